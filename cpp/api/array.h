@@ -1,0 +1,126 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// An array as the bindings hand it over, and the checks that turn it into a view. Framework-free.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include <flashbsr/core/error.h>
+#include <flashbsr/core/view.h>
+#include <flashbsr/plan/layout.h>
+
+namespace flashbsr::api {
+
+enum class Element : int32_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI32, kI64, kU8, kBool };
+
+constexpr const char* element_name(Element e) {
+  constexpr const char* kNames[] = {"float32",     "float16", "bfloat16", "float8_e4m3fn",
+                                    "float8_e5m2", "int32",   "int64",    "uint8", "bool"};
+  return kNames[static_cast<int>(e)];
+}
+
+/// Borrowed memory; `name` is the caller's name of the argument.
+struct Array {
+  static constexpr int kMaxDims = 6;
+  const char* name = "";
+  void* data = nullptr;
+  Element element = Element::kF32;
+  int ndim = 0;
+  int64_t shape[kMaxDims] = {};
+  int64_t stride[kMaxDims] = {};  ///< in elements
+
+  std::string shape_text() const {
+    std::string s = "(";
+    for (int i = 0; i < ndim; ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
+    return s + (ndim == 1 ? ",)" : ")");
+  }
+  int64_t size() const {
+    int64_t n = 1;
+    for (int i = 0; i < ndim; ++i) n *= shape[i];
+    return n;
+  }
+};
+
+[[noreturn]] inline void bad_shape(const Array& a, const std::string& expected) {
+  throw Error(ErrorCode::kShape, a.name, "shape " + a.shape_text(), expected);
+}
+
+inline void check_rank(const Array& a, int ndim, const char* meaning) {
+  if (a.ndim != ndim) bad_shape(a, std::to_string(ndim) + " dimensions " + meaning);
+}
+
+/// -1 accepts any extent.
+inline void check_shape(const Array& a, std::initializer_list<int64_t> expected) {
+  bool same = a.ndim == static_cast<int>(expected.size());
+  std::string text = "(";
+  int i = 0;
+  for (const int64_t e : expected) {
+    same = same && (e < 0 || a.shape[i] == e);
+    text += (i ? ", " : "") + (e < 0 ? std::string("any") : std::to_string(e));
+    ++i;
+  }
+  if (!same) bad_shape(a, "shape " + text + (i == 1 ? ",)" : ")"));
+}
+
+inline void check_element(const Array& a, std::initializer_list<Element> allowed) {
+  std::string text;
+  for (const Element e : allowed) {
+    if (a.element == e) return;
+    text += (text.empty() ? "" : ", ") + std::string(element_name(e));
+  }
+  throw Error(ErrorCode::kDType, a.name, element_name(a.element), text);
+}
+
+/// The rows of the last dimension must be contiguous; every other stride is free.
+inline void check_rows(const Array& a) {
+  if (a.ndim == 0) return;
+  const int last = a.ndim - 1;
+  if (a.shape[last] > 1 && a.stride[last] != 1) {
+    throw Error(ErrorCode::kShape, a.name,
+                "stride " + std::to_string(a.stride[last]) + " in the last dimension",
+                "a contiguous last dimension (stride 1)");
+  }
+}
+
+inline void check_contiguous(const Array& a) {
+  int64_t stride = 1;
+  for (int i = a.ndim - 1; i >= 0; --i) {
+    if (a.shape[i] > 1 && a.stride[i] != stride) {
+      throw Error(ErrorCode::kShape, a.name, "a strided array", "a contiguous one");
+    }
+    stride *= a.shape[i];
+  }
+}
+
+inline DType float_dtype(const Array& a, bool fp8 = false) {
+  if (fp8) {
+    check_element(a, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3, Element::kE5M2});
+  } else {
+    check_element(a, {Element::kF32, Element::kF16, Element::kBF16});
+  }
+  return static_cast<DType>(a.element);
+}
+
+/// A contiguous 1-D array of int32 or int64.
+inline IndexView indices(const Array& a) {
+  check_element(a, {Element::kI32, Element::kI64});
+  check_rank(a, 1, "(an index array)");
+  check_contiguous(a);
+  return a.element == Element::kI64 ? IndexView(static_cast<const int64_t*>(a.data), a.shape[0])
+                                    : IndexView(static_cast<const int32_t*>(a.data), a.shape[0]);
+}
+
+/// [tokens, heads, dim], rows contiguous.
+inline RaggedView ragged_view(const Array& a, bool fp8 = false) {
+  const DType dtype = float_dtype(a, fp8);
+  check_rank(a, 3, "[tokens, heads, dim]");
+  check_rows(a);
+  return {a.data,      dtype, a.shape[0], static_cast<int32_t>(a.shape[1]),
+          static_cast<int32_t>(a.shape[2]), a.stride[0], a.stride[1]};
+}
+
+static_assert(static_cast<int>(Element::kE5M2) == static_cast<int>(DType::kE5M2));
+
+}  // namespace flashbsr::api

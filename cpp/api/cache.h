@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// KV caches as the ecosystem shapes them, turned into two PagedViews:
+//
+//   NHD: stacked [pages, 2, page_size, H_kv, D], or k and v of [pages, page_size, H_kv, D]
+//   HND: stacked [pages, 2, H_kv, page_size, D], or k and v of [pages, H_kv, page_size, D]
+//   page size 1: the page_size dimension may be left out
+//   ragged: k and v of [tokens, H_kv, D] (NHD) or [H_kv, tokens, D] (HND)
+#pragma once
+
+#include "array.h"
+
+namespace flashbsr::api {
+
+struct CacheShape {
+  bool paged = true;
+  int32_t page_size = 1;
+  bool hnd = false;
+};
+
+struct CacheViews {
+  PagedView k;
+  PagedView v;
+};
+
+namespace detail {
+
+/// Removes dimension `at`, keeping the part that starts `index` along it.
+inline Array drop_dim(Array a, int at, int64_t index, int element_bytes) {
+  a.data = static_cast<char*>(a.data) + index * a.stride[at] * element_bytes;
+  for (int i = at; i + 1 < a.ndim; ++i) {
+    a.shape[i] = a.shape[i + 1];
+    a.stride[i] = a.stride[i + 1];
+  }
+  --a.ndim;
+  return a;
+}
+
+inline PagedView one_view(const Array& a, const CacheShape& cache) {
+  PagedView view{.data = a.data, .dtype = float_dtype(a, true)};
+  check_rows(a);
+  int page = 0, token = 1, head = 2;
+  if (!cache.paged) {
+    check_rank(a, 3, cache.hnd ? "[H_kv, tokens, D]" : "[tokens, H_kv, D]");
+    page = cache.hnd ? 1 : 0;
+    head = cache.hnd ? 0 : 1;
+    token = -1;
+  } else if (a.ndim == 3 && cache.page_size == 1) {
+    head = 1;
+    token = -1;
+  } else {
+    check_rank(a, 4, cache.hnd ? "[pages, H_kv, page_size, D]" : "[pages, page_size, H_kv, D]");
+    if (cache.hnd) token = 2, head = 1;
+    if (a.shape[token] != cache.page_size) {
+      bad_shape(a, "page_size " + std::to_string(cache.page_size) + " in dimension " +
+                       std::to_string(token));
+    }
+  }
+  view.pages = a.shape[page];
+  view.page_size = cache.page_size;
+  view.heads = static_cast<int32_t>(a.shape[head]);
+  view.dim = static_cast<int32_t>(a.shape[a.ndim - 1]);
+  view.stride_page = a.stride[page];
+  view.stride_token = token < 0 ? 0 : a.stride[token];
+  view.stride_head = a.stride[head];
+  return view;
+}
+
+}  // namespace detail
+
+/// `v` null: `k` is the stacked cache.
+inline CacheViews cache_views(const Array& k, const Array* v, const CacheShape& cache) {
+  if (v) return {detail::one_view(k, cache), detail::one_view(*v, cache)};
+  if (!cache.paged) {
+    throw Error(ErrorCode::kValue, k.name, "one array", "a tuple (k, v) for ragged KV");
+  }
+  const bool short_form = cache.page_size == 1 && k.ndim == 4;
+  if (!short_form) {
+    check_rank(k, 5,
+               cache.hnd ? "[pages, 2, H_kv, page_size, D]" : "[pages, 2, page_size, H_kv, D]");
+  }
+  if (k.shape[1] != 2) bad_shape(k, "2 (k and v) in dimension 1");
+  const int bytes = dtype_size(float_dtype(k, true));
+  return {detail::one_view(detail::drop_dim(k, 1, 0, bytes), cache),
+          detail::one_view(detail::drop_dim(k, 1, 1, bytes), cache)};
+}
+
+}  // namespace flashbsr::api

@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Python arrays in: what an adapter's export() gives becomes an api::Array. The adapters own the
+// framework and stream questions; here arrive only buffers, DLPack objects and (bits, name) tuples.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "../api/array.h"
+
+namespace flashbsr::bind {
+
+namespace nb = nanobind;
+
+/// Keeps the imported array alive as long as its view is used.
+class Import {
+ public:
+  Import(nb::handle object, const char* name, bool writable = false);
+
+  const api::Array& array() const { return array_; }
+  const api::Array* operator->() const { return &array_; }
+
+ private:
+  nb::ndarray<nb::ro> read_;
+  nb::ndarray<> write_;
+  api::Array array_;
+};
+
+/// None stays empty.
+class OptionalImport {
+ public:
+  OptionalImport(nb::handle object, const char* name, bool writable = false) {
+    if (!object.is_none()) import_.emplace(object, name, writable);
+  }
+  const api::Array* get() const { return import_ ? &import_->array() : nullptr; }
+  std::optional<api::Array> copy() const {
+    return import_ ? std::optional<api::Array>(import_->array()) : std::nullopt;
+  }
+
+ private:
+  std::optional<Import> import_;
+};
+
+void bind_engine(nb::module_& m);
+void bind_ops(nb::module_& m);
+
+}  // namespace flashbsr::bind

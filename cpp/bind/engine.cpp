@@ -1,0 +1,182 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// _core.Engine: api::Attention for Python.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstring>
+
+#include "../api/attention.h"
+#include "array.h"
+
+namespace flashbsr::bind {
+
+namespace {
+
+api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& keep) {
+  api::Scale scale;
+  if (object.is_none()) return scale;
+  double number = 0;
+  if (nb::try_cast(object, number, true)) {
+    scale.number = static_cast<float>(number);
+    return scale;
+  }
+  keep.emplace(object, name);
+  scale.per_head = keep->array();
+  return scale;
+}
+
+api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed) {
+  return {boolean.copy(), packed.copy()};
+}
+
+void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
+          nb::handle last_page_len, nb::handle kv_lens, nb::handle custom_mask,
+          nb::handle packed_custom_mask) {
+  const OptionalImport qo(qo_indptr, "qo_indptr"), pages(kv_indices, "kv_indices"),
+      last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
+      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask");
+  const Import kv(kv_indptr, "kv_indptr");
+  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed));
+}
+
+void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle block_tables,
+                      nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask) {
+  const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
+      packed(packed_custom_mask, "packed_custom_mask");
+  const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
+  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed));
+}
+
+void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64_t m, int64_t n,
+              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask) {
+  const Import rows(indptr, "indptr"), columns(indices, "indices");
+  const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
+  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed));
+}
+
+void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
+         nb::handle lse, nb::handle q_scale, nb::handle k_scale, nb::handle v_scale,
+         nb::handle sinks, nb::handle alibi_slopes) {
+  const Import q_in(q, "q"), k_in(k, v.is_none() ? "kv" : "k");
+  const OptionalImport v_in(v, "v");
+  const Import out_in(out, "out", true);
+  const OptionalImport lse_in(lse, "lse", true), sinks_in(sinks, "sinks"),
+      slopes_in(alibi_slopes, "alibi_slopes");
+  std::optional<Import> keep[3];
+  const api::RunArrays arrays{.q = q_in.array(),
+                              .k = k_in.array(),
+                              .v = v_in.copy(),
+                              .out = out_in.array(),
+                              .lse = lse_in.copy(),
+                              .q_scale = scale_of(q_scale, "q_scale", keep[0]),
+                              .k_scale = scale_of(k_scale, "k_scale", keep[1]),
+                              .v_scale = scale_of(v_scale, "v_scale", keep[2]),
+                              .sinks = sinks_in.copy(),
+                              .alibi_slopes = slopes_in.copy()};
+  const nb::gil_scoped_release unlocked;
+  self.run(arrays);
+}
+
+/// A NumPy copy of the plan: the engine plans into the same memory again.
+nb::object plan_buffer(const api::Attention& self) {
+  if (!self.planned()) throw Error(ErrorCode::kPlan, "plan_info", "no plan", "plan() first");
+  const auto& buffer = self.plan_buffer();
+  auto* copy = new int32_t[buffer.size()];
+  std::memcpy(copy, buffer.data(), buffer.size() * 4);
+  const nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(copy, {buffer.size()}, owner));
+}
+
+nb::dict run_stats(const api::Attention& self) {
+  nb::dict stats;
+  nb::list busy;
+  for (const double s : self.stats().busy_seconds) busy.append(s);
+  stats["kernel_s"] = self.stats().kernel_seconds;
+  stats["busy_s"] = busy;
+  stats["isa"] = self.engine().table().isa;
+  stats["threads"] = self.engine().threads();
+  return stats;
+}
+
+api::AttentionOptions options_from(const nb::dict& d) {
+  // An option of the wrong type is a defect of the package: name it.
+  const auto take = [&]<class T>(const char* key, T* out) {
+    if (!nb::try_cast(nb::object(d[key]), *out)) {
+      throw Error(ErrorCode::kDType, key, nb::cast<std::string>(nb::repr(d[key])), "another type");
+    }
+    return *out;
+  };
+  const auto integer = [&](const char* key) { int32_t v; return take(key, &v); };
+  const auto number = [&](const char* key) { double v; return take(key, &v); };
+  const auto boolean = [&](const char* key) { bool v; return take(key, &v); };
+  const auto text = [&](const char* key) { std::string v; return take(key, &v); };
+  api::AttentionOptions o;
+  o.shape = {.num_qo_heads = integer("num_qo_heads"),
+             .num_kv_heads = integer("num_kv_heads"),
+             .causal = boolean("causal"),
+             .window_left = integer("window_left")};
+  o.cache = {.paged = integer("page_size") > 0,
+             .page_size = max_of(integer("page_size"), 1),
+             .hnd = text("kv_layout") == "HND"};
+  o.head_dim_qk = integer("head_dim_qk");
+  o.head_dim_vo = integer("head_dim_vo");
+  o.sm_scale = static_cast<float>(number("sm_scale"));
+  o.soft_cap = static_cast<float>(number("logits_soft_cap"));
+  const std::string position = text("pos_encoding_mode");
+  o.position = position == "ROPE_LLAMA" ? Position::kRopeLlama
+               : position == "ALIBI"    ? Position::kAlibi
+                                        : Position::kNone;
+  o.rope.theta = number("rope_theta");
+  o.rope.scale = number("rope_scale");
+  if (const nb::object llama = d["rope_llama31"]; !llama.is_none()) {
+    o.rope.llama31 = true;
+    std::tie(o.rope.low_freq_factor, o.rope.high_freq_factor, o.rope.old_context_len) =
+        nb::cast<std::tuple<double, double, double>>(llama);
+  }
+  o.activation = text("activation") == "sigmoid" ? Activation::kSigmoid : Activation::kSoftmax;
+  o.sigmoid_bias = static_cast<float>(number("sigmoid_bias"));
+  o.lse_base2 = text("lse_base") == "2";
+  o.split = {.fixed_size = integer("fixed_split_size"),
+             .disabled = boolean("disable_split_kv")};
+  o.capacity = {.max_requests = integer("max_batch_size"),
+                .max_q_tokens = integer("max_q_tokens"),
+                .max_kv_indices = integer("max_kv_pages")};
+  o.num_workers = integer("num_workers");
+  o.num_threads = integer("num_threads");
+  return o;
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<api::Attention>(m, "Engine",
+                             "One attention computation; flashbsr.Attention documents it.")
+      .def("__init__",
+           [](api::Attention* self, const nb::dict& options) {
+             new (self) api::Attention(options_from(options));
+           })
+      .def("plan", &plan, nb::arg("qo_indptr").none(), nb::arg("kv_indptr"),
+           nb::arg("kv_indices").none(), nb::arg("last_page_len").none(), nb::arg("kv_lens").none(),
+           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none())
+      .def("plan_block_table", &plan_block_table, nb::arg("qo_indptr").none(),
+           nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("custom_mask").none(),
+           nb::arg("packed_custom_mask").none())
+      .def("plan_bsr", &plan_bsr, nb::arg("indptr"), nb::arg("indices"), nb::arg("m"), nb::arg("n"),
+           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none())
+      .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
+           nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
+           nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none())
+      .def("set_workspace",
+           [](api::Attention& self, nb::handle workspace) {
+             const OptionalImport array(workspace, "workspace", true);
+             self.set_workspace(array.get());
+           },
+           nb::arg("workspace").none())
+      .def("workspace_size", &api::Attention::workspace_size)
+      .def("plan_buffer", &plan_buffer)
+      .def("run_stats", &run_stats);
+}
+
+}  // namespace flashbsr::bind

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.h"
+
+#include <cstdlib>
+
+#include <flashbsr/core/error.h>
+
+#include "levels.h"
+
+namespace flashbsr::cpu {
+
+const std::vector<const KernelTable*>& available_tables() {
+  static const std::vector<const KernelTable*> tables = [] {
+    std::vector<const KernelTable*> found{&flashbsr_kernels_baseline()};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") &&
+                                       __builtin_cpu_supports("fma") &&
+                                       __builtin_cpu_supports("f16c");
+    [[maybe_unused]] const bool avx512 =
+        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#if defined(FLASHBSR_HAVE_AVX2)
+    if (avx2) found.push_back(&flashbsr_kernels_avx2());
+#endif
+#if defined(FLASHBSR_HAVE_AVX512)
+    if (avx512) found.push_back(&flashbsr_kernels_avx512());
+#endif
+#if defined(FLASHBSR_HAVE_AVX512_BF16)
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) {
+      found.push_back(&flashbsr_kernels_avx512_bf16());
+    }
+#endif
+#endif
+    return found;
+  }();
+  return tables;
+}
+
+const KernelTable& chosen_table() {
+  const auto& tables = available_tables();
+  const char* wanted = std::getenv("FLASHBSR_ISA");
+  if (!wanted || !*wanted) return *tables.back();
+  std::string names;
+  for (const KernelTable* t : tables) {
+    if (std::string(wanted) == t->isa) return *t;
+    names += (names.empty() ? "" : ", ") + std::string(t->isa);
+  }
+  throw Error(ErrorCode::kValue, "FLASHBSR_ISA", wanted, "one of " + names);
+}
+
+}  // namespace flashbsr::cpu

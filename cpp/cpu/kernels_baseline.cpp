@@ -1,0 +1,8 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#define FLASHBSR_CPU_ISA baseline
+#include <flashbsr/cpu/kernels.h>
+
+#include "levels.h"
+
+const flashbsr::cpu::KernelTable& flashbsr_kernels_baseline() { return flashbsr::cpu::kernel_table(); }

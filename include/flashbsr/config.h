@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The only macros of the library. Everything else is C++20.
+#pragma once
+
+#define FLASHBSR_VERSION_MAJOR 0
+#define FLASHBSR_VERSION_MINOR 1
+#define FLASHBSR_VERSION_PATCH 0
+#define FLASHBSR_VERSION "0.1.0"
+
+// FLASHBSR_FN: a function for host, device and every SIMD level.
+// Forced inline so that a translation unit compiled for AVX-512 never emits a shared out-of-line
+// copy that the linker could hand to the baseline build.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define FLASHBSR_FN __host__ __device__ __forceinline__
+#else
+#define FLASHBSR_FN inline __attribute__((always_inline))
+#endif
+
+// NVRTC has no <cstdint>; the CUDA toolkit's own copy serves there.
+#if defined(__CUDACC_RTC__)
+#include <cuda/std/cstdint>
+namespace flashbsr {
+using cuda::std::int32_t;
+using cuda::std::int64_t;
+using cuda::std::uint16_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+using cuda::std::uint8_t;
+}  // namespace flashbsr
+#else
+#include <cstdint>
+namespace flashbsr {
+using std::int32_t;
+using std::int64_t;
+using std::uint16_t;
+using std::uint32_t;
+using std::uint64_t;
+using std::uint8_t;
+}  // namespace flashbsr
+#endif
+
+// Name of the SIMD level a translation unit is compiled for. The library builds cpu/ once per level
+// with per-file compiler flags; the level is part of every symbol so that no copy is shared.
+#ifndef FLASHBSR_CPU_ISA
+#define FLASHBSR_CPU_ISA native
+#endif

@@ -1,0 +1,165 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plan: one flat int32 buffer that every backend consumes.
+//
+//   [PlanHeader][Request x max][WorkItem x max][queue_indptr][queue_items][Merge x max][kv_indices]
+//
+// Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers and
+// the grid stay the same while the contents change. Everything here is plain old data.
+//
+// Words:
+//   packed row   query token x group: row r of a request and a KV head is query token r / group and
+//                query head kv_head * group + r % group, so one KV head's queries share each KV load.
+//   row tile     a run of packed rows of one (request, KV head) that one work item computes.
+//   work item    a row tile meets a range of KV positions. Independent of every other item.
+//   slot         where an item whose tile was split leaves its partial state (O, LSE).
+//   merge        the slots of one split tile, contracted in slot order: deterministic.
+#pragma once
+
+#include <flashbsr/config.h>
+
+namespace flashbsr {
+
+inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
+inline constexpr int32_t kPlanVersion = 1;
+
+/// One request: where its query rows and its KV live.
+struct Request {
+  int32_t q_begin;   ///< first query token, row of q and o
+  int32_t q_len;     ///< query tokens
+  int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
+  int32_t kv_len;    ///< KV tokens
+  int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none
+  int32_t mask_hi;
+  int32_t reserved0;
+  int32_t reserved1;
+
+  FLASHBSR_FN int64_t mask_offset() const {
+    return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(mask_hi)) << 32 |
+                                static_cast<uint32_t>(mask_lo));
+  }
+};
+
+/// One row tile against one KV range. 32 bytes, so a device loads it in two vector loads.
+struct WorkItem {
+  int32_t request;
+  int32_t row_begin;  ///< first packed row within the request
+  int32_t row_count;
+  int32_t kv_head;
+  int32_t kv_begin;  ///< KV positions [kv_begin, kv_end), already trimmed by causality and window
+  int32_t kv_end;
+  int32_t slot;   ///< -1: writes the final output. Otherwise the partial state's slot
+  int32_t merge;  ///< -1, or the index of the Merge this item contributes to
+};
+
+/// The contraction of a split row tile: slots [slot_begin, slot_begin + slot_count) in order.
+struct Merge {
+  int32_t request;
+  int32_t row_begin;
+  int32_t row_count;
+  int32_t kv_head;
+  int32_t slot_begin;
+  int32_t slot_count;
+  int32_t reserved0;
+  int32_t reserved1;
+};
+
+enum PlanFlags : int32_t {
+  kPlanCausal = 1 << 0,
+  kPlanPaged = 1 << 1,
+  kPlanCustomMask = 1 << 2,
+};
+
+/// 64 words. `num_*` describe the contents, `max_*` the capacity, `off_*` the sections.
+struct PlanHeader {
+  int32_t magic;
+  int32_t version;
+  int32_t total_size;  ///< of the whole buffer, in int32
+  int32_t flags;       ///< PlanFlags
+
+  int32_t num_requests;
+  int32_t num_items;
+  int32_t num_workers;  ///< queues
+  int32_t num_merges;
+  int32_t num_slots;
+  int32_t num_kv_indices;
+  int32_t num_q_tokens;  ///< rows of q the run must bring
+  int32_t num_kv_rows;   ///< ragged: token rows of k, v the run must bring. paged: highest page + 1
+
+  int32_t num_qo_heads;
+  int32_t num_kv_heads;
+  int32_t group_size;   ///< num_qo_heads / num_kv_heads
+  int32_t page_size;    ///< 1 for ragged
+  int32_t window_left;  ///< -1: off
+  int32_t tile_rows;    ///< most packed rows of an item; partial slots have this many rows
+  int32_t max_kv_len;
+  int32_t kv_chunk;  ///< the chunk bound that the scheduler chose for a full tile, in KV tokens
+
+  int32_t max_requests;
+  int32_t max_items;
+  int32_t max_merges;
+  int32_t max_slots;
+  int32_t max_kv_indices;
+
+  int32_t off_requests;
+  int32_t off_items;         ///< in claim order: most expensive first
+  int32_t off_queue_indptr;  ///< num_workers + 1
+  int32_t off_queue_items;   ///< item indices, queue by queue
+  int32_t off_merges;
+  int32_t off_kv_indices;
+
+  int32_t mean_cost;  ///< of a worker's queue, in units of the cost model, saturated
+  int32_t max_cost;   ///< of the most loaded queue
+
+  /// cost(item) = cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)
+  int32_t cost_per_item;
+  int32_t cost_per_kv;
+  int32_t cost_per_kv_row;
+  int32_t max_rows;  ///< most packed rows of any item
+  int32_t reserved[27];
+};
+
+static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
+static_assert(sizeof(PlanHeader) == 64 * sizeof(int32_t));
+
+/// Typed access to a plan buffer. Owns nothing.
+struct PlanView {
+  const int32_t* data;
+
+  FLASHBSR_FN const PlanHeader& header() const {
+    return *reinterpret_cast<const PlanHeader*>(data);
+  }
+  FLASHBSR_FN const Request* requests() const {
+    return reinterpret_cast<const Request*>(data + header().off_requests);
+  }
+  FLASHBSR_FN const WorkItem* items() const {
+    return reinterpret_cast<const WorkItem*>(data + header().off_items);
+  }
+  FLASHBSR_FN const Merge* merges() const {
+    return reinterpret_cast<const Merge*>(data + header().off_merges);
+  }
+  FLASHBSR_FN const int32_t* queue_indptr() const { return data + header().off_queue_indptr; }
+  FLASHBSR_FN const int32_t* queue_items() const { return data + header().off_queue_items; }
+  FLASHBSR_FN const int32_t* kv_indices() const { return data + header().off_kv_indices; }
+};
+
+/// KV positions that packed row `row` of a request may see: [begin, end).
+struct Span {
+  int32_t begin;
+  int32_t end;
+};
+
+/// Causal is bottom-right aligned: query token t sits at position kv_len - q_len + t. The window
+/// keeps positions >= own position - window_left (inclusive), with or without causality.
+FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
+  const int64_t position = static_cast<int64_t>(r.kv_len) - r.q_len + token;
+  int64_t begin = 0, end = r.kv_len;
+  if ((h.flags & kPlanCausal) && position + 1 < end) end = position + 1;
+  if (h.window_left >= 0 && position - h.window_left > begin) begin = position - h.window_left;
+  if (end < 0) end = 0;
+  if (begin > end) begin = end;
+  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+}
+
+}  // namespace flashbsr

@@ -1,0 +1,297 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One work item on one CPU thread: a row tile of packed queries against a KV range.
+//
+//   load Q -> for each KV tile: pack K, V -> for each block of 6 rows: S = Q K^T, softmax, O += P V
+//          -> write the output, or the partial state if the tile was split
+//
+// Softmax is online (Milakov & Gimelshein, 2018) in base 2, and lazy: the accumulator is rescaled only
+// when a row's maximum grew by more than 8, so P stays below 2^8 and most tiles skip the pass over O.
+#pragma once
+
+#include <flashbsr/core/state.h>
+#include <flashbsr/cpu/epilogue.h>
+#include <flashbsr/cpu/loader.h>
+#include <flashbsr/cpu/math.h>
+#include <flashbsr/variant/variant.h>
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+inline constexpr float kRescaleStep = 8.0f;
+inline constexpr int kTileVecs = kKvTile / kLanes;
+
+/// What a packed row is, and its softmax state so far.
+struct Row {
+  int32_t token;
+  int32_t q_head;
+  Span span;    ///< visible KV positions
+  float scale;  ///< natural logits per raw dot product
+  float max;    ///< running maximum, base 2; -inf while nothing was visible
+};
+
+/// Per-thread memory of one item, carved from one block.
+template <class Op>
+struct Scratch {
+  float* q;     ///< [rows][q_words]
+  float* o;     ///< [rows][dv_padded]
+  float* kt;    ///< [dk words padded][kKvTile]
+  float* vp;    ///< [kKvTile / per word][dv_padded]
+  float* s;     ///< [kBlockRows][kKvTile]
+  float* p;     ///< [kBlockRows][kKvTile words]
+  FloatV* sum;  ///< [rows] lane-wise denominators
+  Row* row;     ///< [rows]
+  PackBuffers pack;
+  char* zeros;
+  int64_t bytes;
+
+  Scratch(char* base, int rows, int dk, int dv) {
+    const int64_t q_words = padded_words<Op>(dk), dv_padded = round_up(dv, kLanes);
+    int64_t used = 0;
+    const auto take = [&](int64_t size) {
+      char* at = base + used;
+      used += round_up<int64_t>(size, 64);
+      return at;
+    };
+    q = reinterpret_cast<float*>(take(rows * q_words * 4));
+    o = reinterpret_cast<float*>(take(rows * dv_padded * 4));
+    kt = reinterpret_cast<float*>(take(q_words * kKvTile * 4));
+    vp = reinterpret_cast<float*>(take(dv_padded * kKvTile * 4));
+    s = reinterpret_cast<float*>(take(kBlockRows * kKvTile * 4));
+    p = reinterpret_cast<float*>(take(kBlockRows * kKvTile * 4));
+    sum = reinterpret_cast<FloatV*>(take(rows * static_cast<int64_t>(sizeof(FloatV))));
+    row = reinterpret_cast<Row*>(take(rows * static_cast<int64_t>(sizeof(Row))));
+    zeros = take(kMaxHeadDim * 4 + 64);
+    pack = {take(kLanes * q_words * 4), zeros};
+    bytes = used;
+  }
+};
+
+template <class Op, class Variant>
+  requires AttentionVariant<Variant, VectorMath>
+class ItemKernel {
+ public:
+  ItemKernel(const Params& params, PlanView plan, int32_t item, Bundle bundle, char* memory)
+      : p_(params),
+        plan_(plan),
+        h_(plan.header()),
+        item_(plan.items()[item]),
+        request_(plan.requests()[item_.request]),
+        variant_(params),
+        bundle_(bundle),
+        mem_(memory, item_.row_count, params.k.dim, params.v.dim),
+        q_ld_(padded_words<Op>(params.k.dim)),
+        dv_padded_(round_up(params.v.dim, kLanes)) {}
+
+  int64_t scratch_bytes() const { return mem_.bytes; }
+
+  /// Loads Q and finds the first KV tile.
+  void begin() {
+    load_queries();
+    more_ = fetch(item_.kv_begin, tiles_[0]);
+  }
+
+  /// Attends to one KV tile. False when none is left.
+  bool step() {
+    if (!more_) return false;
+    const KvTile& tile = tiles_[turn_];
+    KvTile& next = tiles_[turn_ ^ 1];
+    more_ = fetch(tile.begin + tile.count, next);
+    Prefetcher ahead(more_ ? &next : nullptr, p_.k, p_.v, bundle_);
+    pack_keys<Op>(tile, ahead, p_.k, rotary(), mem_.pack, mem_.kt);
+    pack_values<Op>(tile, ahead, p_.v, mem_.zeros, mem_.vp);
+    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) attend_block(tile, r, ahead);
+    turn_ ^= 1;
+    return more_;
+  }
+
+  /// Writes the output, or the partial state of a split tile.
+  void finish() {
+    for (int32_t r = 0; r < item_.row_count; ++r) {
+      const Row& row = mem_.row[r];
+      float* o = mem_.o + static_cast<int64_t>(r) * dv_padded_;
+      float lse = 0;
+      if constexpr (Variant::use_softmax) {
+        const float sum = reduce_add(mem_.sum[r]);
+        lse = sum == 0 ? -infinity() : row.max + __builtin_log2f(sum);
+        const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+        for (int d = 0; d < dv_padded_; d += kLanes) store(o + d, load(o + d) * inverse);
+      }
+      if (item_.slot < 0) {
+        write_row<Variant::use_softmax>(p_, request_.q_begin + row.token, row.q_head, item_.kv_head,
+                                        o, lse);
+      } else {
+        const int64_t at = static_cast<int64_t>(item_.slot) * h_.tile_rows + r;
+        std::memcpy(p_.partial_out + at * p_.v.dim, o, static_cast<size_t>(p_.v.dim) * 4);
+        p_.partial_lse[at] = lse;
+      }
+    }
+  }
+
+ private:
+  bool fetch(int32_t begin, KvTile& tile) const {
+    const int32_t count = min_of(kKvTile, item_.kv_end - begin);
+    if (count <= 0) return false;
+    locate(p_, plan_, request_, item_.kv_head, begin, count, tile);
+    return true;
+  }
+
+  const RopeTables* rotary() const { return p_.rope.fine ? &p_.rope : nullptr; }
+
+  void load_queries() {
+    std::memset(mem_.zeros, 0, kMaxHeadDim * 4 + 64);
+    const int32_t group = h_.group_size;
+    float staged[kMaxHeadDim + 2 * kLanes];
+    for (int32_t r = 0; r < item_.row_count; ++r) {
+      const int32_t packed = item_.row_begin + r;
+      Row& row = mem_.row[r];
+      row.token = packed / group;
+      row.q_head = item_.kv_head * group + packed % group;
+      row.span = visible_span(h_, request_, row.token);
+      row.scale = p_.sm_scale * (p_.q_head_scale ? p_.q_head_scale[row.q_head] : 1.0f) *
+                  (p_.k_head_scale ? p_.k_head_scale[item_.kv_head] : 1.0f);
+      row.max = -infinity();
+      mem_.sum[r] = FloatV{};
+      const char* src = p_.q.row(request_.q_begin + row.token, row.q_head);
+      with_dtype(p_.q.dtype, [&]<DType T>() { row_to_float<T>(src, staged, p_.q.dim); });
+      if (rotary()) rope_row(staged, p_.q.dim, max_of(position(row), 0), p_.rope);
+      words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
+    }
+    std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
+  }
+
+  int32_t position(const Row& row) const { return request_.kv_len - request_.q_len + row.token; }
+
+  /// Six rows against one packed tile. Only the columns that some row sees are computed.
+  void attend_block(const KvTile& tile, int32_t first, Prefetcher& ahead) {
+    const int rows = min_of(kBlockRows, item_.row_count - first);
+    int32_t low = tile.count, high = 0;
+    for (int r = 0; r < rows; ++r) {
+      const Span& span = mem_.row[first + r].span;
+      low = min_of(low, max_of(span.begin - tile.begin, 0));
+      high = max_of(high, min_of(span.end - tile.begin, tile.count));
+    }
+    if (low >= high) return;
+    const int vec_begin = low / kLanes, vec_end = ceil_div<int>(high, kLanes);
+    const int column = vec_begin * kLanes;
+
+    ahead.advance();
+    gemm<Op, false>({mem_.q + first * q_ld_, q_ld_, mem_.kt + column, kKvTile, mem_.s + column,
+                     kKvTile, p_.k.dim / Op::kPerWord},
+                    rows, vec_end - vec_begin);
+    for (int r = 0; r < rows; ++r) softmax_row(tile, first + r, r, vec_begin, vec_end);
+
+    ahead.advance();
+
+    // Columns past the tile's tokens hold zero weights, but their packed values are stale.
+    const int words_begin = column / Op::kPerWord;
+    const int words_end = ceil_div(min_of(vec_end * kLanes, tile.count), Op::kPerWord);
+    gemm<Op, true>({mem_.p + words_begin, kKvTile / Op::kPerWord,
+                    mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_, dv_padded_,
+                    mem_.o + first * dv_padded_, dv_padded_, words_end - words_begin},
+                   rows, dv_padded_ / kLanes);
+  }
+
+  FLASHBSR_FN void store_weights(float* dst, int vec, FloatV w) {
+    if constexpr (Op::kPerWord == 2) {
+      store_as<DType::kBF16>(reinterpret_cast<char*>(dst) + vec * kLanes * 2, w);
+    } else {
+      store(dst + vec * kLanes, w);
+    }
+  }
+
+  /// Turns a row of raw dot products into weights: scale, transform, mask, activation.
+  void softmax_row(const KvTile& tile, int32_t index, int block_row, int vec_begin, int vec_end) {
+    Row& row = mem_.row[index];
+    float* s = mem_.s + block_row * kKvTile;
+    float* weights = mem_.p + block_row * (kKvTile / Op::kPerWord);
+    const int32_t low = row.span.begin - tile.begin;
+    const int32_t high = min_of(row.span.end - tile.begin, tile.count);
+    const bool whole = low <= vec_begin * kLanes && high >= vec_end * kLanes;
+    const float scale = row.scale * kLog2e;
+
+    FloatV peak = splat(-infinity());
+    float factor = scale;  // what pass 2 still has to multiply by
+    if (Variant::use_softmax && whole && scale > 0 && !variant_.transforms_logits() &&
+        !variant_.masks_logits()) {
+      for (int v = vec_begin; v < vec_end; ++v) peak = max(peak, load(s + v * kLanes));
+      peak = peak * scale;
+    } else {
+      factor = 1.0f;
+      for (int v = vec_begin; v < vec_end; ++v) {
+        const FloatV x = masked_logits(tile, row, load(s + v * kLanes), v * kLanes, low, high);
+        store(s + v * kLanes, x);
+        peak = max(peak, x);
+      }
+    }
+
+    if constexpr (Variant::use_softmax) {
+      const float top = reduce_max(peak);
+      if (!(top <= row.max + kRescaleStep)) rescale(index, row, top);
+      const float base = row.max == -infinity() ? 0.0f : row.max;
+      FloatV sum = mem_.sum[index];
+      for (int v = vec_begin; v < vec_end; ++v) {
+        const FloatV w = exp2_clamped<Op::kExpDegree>(load(s + v * kLanes) * factor - base);
+        sum += w;
+        store_weights(weights, v, w);
+      }
+      mem_.sum[index] = sum;
+    } else {
+      for (int v = vec_begin; v < vec_end; ++v) {
+        const FloatV x = load(s + v * kLanes);
+        const IntV dropped = x == splat(-infinity());
+        const FloatV w = variant_.template activation<VectorMath>(x * kLn2);
+        store_weights(weights, v, select(dropped, FloatV{}, w));
+      }
+    }
+  }
+
+  /// Logits in base-2 units, -inf where the row does not see the position.
+  FLASHBSR_FN FloatV masked_logits(const KvTile& tile, const Row& row, FloatV raw, int column,
+                                   int32_t low, int32_t high) {
+    const IntV lane = iota() + column;
+    IntV keep = (lane >= low) & (lane < high);
+    FloatV x = raw * row.scale;
+    if (variant_.transforms_logits() || variant_.masks_logits()) {
+      const LogitsAt<VectorMath> at{.request = &request_,
+                                    .q_token = row.token,
+                                    .q_position = position(row),
+                                    .q_head = row.q_head,
+                                    .kv_head = item_.kv_head,
+                                    .kv_first = tile.begin + column,
+                                    .lanes = min_of(kLanes, tile.count - column),
+                                    .kv_position = lane + tile.begin};
+      if (variant_.transforms_logits()) {
+        x = variant_.template logits_transform<VectorMath>(x, at);
+      }
+      if (variant_.masks_logits()) keep &= variant_.template logits_mask<VectorMath>(at);
+    }
+    return select(keep, x * kLog2e, splat(-infinity()));
+  }
+
+  void rescale(int32_t index, Row& row, float top) {
+    const float factor = row.max == -infinity() ? 0.0f : __builtin_exp2f(row.max - top);
+    row.max = top;
+    mem_.sum[index] *= factor;
+    float* o = mem_.o + static_cast<int64_t>(index) * dv_padded_;
+    for (int d = 0; d < dv_padded_; d += kLanes) store(o + d, load(o + d) * factor);
+  }
+
+  const Params& p_;
+  PlanView plan_;
+  const PlanHeader& h_;
+  const WorkItem item_;
+  const Request request_;
+  const Variant variant_;
+  const Bundle bundle_;
+  const Scratch<Op> mem_;
+  const int64_t q_ld_;
+  const int64_t dv_padded_;
+  KvTile tiles_[2];  ///< the current one and the next, by turns
+  int turn_ = 0;
+  bool more_ = false;
+};
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu

@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The last steps of a row, shared by unsplit items and merges: sink, v scale, output type, LSE unit;
+// and the merge itself.
+#pragma once
+
+#include <flashbsr/core/params.h>
+#include <flashbsr/core/state.h>
+#include <flashbsr/cpu/convert.h>
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+/// Writes normalised `o` [D_vo] (overwritten) and its base-2 `lse`.
+template <bool kSoftmax>
+FLASHBSR_FN void write_row(const Params& p, int64_t token, int32_t q_head, int32_t kv_head,
+                           float* o, float lse) {
+  float scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
+  if (kSoftmax && p.sinks) {
+    const MergeWeights w = sink_weights(lse, p.sinks[q_head]);
+    scale *= w.weight_a;
+    lse = w.lse;
+  }
+  for (int d = 0; d < p.v.dim; ++d) o[d] *= scale;
+  char* dst = p.out.row(token, q_head);
+  switch (p.out.dtype) {
+    case DType::kF16: row_from_float<DType::kF16>(o, dst, p.v.dim); break;
+    case DType::kBF16: row_from_float<DType::kBF16>(o, dst, p.v.dim); break;
+    default: row_from_float<DType::kF32>(o, dst, p.v.dim); break;
+  }
+  if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
+}
+
+/// Contracts the partial states of a split row tile, slot by slot in order: deterministic. States of
+/// variants without softmax add up.
+template <bool kSoftmax>
+void merge_tile(const Params& p, PlanView plan, int32_t index) {
+  const PlanHeader& h = plan.header();
+  const Merge& m = plan.merges()[index];
+  const Request& request = plan.requests()[m.request];
+  float o[256];
+  for (int32_t r = 0; r < m.row_count; ++r) {
+    const int64_t first = static_cast<int64_t>(m.slot_begin) * h.tile_rows + r;
+    const auto slot_row = [&](int32_t i) { return first + static_cast<int64_t>(i) * h.tile_rows; };
+    float top = -infinity();
+    if (kSoftmax) {
+      for (int32_t i = 0; i < m.slot_count; ++i) top = max_of(p.partial_lse[slot_row(i)], top);
+    }
+    float sum = 0;
+    for (int d = 0; d < p.v.dim; ++d) o[d] = 0;
+    for (int32_t i = 0; i < m.slot_count; ++i) {
+      float weight = 1.0f;
+      if (kSoftmax) {
+        const float lse = p.partial_lse[slot_row(i)];
+        weight = lse == -infinity() ? 0.0f : __builtin_exp2f(lse - top);
+        sum += weight;
+      }
+      const float* part = p.partial_out + slot_row(i) * p.v.dim;
+      for (int d = 0; d < p.v.dim; ++d) o[d] += weight * part[d];
+    }
+    float lse = 0;
+    if (kSoftmax) {
+      const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+      for (int d = 0; d < p.v.dim; ++d) o[d] *= inverse;
+      lse = sum == 0 ? -infinity() : top + __builtin_log2f(sum);
+    }
+    const int32_t packed = m.row_begin + r;
+    write_row<kSoftmax>(p, request.q_begin + packed / h.group_size,
+                        m.kv_head * h.group_size + packed % h.group_size, m.kv_head, o, lse);
+  }
+}
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu

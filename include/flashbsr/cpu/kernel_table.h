@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one SIMD level offers the engine. The library builds one table per level and picks at run time;
+// a header-only user gets the table of the level the own file is compiled for.
+#pragma once
+
+#include <flashbsr/core/params.h>
+
+namespace flashbsr::cpu {
+
+/// The type in which the micro-kernel multiplies.
+enum class Compute : int32_t { kF32 = 0, kBf16 = 1 };
+
+/// Most items that are computed side by side.
+inline constexpr int32_t kMaxBundle = 8;
+
+struct KernelTable {
+  const char* isa;
+  bool has_bf16_dot;
+  int lanes;
+
+  /// Bytes of scratch one thread needs for items of `rows` packed rows.
+  int64_t (*scratch_bytes)(int rows, int dim_qk, int dim_vo);
+
+  /// Runs work items [first, first + count), count <= kMaxBundle.
+  /// [Compute][Activation]; null where the level lacks the instruction.
+  void (*attend[2][2])(const Params&, PlanView, int32_t first, int32_t count, char* scratch);
+
+  /// Contracts one split tile. [Activation]
+  void (*merge[2])(const Params&, PlanView, int32_t merge);
+};
+
+}  // namespace flashbsr::cpu

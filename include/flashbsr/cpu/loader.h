@@ -1,0 +1,220 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loader: finds the rows of a KV tile through the page table and packs them for the micro-kernel.
+//
+//   K [tokens, D]  -> kt[D words][kKvTile]           transposed: columns are tokens
+//   V [tokens, D]  -> vp[tokens / per word][D padded] rows are (pairs of) tokens
+//
+// Packing converts, rotates (RoPE) and zero-fills: slots past the request's end are never read, so
+// NaN or garbage there cannot reach an output. It costs one pass over the tile, shared by all rows.
+#pragma once
+
+#include <flashbsr/cpu/convert.h>
+#include <flashbsr/cpu/gemm.h>
+#include <flashbsr/cpu/rope.h>
+#include <flashbsr/cpu/transpose.h>
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+/// KV tokens per tile: K and V of a 128-wide bf16 head fill 32 of 48 KB L1.
+inline constexpr int kKvTile = 64;
+
+/// Row pointers of one KV tile.
+struct KvTile {
+  int32_t begin = 0;  ///< KV position of the first token
+  int32_t count = 0;
+  const char* k[kKvTile];
+  const char* v[kKvTile];
+};
+
+/// Row pointers of `count` tokens that lie `step` bytes apart. A running pointer, not a product per
+/// row: the compiler would vectorise the products into 64-bit multiplies, which doubled decode's time.
+FLASHBSR_FN void place_rows(const char** rows, const char* first, int64_t step, int count) {
+#pragma GCC unroll 1
+  for (int i = 0; i < count; ++i, first += step) rows[i] = first;
+}
+
+/// Looks up the pages of [begin, begin + count). One division per tile, then page by page.
+FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& request,
+                        int32_t kv_head, int32_t begin, int32_t count, KvTile& tile) {
+  tile.begin = begin;
+  tile.count = count;
+  const bool paged = plan.header().flags & kPlanPaged;
+  // Ragged KV is one page that starts at the request's first token row.
+  const int32_t page_size = paged ? plan.header().page_size : request.kv_len;
+  const int32_t* pages = plan.kv_indices() + request.kv_begin;
+  const int64_t k_step = (paged ? p.k.stride_token : p.k.stride_page) * dtype_size(p.k.dtype);
+  const int64_t v_step = (paged ? p.v.stride_token : p.v.stride_page) * dtype_size(p.v.dtype);
+  int32_t index = begin / page_size, slot = begin % page_size;
+  for (int i = 0; i < count; slot = 0) {
+    const int run = min_of(page_size - slot, count - i);
+    const int64_t page = paged ? pages[index++] : request.kv_begin;
+    place_rows(tile.k + i, p.k.row(page, 0, kv_head) + slot * k_step, k_step, run);
+    place_rows(tile.v + i, p.v.row(page, 0, kv_head) + slot * v_step, v_step, run);
+    i += run;
+  }
+}
+
+/// How items run side by side: this one is `index` of `size` adjacent KV heads of one chunk.
+struct Bundle {
+  int index = 0;
+  int size = 1;
+};
+
+/// Asks for the next KV tile's cache lines in portions, spread over the phases of this one: a burst
+/// would fill the miss queue and stall, silence in between would leave the memory idle.
+///
+/// Where the heads of a bundle lie side by side (NHD), each item fetches its share of the tokens for
+/// all of them: DRAM then sees rows of 2 KB in order instead of 256-byte pieces, which is the
+/// difference between 20 and 40 GB/s on one core of the machine in docs/cpu.md.
+class Prefetcher {
+ public:
+  Prefetcher(const KvTile* next, const PagedView& k, const PagedView& v, Bundle bundle)
+      : next_(next) {
+    if (!next) return;
+    const bool joint = k.stride_head == k.dim && v.stride_head == v.dim;
+    const int members = joint ? bundle.size : 1;
+    const int index = joint ? bundle.index : 0;
+    k_.bytes = k.dim * dtype_size(k.dtype) * members;
+    v_.bytes = v.dim * dtype_size(v.dtype) * members;
+    k_.back = static_cast<int64_t>(k.dim) * dtype_size(k.dtype) * index;
+    v_.back = static_cast<int64_t>(v.dim) * dtype_size(v.dtype) * index;
+    token_ = next->count * index / members;
+    end_ = next->count * (index + 1) / members;
+    portion_ = ceil_div(end_ - token_, kPortions);
+  }
+
+  FLASHBSR_FN void advance() {
+    if (!next_) return;
+    for (int stop = min_of(token_ + portion_, end_); token_ < stop; ++token_) {
+      fetch(next_->k[token_], k_);
+      fetch(next_->v[token_], v_);
+    }
+  }
+
+ private:
+  static constexpr int kPortions = 8;  ///< as often as a tile of few rows calls advance()
+
+  struct Part {
+    int64_t back = 0;  ///< from this head's row to the first of the bundle
+    int bytes = 0;
+  };
+
+  FLASHBSR_FN static void fetch(const char* row, const Part& part) {
+    for (int b = 0; b < part.bytes; b += 64) __builtin_prefetch(row - part.back + b, 0, 2);
+  }
+
+  const KvTile* next_;
+  Part k_, v_;
+  int token_ = 0, end_ = 0, portion_ = 0;
+};
+
+/// Float row -> words: floats, or bf16 pairs. Pads with zeros to whole vectors.
+template <class Op>
+FLASHBSR_FN void words_from_float(float* row, int dim, char* dst) {
+  const int padded = round_up(dim, kLanes * Op::kPerWord);
+  for (int i = dim; i < padded; ++i) row[i] = 0;
+  for (int i = 0; i < padded; i += kLanes) {
+    if constexpr (Op::kPerWord == 2) {
+      store_as<DType::kBF16>(dst + i * 2, load(row + i));
+    } else {
+      store(dst + i * 4, load(row + i));
+    }
+  }
+}
+
+template <class Op>
+inline constexpr DType kWordType = Op::kPerWord == 2 ? DType::kBF16 : DType::kF32;
+
+/// Words of a row of `dim` elements, padded to whole vectors.
+template <class Op>
+FLASHBSR_FN int padded_words(int dim) {
+  return round_up(dim / Op::kPerWord, kLanes);
+}
+
+inline constexpr int kMaxHeadDim = 256;
+
+/// `stage` holds kLanes rows of padded words; `zeros` one row of zero words.
+struct PackBuffers {
+  char* stage;
+  const char* zeros;
+};
+
+/// `rotary`: null, or the tables that rotate keys by their position.
+template <class Op>
+FLASHBSR_FN void pack_keys(const KvTile& tile, Prefetcher& ahead, const PagedView& k,
+                           const RopeTables* rotary, const PackBuffers& buffers, float* kt) {
+  const int words = k.dim / Op::kPerWord;
+  const int padded = padded_words<Op>(k.dim);
+  const bool direct = k.dtype == kWordType<Op> && rotary == nullptr && words == padded;
+  for (int first = 0; first < tile.count; first += kLanes) {
+    const int live = min_of(kLanes, tile.count - first);
+    const char* rows[kLanes];
+    for (int j = 0; j < kLanes; ++j) rows[j] = j < live ? tile.k[first + j] : buffers.zeros;
+    if (!direct) {
+      with_dtype(k.dtype, [&]<DType T>() {
+        float row[kMaxHeadDim + 2 * kLanes];
+        for (int j = 0; j < live; ++j) {
+          row_to_float<T>(rows[j], row, k.dim);
+          if (rotary) rope_row(row, k.dim, tile.begin + first + j, *rotary);
+          char* staged = buffers.stage + static_cast<int64_t>(j) * padded * 4;
+          words_from_float<Op>(row, k.dim, staged);
+          rows[j] = staged;
+        }
+      });
+    }
+    if (first % 16 == 0) ahead.advance();
+    for (int w = 0; w < padded; w += kLanes) {
+      transpose_words(rows, w, kt + static_cast<int64_t>(w) * kKvTile + first, kKvTile);
+    }
+  }
+}
+
+template <class Op, DType T>
+FLASHBSR_FN void pack_value_row(const char* const* rows, int dim, int padded, float* dst) {
+  int d = 0;
+  if constexpr (Op::kPerWord == 2 && T == DType::kBF16) {
+    for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+      interleave16(rows[0] + d * 2, rows[1] + d * 2, dst + d);
+    }
+  }
+  for (; d + kLanes <= dim; d += kLanes) {
+    const int64_t at = static_cast<int64_t>(d) * dtype_size(T);
+    const FloatV low = load_as<T>(rows[0] + at);
+    if constexpr (Op::kPerWord == 2) {
+      // Exact for bf16 and both fp8 types: their floats have zeros in the lower half.
+      const FloatV high = load_as<T>(rows[1] + at);
+      store(dst + d, as_float(bits(low) >> 16 | (bits(high) & 0xffff0000u)));
+    } else {
+      store(dst + d, low);
+    }
+  }
+  for (; d < dim; ++d) {
+    const uint32_t low = float_bits(load_as_float(rows[0], d, T));
+    if constexpr (Op::kPerWord == 2) {
+      const uint32_t high = float_bits(load_as_float(rows[1], d, T));
+      dst[d] = bits_float(low >> 16 | (high & 0xffff0000u));
+    } else {
+      dst[d] = bits_float(low);
+    }
+  }
+  for (; d < padded; ++d) dst[d] = 0;
+}
+
+template <class Op>
+FLASHBSR_FN void pack_values(const KvTile& tile, Prefetcher& ahead, const PagedView& v,
+                             const char* zeros, float* vp) {
+  const int padded = round_up(v.dim, kLanes);
+  with_dtype(v.dtype, [&]<DType T>() {
+    for (int j = 0; j < tile.count; j += Op::kPerWord) {
+      const char* rows[2] = {tile.v[j], j + 1 < tile.count ? tile.v[j + 1] : zeros};
+      pack_value_row<Op, T>(rows, v.dim, padded, vp + static_cast<int64_t>(j / Op::kPerWord) * padded);
+      if (j % 32 == 0) ahead.advance();
+    }
+  });
+}
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu

@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One vector width per SIMD level, on the GCC/Clang vector extension: the arithmetic below is plain
+// operators, and compiles to SSE2, AVX2, AVX-512 or NEON alike. Intrinsics only where the compiler
+// does not find the instruction by itself (max, fp16, bf16 dot product).
+#pragma once
+
+#include <cstring>
+
+#include <flashbsr/core/dtype.h>
+#include <flashbsr/core/math.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+
+using FloatV = float __attribute__((vector_size(4 * kLanes)));
+using IntV = int32_t __attribute__((vector_size(4 * kLanes)));
+using UintV = uint32_t __attribute__((vector_size(4 * kLanes)));
+
+FLASHBSR_FN FloatV splat(float x) { return x - FloatV{}; }
+FLASHBSR_FN IntV splat_int(int32_t x) { return x - IntV{}; }
+FLASHBSR_FN UintV bits(FloatV x) { return reinterpret_cast<UintV>(x); }
+FLASHBSR_FN FloatV as_float(UintV x) { return reinterpret_cast<FloatV>(x); }
+
+template <class V = FloatV>
+FLASHBSR_FN V load(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(V));
+  return v;
+}
+
+template <class V>
+FLASHBSR_FN void store(void* p, V v) {
+  std::memcpy(p, &v, sizeof(V));
+}
+
+FLASHBSR_FN FloatV broadcast_word(const float* p) { return splat(*p); }
+
+FLASHBSR_FN FloatV select(IntV mask, FloatV yes, FloatV no) { return mask ? yes : no; }
+
+/// Lane-wise maximum; a NaN in `b` wins, so pass the value that must carry its NaN second.
+FLASHBSR_FN FloatV max(FloatV a, FloatV b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#elif defined(__SSE2__)
+  return _mm_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+FLASHBSR_FN FloatV min(FloatV a, FloatV b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#elif defined(__SSE2__)
+  return _mm_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+/// 0, 1, 2, ...
+FLASHBSR_FN IntV iota() {
+  IntV v;
+  for (int i = 0; i < kLanes; ++i) v[i] = i;
+  return v;
+}
+
+FLASHBSR_FN float reduce_max(FloatV v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(v);
+#else
+  float m = v[0];
+  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+#endif
+}
+
+/// Pairwise, so the order of additions is one fixed tree on every level of this width.
+FLASHBSR_FN float reduce_add(FloatV v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+/// The lane numbers as a parameter pack, for shuffles written once for every width.
+template <int... I>
+struct Lanes {};
+#if defined(__AVX512F__)
+using LaneSequence = Lanes<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
+#elif defined(__AVX2__)
+using LaneSequence = Lanes<0, 1, 2, 3, 4, 5, 6, 7>;
+#else
+using LaneSequence = Lanes<0, 1, 2, 3>;
+#endif
+
+// Halves of the width, for 16-bit and 8-bit elements.
+using U16V = uint16_t __attribute__((vector_size(2 * kLanes)));
+using U8V = uint8_t __attribute__((vector_size(kLanes)));
+
+FLASHBSR_FN UintV widen16(const void* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<UintV>(_mm512_cvtepu16_epi32(load<__m256i>(p)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<UintV>(_mm256_cvtepu16_epi32(load<__m128i>(p)));
+#else
+  return __builtin_convertvector(load<U16V>(p), UintV);
+#endif
+}
+
+/// 2 * kLanes elements of 16 bits from each of two rows: dst word i = a[i] | b[i] << 16.
+FLASHBSR_FN void interleave16(const char* a, const char* b, float* dst) {
+  using Wide = uint16_t __attribute__((vector_size(4 * kLanes)));
+  const Wide x = load<Wide>(a), y = load<Wide>(b);
+  Wide low, high;
+  [&]<int... I>(Lanes<I...>) __attribute__((always_inline)) {
+    low = __builtin_shufflevector(x, y, (I / 2 + I % 2 * 2 * kLanes)...,
+                                  ((I + kLanes) / 2 + I % 2 * 2 * kLanes)...);
+    high = __builtin_shufflevector(x, y, (kLanes + I / 2 + I % 2 * 2 * kLanes)...,
+                                   (kLanes + (I + kLanes) / 2 + I % 2 * 2 * kLanes)...);
+  }(LaneSequence{});
+  store(dst, low);
+  store(dst + kLanes, high);
+}
+
+FLASHBSR_FN UintV widen8(const void* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<UintV>(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<UintV>(
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+#else
+  return __builtin_convertvector(load<U8V>(p), UintV);
+#endif
+}
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu

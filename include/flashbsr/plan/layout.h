@@ -1,0 +1,304 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The front-ends: every way to name queries and KV becomes one BSR layout, a table of requests (block
+// rows) over a list of page ids (block columns). All values are checked here, completely and once.
+//
+//   contiguous      q [B, S, H, D], k [B, T, H, D]
+//   ragged          qo_indptr, kv_indptr over token rows
+//   paged CSR       qo_indptr, kv_indptr over kv_indices, last_page_len or kv_lens
+//   block table     [B, max_pages] + kv_lens
+//   BSR             block rows of r query tokens, block columns of c KV tokens, any r and c
+#pragma once
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <flashbsr/core/error.h>
+#include <flashbsr/core/math.h>
+#include <flashbsr/core/plan.h>
+
+namespace flashbsr {
+
+/// A caller's index array, int32 or int64. Owns nothing.
+struct IndexView {
+  const void* data = nullptr;
+  int64_t size = 0;
+  bool wide = false;
+
+  IndexView() = default;
+  IndexView(const int32_t* p, int64_t n) : data(p), size(n) {}
+  IndexView(const int64_t* p, int64_t n) : data(p), size(n), wide(true) {}
+  IndexView(const std::vector<int32_t>& v) : IndexView(v.data(), static_cast<int64_t>(v.size())) {}
+
+  int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+struct Layout {
+  std::vector<Request> requests;
+  std::vector<int32_t> kv_indices;  ///< page ids; empty where KV is ragged
+  int32_t page_size = 1;
+  bool paged = false;
+  int64_t num_q_tokens = 0;
+  int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
+  int64_t mask_bits = 0;    ///< length of a boolean mask: sum of q_len * kv_len
+  int64_t mask_bytes = 0;   ///< length of the packed one: each request starts at a byte
+};
+
+namespace detail {
+
+inline std::string at(const char* name, int64_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
+
+[[noreturn]] inline void bad_index(std::string argument, int64_t actual, std::string expected) {
+  throw Error(ErrorCode::kIndexRange, std::move(argument), std::to_string(actual),
+              std::move(expected));
+}
+
+inline void check_length(const char* name, int64_t actual, int64_t expected, const char* why) {
+  if (actual == expected) return;
+  throw Error(ErrorCode::kShape, name, "length " + std::to_string(actual),
+              "length " + std::to_string(expected) + " (" + why + ")");
+}
+
+inline int32_t narrow(const char* name, int64_t i, int64_t value) {
+  if (value < 0 || value > std::numeric_limits<int32_t>::max()) {
+    bad_index(at(name, i), value, "a value in [0, 2^31)");
+  }
+  return static_cast<int32_t>(value);
+}
+
+/// indptr[0] == 0, non-decreasing, last value below 2^31. Returns the number of rows.
+inline int64_t check_indptr(const char* name, const IndexView& indptr) {
+  if (indptr.size < 1) {
+    throw Error(ErrorCode::kShape, name, "length 0", "length batch_size + 1, at least 1");
+  }
+  if (indptr[0] != 0) bad_index(at(name, 0), indptr[0], "0");
+  for (int64_t i = 1; i < indptr.size; ++i) {
+    if (indptr[i] < indptr[i - 1]) {
+      bad_index(at(name, i), indptr[i],
+                "at least " + at(name, i - 1) + " = " + std::to_string(indptr[i - 1]));
+    }
+  }
+  narrow(name, indptr.size - 1, indptr[indptr.size - 1]);
+  return indptr.size - 1;
+}
+
+/// Query rows of the requests. An empty `qo_indptr` means decode: one token each.
+inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_t batch_size) {
+  if (qo_indptr) {
+    check_indptr("qo_indptr", *qo_indptr);
+    check_length("qo_indptr", qo_indptr->size, batch_size + 1, "batch_size + 1");
+  }
+  layout.requests.assign(static_cast<size_t>(batch_size), Request{});
+  for (int64_t b = 0; b < batch_size; ++b) {
+    Request& r = layout.requests[static_cast<size_t>(b)];
+    r.q_begin = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b] : b);
+    r.q_len = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b + 1] - (*qo_indptr)[b] : 1);
+    r.mask_lo = r.mask_hi = -1;
+  }
+  layout.num_q_tokens = qo_indptr ? (*qo_indptr)[batch_size] : batch_size;
+  return batch_size;
+}
+
+/// Copies page ids, checked non-negative; keeps the highest.
+inline void take_pages(Layout& layout, const char* name, const IndexView& pages, int64_t first,
+                       int64_t count) {
+  const size_t base = layout.kv_indices.size();
+  layout.kv_indices.resize(base + static_cast<size_t>(count));
+  int32_t* out = layout.kv_indices.data() + base;
+  int32_t highest = static_cast<int32_t>(layout.num_kv_rows) - 1, sign = 0;
+  if (!pages.wide) {
+    const int32_t* in = static_cast<const int32_t*>(pages.data) + first;
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = in[i];
+      highest = max_of(highest, in[i]);
+      sign |= in[i];
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = narrow(name, first + i, pages[first + i]);
+      highest = max_of(highest, out[i]);
+    }
+  }
+  if (sign < 0) {
+    for (int64_t i = 0; i < count; ++i) narrow(name, first + i, pages[first + i]);
+  }
+  layout.num_kv_rows = static_cast<int64_t>(highest) + 1;
+}
+
+inline void start_paged(Layout& layout, int32_t page_size) {
+  if (page_size < 1) {
+    throw Error(ErrorCode::kValue, "page_size", std::to_string(page_size), "at least 1");
+  }
+  layout.paged = true;
+  layout.page_size = page_size;
+  layout.kv_indices.clear();
+  layout.num_kv_rows = 0;
+}
+
+/// Where each request's custom mask starts, and the lengths a mask must have.
+inline void finish(Layout& layout) {
+  layout.mask_bits = layout.mask_bytes = 0;
+  for (const Request& r : layout.requests) {
+    const int64_t bits = static_cast<int64_t>(r.q_len) * r.kv_len;
+    layout.mask_bits += bits;
+    layout.mask_bytes += ceil_div<int64_t>(bits, 8);
+  }
+}
+
+}  // namespace detail
+
+/// Gives every request the offset of its bits in a packed custom mask.
+inline void place_masks(Layout& layout) {
+  int64_t offset = 0;
+  for (Request& r : layout.requests) {
+    r.mask_lo = static_cast<int32_t>(static_cast<uint32_t>(offset));
+    r.mask_hi = static_cast<int32_t>(offset >> 32);
+    offset += ceil_div<int64_t>(static_cast<int64_t>(r.q_len) * r.kv_len, 8);
+  }
+}
+
+inline void ragged_layout(Layout& layout, const IndexView* qo_indptr, const IndexView& kv_indptr) {
+  const int64_t batch = detail::check_indptr("kv_indptr", kv_indptr);
+  detail::start_requests(layout, qo_indptr, batch);
+  layout.paged = false;
+  layout.page_size = 1;
+  layout.kv_indices.clear();
+  layout.num_kv_rows = kv_indptr[batch];
+  for (int64_t b = 0; b < batch; ++b) {
+    Request& r = layout.requests[static_cast<size_t>(b)];
+    r.kv_begin = static_cast<int32_t>(kv_indptr[b]);
+    r.kv_len = static_cast<int32_t>(kv_indptr[b + 1] - kv_indptr[b]);
+  }
+  detail::finish(layout);
+}
+
+/// q [batch * q_len, H, D], k and v [batch * kv_len, H, D]: a batch of equal lengths, affine.
+inline void contiguous_layout(Layout& layout, int64_t batch, int64_t q_len, int64_t kv_len) {
+  std::vector<int64_t> qo(static_cast<size_t>(batch) + 1), kv(qo);
+  for (int64_t b = 0; b <= batch; ++b) {
+    qo[static_cast<size_t>(b)] = b * q_len;
+    kv[static_cast<size_t>(b)] = b * kv_len;
+  }
+  const IndexView qo_view(qo.data(), batch + 1);
+  ragged_layout(layout, &qo_view, IndexView(kv.data(), batch + 1));
+}
+
+/// Exactly one of `last_page_len` and `kv_lens` is given (size batch). A request without pages has
+/// length 0 whatever its last_page_len says.
+inline void paged_layout(Layout& layout, const IndexView* qo_indptr, const IndexView& kv_indptr,
+                         const IndexView& kv_indices, const IndexView* last_page_len,
+                         const IndexView* kv_lens, int32_t page_size) {
+  const int64_t batch = detail::check_indptr("kv_indptr", kv_indptr);
+  detail::start_requests(layout, qo_indptr, batch);
+  detail::start_paged(layout, page_size);
+  if (!last_page_len == !kv_lens) {
+    throw Error(ErrorCode::kValue, "last_page_len", last_page_len ? "both" : "neither",
+                "exactly one of last_page_len and kv_lens");
+  }
+  const IndexView& lens = last_page_len ? *last_page_len : *kv_lens;
+  const char* name = last_page_len ? "last_page_len" : "kv_lens";
+  detail::check_length(name, lens.size, batch, "batch_size");
+  if (kv_indices.size < kv_indptr[batch]) {
+    throw Error(ErrorCode::kShape, "kv_indices", "length " + std::to_string(kv_indices.size),
+                "length at least kv_indptr[-1] = " + std::to_string(kv_indptr[batch]));
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    Request& r = layout.requests[static_cast<size_t>(b)];
+    r.kv_begin = static_cast<int32_t>(kv_indptr[b]);
+    const int64_t pages = kv_indptr[b + 1] - kv_indptr[b], len = lens[b];
+    int64_t tokens = 0;
+    if (kv_lens) {
+      if (len < 0 || len > pages * page_size) {
+        detail::bad_index(detail::at(name, b), len,
+                          "a length in [0, " + std::to_string(pages * page_size) +
+                              "], what the request's pages hold");
+      }
+      tokens = len;
+    } else if (pages > 0) {
+      if (len < 1 || len > page_size) {
+        detail::bad_index(detail::at(name, b), len,
+                          "a value in [1, page_size = " + std::to_string(page_size) + "]");
+      }
+      tokens = (pages - 1) * page_size + len;
+    }
+    r.kv_len = detail::narrow("kv length of request", b, tokens);
+  }
+  detail::take_pages(layout, "kv_indices", kv_indices, 0, kv_indptr[batch]);
+  detail::finish(layout);
+}
+
+/// `block_tables` [batch, max_pages], row-major; only the entries that kv_lens needs are read.
+inline void block_table_layout(Layout& layout, const IndexView* qo_indptr,
+                               const IndexView& block_tables, int64_t max_pages,
+                               const IndexView& kv_lens, int32_t page_size) {
+  const int64_t batch = kv_lens.size;
+  detail::start_requests(layout, qo_indptr, batch);
+  detail::start_paged(layout, page_size);
+  detail::check_length("block_tables", block_tables.size, batch * max_pages,
+                       "batch_size x max_pages");
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t len = kv_lens[b];
+    if (len < 0 || len > max_pages * page_size) {
+      detail::bad_index(detail::at("kv_lens", b), len,
+                        "a length in [0, " + std::to_string(max_pages * page_size) +
+                            "], what a row of block_tables holds");
+    }
+    Request& r = layout.requests[static_cast<size_t>(b)];
+    r.kv_begin = static_cast<int32_t>(layout.kv_indices.size());
+    r.kv_len = detail::narrow("kv_lens", b, len);
+    detail::take_pages(layout, "block_tables", block_tables, b * max_pages,
+                       ceil_div<int64_t>(len, page_size));
+  }
+  detail::finish(layout);
+}
+
+/// A block-sparse matrix [m, n] with blocks [r, c]: block row i is a request of r query tokens (fewer
+/// in the last one) whose pages are its blocks. m may be ragged, n must be whole blocks.
+inline void bsr_layout(Layout& layout, const IndexView& indptr, const IndexView& indices, int64_t m,
+                       int64_t n, int64_t r, int64_t c) {
+  const auto positive = [](const char* name, int64_t value) {
+    if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
+      throw Error(ErrorCode::kValue, name, std::to_string(value), "a value in [1, 2^31)");
+    }
+  };
+  positive("R", r);
+  positive("C", c);
+  if (m < 0 || n < 0 || n % c != 0 || m > std::numeric_limits<int32_t>::max() ||
+      n > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::kValue, "M, N", std::to_string(m) + ", " + std::to_string(n),
+                "sizes in [0, 2^31) with N a multiple of C = " + std::to_string(c));
+  }
+  const int64_t rows = detail::check_indptr("indptr", indptr);
+  detail::check_length("indptr", indptr.size, ceil_div(m, r) + 1, "ceil(M / R) + 1");
+  detail::check_length("indices", indices.size, indptr[rows], "indptr[-1]");
+  layout.requests.assign(static_cast<size_t>(rows), Request{});
+  detail::start_paged(layout, static_cast<int32_t>(c));
+  layout.num_q_tokens = m;
+  for (int64_t i = 0; i < rows; ++i) {
+    Request& request = layout.requests[static_cast<size_t>(i)];
+    request.q_begin = static_cast<int32_t>(i * r);
+    request.q_len = static_cast<int32_t>(min_of(r, m - i * r));
+    request.kv_begin = static_cast<int32_t>(indptr[i]);
+    request.kv_len =
+        detail::narrow("indptr", i + 1, (indptr[i + 1] - indptr[i]) * c);
+    request.mask_lo = request.mask_hi = -1;
+  }
+  detail::take_pages(layout, "indices", indices, 0, indptr[rows]);
+  for (size_t i = 0; i < layout.kv_indices.size(); ++i) {
+    if (layout.kv_indices[i] >= n / c) {
+      detail::bad_index(detail::at("indices", static_cast<int64_t>(i)), layout.kv_indices[i],
+                        "a block column below N / C = " + std::to_string(n / c));
+    }
+  }
+  // The matrix has n columns even where the last ones hold no block.
+  layout.num_kv_rows = n / c;
+  detail::finish(layout);
+}
+
+}  // namespace flashbsr

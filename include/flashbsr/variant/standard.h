@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The built-in variants, composed: soft-cap, then ALiBi, then the custom mask, each switched at run
+// time because the switch is taken once per row of a tile. Scale, causality, windows and RoPE are
+// properties of the tile, sinks of the epilogue; they need no hook.
+#pragma once
+
+#include <flashbsr/variant/alibi.h>
+#include <flashbsr/variant/custom_mask.h>
+#include <flashbsr/variant/soft_cap.h>
+#include <flashbsr/variant/variant.h>
+
+namespace flashbsr {
+
+struct Standard : VariantBase {
+  SoftCap soft_cap;
+  Alibi alibi;
+  CustomMask custom_mask;
+
+  FLASHBSR_FN explicit Standard(const Params& p)
+      : soft_cap{p.soft_cap}, alibi{p.alibi_slopes}, custom_mask{p.custom_mask} {}
+
+  FLASHBSR_FN bool transforms_logits() const { return soft_cap.active() || alibi.active(); }
+  FLASHBSR_FN bool masks_logits() const { return custom_mask.active(); }
+
+  template <class M>
+  FLASHBSR_FN typename M::Float logits_transform(typename M::Float x,
+                                                 const LogitsAt<M>& at) const {
+    if (soft_cap.active()) x = soft_cap.apply<M>(x);
+    if (alibi.active()) x = alibi.apply<M>(x, at);
+    return x;
+  }
+
+  template <class M>
+  FLASHBSR_FN typename M::Bool logits_mask(const LogitsAt<M>& at) const {
+    return custom_mask.keep<M>(at);
+  }
+};
+
+/// Sigmoid attention (Ramapuram et al., 2024; FlashInfer, MLSys 2025, figure 5): each logit weighs its
+/// value by sigmoid(x + bias), with no normalisation over the row and so no LSE.
+struct Sigmoid : Standard {
+  static constexpr bool use_softmax = false;
+  float bias;
+
+  FLASHBSR_FN explicit Sigmoid(const Params& p) : Standard(p), bias(p.sigmoid_bias) {}
+
+  template <class M>
+  FLASHBSR_FN typename M::Float activation(typename M::Float x) const {
+    return M::sigmoid(x + bias);
+  }
+};
+
+}  // namespace flashbsr

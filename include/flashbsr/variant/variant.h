@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A variant is a plain struct that says what is new about an attention:
+//
+//   O = epilogue( activation( mask( logits_transform( q . k * scale ) ) ) . v )
+//
+// One source serves every backend. Its functions are templates over a math policy M, which names
+// the type of a logit (`M::Float`: one float on a GPU thread, a vector of logits on the CPU) and the
+// functions on it (`M::tanh`, `M::exp`, `M::select`, ...). Ordinary operators work on both.
+//
+//   struct MyVariant : flashbsr::VariantBase {
+//     float bias;
+//     bool transforms_logits() const { return true; }
+//     template <class M>
+//     FLASHBSR_FN typename M::Float logits_transform(typename M::Float x,
+//                                                    const LogitsAt<M>& at) const {
+//       return x + bias;
+//     }
+//   };
+#pragma once
+
+#include <flashbsr/core/math.h>
+#include <flashbsr/core/params.h>
+
+namespace flashbsr {
+
+/// Where a logit (or a vector of consecutive KV positions) sits.
+template <class M>
+struct LogitsAt {
+  const Request* request;
+  int32_t q_token;     ///< query token within the request
+  int32_t q_position;  ///< its position in the sequence: kv_len - q_len + q_token
+  int32_t q_head;
+  int32_t kv_head;
+  int32_t kv_first;             ///< KV position of the first lane
+  int32_t lanes;                ///< lanes that are inside the visible span; others are discarded
+  typename M::Int kv_position;  ///< of every lane
+};
+
+/// Defaults: plain softmax attention. The engine asks `transforms_logits` and `masks_logits` once per
+/// row tile, so that a variant which is off costs nothing in the inner loop.
+struct VariantBase {
+  static constexpr bool use_softmax = true;
+
+  FLASHBSR_FN bool transforms_logits() const { return false; }
+  FLASHBSR_FN bool masks_logits() const { return false; }
+
+  /// `x` is the scaled logit in natural units.
+  template <class M>
+  FLASHBSR_FN typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>&) const {
+    return x;
+  }
+  /// True keeps the logit. Causality and windows are spans, not masks: they never come here.
+  template <class M>
+  FLASHBSR_FN typename M::Bool logits_mask(const LogitsAt<M>&) const {
+    return M::all();
+  }
+  /// What multiplies v where use_softmax is false.
+  template <class M>
+  FLASHBSR_FN typename M::Float activation(typename M::Float x) const {
+    return x;
+  }
+};
+
+namespace detail {
+template <class A, class B>
+inline constexpr bool kSame = false;
+template <class A>
+inline constexpr bool kSame<A, A> = true;
+}  // namespace detail
+
+/// Checked where a kernel is instantiated, so that a wrong signature fails with this name.
+template <class V, class M>
+concept AttentionVariant = requires(const V v, typename M::Float x, const LogitsAt<M> at) {
+  requires detail::kSame<decltype(V::use_softmax), const bool>;
+  requires detail::kSame<decltype(v.transforms_logits()), bool>;
+  requires detail::kSame<decltype(v.masks_logits()), bool>;
+  requires detail::kSame<decltype(v.template logits_transform<M>(x, at)), typename M::Float>;
+  requires detail::kSame<decltype(v.template logits_mask<M>(at)), typename M::Bool>;
+  requires detail::kSame<decltype(v.template activation<M>(x)), typename M::Float>;
+};
+
+}  // namespace flashbsr

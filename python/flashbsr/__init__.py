@@ -1,0 +1,152 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""An attention engine for LLM inference: any KV layout, any array framework.
+
+Every attention is one computation over a block-sparse-row layout: `Attention` plans it (host work,
+once per step) and runs it (once per layer). The wrappers under the names that the ecosystem knows
+are thin adapters over it. Arrays come from NumPy (with ml_dtypes), PyTorch, JAX or CuPy, and
+results go back as the caller's kind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import _core
+from .attention import Attention
+from .batch import BatchAttention
+from .cascade import merge_state, merge_state_in_place, merge_states
+from .decode import BatchDecodeWithPagedKVCacheWrapper
+from .errors import (
+    CapacityError,
+    DeviceError,
+    DTypeError,
+    FlashbsrError,
+    IndexRangeError,
+    PlanError,
+    ShapeError,
+    UnsupportedError,
+)
+from .page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
+from .plan import Plan
+from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
+from .quantization import packbits, segment_packbits
+from .rope import (
+    apply_llama31_rope,
+    apply_llama31_rope_inplace,
+    apply_llama31_rope_pos_ids,
+    apply_llama31_rope_pos_ids_inplace,
+    apply_rope,
+    apply_rope_inplace,
+    apply_rope_pos_ids,
+    apply_rope_pos_ids_inplace,
+    apply_rope_with_cos_sin_cache,
+    apply_rope_with_cos_sin_cache_inplace,
+)
+from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
+from .sparse import BlockSparseAttentionWrapper
+from .spec import AttentionSpec, TaskInfo
+
+__version__: str = _core.__version__
+
+__all__ = [
+    "Attention",
+    "AttentionSpec",
+    "BatchAttention",
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "BlockSparseAttentionWrapper",
+    "CapacityError",
+    "DTypeError",
+    "DeviceError",
+    "FlashbsrError",
+    "IndexRangeError",
+    "Plan",
+    "PlanError",
+    "ShapeError",
+    "TaskInfo",
+    "UnsupportedError",
+    "__version__",
+    "append_paged_kv_cache",
+    "apply_llama31_rope",
+    "apply_llama31_rope_inplace",
+    "apply_llama31_rope_pos_ids",
+    "apply_llama31_rope_pos_ids_inplace",
+    "apply_rope",
+    "apply_rope_inplace",
+    "apply_rope_pos_ids",
+    "apply_rope_pos_ids_inplace",
+    "apply_rope_with_cos_sin_cache",
+    "apply_rope_with_cos_sin_cache_inplace",
+    "get_batch_indices_positions",
+    "get_cmake_dir",
+    "get_include",
+    "get_seq_lens",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+    "packbits",
+    "segment_packbits",
+    "single_decode_with_kv_cache",
+    "single_prefill_with_kv_cache",
+]
+
+
+def _installed(*parts: str) -> str:
+    # Beside the compiled module, which is there in an editable install too.
+    path = Path(_core.__file__).parent.joinpath(*parts)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: this installation of flashbsr has no such files")
+    return str(path)
+
+
+def get_include() -> str:
+    """Directory to put on the include path: ``#include <flashbsr/...>``.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    FileNotFoundError
+        The package was installed without headers.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> pathlib.Path(get_include(), "flashbsr", "config.h").is_file()
+    True
+    """
+    return _installed("include")
+
+
+def get_cmake_dir() -> str:
+    """Directory of the CMake package: ``find_package(flashbsr)`` with ``flashbsr_DIR`` set to it.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    FileNotFoundError
+        The package was installed without it.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> pathlib.Path(get_cmake_dir(), "flashbsrConfig.cmake").is_file()
+    True
+    """
+    return _installed("lib", "cmake", "flashbsr")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "viz":  # not imported with the package: it needs matplotlib
+        import importlib
+
+        return importlib.import_module(".viz", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the functions of `flashbsr.rope` share: checks, positions, allocation, the calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._typing import Array
+from .adapters import adapter_for, export, to_numpy
+from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError
+from .spec import check_float, check_int
+
+__all__ = ["ragged_positions", "rotate", "rotate_by_table"]
+
+
+def ragged_positions(q: Array, indptr: Array, offsets: Array) -> npt.NDArray[np.int64]:
+    """Position of every row: its place within the request, plus the request's offset."""
+    bounds, starts = to_numpy(indptr, "indptr"), to_numpy(offsets, "offsets")
+    for name, x in (("indptr", bounds), ("offsets", starts)):
+        if x.dtype not in (np.int32, np.int64):
+            raise DTypeError(name, x.dtype, "int32 or int64")
+    if bounds.ndim != 1 or bounds.size < 1:
+        raise ShapeError("indptr", f"shape {bounds.shape}", "[B + 1]")
+    if starts.shape != (bounds.size - 1,):
+        raise ShapeError("offsets", f"shape {starts.shape}", f"({bounds.size - 1},): one a request")
+    adapter_for(q, "q")
+    nnz = q.shape[0] if q.ndim else 0
+    lengths = bounds[1:].astype(np.int64) - bounds[:-1]
+    if bounds[0] != 0 or bounds[-1] != nnz or (lengths < 0).any():
+        raise IndexRangeError(
+            "indptr",
+            f"from {bounds[0]} to {bounds[-1]}",
+            f"ascending from 0 to the {nnz} rows of q",
+        )
+    positions: npt.NDArray[np.int64] = np.arange(nnz) + np.repeat(starts - bounds[:-1], lengths)
+    return positions
+
+
+def rotate(
+    q: Array,
+    k: Array,
+    positions: Array,
+    rotary_dim: int | None,
+    interleave: bool,
+    rope_scale: float,
+    rope_theta: float,
+    llama31: tuple[float, float, float] | None,
+    in_place: bool,
+) -> tuple[Array, Array]:
+    """Rotate by computed frequencies, into new arrays or in place."""
+    a, b = adapter_for(q, "q"), adapter_for(k, "k")
+    shape = tuple(q.shape)
+    if len(shape) != 3:
+        raise ShapeError("q", f"shape {shape}", "[nnz, num_qo_heads, head_dim]")
+    if rotary_dim is None:
+        rotary_dim = shape[2]
+    rotary_dim = check_int("rotary_dim", rotary_dim, 0)
+    if rotary_dim % 2 or rotary_dim > shape[2]:
+        raise FlashbsrError("rotary_dim", rotary_dim, f"an even number up to head_dim={shape[2]}")
+    scale, theta = check_float("rope_scale", rope_scale), check_float("rope_theta", rope_theta)
+    for name, value in (("rope_scale", scale), ("rope_theta", theta)):
+        if value <= 0:
+            raise FlashbsrError(name, value, "a positive number")
+    q_out = q if in_place else a.empty(q, shape, a.dtype_name(q, "q"))
+    k_out = k if in_place else b.empty(k, tuple(k.shape), b.dtype_name(k, "k"))
+    try:
+        _core.apply_rope(
+            a.export(q, False, "q"),
+            b.export(k, False, "k"),
+            a.export(q_out, True, "q"),
+            b.export(k_out, True, "k"),
+            export(positions, "pos_ids"),
+            rotary_dim,
+            bool(interleave),
+            scale,
+            theta,
+            llama31,
+        )
+    except FlashbsrError as error:
+        raise error.respell({"positions": "pos_ids", "q_out": "q", "k_out": "k"}) from None
+    return a.finish(q_out), b.finish(k_out)
+
+
+def _heads(x: Array, name: str, head_size: int) -> tuple[Any, tuple[int, int, int]]:
+    """View [nnz, heads * head_size] as [nnz, heads, head_size]. Splitting never copies."""
+    shape = tuple(x.shape)
+    if len(shape) != 2 or shape[1] % head_size:
+        raise ShapeError(name, f"shape {shape}", f"[nnz, num_heads * {head_size}]")
+    split = (shape[0], shape[1] // head_size, head_size)
+    adapter = adapter_for(x, name)
+    if adapter.name == "jax":
+        adapter.export(x, False, name)  # refuses what is not on the CPU
+        return adapter.to_numpy(x).reshape(split), split  # JAX's own reshape may copy
+    return x.reshape(split), split
+
+
+def rotate_by_table(
+    positions: Array,
+    query: Array,
+    key: Array,
+    head_size: int,
+    cos_sin_cache: Array,
+    is_neox: bool,
+    in_place: bool,
+) -> tuple[Array, Array]:
+    """Rotate by a table, into new arrays or in place."""
+    head_size = check_int("head_size", head_size, 1)
+    results, exported = [], []
+    for name, x in (("query", query), ("key", key)):
+        a = adapter_for(x, name)
+        if in_place:
+            a.export(x, True, name)  # refuses arrays that cannot be written
+        view, split = _heads(x, name, head_size)
+        out = view if in_place else a.empty(x, split, a.dtype_name(x, name))
+        exported.append((export(view, name), a.export(out, True, name)))
+        results.append((a, out, tuple(x.shape)))
+    try:
+        _core.apply_rope_cos_sin(
+            exported[0][0],
+            exported[1][0],
+            exported[0][1],
+            exported[1][1],
+            export(positions, "positions"),
+            export(cos_sin_cache, "cos_sin_cache"),
+            not is_neox,
+        )
+    except FlashbsrError as error:
+        names = {"q": "query", "k": "key", "q_out": "query", "k_out": "key"}
+        raise error.respell(names) from None
+    if in_place:
+        return query, key
+    q_out, k_out = (a.finish(out).reshape(shape) for a, out, shape in results)
+    return q_out, k_out

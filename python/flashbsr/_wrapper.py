@@ -1,0 +1,285 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the batch wrappers share: constructor checks, the cache of engines, rejected options.
+
+A wrapper turns FlashInfer's arguments into an `AttentionSpec` and a `TaskInfo`, keeps the
+`Attention` made of them, and passes the arrays on. There is no second path to the kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ._typing import Array, Scale
+from .adapters import to_numpy
+from .attention import Attention
+from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
+from .plan import Plan
+from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name
+
+__all__ = ["Wrapper", "fold_data_type", "pages_to_tokens", "reject"]
+
+# Distinct option tuples a wrapper remembers. Engines differ per tuple, not per batch, so a serving
+# loop has one or two (say global and sliding-window layers).
+MAX_ENGINES = 8
+
+_CUDA_GRAPH = "there is no CUDA graph on the CPU; fix the memory with TaskInfo(max_batch_size=...)"
+_MULTI_ITEM = "write the multi-item mask as custom_mask"
+_JIT = "there is no JIT; AttentionSpec has the built-in variants"
+_REDUNDANT = "plan reads the lengths from indptr"
+_PEER_ONLY = "no kernel here has it"
+
+# Option -> why not, and the way out.
+WAY_OUT = {
+    "use_cuda_graph": _CUDA_GRAPH,
+    "paged_kv_indptr_buffer": _CUDA_GRAPH,
+    "paged_kv_indices_buffer": _CUDA_GRAPH,
+    "paged_kv_last_page_len_buffer": _CUDA_GRAPH,
+    "qo_indptr_buf": _CUDA_GRAPH,
+    "kv_indptr_buf": _CUDA_GRAPH,
+    "paged_kv_indptr_buf": _CUDA_GRAPH,
+    "paged_kv_indices_buf": _CUDA_GRAPH,
+    "paged_kv_last_page_len_buf": _CUDA_GRAPH,
+    "custom_mask_buf": _CUDA_GRAPH,
+    "mask_indptr_buf": _CUDA_GRAPH,
+    "use_tensor_cores": "the CPU has one kernel, which serves every head ratio",
+    "jit_args": _JIT,
+    "jit_kwargs": _JIT,
+    "args": "pass q_scale=, k_scale=, v_scale=, sinks= or alibi_slopes= by name",
+    "use_fp16_qk_reduction": "logits are accumulated in float32",
+    "window_right": "AttentionSpec has causal and window_left; custom_mask says everything else",
+    "prefix_len_ptr": _MULTI_ITEM,
+    "token_pos_in_items_ptr": _MULTI_ITEM,
+    "token_pos_in_items_len": _MULTI_ITEM,
+    "max_item_len_ptr": _MULTI_ITEM,
+    "seq_lens": _REDUNDANT,
+    "seq_lens_q": _REDUNDANT,
+    "max_token_per_sequence": _REDUNDANT,
+    "max_sequence_kv": _REDUNDANT,
+    "v_indptr": "v has the rows of k: kv_indptr",
+    "o_indptr": "the output has the rows of q: qo_indptr",
+    "enable_pdl": "programmatic dependent launch is a GPU matter",
+    "kv_cache_sf": "NVFP4 caches are not supported; use a float8 cache with k_scale and v_scale",
+    "o_scale": "fold 1 / o_scale into v_scale",
+    "skip_softmax_threshold_scale_factor": _PEER_ONLY,
+    "use_fp16_softmax": "softmax is computed in float32",
+    "uses_spcompress": _PEER_ONLY,
+    "use_profiler": "Attention.run_stats() tells what each thread did",
+    "profiler_buffer": "Attention.run_stats() tells what each thread did",
+    "block_mask": "leave masked blocks out of indices",
+    "int_workspace_buffer": "the plan lives in host memory of its own",
+    "device": "this build computes on the CPU",
+}
+
+
+def reject(**options: Any) -> None:
+    """Raise `UnsupportedError` for the first option that is not None, False or ``()``."""
+    for name, value in options.items():
+        if value is None or value is False or (isinstance(value, tuple) and not value):
+            continue
+        plain = isinstance(value, (bool, int, float, str))
+        default = "()" if isinstance(value, tuple) else "False" if value is True else "None"
+        raise UnsupportedError(
+            name, repr(value) if plain else type(value).__name__, f"{default}: {WAY_OUT[name]}"
+        )
+
+
+def fold_data_type(data_type: Any, q_data_type: Any, kv_data_type: Any) -> tuple[Any, Any]:
+    """Resolve FlashInfer's ``data_type``: both types at once, unless they are given."""
+    return (
+        data_type if q_data_type is None else q_data_type,
+        data_type if kv_data_type is None else kv_data_type,
+    )
+
+
+def _check_seq_lens(kv_lens: Array, kv_indptr: Array, last_page_len: Array, page: int) -> None:
+    """Raise unless both ways to give the lengths agree."""
+    pages = np.diff(to_numpy(kv_indptr, "kv_indptr"))
+    last = to_numpy(last_page_len, "last_page_len")
+    lens = to_numpy(kv_lens, "kv_lens")
+    if not lens.shape == last.shape == pages.shape:
+        raise ShapeError("kv_lens", f"shape {lens.shape}", f"{pages.shape}: one per request")
+    expected = np.where(pages > 0, (pages - 1) * page + last, 0)
+    if not np.array_equal(lens, expected):
+        at = int(np.flatnonzero(lens != expected)[0])
+        raise FlashbsrError(
+            "kv_lens",
+            f"{lens[at]} for request {at}",
+            f"{expected[at]}, as the page table says (give one of the two)",
+        )
+
+
+def pages_to_tokens(fixed_split_size: int | None, page_size: int) -> int | None:
+    """Convert FlashInfer's split size, in pages, to that of `TaskInfo`, in tokens."""
+    if fixed_split_size is None:
+        return None
+    check_int("page_size", page_size, 1)
+    return check_int("fixed_split_size", fixed_split_size, 1) * page_size
+
+
+class Wrapper:
+    """Base of the batch wrappers.
+
+    Parameters
+    ----------
+    workspace : None, int or uint8 array
+        Scratch memory: None (owned and sized by the wrapper), a size in bytes, or an array.
+    kv_layout, backend, lse_base, num_threads
+        As in `TaskInfo`.
+    """
+
+    #: The core's names of arguments -> the caller's.
+    _spelling: ClassVar[dict[str, str]] = {}
+
+    def __init__(
+        self,
+        workspace: Array | int | None,
+        kv_layout: str,
+        backend: str,
+        lse_base: str,
+        num_threads: int | None,
+    ) -> None:
+        check_name("kv_layout", kv_layout, ("NHD", "HND"))
+        check_name("lse_base", lse_base, ("e", "2"))
+        check_backend(backend)
+        self._workspace = workspace
+        self._task_options: dict[str, Any] = {
+            "kv_layout": kv_layout,
+            "backend": backend,
+            "lse_base": lse_base,
+            "num_threads": num_threads,
+        }
+        self._engines: dict[Hashable, Attention] = {}
+        self._attention: Attention | None = None  # the planned one
+
+    def _engine(self, key: Hashable, spec: dict[str, Any], task: dict[str, Any]) -> Attention:
+        """Make the engine of these options and remember it under `key`."""
+        for name, default in (("rope_scale", 1.0), ("rope_theta", 1e4)):
+            if spec.get(name, 0) is None:
+                spec[name] = default
+        try:
+            attention = Attention(
+                AttentionSpec(**spec), TaskInfo(**task, **self._task_options), self._workspace
+            )
+        except FlashbsrError as error:
+            raise error.respell(self._spelling) from None
+        if len(self._engines) >= MAX_ENGINES:
+            del self._engines[next(iter(self._engines))]  # the oldest
+        with contextlib.suppress(TypeError):  # a number given as an array is not hashable
+            self._engines[key] = attention
+        return attention
+
+    def _find(self, key: Hashable) -> Attention | None:
+        try:
+            return self._engines.get(key)
+        except TypeError:  # an unhashable option; if it is no number, TaskInfo will say which
+            return None
+
+    def _plan(
+        self,
+        attention: Attention,
+        qo_indptr: Array,
+        kv_indptr: Array,
+        kv_indices: Array = None,
+        last_page_len: Array = None,
+        kv_lens: Array = None,
+        block_tables: Array = None,
+        custom_mask: Array = None,
+        packed_custom_mask: Array = None,
+    ) -> None:
+        """Plan; only a plan that succeeds becomes the current one."""
+        masks = {"custom_mask": custom_mask, "packed_custom_mask": packed_custom_mask}
+        try:
+            if block_tables is not None:
+                if kv_indptr is not None or kv_indices is not None:
+                    name = "kv_indices" if kv_indptr is None else "kv_indptr"
+                    raise FlashbsrError(name, "an array", "None next to block_tables: one table")
+                if kv_lens is None:
+                    raise FlashbsrError("kv_lens", None, "the lengths that block_tables needs")
+                attention.plan_block_table(qo_indptr, block_tables, kv_lens, **masks)
+            else:
+                if kv_lens is not None and last_page_len is not None:
+                    page_size = attention.task.page_size or 1
+                    _check_seq_lens(kv_lens, kv_indptr, last_page_len, page_size)
+                    last_page_len = None
+                attention.plan(
+                    qo_indptr,
+                    kv_indptr,
+                    kv_indices,
+                    last_page_len=last_page_len,
+                    kv_lens=kv_lens,
+                    **masks,
+                )
+        except FlashbsrError as error:
+            raise error.respell(self._spelling) from None
+        self._attention = attention
+
+    def _run(
+        self,
+        q: Array,
+        kv: Array | tuple[Array, Array],
+        out: Array,
+        lse: Array,
+        return_lse: bool,
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        sinks: Array,
+        alibi_slopes: Array = None,
+    ) -> Any:
+        attention = self._attention or self._planned()
+        try:
+            return attention.run(
+                q,
+                kv,
+                out=out,
+                lse=lse,
+                return_lse=return_lse,
+                q_scale=q_scale,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                sinks=sinks,
+                alibi_slopes=alibi_slopes,
+            )
+        except FlashbsrError as error:
+            raise error.respell(self._spelling) from None
+
+    def _planned(self) -> Attention:
+        if self._attention is None:
+            raise PlanError("run", "no plan", "plan() first; a plan() that raised leaves none")
+        return self._attention
+
+    @property
+    def plan_info(self) -> Plan:
+        """The current plan."""
+        return self._planned().plan_info
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Always False: the CPU has no CUDA graphs."""
+        return False
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Array | int | None, int_workspace_buffer: Any = None
+    ) -> None:
+        """Replace the workspace. The next call must be ``plan``.
+
+        Parameters
+        ----------
+        float_workspace_buffer : None, int or uint8 array
+            As in the constructor.
+        int_workspace_buffer : None
+            The plan lives in host memory of its own; a buffer raises `UnsupportedError`.
+        """
+        reject(int_workspace_buffer=int_workspace_buffer)
+        self._workspace = float_workspace_buffer
+        self._engines.clear()
+        self._attention = None
+
+    def _sizes(self) -> tuple[int, int]:
+        attention = self._planned()
+        return attention.workspace_size(), int(attention.plan_info.buffer.nbytes)

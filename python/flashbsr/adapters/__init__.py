@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""One module per array framework; nothing else in the package knows a framework.
+
+An adapter says what an array's element type is, hands the array to the compiled core without a
+copy, allocates an array of the caller's kind and gives results back as that kind. `adapter_for`
+finds it by the type's module name, so no framework is imported that the caller has not imported.
+
+To add a framework: write a module with the names of `Adapter` and add a line to ``_MODULES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DTypeError
+
+__all__ = ["Adapter", "adapter_for", "export", "to_numpy"]
+
+
+class Adapter(Protocol):
+    """What an adapter module provides."""
+
+    @property
+    def name(self) -> str:
+        """The framework."""
+
+    @property
+    def MUTABLE(self) -> bool:  # noqa: N802
+        """Whether arrays can be written: ``out=`` and in-place functions."""
+
+    def dtype_name(self, x: Any, argument: str = "array") -> str:
+        """Name the element type as `flashbsr.dtypes` does. Raises `DTypeError` for unknown ones."""
+
+    def export(self, x: Any, writable: bool = False, argument: str = "array") -> Any:
+        """Hand `x` to the compiled core without a copy.
+
+        Returns an object that nanobind imports (DLPack capsule, buffer), or a tuple
+        ``(unsigned view, dtype name)`` for element types that neither can carry. A capsule can be
+        imported once. Raises, naming the `argument`, `DeviceError` where the core cannot reach the
+        memory, `DTypeError` for unknown element types, and either that or `UnsupportedError` for a
+        read-only array with ``writable=True``.
+        """
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
+        """Allocate an array on the device of `like`; `export` it, then `finish` it."""
+
+    def finish(self, x: Any) -> Any:
+        """Turn what `empty` made into an array of the framework. Zero copy."""
+
+    def to_numpy(self, x: Any) -> npt.NDArray[Any]:
+        """View `x` as a NumPy array on the host, for reading; zero copy on the CPU."""
+
+
+# Root of type.__module__ -> adapter module. ml_dtypes arrays are NumPy arrays.
+_MODULES = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy"}
+
+_ADAPTERS: dict[type, Adapter] = {}  # type of array -> its adapter
+
+
+def adapter_for(x: Any, argument: str = "array") -> Adapter:
+    """Adapter of an array.
+
+    Parameters
+    ----------
+    x : array
+        NumPy (with ml_dtypes), PyTorch, JAX or CuPy; subclasses too.
+    argument : str
+        Name for the error message.
+
+    Raises
+    ------
+    DTypeError
+        Not an array of these frameworks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> adapter_for(np.zeros(3)).name
+    'numpy'
+    """
+    adapter = _ADAPTERS.get(type(x))
+    if adapter is None:
+        adapter = _ADAPTERS[type(x)] = _find(type(x), argument)
+    return adapter
+
+
+def _find(kind: type, argument: str) -> Adapter:
+    for base in kind.__mro__:
+        # ndarray is asked for by identity: numpy's scalars and dtypes live in the same module.
+        module = _MODULES.get(base.__module__.partition(".")[0])
+        if module is None or (module == "numpy" and base is not np.ndarray):
+            continue
+        return cast("Adapter", importlib.import_module(f".{module}", __name__))
+    way_out = "; numpy.from_dlpack(x) first" if hasattr(kind, "__dlpack__") else ""
+    raise DTypeError(
+        argument, kind.__qualname__, f"an array of NumPy, PyTorch, JAX or CuPy{way_out}"
+    )
+
+
+def export(x: Any, argument: str, writable: bool = False) -> Any:
+    """Hand an array of any framework to the compiled core; see `Adapter.export`."""
+    return adapter_for(x, argument).export(x, writable, argument)
+
+
+def to_numpy(x: Any, argument: str = "array") -> npt.NDArray[Any]:
+    """Any array, list or tuple as a NumPy array on the host, for reading.
+
+    Zero copy for arrays on the CPU.
+
+    Raises
+    ------
+    DTypeError
+        Not an array.
+    """
+    if isinstance(x, (list, tuple)):
+        try:
+            return np.asarray(x)
+        except ValueError:
+            raise DTypeError(argument, "a ragged sequence", "an array") from None
+    return adapter_for(x, argument).to_numpy(x)

@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch tensors on the CPU.
+
+The engine is forward only: a tensor that requires a gradient is read as if detached, and results
+do not require one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+from ..dtypes import normalize_dtype
+from ..errors import DeviceError, DTypeError
+
+name = "torch"
+MUTABLE = True
+
+_CPU = torch.device("cpu")
+
+# to_dlpack costs a tenth of Tensor.__dlpack__ and does no stream work.
+
+_NAMES: dict[torch.dtype, str] = {}
+_DTYPES = {
+    dtype: getattr(torch, dtype)
+    for dtype in ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
+}
+# DLPack learned float8 late; older PyTorch cannot export it. Its bits can always travel.
+_FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
+
+
+def dtype_name(x: torch.Tensor, argument: str = "tensor") -> str:
+    """Name the element type."""
+    found = _NAMES.get(x.dtype)
+    if found is None:
+        found = normalize_dtype(x.dtype, argument)
+        assert found is not None
+        _NAMES[x.dtype] = found
+    return found
+
+
+def export(x: torch.Tensor, writable: bool = False, argument: str = "tensor") -> Any:
+    """Make a DLPack capsule, or one of the bits of a float8 tensor and the name of the type."""
+    if not x.is_cpu:
+        raise DeviceError(argument, f"device {x.device}", "device cpu: tensor.cpu()")
+    if writable and x.requires_grad:
+        raise DTypeError(argument, "one that requires a gradient", "tensor.detach()")
+    if x.dtype in _FLOAT8:
+        return to_dlpack(x.detach().view(torch.uint8)), _FLOAT8[x.dtype]
+    if x.is_neg():  # the memory holds the negated values; DLPack has no flag for it
+        raise DTypeError(argument, "one with the negative bit set", "tensor.resolve_neg()")
+    try:
+        return to_dlpack(x)
+    except (RuntimeError, BufferError) as error:
+        raise DTypeError(
+            argument, f"layout {x.layout}, dtype {x.dtype} ({error})", "a strided tensor"
+        ) from None
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:  # noqa: ARG001
+    """Allocate a tensor on the CPU, whatever torch's default device is."""
+    return torch.empty(shape, dtype=_DTYPES[dtype_name], device=_CPU)
+
+
+def finish(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself."""
+    return x
+
+
+def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
+    """View a CPU tensor; copy one that is on a device."""
+    return np.asarray(x.detach().cpu())

@@ -1,0 +1,171 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The plot of a benchmark run, drawn from its JSON record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flashbsr.viz.style import GRID, INK, MUTED, load_pyplot
+
+__all__ = ["draw"]
+
+OURS = {"float32": "#1f6f8b", "bfloat16": "#d1495b", "float16": "#8d6a9f"}
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Write the figure of `record` to `path`; panels without results are left out."""
+    plt = load_pyplot("flashbsr.bench.plot_results")
+    results = [r for r in record["results"] if r["times"]]
+    panels = [
+        (painter, found)
+        for painter, kinds in (
+            (_prefill, ("prefill",)),
+            (_decode, ("decode",)),
+            (_uneven, ("skew", "balance")),
+            (_host, ("plan", "overhead")),
+        )
+        if (found := [r for r in results if r["kind"] in kinds])
+    ]
+    columns = min(2, len(panels)) or 1
+    rows = -(-len(panels) // columns) or 1
+    fig, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(5.6 * columns, 3.7 * rows + 0.5),
+        squeeze=False,
+        layout="constrained",
+    )
+    flat = list(axes.flat)
+    for ax, (painter, found) in zip(flat, panels, strict=False):
+        painter(ax, found, record["limits"])
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(MUTED)
+        ax.tick_params(colors=INK, length=3, labelsize=8.5)
+        ax.set_axisbelow(True)
+    for ax in flat[len(panels) :]:
+        ax.set_axis_off()
+    machine = record["machine"]
+    versions = machine["versions"]
+    peer = f", torch {versions['torch']}" if "torch" in versions else ""
+    fig.suptitle(
+        f"flashbsr {versions['flashbsr']} on {machine['cores']} cores of {machine['cpu']['name']}"
+        f" ({machine['isa']}){peer}, {machine['date'][:10]}",
+        fontsize=10.5,
+        color=INK,
+    )
+    fig.savefig(path, dpi=160, facecolor="white")
+    plt.close(fig)
+
+
+def _title(ax: Any, text: str, ylabel: str) -> None:
+    ax.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK)
+    ax.set_ylabel(ylabel, fontsize=9, color=INK)
+    ax.grid(axis="y", color=GRID, linewidth=0.8)
+
+
+def _lines(ax: Any, found: list[dict[str, Any]], ours: str, torch: str) -> None:
+    """Ours solid, torch dashed, a colour per dtype, over the KV length."""
+    for dtype in dict.fromkeys(r["shape"]["dtype"] for r in found):
+        rows = [r for r in found if r["shape"]["dtype"] == dtype]
+        for metric, style, name in ((ours, "-o", "flashbsr"), (torch, "--s", "torch")):
+            points = [
+                (max(r["shape"]["kv_lens"]), r["metrics"][metric])
+                for r in rows
+                if metric in r["metrics"]
+            ]
+            if points:
+                ax.plot(
+                    *zip(*sorted(points), strict=True),
+                    style,
+                    color=OURS[dtype],
+                    markersize=5,
+                    linewidth=1.8,
+                    alpha=1.0 if name == "flashbsr" else 0.55,
+                    label=f"{name} {SHORT[dtype]}",
+                )
+    lengths = sorted({max(r["shape"]["kv_lens"]) for r in found})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [str(n) for n in lengths])
+    ax.minorticks_off()
+    ax.set_ylim(bottom=0)
+
+
+def _prefill(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
+    _lines(ax, found, "gflops", "torch_gflops")
+    _title(ax, "Prefill, causal", "GFLOP/s (unmasked pairs)")
+    ax.set_xlabel("tokens", fontsize=9, color=INK)
+    ax.set_ylim(0, ax.get_ylim()[1] * 1.22)
+    ax.legend(fontsize=8, frameon=False, loc="upper left", ncols=3)
+
+
+def _decode(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
+    _lines(ax, found, "kv_gbs", "torch_kv_gbs")
+    _title(ax, "Decode, batch 16, paged", "GB/s (KV bytes once)")
+    ax.set_xlabel("KV tokens per request", fontsize=9, color=INK)
+    for value, name in ((limits["triad_gbs"], "triad"), (limits["read_gbs"], "read")):
+        ax.axhline(value, color=MUTED, linewidth=1, linestyle=":")
+        ax.annotate(
+            f"{name} {value:.0f}",
+            (1.0, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=MUTED,
+        )
+    top = max(limits["triad_gbs"], limits["read_gbs"], *(r["metrics"]["kv_gbs"] for r in found))
+    ax.set_ylim(0, top * 1.15)
+    ax.legend(fontsize=8, frameon=False, loc="center left")
+
+
+def _bars(ax: Any, bars: list[tuple[str, float, str, str]]) -> Any:
+    """Horizontal bars of (name, value, label, colour), first on top."""
+    names, values, _, colors = zip(*bars, strict=True)
+    drawn = ax.barh(names, values, color=colors, height=0.66)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.grid(axis="x", color=GRID, linewidth=0.8)
+    return drawn
+
+
+def _uneven(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
+    bars = []
+    for r in found:
+        metrics = r["metrics"]
+        label = f"{metrics['kv_gbs']:.1f} GB/s"
+        if "skew_penalty" in metrics:
+            label += f", {metrics['skew_penalty']:+.1%} over equal"
+        else:
+            label += f", cores within {metrics['busy_gap']:.1%}"
+        bars.append((r["name"], metrics["kv_gbs"], label, OURS[r["shape"]["dtype"]]))
+    _title(ax, "Uneven batches", "")
+    _bars(ax, bars)
+    for row, (_, _, label, _) in enumerate(bars):
+        ax.annotate(
+            label,
+            (0, row),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            color="white",
+            fontsize=8.5,
+        )
+    ax.axvline(limits["triad_gbs"], color=MUTED, linewidth=1, linestyle=":")
+    ax.set_xlabel("GB/s (KV bytes once); dotted: triad", fontsize=9, color=INK)
+
+
+def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
+    bars = []
+    for r in found:
+        value = r["metrics"]["plan_us" if r["kind"] == "plan" else "overhead_us"]
+        bars.append((r["name"], max(value, 0.1), f"{value:.1f} us", "#4c6085"))
+    _title(ax, "Host time", "")
+    ax.bar_label(_bars(ax, bars), [b[2] for b in bars], padding=4, fontsize=8.5, color=INK)
+    ax.set_xscale("log")
+    ax.set_xlim(min(b[1] for b in bars) / 2, max(b[1] for b in bars) * 6)
+    ax.set_xlabel("us, median (log)", fontsize=9, color=INK)

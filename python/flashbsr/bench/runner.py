@@ -1,0 +1,356 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one workload: makes its data, checks a few rows, times the sides in turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import flashbsr
+
+from .data import Arrays, Pages, check_rows, page_table, supports
+from .peers import as_torch, torch_decode, torch_or_none, torch_prefill
+from .results import Result
+from .timing import Budget, Side, interleave, matmul_gflops, measure_bandwidth
+from .workloads import Workload, attention_flops, equal_lengths, kv_bytes
+
+__all__ = ["Session", "run_workload", "usable_cores"]
+
+#: K/V that decode calls rotate over, so that it comes from memory, not from the CPU's caches.
+ROTATE_BYTES = 512 << 20
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(slots=True)
+class Session:
+    """Settings and what is measured once per run.
+
+    Attributes
+    ----------
+    quick : bool
+        Shorter budgets.
+    peer : bool
+        Also time PyTorch where it is installed.
+    threads : int
+        Of both sides: the cores this process may use.
+    bandwidth : list of dict
+        Samples of `measure_bandwidth`, taken around every memory-bound workload.
+    tick : callable
+        Gets the fraction of the current workload that is done.
+    """
+
+    quick: bool = False
+    peer: bool = True
+    threads: int = field(default_factory=usable_cores)
+    bandwidth: list[dict[str, float]] = field(default_factory=list)
+    tick: Callable[[float], None] = field(default=lambda _: None)
+    _matmul: dict[str, float] | None = None
+
+    def torch(self, workload: Workload) -> bool:
+        """Whether this workload also times PyTorch."""
+        return workload.peer and self.peer and torch_or_none() is not None
+
+    def budget(self, seconds: float) -> Budget:
+        """Give a time limit per side, a quarter of it with ``--quick``."""
+        return Budget(seconds / 4, 2, 6) if self.quick else Budget(seconds, 3, 15)
+
+    def sample_bandwidth(self) -> None:
+        """Take one more sample of the memory bandwidth."""
+        self.bandwidth.append(measure_bandwidth(self.threads))
+
+    def limits(self) -> dict[str, Any]:
+        """Sum up the machine: median bandwidths in GB/s, product rates in GFLOP/s."""
+        if not self.bandwidth:
+            self.sample_bandwidth()
+        if self._matmul is None:
+            self._matmul = matmul_gflops(self.threads) if self.peer else {}
+        return {
+            "triad_gbs": statistics.median(b["triad_gbs"] for b in self.bandwidth),
+            "read_gbs": statistics.median(b["read_gbs"] for b in self.bandwidth),
+            "matmul_gflops": self._matmul,
+        }
+
+    def finish(self, results: Iterable[Result]) -> None:
+        """Add the fractions of the machine's limits, which are known once everything has run."""
+        limits = self.limits()
+        for result in results:
+            metrics = result.metrics
+            if "kv_gbs" in metrics:
+                metrics["triad_fraction"] = metrics["kv_gbs"] / limits["triad_gbs"]
+                metrics["read_fraction"] = metrics["kv_gbs"] / limits["read_gbs"]
+            rate = limits["matmul_gflops"].get(result.workload.dtype)
+            if "gflops" in metrics and rate is not None:
+                metrics["matmul_fraction"] = metrics["gflops"] / rate
+
+
+def run_workload(workload: Workload, session: Session) -> Result:
+    """Measure one workload.
+
+    Raises
+    ------
+    RuntimeError
+        A side computes something else than float64 attention.
+    """
+    if not supports(workload.dtype):
+        return Result(workload, note="skipped: NumPy has no bfloat16 without the package ml_dtypes")
+    if workload.arrays == "torch" and torch_or_none() is None:
+        return Result(workload, note="skipped: PyTorch is not installed")
+    return _RUNNERS[workload.kind](workload, session)
+
+
+def _scale(workload: Workload) -> float:
+    return float(workload.head_dim**-0.5)
+
+
+def _run_prefill(w: Workload, session: Session) -> Result:
+    (length,) = w.q_lens
+    arrays = Arrays(w.dtype)
+    q = arrays.normal((length, w.num_qo_heads, w.head_dim))
+    k = arrays.normal((length, w.num_kv_heads, w.head_dim))
+    v = k[::-1].copy()
+    out = np.empty_like(q)
+    indptr = np.array([0, length], np.int32)
+    wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None)
+    wrapper.plan(
+        indptr,
+        indptr,
+        w.num_qo_heads,
+        w.num_kv_heads,
+        w.head_dim,
+        causal=w.causal,
+        q_data_type=w.dtype,
+        kv_data_type=w.dtype,
+    )
+    sides = {"flashbsr": Side(lambda _: wrapper.run(q, k, v, out=out))}
+
+    tokens, heads = (0, length // 2, length - 1), (0, w.num_qo_heads - 1)
+    group = w.num_qo_heads // w.num_kv_heads
+    picks = [(t, h) for t in tokens for h in heads]
+    rows = [
+        (q[t, h], k[: t + 1, h // group], v[: t + 1, h // group], np.float64(_scale(w)))
+        for t, h in picks
+    ]
+    wrapper.run(q, k, v, out=out)
+    check_rows("flashbsr", np.stack([out[t, h] for t, h in picks]), rows, w.dtype)
+
+    result = Result(w)
+    if session.torch(w):
+        # (1, heads, tokens, dim), contiguous: what torch's kernel reads best.
+        qt, kt, vt = (as_torch(x.transpose(1, 0, 2).copy())[None] for x in (q, k, v))
+        peer = torch_prefill(qt, kt, vt, session.threads)
+        got = peer.output()
+        check_rows("torch", np.stack([got[t, h] for t, h in picks]), rows, w.dtype)
+        sides["torch"] = Side(peer.call)
+        result.note = f"torch: {peer.form}"
+    result.times = interleave(sides, session.budget(4.0), tick=session.tick)
+    flops = attention_flops(w)
+    result.metrics["gflops"] = flops / result.times["flashbsr"].median * 1e-9
+    if "torch" in result.times:
+        result.metrics["torch_gflops"] = flops / result.times["torch"].median * 1e-9
+        result.metrics["speedup"] = result.metrics["gflops"] / result.metrics["torch_gflops"]
+    return result
+
+
+@dataclass(slots=True)
+class _Decode:
+    """A planned decode batch over a rotation of paged caches."""
+
+    workload: Workload
+    kv_lens: tuple[int, ...]
+    q: np.ndarray
+    caches: list[np.ndarray]
+    pages: Pages
+    wrapper: Any
+    out: np.ndarray
+
+    @classmethod
+    def make(
+        cls, w: Workload, kv_lens: tuple[int, ...], q: np.ndarray, caches: list[np.ndarray]
+    ) -> _Decode:
+        assert w.page_size is not None
+        pages = page_table(kv_lens, w.page_size)
+        wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
+        _plan_decode(wrapper, w, pages)
+        return cls(w, kv_lens, q, caches, pages, wrapper, np.empty_like(q))
+
+    def call(self, index: int) -> Any:
+        return self.wrapper.run(self.q, self.caches[index % len(self.caches)], out=self.out)
+
+    def check(self) -> None:
+        """Compare two heads of the shortest and the longest request with float64 attention."""
+        w = self.workload
+        assert w.page_size is not None
+        self.call(0)
+        cache = self.caches[0]
+        group = w.num_qo_heads // w.num_kv_heads
+        picks, rows = [], []
+        for request in {int(np.argmin(self.kv_lens)), int(np.argmax(self.kv_lens))}:
+            page, slot = self.pages.tokens(request, self.kv_lens[request], w.page_size)
+            for head in (0, w.num_qo_heads - 1):
+                kv_head = head // group
+                inner = (slot, kv_head) if w.kv_layout == "NHD" else (kv_head, slot)
+                k, v = (cache[(page, side) + inner] for side in (0, 1))  # noqa: RUF005, 3.10 syntax
+                picks.append(self.out[request, head])
+                rows.append((self.q[request, head], k, v, np.float64(_scale(w))))
+        check_rows("flashbsr", np.stack(picks), rows, w.dtype)
+
+
+def _plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
+    wrapper.plan(
+        pages.indptr,
+        pages.indices,
+        pages.last_page_len,
+        w.num_qo_heads,
+        w.num_kv_heads,
+        w.head_dim,
+        w.page_size,
+        q_data_type=w.dtype,
+        kv_data_type=w.dtype,
+    )
+
+
+def _caches(
+    w: Workload, arrays: Arrays, num_pages: int, *, rotate: bool = True
+) -> list[np.ndarray]:
+    """Paged caches, as many as it takes to leave the CPU's caches behind."""
+    assert w.page_size is not None
+    inner = (w.page_size, w.num_kv_heads) if w.kv_layout == "NHD" else (w.num_kv_heads, w.page_size)
+    count = -(-ROTATE_BYTES // kv_bytes(w)) if rotate else 1
+    return [arrays.normal((num_pages, 2, *inner, w.head_dim)) for _ in range(count)]
+
+
+def _add_torch_decode(
+    w: Workload, session: Session, arrays: Arrays, q: np.ndarray, sides: dict[str, Side]
+) -> str:
+    """Add PyTorch over padded K/V to `sides`; returns how it was called."""
+    longest = max(w.kv_lens)
+    shape = (len(w.kv_lens), w.num_kv_heads, longest, w.head_dim)
+    padded_bytes = kv_bytes(w, (longest,) * len(w.kv_lens))
+    sets = [
+        (arrays.normal(shape), arrays.normal(shape))
+        for _ in range(-(-ROTATE_BYTES // padded_bytes))
+    ]
+    peer = torch_decode(
+        as_torch(q), [(as_torch(k), as_torch(v)) for k, v in sets], w.kv_lens, session.threads
+    )
+    request, head = len(w.kv_lens) - 1, w.num_qo_heads - 1
+    k, v = (x[request, -1, : w.kv_lens[request]] for x in sets[0])
+    row = (q[request, head], k, v, np.float64(_scale(w)))
+    check_rows("torch", peer.output()[None, request, head], [row], w.dtype)
+    sides["torch"] = Side(peer.call)
+    return f"torch: {peer.form}"
+
+
+def _memory_metrics(result: Result) -> None:
+    """KV bytes, each counted once, over time, in GB/s; the ratio to torch."""
+    size = kv_bytes(result.workload)
+    metrics, times = result.metrics, result.times
+    metrics["kv_gbs"] = size / times["flashbsr"].median * 1e-9
+    if "torch" in times:
+        metrics["torch_kv_gbs"] = size / times["torch"].median * 1e-9
+        metrics["speedup"] = times["torch"].median / times["flashbsr"].median
+
+
+def _run_decode(w: Workload, session: Session) -> Result:
+    assert w.page_size is not None
+    arrays = Arrays(w.dtype)
+    q = arrays.normal((len(w.kv_lens), w.num_qo_heads, w.head_dim))
+    variants = {"flashbsr": w.kv_lens}
+    if w.kind == "skew":
+        variants["equal"] = equal_lengths(w.kv_lens)
+    num_pages = max(page_table(lens, w.page_size).count for lens in variants.values())
+    caches = _caches(w, arrays, num_pages)
+    decodes = {name: _Decode.make(w, lens, q, caches) for name, lens in variants.items()}
+    gaps: list[float] = []
+
+    def busy(_: float) -> None:
+        seconds = decodes["flashbsr"].wrapper.attention.run_stats()["busy_s"]
+        gaps.append(1.0 - min(seconds) / max(seconds))
+
+    sides: dict[str, Side] = {}
+    for name, decode in decodes.items():
+        decode.check()
+        sides[name] = Side(decode.call, busy if name == "flashbsr" else None)
+    result = Result(w)
+    if session.torch(w):
+        result.note = _add_torch_decode(w, session, arrays, q, sides)
+    session.sample_bandwidth()
+    result.times = interleave(sides, session.budget(1.0), tick=session.tick)
+    session.sample_bandwidth()
+    _memory_metrics(result)
+    result.metrics["busy_gap"] = statistics.median(gaps)
+    if "equal" in result.times:
+        times = result.times
+        result.metrics["skew_penalty"] = times["flashbsr"].median / times["equal"].median - 1.0
+    return result
+
+
+def _run_plan(w: Workload, session: Session) -> Result:
+    """Median of `plan()` over page tables that differ, so that nothing can be remembered."""
+    assert w.page_size is not None
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
+    tables = [
+        page_table(w.kv_lens[shift:] + w.kv_lens[:shift], w.page_size, seed=shift)
+        for shift in range(8)
+    ]
+    side = Side(lambda i: _plan_decode(wrapper, w, tables[i % len(tables)]))
+    budget = Budget(0.5, 4, 20, calls_per_round=40)
+    times = interleave({"flashbsr": side}, budget, tick=session.tick)
+    return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})
+
+
+def _run_overhead(w: Workload, session: Session) -> Result:
+    """Wall time of `run()` on the smallest problem minus the time inside the kernel."""
+    assert w.page_size is not None
+    arrays = Arrays(w.dtype)
+    decode = _Decode.make(
+        w,
+        w.kv_lens,
+        arrays.normal((1, w.num_qo_heads, w.head_dim)),
+        _caches(w, arrays, 1, rotate=False),
+    )
+    decode.check()
+    q: Any = decode.q
+    cache: Any = decode.caches[0]
+    out: Any = decode.out
+    if w.arrays == "torch":
+        q, cache, out = as_torch(decode.q), as_torch(decode.caches[0]), as_torch(decode.out)
+    kernel: list[float] = []
+    above: list[float] = []
+
+    def after(elapsed: float) -> None:
+        seconds = decode.wrapper.attention.run_stats()["kernel_s"]
+        kernel.append(seconds)
+        above.append(elapsed - seconds)
+
+    side = Side(lambda _: decode.wrapper.run(q, cache, out=out), after)
+    budget = Budget(0.5, 4, 20, calls_per_round=100)
+    times = interleave({"flashbsr": side}, budget, tick=session.tick)
+    metrics = {
+        "overhead_us": statistics.median(above) * 1e6,
+        "kernel_us": statistics.median(kernel) * 1e6,
+        "wall_us": times["flashbsr"].median * 1e6,
+    }
+    return Result(w, times, metrics)
+
+
+_RUNNERS: dict[str, Callable[[Workload, Session], Result]] = {
+    "prefill": _run_prefill,
+    "decode": _run_decode,
+    "skew": _run_decode,
+    "balance": _run_decode,
+    "plan": _run_plan,
+    "overhead": _run_overhead,
+}

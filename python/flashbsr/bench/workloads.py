@@ -1,0 +1,266 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The named workloads of ``flashbsr bench``: shapes and goals, no code that runs them."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, field
+
+from flashbsr.errors import FlashbsrError
+
+__all__ = ["KINDS", "WORKLOADS", "Goal", "Workload", "attention_flops", "kv_bytes", "select"]
+
+#: kind -> the heading of its block in the table.
+KINDS = {
+    "prefill": "Prefill, causal, ragged",
+    "decode": "Decode, paged, equal lengths",
+    "skew": "Decode, paged, Zipf lengths against equal ones of the same total",
+    "balance": "Decode, paged, one very long request",
+    "plan": "plan(), decode wrapper",
+    "overhead": "run() above the kernel",
+}
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# 16 lengths, Zipf with exponent 1, mean about 1024: the list of the H200 measurements.
+ZIPF_1024 = (808, 4846, 373, 485, 1212, 303, 606, 2423, 441, 323, 1615, 538, 346, 692, 404, 969)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound that a metric of the workload must keep.
+
+    Attributes
+    ----------
+    metric : str
+        Key into the result's ``metrics``.
+    bound : float
+    at_least : bool
+        True: the metric must be >= bound. False: <= bound.
+    """
+
+    metric: str
+    bound: float
+    at_least: bool = True
+
+    def met(self, value: float) -> bool:
+        """Whether `value` keeps the bound."""
+        return value >= self.bound if self.at_least else value <= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One named measurement.
+
+    Attributes
+    ----------
+    name : str
+        Unique; what ``--only`` takes.
+    kind : str
+        A key of `KINDS`: which runner measures it.
+    dtype : str
+        Of q, K, V and the output.
+    q_lens, kv_lens : tuple[int, ...]
+        Tokens per request.
+    page_size : int or None
+        None: ragged K/V.
+    kv_layout : str
+        "NHD" or "HND", of the paged cache.
+    causal : bool
+    num_qo_heads, num_kv_heads, head_dim : int
+    peer : bool
+        Also run PyTorch's ``scaled_dot_product_attention``.
+    arrays : str
+        The framework whose arrays are passed: "numpy" or "torch".
+    quick : bool
+        Part of ``--quick``.
+    goals : tuple[Goal, ...]
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    page_size: int | None = None
+    kv_layout: str = "NHD"
+    causal: bool = False
+    num_qo_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    peer: bool = False
+    arrays: str = "numpy"
+    quick: bool = False
+    goals: tuple[Goal, ...] = field(default=())
+
+    def describe(self) -> str:
+        """One line for ``bench --list``."""
+        kv = sorted(self.kv_lens)
+        lengths = f"{kv[0]}" if kv[0] == kv[-1] else f"{kv[0]} to {kv[-1]}"
+        layout = "ragged" if self.page_size is None else f"page size {self.page_size}"
+        mask = ", causal" if self.causal else ""
+        peer = ", against torch" if self.peer else ""
+        return (
+            f"batch {len(kv)}, {lengths} KV tokens, {self.num_qo_heads}/{self.num_kv_heads} heads, "
+            f"head dim {self.head_dim}, {self.dtype}, {layout}{mask}{peer}"
+        )
+
+
+def attention_flops(workload: Workload) -> int:
+    """Operations of a workload: ``4 * pairs * head_dim * num_qo_heads``.
+
+    `pairs` counts the (query, key) pairs that the bottom-right aligned causal mask keeps; 4 is two
+    products of a multiply and an add each.
+    """
+    pairs = 0
+    for q, kv in zip(workload.q_lens, workload.kv_lens, strict=True):
+        if workload.causal:
+            rows = min(q, kv)  # earlier queries see nothing; of these the last sees all kv keys
+            pairs += rows * kv - rows * (rows - 1) // 2
+        else:
+            pairs += q * kv
+    return 4 * pairs * workload.head_dim * workload.num_qo_heads
+
+
+def kv_bytes(workload: Workload, kv_lens: tuple[int, ...] | None = None) -> int:
+    """Bytes of K and V, each element once."""
+    tokens = sum(workload.kv_lens if kv_lens is None else kv_lens)
+    row = workload.num_kv_heads * workload.head_dim * ITEMSIZE[workload.dtype]
+    return 2 * tokens * row
+
+
+def equal_lengths(kv_lens: tuple[int, ...]) -> tuple[int, ...]:
+    """As many lengths with the same total, as equal as integers allow."""
+    base, extra = divmod(sum(kv_lens), len(kv_lens))
+    return tuple(base + (i < extra) for i in range(len(kv_lens)))
+
+
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def _prefill(length: int, dtype: str) -> Workload:
+    speedup = {"float32": 1.3, "bfloat16": 2.5}.get(dtype)
+    return Workload(
+        name=f"prefill-{length}-{_SHORT[dtype]}",
+        kind="prefill",
+        dtype=dtype,
+        q_lens=(length,),
+        kv_lens=(length,),
+        causal=True,
+        peer=speedup is not None,
+        quick=length in (512, 1024) and dtype != "float16",
+        goals=() if speedup is None else (Goal("speedup", speedup),),
+    )
+
+
+def _decode(length: int, dtype: str) -> Workload:
+    return Workload(
+        name=f"decode-{length}-{_SHORT[dtype]}",
+        kind="decode",
+        dtype=dtype,
+        q_lens=(1,) * 16,
+        kv_lens=(length,) * 16,
+        page_size=16,
+        peer=True,
+        quick=length == 1024,
+        goals=(Goal("triad_fraction", 0.8), Goal("speedup", 2.0)),
+    )
+
+
+def _skew(scale: int, dtype: str) -> Workload:
+    return Workload(
+        name=f"zipf-{1024 * scale}-{_SHORT[dtype]}",
+        kind="skew",
+        dtype=dtype,
+        q_lens=(1,) * 16,
+        kv_lens=tuple(n * scale for n in ZIPF_1024),
+        page_size=16,
+        peer=scale == 1,
+        quick=scale == 1 and dtype == "bfloat16",
+        goals=(Goal("skew_penalty", 0.10, at_least=False),),
+    )
+
+
+def _balance(dtype: str) -> Workload:
+    return Workload(
+        name=f"one64k-{_SHORT[dtype]}",
+        kind="balance",
+        dtype=dtype,
+        q_lens=(1,) * 64,
+        kv_lens=(512,) * 31 + (65536,) + (512,) * 32,
+        page_size=16,
+        quick=dtype == "bfloat16",
+        goals=(Goal("busy_gap", 0.05, at_least=False),),
+    )
+
+
+def _plan(batch: int, bound_us: float) -> Workload:
+    # 512 to 1536 tokens in an order without structure, mean about 1024.
+    lengths = tuple(512 + (i * 397 + 101) % 1025 for i in range(batch))
+    return Workload(
+        name=f"plan-{batch}",
+        kind="plan",
+        dtype="bfloat16",
+        q_lens=(1,) * batch,
+        kv_lens=lengths,
+        page_size=16,
+        quick=True,
+        goals=(Goal("plan_us", bound_us, at_least=False),),
+    )
+
+
+def _overhead(arrays: str) -> Workload:
+    return Workload(
+        name=f"run-overhead-{arrays}",
+        kind="overhead",
+        dtype="float32",
+        q_lens=(1,),
+        kv_lens=(1,),
+        page_size=16,
+        arrays=arrays,
+        quick=True,
+        goals=(Goal("overhead_us", 15.0, at_least=False),),
+    )
+
+
+_LENGTHS = (512, 1024, 2048, 4096, 8192)
+
+WORKLOADS: tuple[Workload, ...] = (
+    *(_prefill(n, dtype) for dtype in ("float32", "bfloat16") for n in _LENGTHS),
+    _prefill(2048, "float16"),
+    *(_decode(n, dtype) for dtype in ("bfloat16", "float32") for n in _LENGTHS[1:]),
+    *(_skew(scale, dtype) for dtype in ("bfloat16", "float32") for scale in (1, 4)),
+    _balance("bfloat16"),
+    _balance("float32"),
+    _plan(16, 30.0),
+    _plan(1024, 300.0),
+    _overhead("numpy"),
+    _overhead("torch"),
+)
+
+
+def select(patterns: str | None = None, *, quick: bool = False) -> tuple[Workload, ...]:
+    """Choose the workloads that ``--only`` and ``--quick`` leave, in table order.
+
+    Parameters
+    ----------
+    patterns : str, optional
+        Names, kinds or shell patterns (``decode-*-bf16``), separated by commas. None: all.
+    quick : bool
+        Keep only the short list. Ignored for workloads that `patterns` names.
+
+    Raises
+    ------
+    FlashbsrError
+        A pattern matches no workload.
+    """
+    if patterns is None:
+        return tuple(w for w in WORKLOADS if w.quick or not quick)
+    chosen: set[str] = set()
+    for pattern in filter(None, (p.strip() for p in patterns.split(","))):
+        hits = [w.name for w in WORKLOADS if w.kind == pattern or fnmatch.fnmatch(w.name, pattern)]
+        if not hits:
+            raise FlashbsrError("--only", repr(pattern), "a name of 'flashbsr bench --list'")
+        chosen.update(hits)
+    return tuple(w for w in WORKLOADS if w.name in chosen)

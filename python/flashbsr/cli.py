@@ -1,0 +1,295 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``flashbsr``: ``info``, ``bench`` and ``plan``.
+
+An error is one line on stderr and exit status 2. Each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["engine_info", "main", "parse_lengths"]
+
+_EPILOG = """examples:
+  flashbsr info
+  flashbsr bench --quick
+  flashbsr bench --only 'decode-*-bf16' --json decode.json --plot decode.png
+  flashbsr plan --kv-lens 512x2,65536 --num-qo-heads 32 --num-kv-heads 8 --head-dim 128
+  flashbsr plan --kv-lens 300,4096 --qo-lens 300,1 --causal --page-size 16 --out plan.png
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line; argparse would print the usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} ('{self.prog} --help' explains)\n")
+
+
+def engine_info() -> dict[str, Any]:
+    """Describe what this build is and what it found on this machine.
+
+    Returns
+    -------
+    dict
+        ``version``, ``backends``, ``isa`` (in use), ``isas`` (that this machine can run), ``cores``
+        and ``threads`` (of the default pool), ``kernels`` (list of dict: backend, isa, compute,
+        variant, q_dtypes, kv_dtypes, head_dims).
+    """
+    import flashbsr
+
+    from . import _core
+
+    kernels = [dict(kernel) for kernel in _core.kernels()]
+    return {
+        "version": flashbsr.__version__,
+        "backends": sorted({kernel["backend"] for kernel in kernels}),
+        "isa": _core.isa(),
+        "isas": list(_core.isa_levels()),
+        "cores": os.cpu_count() or 1,
+        "threads": _core.num_threads(),
+        "kernels": kernels,
+    }
+
+
+def parse_lengths(text: str) -> list[int]:
+    """``512x2,65536`` -> [512, 512, 65536]: lengths separated by commas, ``LENGTHxTIMES`` repeats.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+    """
+    lengths: list[int] = []
+    for part in text.split(","):
+        length, _, times = part.strip().partition("x")
+        if not length.isdecimal() or (times and not times.isdecimal()) or part.strip()[-1:] == "x":
+            raise argparse.ArgumentTypeError(
+                f"got {part.strip()!r}; expected LENGTH or LENGTHxTIMES, separated by commas"
+            )
+        lengths += [int(length)] * int(times or 1)
+    return lengths
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a positive integer")
+    return int(text)
+
+
+def _info(args: argparse.Namespace) -> int:
+    info = engine_info()
+    if args.json:
+        print(json.dumps(info, indent=2))
+        return 0
+    print(f"flashbsr {info['version']}")
+    print(f"  backends  {', '.join(info['backends'])}")
+    others = [isa for isa in info["isas"] if isa != info["isa"]]
+    print(
+        f"  ISA       {info['isa']} in use"
+        + (f"; also here: {', '.join(others)}" if others else "")
+    )
+    print(f"  CPU       {info['cores']} cores, {info['threads']} threads")
+    print(f"  kernels   {len(info['kernels'])}")
+    heading = ("backend", "isa", "compute", "variant", "q_dtypes", "kv_dtypes", "head_dims")
+    table = [[name.replace("_", " ") for name in heading]]
+    for kernel in info["kernels"]:
+        cells = [kernel[name] for name in heading]
+        table.append([c if isinstance(c, str) else ", ".join(map(str, c)) for c in cells])
+    widths = [max(len(row[i]) for row in table) for i in range(len(heading))]
+    print()
+    for row in table:
+        print("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    import flashbsr
+    from flashbsr import viz
+
+    kv_lens = np.asarray(args.kv_lens, np.int64)
+    qo_lens = np.ones_like(kv_lens) if args.qo_lens is None else np.asarray(args.qo_lens, np.int64)
+    if len(qo_lens) != len(kv_lens):
+        raise flashbsr.FlashbsrError(
+            "--qo-lens", f"{len(qo_lens)} lengths", f"{len(kv_lens)}, as many as --kv-lens"
+        )
+    if args.shared_prefix and args.page_size is None:
+        raise flashbsr.FlashbsrError("--shared-prefix", args.shared_prefix, "--page-size with it")
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=args.causal, window_left=args.window_left),
+        flashbsr.TaskInfo(
+            num_qo_heads=args.num_qo_heads,
+            num_kv_heads=args.num_kv_heads,
+            head_dim_qk=args.head_dim,
+            page_size=args.page_size,
+            q_dtype=args.dtype,
+            kv_dtype=args.dtype,
+            num_workers=args.workers,
+            fixed_split_size=args.fixed_split_size,
+            disable_split_kv=args.disable_split_kv,
+        ),
+    )
+    qo_indptr = np.concatenate(([0], np.cumsum(qo_lens)))
+    if args.page_size is None:
+        attention.plan(qo_indptr, np.concatenate(([0], np.cumsum(kv_lens))))
+    else:
+        indptr, indices = _page_table(kv_lens, args.page_size, args.shared_prefix)
+        attention.plan(qo_indptr, indptr, indices, kv_lens=kv_lens)
+    plan = attention.plan_info
+    print(plan)
+    if args.out is None and args.bsr is None:
+        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        width = shutil.get_terminal_size((100, 24)).columns
+        print("\n" + viz.render_lanes(plan, width, color=color))
+    if args.out is not None:
+        viz.plot_plan(plan, args.out)
+        print(f"lanes: {args.out}")
+    if args.bsr is not None:
+        viz.plot_bsr(plan, args.bsr)
+        print(f"matrix: {args.bsr}")
+    return 0
+
+
+def _page_table(kv_lens: Any, page_size: int, shared_prefix: int) -> tuple[Any, Any]:
+    """Hand out pages in order; whole pages of the first `shared_prefix` tokens belong to all."""
+    import numpy as np
+
+    pages = -(-kv_lens // page_size)
+    indptr = np.concatenate(([0], np.cumsum(pages)))
+    shared = np.minimum(shared_prefix // page_size, kv_lens // page_size)
+    indices = np.empty(int(indptr[-1]), np.int64)
+    unused = int(shared.max(initial=0))
+    for begin, count, common in zip(indptr[:-1], pages, shared, strict=True):
+        own = count - common
+        indices[begin : begin + common] = np.arange(common)
+        indices[begin + common : begin + count] = unused + np.arange(own)
+        unused += own
+    return indptr, indices
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench.command import run
+
+    return run(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="flashbsr",
+        description="Attention engine for LLM inference over block-sparse-row KV layouts.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+
+    info = commands.add_parser(
+        "info",
+        help="version, backends, instruction set, kernels shipped",
+        description="Print the version, the backends, the instruction set in use and the kernels.",
+    )
+    info.add_argument("--json", action="store_true", help="print as JSON")
+    info.set_defaults(run=_info)
+
+    bench = commands.add_parser(
+        "bench",
+        help="run named workloads against this machine's limits and PyTorch",
+        description=(
+            "Measure named workloads: medians, interleaved with PyTorch's SDPA where installed, "
+            "beside this machine's memory bandwidth and matrix product rate."
+        ),
+    )
+    bench.add_argument("--list", action="store_true", help="name the workloads and stop")
+    bench.add_argument(
+        "--only", metavar="NAME,...", help="names, kinds or patterns like 'decode-*'"
+    )
+    bench.add_argument("--quick", action="store_true", help="a short list with short budgets")
+    bench.add_argument(
+        "--device", choices=["cpu"], default="cpu", help="where to run (default: cpu)"
+    )
+    bench.add_argument("--no-peer", action="store_true", help="do not time PyTorch")
+    bench.add_argument(
+        "--json", type=Path, metavar="FILE", help="write results and machine to FILE"
+    )
+    bench.add_argument("--plot", type=Path, metavar="FILE", help="draw the results (.png, .svg)")
+    bench.set_defaults(run=_bench)
+
+    plan = commands.add_parser(
+        "plan",
+        help="draw the plan for given lengths",
+        description=(
+            "Plan a batch and show who does what: in the terminal, or as a picture with --out. In "
+            "the terminal a character is a slice of a worker's time and names the request."
+        ),
+    )
+    plan.add_argument(
+        "--kv-lens",
+        type=parse_lengths,
+        required=True,
+        metavar="N,...",
+        help="KV tokens per request; 512x31,65536 repeats 512 31 times",
+    )
+    plan.add_argument(
+        "--qo-lens",
+        type=parse_lengths,
+        metavar="N,...",
+        help="query tokens per request (default: 1)",
+    )
+    plan.add_argument("--num-qo-heads", type=_positive, default=32, metavar="N", help="default 32")
+    plan.add_argument("--num-kv-heads", type=_positive, default=8, metavar="N", help="default 8")
+    plan.add_argument("--head-dim", type=_positive, default=128, metavar="N", help="default 128")
+    plan.add_argument("--page-size", type=_positive, metavar="N", help="paged KV (default: ragged)")
+    plan.add_argument("--dtype", default="float32", help="of q and KV (default: float32)")
+    plan.add_argument("--causal", action="store_true", help="bottom-right aligned causal mask")
+    plan.add_argument(
+        "--window-left", type=int, default=-1, metavar="N", help="sliding window; -1: off"
+    )
+    plan.add_argument("--workers", type=_positive, metavar="N", help="lanes (default: the threads)")
+    plan.add_argument(
+        "--fixed-split-size", type=_positive, metavar="N", help="KV tokens of a part, at most"
+    )
+    plan.add_argument("--disable-split-kv", action="store_true", help="never split a request's KV")
+    plan.add_argument(
+        "--shared-prefix",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="tokens whose pages all requests share (with --page-size)",
+    )
+    plan.add_argument("--out", type=Path, metavar="FILE", help="draw the lanes (.png, .svg)")
+    plan.add_argument("--bsr", type=Path, metavar="FILE", help="draw the block-sparse matrix")
+    plan.set_defaults(run=_plan)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        import flashbsr
+
+        print(f"flashbsr {flashbsr.__version__}")
+        return 0
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    from .errors import FlashbsrError
+
+    try:
+        return int(args.run(args))
+    except (FlashbsrError, OSError) as error:
+        print(f"flashbsr: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("flashbsr: interrupted", file=sys.stderr)
+        return 130

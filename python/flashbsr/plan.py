@@ -1,0 +1,251 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the plan: the flat int32 buffer that every backend consumes.
+
+The layout is that of ``include/flashbsr/core/plan.h``, whose words are used here: a *packed row* is
+a query token and a head of its KV group, a *row tile* is a run of packed rows of one request and KV
+head, a *work item* is a row tile against a range of KV positions, a *merge* contracts the partial
+states of a tile whose KV range was split.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DTypeError, FlashbsrError, ShapeError
+
+__all__ = ["Plan", "PlanHeader"]
+
+MAGIC = 0x52534246
+VERSION = 1
+HEADER_WORDS = 64
+
+FLAG_CAUSAL = 1 << 0
+FLAG_PAGED = 1 << 1
+FLAG_CUSTOM_MASK = 1 << 2
+
+
+class PlanHeader(NamedTuple):
+    """The words of the header that mean something. ``num_*``: contents; ``max_*``: capacity."""
+
+    magic: int
+    version: int
+    total_size: int
+    flags: int
+    num_requests: int
+    num_items: int
+    num_workers: int
+    num_merges: int
+    num_slots: int
+    num_kv_indices: int
+    num_q_tokens: int
+    num_kv_rows: int
+    num_qo_heads: int
+    num_kv_heads: int
+    group_size: int
+    page_size: int
+    window_left: int
+    tile_rows: int
+    max_kv_len: int
+    kv_chunk: int
+    max_requests: int
+    max_items: int
+    max_merges: int
+    max_slots: int
+    max_kv_indices: int
+    off_requests: int
+    off_items: int
+    off_queue_indptr: int
+    off_queue_items: int
+    off_merges: int
+    off_kv_indices: int
+    mean_cost: int
+    max_cost: int
+    cost_per_item: int
+    cost_per_kv: int
+    cost_per_kv_row: int
+    max_rows: int
+
+
+def _record(*fields: str) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int32) for name in fields])
+
+
+# fmt: off
+REQUEST = _record("q_begin", "q_len", "kv_begin", "kv_len", "mask_lo", "mask_hi",
+                  "reserved0", "reserved1")
+WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "kv_begin", "kv_end",
+                    "slot", "merge")
+MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot_begin", "slot_count",
+                "reserved0", "reserved1")
+# fmt: on
+
+
+class Plan:
+    """View of a plan. Copies nothing; later changes of the buffer show.
+
+    Parameters
+    ----------
+    buffer : numpy.ndarray, int32 [n], contiguous
+        A plan, as ``Attention.plan_info`` gives it.
+
+    Attributes
+    ----------
+    buffer : numpy.ndarray, int32
+    header : PlanHeader
+        Read when the view was made.
+    requests : numpy structured array [num_requests]
+        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi`` (tokens; bytes for the mask).
+    items : numpy structured array [num_items]
+        ``request, row_begin, row_count, kv_head, kv_begin, kv_end, slot, merge``, in claim order:
+        the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``: the item
+        writes the final output.
+    merges : numpy structured array [num_merges]
+        ``request, row_begin, row_count, kv_head, slot_begin, slot_count``.
+    queue_indptr : numpy.ndarray, int32 [num_workers + 1]
+    queue_items : numpy.ndarray, int32 [num_items]
+        Worker *w* owns the items ``queue_items[queue_indptr[w]:queue_indptr[w + 1]]``.
+    kv_indices : numpy.ndarray, int32 [num_kv_indices]
+        The page table; empty for ragged KV.
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        Not a contiguous int32 vector.
+    FlashbsrError
+        Not a plan, or one of another version.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import flashbsr
+    >>> attention = flashbsr.Attention(
+    ...     flashbsr.AttentionSpec(causal=True),
+    ...     flashbsr.TaskInfo(num_qo_heads=4, num_kv_heads=2, head_dim_qk=64),
+    ... )
+    >>> attention.plan(np.array([0, 3, 5]), np.array([0, 8, 13]))
+    >>> plan = attention.plan_info
+    >>> plan.requests["kv_len"].tolist(), plan.header.num_q_tokens
+    ([8, 5], 5)
+    """
+
+    __slots__ = (
+        "buffer", "header", "items", "kv_indices", "merges", "queue_indptr", "queue_items",
+        "requests",
+    )  # fmt: skip
+
+    def __init__(self, buffer: npt.NDArray[np.int32]) -> None:
+        if not isinstance(buffer, np.ndarray) or buffer.dtype != np.int32:
+            raise DTypeError("buffer", getattr(buffer, "dtype", type(buffer)), "an int32 array")
+        if buffer.ndim != 1 or not buffer.flags.c_contiguous or buffer.size < HEADER_WORDS:
+            raise ShapeError("buffer", f"shape {buffer.shape}", "a contiguous vector with a header")
+        self.buffer = buffer
+        self.header = h = PlanHeader(*buffer[: len(PlanHeader._fields)].tolist())
+        if (h.magic, h.version) != (MAGIC, VERSION):
+            raise FlashbsrError(
+                "buffer",
+                f"magic {h.magic:#x}, version {h.version}",
+                f"a plan: magic {MAGIC:#x}, version {VERSION}",
+            )
+        if h.total_size > buffer.size:
+            raise ShapeError("buffer", f"{buffer.size} words", f"{h.total_size} words")
+        self.requests = self._records(h.off_requests, h.num_requests, REQUEST)
+        self.items = self._records(h.off_items, h.num_items, WORK_ITEM)
+        self.merges = self._records(h.off_merges, h.num_merges, MERGE)
+        self.queue_indptr = self._words(h.off_queue_indptr, h.num_workers + 1)
+        self.queue_items = self._words(h.off_queue_items, h.num_items)
+        self.kv_indices = self._words(h.off_kv_indices, h.num_kv_indices)
+
+    def _words(self, offset: int, count: int) -> npt.NDArray[np.int32]:
+        return self.buffer[offset : offset + count]
+
+    def _records(self, offset: int, count: int, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+        return self._words(offset, count * (dtype.itemsize // 4)).view(dtype)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the plan is trimmed by causality."""
+        return bool(self.header.flags & FLAG_CAUSAL)
+
+    @property
+    def paged(self) -> bool:
+        """Whether the KV is paged."""
+        return bool(self.header.flags & FLAG_PAGED)
+
+    @property
+    def custom_mask(self) -> bool:
+        """Whether requests carry a custom mask."""
+        return bool(self.header.flags & FLAG_CUSTOM_MASK)
+
+    def queue(self, worker: int) -> npt.NDArray[np.int32]:
+        """Look up the items of one worker.
+
+        Parameters
+        ----------
+        worker : int
+            0 to ``num_workers - 1``.
+
+        Returns
+        -------
+        numpy.ndarray, int32 [n]
+            Item ids, in the worker's order.
+        """
+        begin, end = self.queue_indptr[worker], self.queue_indptr[worker + 1]
+        return self.queue_items[begin:end]
+
+    def cost(self, item: Any = None) -> npt.NDArray[np.int64]:
+        """Estimate the time of work items, in the scheduler's units.
+
+        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``
+
+        Parameters
+        ----------
+        item : int, int array or record(s) of `items`, optional
+            Default: all items.
+
+        Returns
+        -------
+        numpy.ndarray, int64
+            One number per item; 0-dimensional for a single one.
+        """
+        if item is None:
+            item = self.items
+        elif not isinstance(item, (np.void, np.ndarray)) or item.dtype != WORK_ITEM:
+            item = self.items[item]
+        h = self.header
+        span = np.subtract(item["kv_end"], item["kv_begin"], dtype=np.int64)
+        rows = np.asarray(item["row_count"], dtype=np.int64)
+        return np.asarray(h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows))
+
+    @property
+    def balance(self) -> float:
+        """Mean over most loaded worker by the scheduler's cost model: 1.0 is perfect."""
+        return self.header.mean_cost / self.header.max_cost if self.header.max_cost else 1.0
+
+    def __str__(self) -> str:
+        h = self.header
+        kind = [
+            f"paged (page size {h.page_size})" if self.paged else "ragged",
+            *(["causal"] if self.causal else []),
+            *([f"window {h.window_left}"] if h.window_left >= 0 else []),
+            *(["custom mask"] if self.custom_mask else []),
+        ]
+        kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
+        split = f"{h.num_merges} tiles split into {h.num_slots} parts" if h.num_merges else "none"
+        return (
+            f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads\n"
+            f"  requests  {h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens, "
+            f"longest {h.max_kv_len}\n"
+            f"  items     {h.num_items} of at most {h.max_rows} packed rows, split beyond "
+            f"{h.kv_chunk} KV tokens\n"
+            f"  splits    {split}\n"
+            f"  workers   {h.num_workers}, balance {self.balance:.3f}\n"
+            f"  memory    {4 * h.total_size} bytes"
+        )
+
+    def __repr__(self) -> str:
+        h = self.header
+        return f"<flashbsr.Plan: {h.num_requests} requests, {h.num_items} items>"

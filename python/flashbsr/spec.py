@@ -1,0 +1,301 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What to compute (`AttentionSpec`) and on what (`TaskInfo`): all that is fixed at construction."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from .dtypes import KV_DTYPES, QO_DTYPES, normalize_dtype
+from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+
+__all__ = ["AttentionSpec", "TaskInfo"]
+
+MAX_HEAD_DIM = 256
+HEAD_DIM_MULTIPLE = 8
+BACKENDS = ("auto", "cpu")
+# Known names of backends that this build does not have: asking for one is not a typing error.
+OTHER_BACKENDS = frozenset(
+    ("cuda", "fa2", "fa3", "trtllm-gen", "cudnn", "cutlass", "cute-dsl", "fmha_v2", "xqa")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The computation: masks, logits transforms, positions, activation.
+
+    For query row *i* (position ``p = kv_len - q_len + i``) and key *j* of one request and head::
+
+        x_ij = soft_cap(sm_scale * <q_i, k_j>) + alibi_ij
+        o_i  = sum_j softmax_j(x_ij) v_j,   lse_i = log sum_j exp(x_ij)
+
+    with *j* running over the keys that the masks leave: causal ``j <= p``, window
+    ``j >= p - window_left``, and the custom mask given to ``plan`` (which replaces causality).
+
+    Parameters
+    ----------
+    causal : bool
+        Causal mask, bottom-right aligned: the last query sees every key.
+    window_left : int
+        Keys further than this behind the query are masked. Inclusive: 0 leaves the query's own
+        position. -1: no window.
+    sm_scale : float, optional
+        Scale of the logits. Default ``1 / sqrt(head_dim_qk)``.
+    logits_soft_cap : float, optional
+        ``cap * tanh(x / cap)`` after `sm_scale` (Gemma 2, arXiv:2408.00118, section 2). None or
+        0: off.
+    pos_encoding_mode : {"NONE", "ROPE_LLAMA", "ALIBI"}
+        ROPE_LLAMA rotates keys by their position in the sequence and queries by *p*, inside the
+        kernel, in the half-split (NeoX) layout (RoFormer, arXiv:2104.09864, eq. 34).
+        ALIBI adds ``slope_h * (j - p)`` (Press et al., arXiv:2108.12409, section 3).
+    rope_scale : float
+        Positions are divided by it (interpolation). With `rope_llama31`: the Llama 3.1 factor.
+    rope_theta : float
+        Base of the rotary frequencies.
+    rope_llama31 : tuple of 3 floats, optional
+        ``(low_freq_factor, high_freq_factor, old_context_len)`` of the Llama 3.1 frequency
+        scaling. Needs ``pos_encoding_mode="ROPE_LLAMA"``.
+    activation : {"softmax", "sigmoid"}
+        ``"sigmoid"``: ``o_i = sum_j sigmoid(x_ij + sigmoid_bias) v_j`` (Ramapuram et al.,
+        arXiv:2409.04431, eq. 3). It has no LSE.
+    sigmoid_bias : float
+        Added to every logit; sigmoid only.
+
+    Raises
+    ------
+    FlashbsrError
+        A value out of its range, an unknown name, or a combination without a meaning.
+
+    Examples
+    --------
+    >>> AttentionSpec(causal=True, window_left=127).window_left
+    127
+    >>> AttentionSpec(activation="relu")
+    Traceback (most recent call last):
+        ...
+    flashbsr.errors.FlashbsrError: activation: got 'relu'; expected 'softmax' or 'sigmoid'
+    """
+
+    causal: bool = False
+    window_left: int = -1
+    sm_scale: float | None = None
+    logits_soft_cap: float | None = None
+    pos_encoding_mode: str = "NONE"
+    rope_scale: float = 1.0
+    rope_theta: float = 1e4
+    rope_llama31: tuple[float, float, float] | None = None
+    activation: str = "softmax"
+    sigmoid_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set(self, "causal", bool(self.causal))
+        _set(self, "window_left", check_int("window_left", self.window_left, -1))
+        if self.sm_scale is not None:
+            _set(self, "sm_scale", check_float("sm_scale", self.sm_scale))
+        if self.logits_soft_cap is not None:
+            cap = check_float("logits_soft_cap", self.logits_soft_cap)
+            if cap < 0:
+                raise FlashbsrError("logits_soft_cap", cap, "a positive number, or None or 0: off")
+            _set(self, "logits_soft_cap", cap or None)
+        check_name("pos_encoding_mode", self.pos_encoding_mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
+        check_name("activation", self.activation, ("softmax", "sigmoid"))
+        for name in ("rope_scale", "rope_theta"):
+            value = check_float(name, getattr(self, name))
+            if value <= 0:
+                raise FlashbsrError(name, value, "a positive number")
+            _set(self, name, value)
+        if self.rope_llama31 is not None:
+            _set(self, "rope_llama31", check_llama31(self.rope_llama31))
+            if self.pos_encoding_mode != "ROPE_LLAMA":
+                raise FlashbsrError(
+                    "rope_llama31", self.rope_llama31, "None unless pos_encoding_mode='ROPE_LLAMA'"
+                )
+        _set(self, "sigmoid_bias", check_float("sigmoid_bias", self.sigmoid_bias))
+        if self.sigmoid_bias and self.activation != "sigmoid":
+            raise FlashbsrError("sigmoid_bias", self.sigmoid_bias, "0 unless activation='sigmoid'")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """The arrays: head counts and dims, data types, layout, capacity, threads.
+
+    Parameters
+    ----------
+    num_qo_heads, num_kv_heads : int
+        Heads of queries and of keys; the first is a multiple of the second (GQA).
+    head_dim_qk : int
+        Head dim of queries and keys: a multiple of 8, at most 256.
+    head_dim_vo : int, optional
+        Head dim of values and outputs. Default `head_dim_qk`.
+    page_size : int, optional
+        Tokens of a KV page, 1 or more. None: the KV is ragged (contiguous per request).
+    kv_layout : {"NHD", "HND"}
+        Order of tokens and heads within a page (paged), or in the whole array (ragged).
+    q_dtype, o_dtype : data type, optional
+        float32, float16 or bfloat16, in any framework's notation. None: the query array's.
+    kv_dtype : data type, optional
+        As above, or float8_e4m3fn / float8_e5m2. None: the KV array's.
+    max_batch_size, max_q_tokens, max_kv_pages : int, optional
+        Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
+        A larger plan raises `CapacityError`, and memory is fixed at construction. None: ``plan``
+        grows as needed (``run`` never does).
+    num_workers : int, optional
+        Queues of the plan. Default: as many as the backend has use for.
+    num_threads : int, optional
+        Threads that run the queues. Default: the machine's cores. Results do not depend on it.
+    fixed_split_size : int, optional
+        Cut every KV range at multiples of this many tokens, so that a request's result does not
+        depend on the rest of the batch (batch invariance). None: the scheduler chooses.
+    disable_split_kv : bool
+        Never split a KV range.
+    lse_base : {"e", "2"}
+        Base of the LSE that ``run`` returns: natural, or 2 as FlashInfer has it.
+    backend : {"auto", "cpu"}
+        Where to compute.
+
+    Raises
+    ------
+    FlashbsrError, ShapeError, DTypeError
+        A value out of its range or an unknown name.
+    UnsupportedError
+        A backend that this build does not have, a head dim that no kernel has.
+
+    Examples
+    --------
+    >>> TaskInfo(num_qo_heads=32, num_kv_heads=8, head_dim_qk=128, page_size=16).head_dim_vo
+    128
+    >>> TaskInfo(num_qo_heads=30, num_kv_heads=8, head_dim_qk=128)
+    Traceback (most recent call last):
+        ...
+    flashbsr.errors.ShapeError: num_qo_heads: got 30; expected a multiple of num_kv_heads=8
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int | None = None
+    page_size: int | None = None
+    kv_layout: str = "NHD"
+    q_dtype: Any = None
+    kv_dtype: Any = None
+    o_dtype: Any = None
+    max_batch_size: int | None = None
+    max_q_tokens: int | None = None
+    max_kv_pages: int | None = None
+    num_workers: int | None = None
+    num_threads: int | None = None
+    fixed_split_size: int | None = None
+    disable_split_kv: bool = False
+    lse_base: str = "e"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk"):
+            _set(self, name, check_int(name, getattr(self, name), 1))
+        if self.num_qo_heads % self.num_kv_heads:
+            raise ShapeError(
+                "num_qo_heads", self.num_qo_heads, f"a multiple of num_kv_heads={self.num_kv_heads}"
+            )
+        if self.head_dim_vo is None:
+            _set(self, "head_dim_vo", self.head_dim_qk)
+        _set(self, "head_dim_vo", check_int("head_dim_vo", self.head_dim_vo, 1))
+        for name in ("head_dim_qk", "head_dim_vo"):
+            dim = getattr(self, name)
+            if dim > MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
+                raise UnsupportedError(
+                    name,
+                    dim,
+                    f"a multiple of {HEAD_DIM_MULTIPLE}, at most {MAX_HEAD_DIM} (pad the last "
+                    "dimension with zeros and pass sm_scale=1/sqrt(unpadded dim))",
+                )
+        for name, least in (
+            ("page_size", 1),
+            ("max_batch_size", 0),
+            ("max_q_tokens", 0),
+            ("max_kv_pages", 0),
+            ("num_workers", 1),
+            ("num_threads", 1),
+            ("fixed_split_size", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _set(self, name, check_int(name, value, least))
+        check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
+        _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", QO_DTYPES))
+        _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
+        _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", QO_DTYPES))
+        _set(self, "disable_split_kv", bool(self.disable_split_kv))
+        if self.disable_split_kv and self.fixed_split_size is not None:
+            raise FlashbsrError(
+                "fixed_split_size", self.fixed_split_size, "None when disable_split_kv=True"
+            )
+        check_name("lse_base", self.lse_base, ("e", "2"))
+        check_backend(self.backend)
+
+
+def _set(obj: object, name: str, value: object) -> None:
+    object.__setattr__(obj, name, value)  # the dataclasses are frozen
+
+
+def check_int(name: str, value: Any, least: int) -> int:
+    """Return `value` as int if it is an integer in ``[least, 2**31)``; raise otherwise."""
+    if isinstance(value, bool):
+        raise DTypeError(name, value, "an integer")
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise DTypeError(name, repr(value), "an integer") from None
+    if not least <= value < 2**31:
+        raise FlashbsrError(name, value, f"an integer in [{least}, {2**31})")
+    return int(value)
+
+
+def check_float(name: str, value: Any) -> float:
+    """Return `value` as float if it is a finite real number; raise otherwise."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise DTypeError(name, repr(value), "a number") from None
+    if not math.isfinite(number):
+        raise FlashbsrError(name, number, "a finite number")
+    return number
+
+
+def check_name(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of the `allowed` names."""
+    if value not in allowed:
+        quoted = [repr(a) for a in allowed]
+        raise FlashbsrError(name, repr(value), f"{', '.join(quoted[:-1])} or {quoted[-1]}")
+
+
+def check_llama31(value: Any) -> tuple[float, float, float]:
+    """Check ``(low_freq_factor, high_freq_factor, old_context_len)``; return it as floats."""
+    try:
+        low, high, context = (check_float("rope_llama31", v) for v in value)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, FlashbsrError):
+            raise
+        raise DTypeError(
+            "rope_llama31", repr(value), "(low_freq_factor, high_freq_factor, old_context_len)"
+        ) from None
+    if not 0 < low < high or context <= 0:
+        raise FlashbsrError(
+            "rope_llama31",
+            (low, high, context),
+            "0 < low_freq_factor < high_freq_factor, 0 < old_context_len",
+        )
+    return low, high, context
+
+
+def check_backend(backend: Any) -> None:
+    """Raise unless this build has the backend."""
+    if backend in BACKENDS:
+        return
+    if isinstance(backend, str) and backend in OTHER_BACKENDS:
+        raise UnsupportedError(
+            "backend", repr(backend), "'auto' or 'cpu': this build computes on the CPU"
+        )
+    check_name("backend", backend, BACKENDS)

@@ -1,0 +1,16 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of a plan: the workers' lanes, and the block-sparse matrix behind it.
+
+``plot_plan`` and ``plot_bsr`` need matplotlib (``pip install 'flashbsr[viz]'``); ``render_lanes``
+draws the lanes as text and needs nothing.
+"""
+
+from __future__ import annotations
+
+from .lanes import plot_plan
+from .matrix import BsrLayout, plot_bsr
+from .style import request_colors
+from .text import render_lanes
+
+__all__ = ["BsrLayout", "plot_bsr", "plot_plan", "render_lanes", "request_colors"]

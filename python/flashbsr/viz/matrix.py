@@ -1,0 +1,264 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""`plot_bsr`: the block-sparse matrix behind a plan."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashbsr.errors import FlashbsrError
+
+from .style import (
+    AMBER,
+    GRID,
+    INK,
+    MUTED,
+    SHARED,
+    count_of,
+    kilo,
+    load_pyplot,
+    request_colors,
+    save,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from flashbsr.plan import Plan
+
+MAX_COLUMNS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class BsrLayout:
+    """A block-sparse row matrix as ``Attention.plan_bsr`` takes it.
+
+    Attributes
+    ----------
+    indptr : array-like of int, shape (ceil(m / r) + 1,)
+    indices : array-like of int, shape (indptr[-1],)
+        Block columns.
+    m, n : int
+        Rows (query tokens) and columns (KV tokens) of the matrix.
+    r, c : int
+        Rows and columns of a block.
+    """
+
+    indptr: npt.ArrayLike
+    indices: npt.ArrayLike
+    m: int
+    n: int
+    r: int
+    c: int
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The matrix by rows: a row's request, and the visible share of every column it touches."""
+
+    requests: npt.NDArray[np.int64]
+    names: list[str]
+    shares: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]
+    columns: int
+    column_tokens: int
+    column_name: str
+
+
+def _cells_of_layout(layout: BsrLayout) -> _Cells:
+    indptr = np.asarray(layout.indptr, np.int64)
+    indices = np.asarray(layout.indices, np.int64)
+    rows = len(indptr) - 1
+    columns = -(-layout.n // layout.c)
+    if rows != -(-layout.m // layout.r):
+        raise FlashbsrError("indptr", f"{rows} block rows", f"{-(-layout.m // layout.r)}")
+    if indices.size and (indices.min() < 0 or indices.max() >= columns):
+        raise FlashbsrError(
+            "indices", f"{indices.min()} to {indices.max()}", f"block columns of 0 to {columns - 1}"
+        )
+    shares = [(indices[a:b], np.ones(b - a)) for a, b in itertools.pairwise(indptr)]
+    names = [f"block row {i}" for i in range(rows)]
+    return _Cells(
+        np.arange(rows), names, shares, columns, layout.c, f"block column ({layout.c} tokens)"
+    )
+
+
+def cells_of_plan(plan: Plan) -> _Cells:
+    """Rows: the row tiles of the plan's items for one KV head, in token order."""
+    h = plan.header
+    items = plan.items[plan.items["kv_head"] == 0]
+    tiles = sorted({(int(i["request"]), int(i["row_begin"]), int(i["row_count"])) for i in items})
+    # A ragged KV has one token per "page"; group tokens so that the picture keeps a sane width.
+    wide = 1 if plan.paged else max(1, -(-h.num_kv_rows // MAX_COLUMNS))
+    column_tokens = h.page_size * wide
+    requests, shares = [], []
+    for request, row_begin, row_count in tiles:
+        r = plan.requests[request]
+        first, last = row_begin // h.group_size, (row_begin + row_count - 1) // h.group_size
+        shares.append(_share_of_tile(plan, r, first, last, wide))
+        requests.append(request)
+    names = [
+        f"r{i}: q {kilo(int(r['q_len']))}, kv {kilo(int(r['kv_len']))}"
+        for i, r in enumerate(plan.requests)
+    ]
+    columns = -(-h.num_kv_rows // wide)
+    unit = f"KV page ({h.page_size} tokens)" if plan.paged else f"KV, tokens per column: {wide}"
+    return _Cells(np.asarray(requests, np.int64), names, shares, columns, column_tokens, unit)
+
+
+def _share_of_tile(
+    plan: Plan, request: Any, first: int, last: int, wide: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Columns that query tokens [first, last] touch, with the share of (token, key) pairs kept.
+
+    The visible span of a token is that of ``visible_span`` in ``core/plan.h``.
+    """
+    h = plan.header
+    kv_len, kv_begin = int(request["kv_len"]), int(request["kv_begin"])
+    position = kv_len - int(request["q_len"]) + np.arange(first, last + 1)
+    end = np.minimum(kv_len, position + 1) if plan.causal else np.full(position.shape, kv_len)
+    begin = (
+        np.maximum(0, position - h.window_left) if h.window_left >= 0 else np.zeros_like(position)
+    )
+    end = np.maximum(end, 0)
+    size = h.page_size if plan.paged else wide
+    offset = 0 if plan.paged else kv_begin % wide
+    blocks = -(-(kv_len + offset) // size)
+    low = np.arange(blocks) * size - offset
+    overlap = np.minimum(end[:, None], low + size) - np.maximum(begin[:, None], low)
+    share = np.clip(overlap, 0, size).sum(0) / (len(position) * size)
+    full = np.clip(np.minimum(kv_len, low + size) - np.maximum(low, 0), 1, size) / size
+    share = np.minimum(
+        share / full, 1.0
+    )  # the last page is short: all of what it holds is a full cell
+    columns = (
+        plan.kv_indices[kv_begin : kv_begin + blocks].astype(np.int64)
+        if plan.paged
+        else kv_begin // wide + np.arange(blocks)
+    )
+    return columns[share > 0], share[share > 0]
+
+
+def plot_bsr(
+    plan_or_layout: Plan | BsrLayout, path: str | Path | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw the block-sparse matrix: a row per row tile, a column per KV page or block.
+
+    A cell is filled in its request's colour, lighter where a mask hides part of it. Columns that
+    several requests read are underlaid; the strip on top counts the readers of every column.
+
+    Parameters
+    ----------
+    plan_or_layout : Plan or BsrLayout
+        For a plan, columns are the physical pages of the cache, so that a page two requests share
+        is one column. Custom masks are not drawn: every pair that the plan may need is.
+    path : path-like, optional
+        Where to save the figure.
+    ax : matplotlib Axes, optional
+        Draw here instead of on a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    UnsupportedError
+        matplotlib is not installed.
+    """
+    plt = load_pyplot("plot_bsr")
+    if isinstance(plan_or_layout, BsrLayout):
+        cells = _cells_of_layout(plan_or_layout)
+    else:
+        cells = cells_of_plan(plan_or_layout)
+    rows = len(cells.shares)
+    if ax is None:
+        _, ax = plt.subplots(
+            figsize=(11, min(max(2.8, 1.6 + 0.16 * rows), 9)), layout="constrained"
+        )
+    assert ax is not None
+    bins = min(max(cells.columns, 1), MAX_COLUMNS)
+    image = np.ones((max(rows, 1), bins, 3))
+    readers: list[set[int]] = [set() for _ in range(max(cells.columns, 1))]
+    for row, (columns, _) in enumerate(cells.shares):
+        for column in columns:
+            readers[column].add(int(cells.requests[row]))
+    users = np.fromiter((len(r) for r in readers), np.int64, len(readers))
+    place = np.arange(len(readers)) * bins // len(readers)
+    image[:, np.unique(place[users > 1])] = tuple(
+        int(SHARED[i : i + 2], 16) / 255 for i in (1, 3, 5)
+    )
+    colors = np.asarray(request_colors(len(cells.names)) or [(0.0, 0.0, 0.0)])
+    for row, (columns, share) in enumerate(cells.shares):
+        alpha = (0.3 + 0.7 * share)[:, None]
+        target = place[columns]
+        image[row, target] = alpha * colors[cells.requests[row]] + (1 - alpha) * image[row, target]
+    extent = (-0.5, len(readers) - 0.5, rows - 0.5, -0.5)
+    ax.imshow(image, aspect="auto", interpolation="nearest", extent=extent, zorder=1)
+    _finish_bsr(ax, cells, users)
+    if path is not None:
+        save(ax, path)
+    return ax
+
+
+def _finish_bsr(ax: Axes, cells: _Cells, users: npt.NDArray[np.int64]) -> None:
+    """Cell borders, request labels, the readers strip, the title."""
+    rows, columns = len(cells.shares), len(users)
+    if columns <= 160:
+        ax.vlines(
+            np.arange(columns + 1) - 0.5, -0.5, rows - 0.5, color="white", linewidth=0.7, zorder=2
+        )
+    if rows <= 80:
+        ax.hlines(
+            np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, color="white", linewidth=0.7, zorder=2
+        )
+    starts = np.flatnonzero(np.diff(cells.requests, prepend=-1))
+    ends = np.append(starts[1:], rows)
+    if len(starts) < rows:  # a request of several tiles: say where the next begins
+        ax.hlines(starts[1:] - 0.5, -0.5, columns - 0.5, color=INK, linewidth=0.8, zorder=3)
+    step = max(1, -(-len(starts) // 32))
+    ax.set_yticks(
+        ((starts + ends - 1) / 2)[::step], [cells.names[cells.requests[s]] for s in starts[::step]]
+    )
+    ax.tick_params(axis="y", length=0, labelsize=8.5, colors=INK)
+    ax.tick_params(axis="x", length=3, labelsize=8.5, colors=INK)
+    ax.set_xlabel(cells.column_name, fontsize=9, color=INK)
+    for spine in ax.spines.values():
+        spine.set_color(GRID)
+    filled = sum(len(c) for c, _ in cells.shares)
+    shared = int((users > 1).sum())
+    sharing = f"{count_of(shared, 'column')} shared" if shared else "none shared"
+    titled = _readers_strip(ax, users) if shared else ax
+    titled.set_title(
+        f"{count_of(rows, 'row tile')} x {count_of(columns, 'column')}: "
+        f"{filled / max(rows * columns, 1):.1%} filled, {sharing}",
+        loc="left",
+        fontsize=11,
+        fontweight="bold",
+        color=INK,
+    )
+
+
+def _readers_strip(ax: Axes, users: npt.NDArray[np.int64]) -> Axes:
+    """Count the readers of every column above the matrix; shared columns in amber."""
+    figure: Any = ax.figure
+    figure.canvas.draw()  # settles the layout, so that the height is known
+    inches = ax.get_window_extent().height / figure.dpi
+    strip = ax.inset_axes((0.0, 1.0 + 0.06 / inches, 1.0, 0.36 / inches), sharex=ax)
+    edges = np.arange(len(users) + 1) - 0.5
+    strip.stairs(users, edges, fill=True, color=MUTED)
+    strip.stairs(np.where(users > 1, users, 0), edges, fill=True, color=AMBER)
+    most = int(users.max())
+    strip.set_ylim(0, most)
+    strip.set_yticks([most])
+    strip.tick_params(axis="x", bottom=False, labelbottom=False)
+    strip.tick_params(axis="y", length=0, labelsize=8.5, colors=INK)
+    strip.set_yticklabels([f"{most} readers"])
+    strip.spines[["top", "right", "left"]].set_visible(False)
+    strip.spines["bottom"].set_visible(False)
+    return strip

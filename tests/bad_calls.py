@@ -1,0 +1,367 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table of bad calls: each row changes one thing of a call that is good.
+
+`GOOD` are the calls, which read their arrays from a `World`; a row says which call, the name that
+the error must give, and the change. `World` remembers what must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flashbsr
+import ml_dtypes
+import numpy as np
+
+F32 = np.float32
+I32 = np.int32
+BF16 = ml_dtypes.bfloat16
+HUGE = 2**40
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, I32)
+
+
+def i64(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def unaligned(shape: tuple[int, ...], dtype: type = F32) -> np.ndarray:
+    """An array at an odd address."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.zeros(size + 1, np.uint8)[1:].view(dtype).reshape(shape)
+
+
+class World:
+    """A batch of three requests (3, 1, 2 query tokens; 10, 4, 3 KV tokens), 4 query heads on 2."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+
+        def normal(*shape: int) -> np.ndarray:
+            return rng.standard_normal(shape).astype(F32)
+
+        self.q = normal(6, 4, 16)
+        self.k, self.v = normal(17, 2, 16), normal(17, 2, 16)
+        self.cache = normal(7, 2, 4, 2, 16)
+        self.k_cache, self.v_cache = normal(7, 4, 2, 16), normal(7, 4, 2, 16)
+        self.out, self.lse = np.full((6, 4, 16), np.nan, F32), np.full((6, 4), np.nan, F32)
+        self.rows = normal(5, 2, 16)
+        self.states = normal(6, 4, 16)
+        self.state_lse = normal(6, 4)
+        self.before = self.bits()
+
+    def bits(self) -> list[bytes]:
+        return [x.tobytes() for x in vars(self).values() if isinstance(x, np.ndarray)]
+
+
+PAGED: dict[str, Any] = {
+    "qo_indptr": i32(0, 3, 4, 6),
+    "kv_indptr": i32(0, 3, 4, 5),
+    "kv_indices": i32(6, 0, 2, 5, 1),
+    "last_page_len": i32(2, 4, 3),
+}
+RAGGED: dict[str, Any] = {"qo_indptr": i32(0, 3, 4, 6), "kv_indptr": i32(0, 10, 14, 17)}
+TABLE: dict[str, Any] = {
+    "qo_indptr": i32(0, 3, 4, 6),
+    "kv_lens": i32(10, 4, 3),
+    "block_tables": np.array([[6, 0, 2], [5, -1, -1], [1, -1, -1]], I32),
+}
+BSR: dict[str, Any] = {
+    "indptr": i32(0, 2, 3),
+    "indices": i32(0, 3, 1),
+    "m": 6,
+    "n": 16,
+    "r": 3,
+    "c": 4,
+}
+TASK: dict[str, Any] = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
+
+
+def engine(spec: dict[str, Any] | None = None, **task: Any) -> flashbsr.Attention:
+    return flashbsr.Attention(
+        flashbsr.AttentionSpec(**(spec or {})), flashbsr.TaskInfo(**{**TASK, **task})
+    )
+
+
+def make_spec(w: World, **changes: Any) -> Any:
+    return flashbsr.AttentionSpec(**changes)
+
+
+def make_task(w: World, **changes: Any) -> Any:
+    return flashbsr.TaskInfo(**{**TASK, **changes})
+
+
+def make_engine(w: World, **changes: Any) -> Any:
+    arguments = {
+        "spec": flashbsr.AttentionSpec(),
+        "task": flashbsr.TaskInfo(**TASK),
+        "workspace": None,
+    }
+    return flashbsr.Attention(**{**arguments, **changes})
+
+
+def plan_paged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
+    attention = engine(**{"page_size": 4, **(task or {})})
+    attention.plan(**{**PAGED, **changes})
+    return attention
+
+
+def plan_ragged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
+    attention = engine(**(task or {}))
+    attention.plan(**{**RAGGED, **changes})
+    return attention
+
+
+def plan_table(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
+    attention = engine(**{"page_size": 4, **(task or {})})
+    attention.plan_block_table(**{**TABLE, **changes})
+    return attention
+
+
+def plan_bsr(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
+    attention = engine(**{"page_size": 4, **(task or {})})
+    attention.plan_bsr(**{**BSR, **changes})
+    return attention
+
+
+def run_paged(
+    w: World, spec: dict[str, Any] | None = None, task: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    attention = engine(spec, **{"page_size": 4, **(task or {})})
+    attention.plan(**PAGED)
+    return attention.run(**{"q": w.q, "kv": w.cache, **changes})
+
+
+def run_pair(w: World, task: dict[str, Any] | None = None, k: Any = None, v: Any = None) -> Any:
+    attention = engine(**{"page_size": 4, **(task or {})})
+    attention.plan(**PAGED)
+    return attention.run(w.q, (w.k_cache if k is None else k, w.v_cache if v is None else v))
+
+
+def run_ragged(w: World, spec: dict[str, Any] | None = None, **changes: Any) -> Any:
+    attention = engine(spec)
+    attention.plan(**RAGGED)
+    return attention.run(**{"q": w.q, "kv": (w.k, w.v), **changes})
+
+
+def run_unplanned(w: World) -> Any:
+    return engine().run(w.q, (w.k, w.v))
+
+
+def run_out(w: World, **changes: Any) -> Any:
+    """Writes into scratch copies, so that the world stays."""
+    return run_ragged(
+        w, **{"out": w.out.copy(), "lse": w.lse.copy(), "return_lse": True, **changes}
+    )
+
+
+APPEND: dict[str, Any] = {
+    "batch_indices": i32(0, 0, 1, 2, -1),
+    "positions": i32(8, 9, 3, 2, 99),
+    "kv_indices": PAGED["kv_indices"],
+    "kv_indptr": PAGED["kv_indptr"],
+    "kv_last_page_len": PAGED["last_page_len"],
+}
+
+
+def append(w: World, **changes: Any) -> Any:
+    """Into a copy of the cache if the call is good, into the cache itself if it is bad."""
+    arguments = {
+        "append_key": w.rows,
+        "append_value": w.rows,
+        "paged_kv_cache": w.cache if changes else w.cache.copy(),
+        **APPEND,
+    }
+    return flashbsr.append_paged_kv_cache(**{**arguments, **changes})
+
+
+def merge(w: World, **changes: Any) -> Any:
+    arguments = {"v_a": w.states, "s_a": w.state_lse, "v_b": w.states, "s_b": w.state_lse}
+    return flashbsr.merge_state(**{**arguments, **changes})
+
+
+def merge_in_place(w: World, **changes: Any) -> Any:
+    v, s = (w.states, w.state_lse) if changes else (w.states.copy(), w.state_lse.copy())
+    arguments = {"v": v, "s": s, "v_other": w.out, "s_other": w.state_lse}
+    return flashbsr.merge_state_in_place(**{**arguments, **changes})
+
+
+def merge_many(w: World, **changes: Any) -> Any:
+    arguments = {"v": np.stack([w.states] * 3, 1), "s": np.stack([w.state_lse] * 3, 1)}
+    return flashbsr.merge_states(**{**arguments, **changes})
+
+
+def rope(w: World, **changes: Any) -> Any:
+    arguments = {"q": w.q, "k": w.q, "indptr": i32(0, 4, 6), "offsets": i32(0, 5)}
+    return flashbsr.apply_rope(**{**arguments, **changes})
+
+
+def rope_ids(w: World, **changes: Any) -> Any:
+    arguments = {"q": w.q, "k": w.q, "pos_ids": i32(0, 1, 2, 3, 4, 5)}
+    return flashbsr.apply_rope_pos_ids(**{**arguments, **changes})
+
+
+def rope_cache(w: World, **changes: Any) -> Any:
+    arguments = {
+        "positions": i32(0, 1, 2, 3, 4, 5),
+        "query": w.q.reshape(6, -1),
+        "key": w.q.reshape(6, -1),
+        "head_size": 16,
+        "cos_sin_cache": np.ones((8, 16), F32),
+    }
+    return flashbsr.apply_rope_with_cos_sin_cache(**{**arguments, **changes})
+
+
+def bits(w: World, **changes: Any) -> Any:
+    return flashbsr.packbits(**{"x": np.ones(9, bool), **changes})
+
+
+def segment_bits(w: World, **changes: Any) -> Any:
+    arguments = {"x": np.ones(9, bool), "indptr": i32(0, 4, 9)}
+    return flashbsr.segment_packbits(**{**arguments, **changes})
+
+
+def seq_lens(w: World, **changes: Any) -> Any:
+    arguments = {"kv_indptr": i32(0, 2, 3), "kv_last_page_len": i32(1, 4), "page_size": 4}
+    return flashbsr.get_seq_lens(**{**arguments, **changes})
+
+
+def batch_positions(w: World, **changes: Any) -> Any:
+    arguments = {"append_indptr": i32(0, 2, 3), "seq_lens": i32(5, 4), "nnz": 4}
+    return flashbsr.get_batch_indices_positions(**{**arguments, **changes})
+
+
+def single_prefill(w: World, **changes: Any) -> Any:
+    arguments = {"q": w.q, "k": w.k, "v": w.v}
+    return flashbsr.single_prefill_with_kv_cache(**{**arguments, **changes})
+
+
+def single_decode(w: World, **changes: Any) -> Any:
+    arguments = {"q": w.q[0], "k": w.k, "v": w.v}
+    return flashbsr.single_decode_with_kv_cache(**{**arguments, **changes})
+
+
+def decode_wrapper(
+    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, **(make or {}))
+    arguments = {
+        "indptr": PAGED["kv_indptr"],
+        "indices": PAGED["kv_indices"],
+        "last_page_len": PAGED["last_page_len"],
+        "num_qo_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "page_size": 4,
+    }
+    wrapper.plan(**{**arguments, **changes})
+    return wrapper.run(**{"q": w.q[:3], "paged_kv_cache": w.cache, **(run or {})})
+
+
+def prefill_wrapper(
+    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None, **(make or {}))
+    arguments = {
+        "qo_indptr": PAGED["qo_indptr"],
+        "paged_kv_indptr": PAGED["kv_indptr"],
+        "paged_kv_indices": PAGED["kv_indices"],
+        "paged_kv_last_page_len": PAGED["last_page_len"],
+        "num_qo_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim_qk": 16,
+        "page_size": 4,
+    }
+    wrapper.plan(**{**arguments, **changes})
+    return wrapper.run(**{"q": w.q, "paged_kv_cache": w.cache, **(run or {})})
+
+
+def ragged_wrapper(
+    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, **(make or {}))
+    arguments = {**RAGGED, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
+    wrapper.plan(**{**arguments, **changes})
+    return wrapper.run(**{"q": w.q, "k": w.k, "v": w.v, **(run or {})})
+
+
+def batch_attention(
+    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    wrapper = flashbsr.BatchAttention(**(make or {}))
+    arguments = {
+        "qo_indptr": PAGED["qo_indptr"],
+        "kv_indptr": PAGED["kv_indptr"],
+        "kv_indices": PAGED["kv_indices"],
+        "kv_len_arr": i32(10, 4, 3),
+        "num_qo_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim_qk": 16,
+        "head_dim_vo": 16,
+        "page_size": 4,
+    }
+    wrapper.plan(**{**arguments, **changes})
+    return wrapper.run(**{"q": w.q, "kv_cache": w.cache, **(run or {})})
+
+
+def sparse_wrapper(w: World, run: dict[str, Any] | None = None, **changes: Any) -> Any:
+    wrapper = flashbsr.BlockSparseAttentionWrapper(None)
+    arguments = {
+        "indptr": BSR["indptr"],
+        "indices": BSR["indices"],
+        "M": 6,
+        "N": 16,
+        "R": 3,
+        "C": 4,
+        "num_qo_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+    }
+    wrapper.plan(**{**arguments, **changes})
+    return wrapper.run(**{"q": w.q, "k": w.k[:16], "v": w.v[:16], **(run or {})})
+
+
+GOOD: list[Callable[..., Any]] = [
+    make_spec,
+    make_task,
+    make_engine,
+    plan_paged,
+    plan_ragged,
+    plan_table,
+    plan_bsr,
+    run_paged,
+    run_pair,
+    run_ragged,
+    run_out,
+    append,
+    merge,
+    merge_in_place,
+    merge_many,
+    rope,
+    rope_ids,
+    rope_cache,
+    bits,
+    segment_bits,
+    seq_lens,
+    batch_positions,
+    single_prefill,
+    single_decode,
+    decode_wrapper,
+    prefill_wrapper,
+    ragged_wrapper,
+    batch_attention,
+    sparse_wrapper,
+]
+
+
+class Bad(NamedTuple):
+    """A bad call: `names` is a pattern for the argument that the message must begin with."""
+
+    call: Callable[..., Any]
+    names: str
+    why: str
+    changes: dict[str, Any] | Callable[[World], dict[str, Any]]

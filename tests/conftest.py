@@ -1,0 +1,35 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the Python tests."""
+
+from __future__ import annotations
+
+import os
+
+# The reference's many small products are slower on OpenBLAS's threads than on one; NumPy reads this
+# when it is imported. The engine has its own threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import hypothesis
+import numpy as np
+import pytest
+from harness import DEVICES, Device
+
+# The suite says the same thing twice; `--hypothesis-profile=explore` searches.
+hypothesis.settings.register_profile(
+    "suite", max_examples=60, deadline=None, derandomize=True, database=None
+)
+hypothesis.settings.register_profile("explore", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(params=DEVICES, ids=lambda device: device.name)
+def device(request: pytest.FixtureRequest) -> Device:
+    """Each backend's device."""
+    return request.param
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """The same numbers in every run."""
+    return np.random.default_rng(2026)

@@ -1,0 +1,281 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scheduler's promises over many random batches: every visible (row, KV position) in exactly
+// one item, no queue above the greedy bound, capacity never overrun, equal input gives an equal
+// plan.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <vector>
+
+#include <flashbsr/plan/schedule.h>
+
+namespace flashbsr {
+namespace {
+
+struct Problem {
+  Layout layout;
+  Shape shape;
+  DeviceLimits limits;
+  SplitPolicy split;
+};
+
+Problem random_problem(uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto pick = [&](std::initializer_list<int> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  Problem p;
+  const int batch = pick({0, 1, 2, 7, 40});
+  const int longest = pick({1, 70, 1000, 20000}), most_queries = pick({1, 1, 9, 300});
+  p.shape.num_kv_heads = pick({1, 2, 8});
+  p.shape.num_qo_heads = p.shape.num_kv_heads * pick({1, 3, 4, 8});
+  p.shape.causal = random() % 2 == 0;
+  p.shape.window_left = pick({-1, -1, 0, 100});
+  p.limits.num_workers = pick({1, 2, 32, 132});
+  p.limits.tile_rows = pick({1, 16, 128});
+  p.limits.min_chunk = pick({64, 512});
+  p.split.fixed_size = pick({0, 0, 0, 64, 100});
+  p.split.disabled = random() % 5 == 0;
+  std::vector<int32_t> qo{0}, kv{0};
+  for (int b = 0; b < batch; ++b) {
+    // A skewed batch: most requests short, a few long, some empty.
+    const int shift = random() % 8;
+    qo.push_back(qo.back() + static_cast<int>(random() % (most_queries + 1)));
+    kv.push_back(kv.back() + (static_cast<int>(random() % (longest + 1)) >> shift));
+  }
+  const IndexView qo_view(qo);
+  ragged_layout(p.layout, &qo_view, IndexView(kv));
+  return p;
+}
+
+class Schedule : public testing::TestWithParam<uint32_t> {
+ protected:
+  void SetUp() override {
+    problem_ = random_problem(GetParam());
+    plan_ = planner_.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
+  }
+
+  int64_t cost(const WorkItem& item) const {
+    const DeviceLimits& l = problem_.limits;
+    return l.cost_per_item + static_cast<int64_t>(item.kv_end - item.kv_begin) *
+                                 (l.cost_per_kv + l.cost_per_kv_row * item.row_count);
+  }
+
+  Problem problem_;
+  Planner planner_;
+  PlanView plan_{};
+};
+
+TEST_P(Schedule, EveryVisiblePositionIsInExactlyOneItem) {
+  const PlanHeader& h = plan_.header();
+  // (request, kv head, packed row) -> KV ranges.
+  std::vector<std::vector<std::vector<Span>>> ranges(problem_.layout.requests.size());
+  for (size_t b = 0; b < ranges.size(); ++b) {
+    ranges[b].resize(static_cast<size_t>(problem_.layout.requests[b].q_len) * h.group_size *
+                     h.num_kv_heads);
+  }
+  for (int32_t i = 0; i < h.num_items; ++i) {
+    const WorkItem& item = plan_.items()[i];
+    ASSERT_LE(item.row_count, h.tile_rows);
+    ASSERT_GT(item.row_count, 0);
+    ASSERT_LE(item.kv_begin, item.kv_end);
+    for (int32_t r = 0; r < item.row_count; ++r) {
+      const size_t row = static_cast<size_t>(item.row_begin + r) * h.num_kv_heads + item.kv_head;
+      ASSERT_LT(row, ranges[item.request].size());
+      ranges[item.request][row].push_back({item.kv_begin, item.kv_end});
+    }
+  }
+  for (size_t b = 0; b < ranges.size(); ++b) {
+    for (size_t row = 0; row < ranges[b].size(); ++row) {
+      auto& spans = ranges[b][row];
+      // Even a row that sees nothing has an item: somebody must write its zeros.
+      ASSERT_FALSE(spans.empty());
+      std::sort(spans.begin(), spans.end(), [](Span x, Span y) { return x.begin < y.begin; });
+      for (size_t i = 0; i + 1 < spans.size(); ++i) ASSERT_EQ(spans[i].end, spans[i + 1].begin);
+      const int32_t token = static_cast<int32_t>(row) / h.num_kv_heads / h.group_size;
+      const Span visible = visible_span(h, plan_.requests()[b], token);
+      if (visible.begin == visible.end) continue;
+      ASSERT_LE(spans.front().begin, visible.begin);
+      ASSERT_GE(spans.back().end, visible.end);
+    }
+  }
+}
+
+TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
+  const PlanHeader& h = plan_.header();
+  std::vector<const WorkItem*> of_slot(h.num_slots, nullptr);
+  for (int32_t i = 0; i < h.num_items; ++i) {
+    const WorkItem& item = plan_.items()[i];
+    ASSERT_EQ(item.slot < 0, item.merge < 0);
+    if (item.slot < 0) continue;
+    ASSERT_LT(item.slot, h.num_slots);
+    ASSERT_LT(item.merge, h.num_merges);
+    ASSERT_EQ(of_slot[item.slot], nullptr) << "two items share a slot";
+    of_slot[item.slot] = &item;
+  }
+  std::set<int32_t> seen;
+  for (int32_t m = 0; m < h.num_merges; ++m) {
+    const Merge& merge = plan_.merges()[m];
+    ASSERT_GT(merge.slot_count, 1);
+    for (int32_t s = merge.slot_begin; s < merge.slot_begin + merge.slot_count; ++s) {
+      ASSERT_TRUE(s >= 0 && s < h.num_slots && seen.insert(s).second);
+      const WorkItem* item = of_slot[s];
+      ASSERT_NE(item, nullptr);
+      EXPECT_EQ(item->merge, m);
+      EXPECT_EQ(item->request, merge.request);
+      EXPECT_EQ(item->row_begin, merge.row_begin);
+      EXPECT_EQ(item->row_count, merge.row_count);
+      EXPECT_EQ(item->kv_head, merge.kv_head);
+      if (s > merge.slot_begin) {
+        EXPECT_EQ(of_slot[s - 1]->kv_end, item->kv_begin);
+      }
+    }
+  }
+  EXPECT_EQ(static_cast<int32_t>(seen.size()), h.num_slots);
+}
+
+TEST_P(Schedule, QueuesHoldEveryItemOnceWithinTheGreedyBound) {
+  const PlanHeader& h = plan_.header();
+  ASSERT_EQ(h.num_workers, problem_.limits.num_workers);
+  ASSERT_EQ(plan_.queue_indptr()[0], 0);
+  ASSERT_EQ(plan_.queue_indptr()[h.num_workers], h.num_items);
+  std::vector<int> taken(h.num_items, 0);
+  int64_t total = 0, top = 0, largest = 0;
+  for (int32_t w = 0; w < h.num_workers; ++w) {
+    int64_t load = 0;
+    for (int32_t q = plan_.queue_indptr()[w]; q < plan_.queue_indptr()[w + 1]; ++q) {
+      const int32_t i = plan_.queue_items()[q];
+      ASSERT_TRUE(i >= 0 && i < h.num_items);
+      ++taken[i];
+      load += cost(plan_.items()[i]);
+      largest = std::max(largest, cost(plan_.items()[i]));
+    }
+    total += load;
+    top = std::max(top, load);
+  }
+  EXPECT_TRUE(std::all_of(taken.begin(), taken.end(), [](int n) { return n == 1; }));
+  EXPECT_LE(top, total / h.num_workers + largest);  // Graham's bound for list scheduling
+  EXPECT_EQ(h.max_cost, std::min<int64_t>(top, std::numeric_limits<int32_t>::max()));
+  for (int32_t i = 1; i < h.num_items; ++i) {
+    ASSERT_GE(cost(plan_.items()[i - 1]), cost(plan_.items()[i])) << "claim order";
+  }
+}
+
+TEST_P(Schedule, SplitPolicyIsKept) {
+  const PlanHeader& h = plan_.header();
+  if (problem_.split.disabled) {
+    EXPECT_EQ(h.num_merges, 0);
+  } else if (const int32_t size = problem_.split.fixed_size; size > 0) {
+    for (int32_t i = 0; i < h.num_items; ++i) {
+      const WorkItem& item = plan_.items()[i];
+      if (item.kv_begin == item.kv_end) continue;
+      EXPECT_EQ(item.kv_begin / size, (item.kv_end - 1) / size) << "a chunk crosses the grid";
+    }
+  }
+}
+
+TEST_P(Schedule, EqualInputGivesAnEqualPlan) {
+  Planner fresh, used;
+  Problem other = random_problem(GetParam() + 1);
+  used.plan(other.layout, other.shape, other.limits, other.split);
+  fresh.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
+  EXPECT_EQ(fresh.buffer(), planner_.buffer());
+  // A planner with a past has larger sections; the contents are the same.
+  const PlanView again =
+      used.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
+  const PlanHeader& h = plan_.header();
+  ASSERT_EQ(again.header().num_items, h.num_items);
+  for (int32_t i = 0; i < h.num_items; ++i) {
+    const WorkItem &a = plan_.items()[i], &b = again.items()[i];
+    ASSERT_TRUE(a.request == b.request && a.row_begin == b.row_begin && a.kv_head == b.kv_head &&
+                a.kv_begin == b.kv_begin && a.kv_end == b.kv_end && a.slot == b.slot);
+    ASSERT_EQ(plan_.queue_items()[i], again.queue_items()[i]);
+  }
+}
+
+// Pages of 16 tokens that back the lengths of a ragged problem.
+Layout paged_like(const Layout& ragged) {
+  std::vector<int32_t> qo{0}, kv{0}, lens, pages;
+  for (const Request& r : ragged.requests) {
+    qo.push_back(r.q_begin + r.q_len);
+    lens.push_back(r.kv_len);
+    kv.push_back(kv.back() + ceil_div(r.kv_len, 16));
+  }
+  for (int32_t i = 0; i < kv.back(); ++i) pages.push_back(i);
+  const IndexView qo_view(qo), lens_view(lens);
+  Layout layout;
+  paged_layout(layout, &qo_view, IndexView(kv), IndexView(pages), nullptr, &lens_view, 16);
+  return layout;
+}
+
+TEST_P(Schedule, CapacityHoldsEveryPlanWithinIt) {
+  for (const Layout& layout : {problem_.layout, paged_like(problem_.layout)}) {
+    const int64_t kv = layout.paged ? layout.kv_indices.size() : layout.num_kv_rows;
+    const Capacity capacity{.max_requests = std::max<int64_t>(1, layout.requests.size()),
+                            .max_q_tokens = layout.num_q_tokens,
+                            .max_kv_indices = kv};
+    Planner planner;
+    const PlanView plan =
+        planner.plan(layout, problem_.shape, problem_.limits, problem_.split, capacity);
+    const PlanHeader& h = plan.header();
+    EXPECT_LE(h.num_requests, h.max_requests);
+    EXPECT_LE(h.num_items, h.max_items);
+    EXPECT_LE(h.num_merges, h.max_merges);
+    EXPECT_LE(h.num_slots, h.max_slots);
+    EXPECT_LE(h.num_kv_indices, h.max_kv_indices);
+    EXPECT_EQ(h.total_size, static_cast<int64_t>(planner.buffer().size()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, Schedule, testing::Range(0u, 120u));
+
+TEST(ScheduleCapacity, SectionsStayWhereTheyAre) {
+  const Capacity capacity{.max_requests = 8, .max_q_tokens = 64, .max_kv_indices = 72000};
+  const Shape shape{.num_qo_heads = 8, .num_kv_heads = 2};
+  Planner planner;
+  Layout layout;
+  contiguous_layout(layout, 1, 1, 5);
+  const PlanHeader first = planner.plan(layout, shape, {}, {}, capacity).header();
+  const int32_t* at = planner.buffer().data();
+  contiguous_layout(layout, 8, 8, 9000);
+  const PlanHeader second = planner.plan(layout, shape, {}, {}, capacity).header();
+  EXPECT_EQ(planner.buffer().data(), at);
+  EXPECT_EQ(first.total_size, second.total_size);
+  EXPECT_EQ(first.off_items, second.off_items);
+  EXPECT_EQ(first.off_queue_items, second.off_queue_items);
+  EXPECT_EQ(first.off_merges, second.off_merges);
+  EXPECT_EQ(first.off_kv_indices, second.off_kv_indices);
+}
+
+TEST(ScheduleCapacity, MoreThanItIsRefusedByName) {
+  const Capacity capacity{.max_requests = 2, .max_q_tokens = 4, .max_kv_indices = 20};
+  const auto refused = [&](const Layout& layout) -> std::string {
+    try {
+      Planner().plan(layout, {}, {}, {}, capacity);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code, ErrorCode::kCapacity);
+      return error.argument;
+    }
+    return "nothing";
+  };
+  Layout layout;
+  contiguous_layout(layout, 2, 2, 9);
+  EXPECT_EQ(refused(layout), "nothing");
+  contiguous_layout(layout, 3, 1, 5);
+  EXPECT_EQ(refused(layout), "max_batch_size");
+  contiguous_layout(layout, 1, 5, 9);
+  EXPECT_EQ(refused(layout), "max_q_tokens");
+  contiguous_layout(layout, 1, 1, 21);  // ragged KV: rows count
+  EXPECT_EQ(refused(layout), "max_kv_pages");
+  const std::vector<int32_t> kv{0, 21}, pages(21, 0), last{1};
+  const IndexView last_view(last);
+  paged_layout(layout, nullptr, IndexView(kv), IndexView(pages), &last_view, nullptr, 16);
+  EXPECT_EQ(refused(layout), "max_kv_pages");
+}
+
+}  // namespace
+}  // namespace flashbsr

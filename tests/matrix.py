@@ -1,0 +1,250 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix: the list of cases that every device runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cases import BF16, DECODE, F16, F32, MIXED, PREFILL, Case
+from reference import Variant
+
+DTYPE_SETS = [
+    F32,
+    F16,
+    BF16,
+    *(
+        (q, kv, q)
+        for q in ("float32", "float16", "bfloat16")
+        for kv in ("float8_e4m3fn", "float8_e5m2")
+    ),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float32", "float32", "bfloat16"),
+    ("float16", "float8_e4m3fn", "bfloat16"),
+]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "causal": {"variant": Variant(causal=True)},
+    "scale": {"variant": Variant(sm_scale=0.05)},
+    "scale_zero": {"variant": Variant(sm_scale=0.0)},
+    "scale_negative": {"variant": Variant(causal=True, sm_scale=-0.2)},
+    "window": {"variant": Variant(window_left=9)},
+    "window0": {"variant": Variant(causal=True, window_left=0)},
+    "causal_window": {"variant": Variant(causal=True, window_left=40)},
+    "softcap": {"variant": Variant(causal=True, logits_soft_cap=1.5)},
+    "alibi": {"variant": Variant(causal=True, pos_encoding_mode="ALIBI")},
+    "alibi_given": {"variant": Variant(pos_encoding_mode="ALIBI"), "slopes": True},
+    "softcap_alibi": {
+        "variant": Variant(causal=True, logits_soft_cap=1.5, pos_encoding_mode="ALIBI")
+    },
+    "mask": {"mask": "bool"},
+    "mask_not_causal": {"mask": "bool", "variant": Variant(causal=True)},
+    "mask_window": {"mask": "packed", "variant": Variant(causal=True, window_left=12)},
+    "mask_packed": {"mask": "packed"},
+    "mask_softcap": {"mask": "packed", "variant": Variant(logits_soft_cap=2.0)},
+    "mask_sinks": {"mask": "bool", "sinks": True},
+    "sinks": {"variant": Variant(causal=True), "sinks": True},
+    "sinks_window": {"variant": Variant(causal=True, window_left=20), "sinks": True},
+    "rope": {"variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA")},
+    "rope_scaled": {
+        "variant": Variant(pos_encoding_mode="ROPE_LLAMA", rope_scale=4.0, rope_theta=5e5)
+    },
+    "rope_llama31": {
+        "variant": Variant(
+            causal=True,
+            pos_encoding_mode="ROPE_LLAMA",
+            rope_scale=8.0,
+            rope_theta=5e5,
+            rope_llama31=(1.0, 4.0, 64.0),
+        )
+    },
+    "rope_window_sinks": {
+        "variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA", window_left=25),
+        "sinks": True,
+    },
+    "sigmoid": {"variant": Variant(activation="sigmoid", sigmoid_bias=-2.0)},
+    "sigmoid_causal": {
+        "variant": Variant(activation="sigmoid", causal=True, window_left=30, sm_scale=0.3)
+    },
+    "sigmoid_mask_softcap": {
+        "variant": Variant(activation="sigmoid", logits_soft_cap=2.0),
+        "mask": "bool",
+    },
+    "scales": {"variant": Variant(causal=True), "scales": "number"},
+    "scales_head": {"variant": Variant(logits_soft_cap=3.0), "scales": "head"},
+    "scales_sinks_alibi": {
+        "variant": Variant(causal=True, pos_encoding_mode="ALIBI"),
+        "scales": "head",
+        "sinks": True,
+    },
+}
+
+
+def dims_cases() -> Iterator[Case]:
+    """Every head dim, and unequal ones, over the types."""
+    sets = [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16")]
+    dims = [(d, d) for d in range(8, 257, 8)]
+    dims += [(192, 128), (24, 80), (8, 256), (256, 8), (128, 64), (96, 120)]
+    for i, (qk, vo) in enumerate(dims):
+        for dtypes in (sets[i % 4], sets[(i + 1) % 4]):
+            yield Case(
+                f"dim{qk}x{vo}-{dtypes[0]}-{dtypes[1]}",
+                (19, 1),
+                (33, 70),
+                heads=(3, 1),
+                dims=(qk, vo),
+                dtypes=dtypes,
+                variant=Variant(causal=True),
+            )
+
+
+def dtype_cases() -> Iterator[Case]:
+    """Every combination of types on every kind of KV."""
+    for dtypes in DTYPE_SETS:
+        name = "-".join(dtypes)
+        scales = "number" if "float8" in dtypes[1] else None
+        yield MIXED.but(name, dtypes=dtypes, scales=scales)
+        yield DECODE.but(name, dtypes=dtypes, scales=scales, kv_layout="HND", stacked=False)
+        yield PREFILL.but(name, dtypes=dtypes, scales="head", layout="paged", page_size=3)
+
+
+def head_cases() -> Iterator[Case]:
+    """GQA ratios 1, 3, 4, 7, 8, 32, for few and for many rows."""
+    for i, heads in enumerate([(1, 1), (5, 5), (3, 1), (8, 2), (14, 2), (8, 1), (32, 1), (6, 2)]):
+        for base in (MIXED, DECODE, PREFILL):
+            dtypes = (F32, BF16, F16)[i % 3]
+            yield base.but(f"heads{heads[0]}x{heads[1]}", heads=heads, dims=(32, 32), dtypes=dtypes)
+
+
+def layout_cases() -> Iterator[Case]:
+    """Page sizes, layouts, cache kinds, front-ends."""
+    for page_size in (1, 3, 16, 64):
+        for kv_layout in ("NHD", "HND"):
+            for stacked in (True, False):
+                for layout in ("paged", "paged_lens", "table"):
+                    name = f"{layout}{page_size}-{kv_layout}-{'stacked' if stacked else 'tuple'}"
+                    base = MIXED if page_size != 16 else DECODE
+                    yield base.but(
+                        name,
+                        layout=layout,
+                        page_size=page_size,
+                        kv_layout=kv_layout,
+                        stacked=stacked,
+                        dims=(40, 40),
+                        dtypes=F32 if stacked else BF16,
+                    )
+    yield MIXED.but("split_dims", layout="paged", stacked=False, dims=(48, 24))
+    for dtypes in (F32, BF16):
+        yield MIXED.but(f"ragged-HND-{dtypes[0]}", kv_layout="HND", dtypes=dtypes)
+
+
+def variant_cases() -> Iterator[Case]:
+    """Every variant, ragged and paged, in one piece and split over workers."""
+    for name, changes in VARIANTS.items():
+        yield MIXED.but(name, **changes)
+        yield PREFILL.but(
+            f"{name}-bf16", **{"dtypes": BF16, "layout": "paged", "heads": (6, 2), **changes}
+        )
+        yield DECODE.but(
+            f"{name}-split", **{"dtypes": F16, "task": {"num_workers": 7}, "seed": 3, **changes}
+        )
+        yield MIXED.but(
+            f"{name}-fixed_split",
+            **{"layout": "table", "page_size": 5, "task": {"fixed_split_size": 16}, **changes},
+        )
+
+
+def length_cases() -> Iterator[Case]:
+    """Empty batches, empty requests, queries longer than KV, one long among short."""
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "nothing": ((), ()),
+        "no_rows": ((0, 0), (5, 0)),
+        "no_kv": ((3, 1), (0, 0)),
+        "one": ((1,), (1,)),
+        "q_longer": ((9, 40), (4, 3)),
+        "odd": ((7, 13, 1), (31, 257, 1023)),
+        "one_long": ((1, 1, 1, 1), (5, 3000, 1, 64)),
+        "tile_edges": ((15, 16, 17, 64, 65), (64, 63, 65, 128, 127)),
+    }
+    for name, (q_lens, kv_lens) in shapes.items():
+        for causal in (False, True):
+            for layout in ("ragged", "paged"):
+                yield Case(
+                    f"lens-{name}-{layout}{'-causal' * causal}",
+                    q_lens,
+                    kv_lens,
+                    dims=(32, 32),
+                    layout=layout,
+                    variant=Variant(causal=causal),
+                    dtypes=F32 if layout == "ragged" else BF16,
+                )
+
+
+def position_cases() -> Iterator[Case]:
+    """More queries than keys: positions, and with them angles and distances, below zero."""
+    for mode in ("ROPE_LLAMA", "ALIBI"):
+        for causal in (False, True):
+            variant = Variant(causal=causal, pos_encoding_mode=mode)
+            for dtypes in (F32, BF16):
+                yield Case(
+                    f"positions-{mode}-{dtypes[0]}{'-causal' * causal}",
+                    (9, 200, 3, 1),
+                    (4, 3, 0, 70),
+                    dtypes=dtypes,
+                    variant=variant,
+                )
+    far = Case("positions-far", (2,), (40_000,), heads=(1, 1), layout="paged", page_size=64)
+    for name in ("rope", "rope_llama31", "alibi_given"):
+        yield far.but(name, **VARIANTS[name])
+
+
+def schedule_cases() -> Iterator[Case]:
+    """The same work cut in many ways."""
+    cuts: list[dict[str, Any]] = [
+        *({"num_workers": n} for n in (1, 2, 3, 16)),
+        {"fixed_split_size": 1},
+        {"fixed_split_size": 37},
+        {"fixed_split_size": 4096},
+        {"disable_split_kv": True},
+        {"disable_split_kv": True, "num_workers": 5},
+        {"num_workers": 6, "num_threads": 1},
+        {"num_threads": 3},
+        {"max_batch_size": 9, "max_q_tokens": 400, "max_kv_pages": 600},
+        {"lse_base": "2", "num_workers": 4},
+    ]
+    for cut in cuts:
+        name = "-".join(f"{key}{value}" for key, value in cut.items())
+        yield MIXED.but(name, task=cut, layout="paged", variant=Variant(causal=True))
+        yield DECODE.but(name, task=cut, heads=(8, 1))
+        yield PREFILL.but(name, task=cut, dtypes=BF16)
+
+
+def extreme_cases() -> Iterator[Case]:
+    """Logits around 1e4: one key takes everything, and exp must not overflow."""
+    for dtypes in (F32, BF16, F16):
+        for base in (MIXED, DECODE, PREFILL):
+            yield base.but(
+                f"extreme-{dtypes[0]}", dtypes=dtypes, gain=1200.0, task={"num_workers": 5}
+            )
+        yield MIXED.but(
+            f"extreme-sigmoid-{dtypes[0]}",
+            dtypes=dtypes,
+            gain=1200.0,
+            variant=Variant(activation="sigmoid"),
+        )
+
+
+def matrix() -> list[Case]:
+    """All of them."""
+    makers = (
+        dims_cases,
+        dtype_cases,
+        head_cases,
+        layout_cases,
+        variant_cases,
+        length_cases,
+        position_cases,
+        schedule_cases,
+        extreme_cases,
+    )
+    return [case for maker in makers for case in maker()]

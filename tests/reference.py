@@ -1,0 +1,361 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention from its formulas, in NumPy.
+
+One function computes one request, head by head, with no blocking and no online softmax; the batch
+front-ends gather each request's rows and call it. It runs in two precisions:
+
+* exact: float64 throughout, what the engine is compared with;
+* working: the same statements in float32, with the rotated q and k, the probabilities P and the
+  output rounded to a storage type. Its distance from the exact answer is the error that an honest
+  kernel in that type makes, and sets the tolerance (``compare.py``).
+
+Nothing here imports flashbsr.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+DTYPES: dict[str, np.dtype] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is computed; the fields of ``flashbsr.AttentionSpec``."""
+
+    causal: bool = False
+    window_left: int = -1
+    sm_scale: float | None = None
+    logits_soft_cap: float | None = None
+    pos_encoding_mode: str = "NONE"
+    rope_scale: float = 1.0
+    rope_theta: float = 1e4
+    rope_llama31: tuple[float, float, float] | None = None
+    activation: str = "softmax"
+    sigmoid_bias: float = 0.0
+
+
+@dataclass
+class State:
+    """Attention of some query rows, and how sensitive it is to rounding.
+
+    Attributes
+    ----------
+    out : array ``(rows, heads, head_dim_vo)``
+    lse : array ``(rows, heads)``, natural log; -inf where nothing is visible.
+    noise : array like ``out``
+        ``sqrt(sum_j (p_j v_j)^2)``: the standard deviation of the output when every probability
+        carries an independent relative error of one.
+    logit_size : array like ``lse``
+        Largest ``sum_d |q_d k_d|`` times the scale: the error of a float32 logit is a few times
+        2^-24 of that.
+    logit_noise : array like ``lse``
+        Largest standard deviation of a logit when each of its factors carries an independent
+        relative error of one. Zero unless q and k are rounded again, which RoPE does.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    noise: np.ndarray
+    logit_size: np.ndarray
+    logit_noise: np.ndarray
+
+    @staticmethod
+    def concatenate(states: Sequence[State], num_heads: int, head_dim: int) -> State:
+        """Stack requests; ``num_heads`` and ``head_dim`` give the shape of an empty batch."""
+        empty, none = np.zeros((0, num_heads, head_dim)), np.zeros((0, num_heads))
+        return State(
+            np.concatenate([empty, *(s.out for s in states)]),
+            np.concatenate([none, *(s.lse for s in states)]),
+            np.concatenate([empty, *(s.noise for s in states)]),
+            np.concatenate([none, *(s.logit_size for s in states)]),
+            np.concatenate([none, *(s.logit_noise for s in states)]),
+        )
+
+
+def rounded(x: np.ndarray, dtype: str | None) -> np.ndarray:
+    """`x` rounded to `dtype` and brought back to its own type; None leaves it alone."""
+    if dtype is None:
+        return x
+    with np.errstate(over="ignore"):
+        return x.astype(DTYPES[dtype]).astype(x.dtype)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """The standard slopes (Press et al. 2022, and their rule for other than powers of two)."""
+
+    def powers(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * (i + 1) / n) for i in range(n)]
+
+    below = 2 ** int(np.floor(np.log2(num_heads)))
+    return np.array(powers(below) + powers(2 * below)[0::2][: num_heads - below])
+
+
+def rope_frequencies(
+    dim: int,
+    theta: float = 1e4,
+    scale: float = 1.0,
+    llama31: tuple[float, float, float] | None = None,
+) -> np.ndarray:
+    """Radians per position of each of the ``dim / 2`` planes.
+
+    ``theta^(-2i/dim) / scale``; with `llama31` = (low_freq_factor, high_freq_factor,
+    old_context_len) only wavelengths that the old context did not cover are scaled, and those
+    between the two factors in proportion (Llama 3.1).
+    """
+    freq = theta ** (-2.0 * np.arange(dim // 2) / dim)
+    if llama31 is None:
+        return freq / scale
+    low, high, old_context = llama31
+    turns = old_context * freq / (2.0 * np.pi)  # full turns within the old context
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 - keep) * freq / scale + keep * freq
+
+
+def rotate(
+    x: np.ndarray,
+    positions: np.ndarray,
+    freq: np.ndarray,
+    *,
+    interleave: bool = False,
+    dtype: type = np.float64,
+) -> np.ndarray:
+    """RoPE of `x` ``(rows, heads, dim)`` on its first ``2 * len(freq)`` dimensions.
+
+    Plane i is (x[i], x[i + n]) with n = len(freq) (NeoX), or (x[2i], x[2i + 1]) if `interleave`.
+    """
+    x = x.astype(dtype)
+    angle = positions.astype(dtype)[:, None, None] * freq.astype(dtype)
+    cos, sin = np.cos(angle), np.sin(angle)
+    n = len(freq)
+    first, second = (
+        (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleave else (slice(0, n), slice(n, 2 * n))
+    )
+    y = x.copy()
+    y[..., first] = x[..., first] * cos - x[..., second] * sin
+    y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+
+def visible(variant: Variant, q_len: int, kv_len: int, mask: np.ndarray | None) -> np.ndarray:
+    """Boolean ``(q_len, kv_len)``: may query token i see key j.
+
+    Query token i sits at position ``kv_len - q_len + i``: causal hides later keys, the window hides
+    keys more than ``window_left`` before it. A custom mask takes the place of causality.
+    """
+    position = kv_len - q_len + np.arange(q_len)[:, None]
+    key = np.arange(kv_len)[None, :]
+    allowed = np.ones((q_len, kv_len), bool)
+    if variant.causal and mask is None:
+        allowed &= key <= position
+    if variant.window_left >= 0:
+        allowed &= key >= position - variant.window_left
+    if mask is not None:
+        allowed &= mask.reshape(q_len, kv_len)
+    return allowed
+
+
+def per_head(scale: object, num_heads: int) -> np.ndarray:
+    """A scale as one float64 number a head; None is 1."""
+    value = np.float64(1.0) if scale is None else np.asarray(scale, np.float64)
+    return np.broadcast_to(value, (num_heads,))
+
+
+def attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    variant: Variant,
+    *,
+    mask: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
+    q_scale: object = None,
+    k_scale: object = None,
+    v_scale: object = None,
+    work: str | None = None,
+    out_dtype: str | None = None,
+) -> State:
+    """Attention of one request.
+
+    Parameters
+    ----------
+    q : ``(q_len, num_qo_heads, head_dim_qk)``
+    k, v : ``(kv_len, num_kv_heads, head_dim_qk)`` and ``(kv_len, num_kv_heads, head_dim_vo)``
+        Query head h reads KV head ``h // (num_qo_heads // num_kv_heads)``.
+    mask : boolean ``(q_len, kv_len)`` or flat, True keeps.
+    sinks, slopes : ``(num_qo_heads,)``
+    q_scale, k_scale, v_scale : number or one per head
+    work, out_dtype : str, optional
+        Storage types of P and of the output; None is the exact computation in float64.
+    """
+    real = np.float64 if work is None else np.float32
+    (q_len, num_qo_heads, dim), (kv_len, num_kv_heads, dim_vo) = q.shape, v.shape
+    group = num_qo_heads // num_kv_heads
+    q, k, v = (np.asarray(x).astype(real) for x in (q, k, v))
+    q_scale, k_scale, v_scale = (
+        per_head(q_scale, num_qo_heads),
+        per_head(k_scale, num_kv_heads),
+        per_head(v_scale, num_kv_heads),
+    )
+    sm_scale = 1.0 / np.sqrt(dim) if variant.sm_scale is None else variant.sm_scale
+
+    position, key = kv_len - q_len + np.arange(q_len), np.arange(kv_len)
+    if variant.pos_encoding_mode == "ROPE_LLAMA":
+        freq = rope_frequencies(dim, variant.rope_theta, variant.rope_scale, variant.rope_llama31)
+        q = rounded(rotate(q, position, freq, dtype=real), work)
+        k = rounded(rotate(k, key, freq, dtype=real), work)
+    if variant.pos_encoding_mode == "ALIBI" and slopes is None:
+        slopes = alibi_slopes(num_qo_heads)
+    allowed = visible(variant, q_len, kv_len, mask)
+
+    out = np.zeros((q_len, num_qo_heads, dim_vo), real)
+    lse = np.full((q_len, num_qo_heads), -np.inf, real)
+    noise = np.zeros_like(out)
+    logit_size, logit_noise = np.zeros_like(lse), np.zeros_like(lse)
+    for h in range(num_qo_heads):
+        kv_head = h // group
+        scale = real(sm_scale * q_scale[h] * k_scale[kv_head])
+        values = v[:, kv_head]
+        x = q[:, h] @ k[:, kv_head].T * scale
+        if variant.logits_soft_cap:
+            cap = real(variant.logits_soft_cap)
+            x = cap * np.tanh(x / cap)
+        if variant.pos_encoding_mode == "ALIBI":
+            x = x + real(slopes[h]) * (key[None, :] - position[:, None]).astype(real)
+        if variant.activation == "sigmoid":
+            with np.errstate(over="ignore"):
+                p = 1 / (1 + np.exp(-(x + real(variant.sigmoid_bias))))
+            p = np.where(allowed, p, real(0))
+            total = np.ones(q_len, real)
+            lse[:, h] = np.nan  # not defined
+        else:
+            x = np.where(allowed, x, -np.inf)
+            top = x.max(axis=1, initial=-np.inf)
+            if sinks is not None:
+                top = np.maximum(top, real(sinks[h]))
+            top = np.where(np.isfinite(top), top, real(0))
+            p = np.exp(x - top[:, None])
+            total = p.sum(axis=1)
+            if sinks is not None:  # a key without a value: it takes probability and gives nothing
+                total = total + np.exp(real(sinks[h]) - top)
+            with np.errstate(divide="ignore"):
+                lse[:, h] = top + np.log(total)
+        norm = np.where(total > 0, total, real(1))[:, None]
+        out[:, h] = rounded(p, work) @ values / norm * real(v_scale[kv_head])
+        noise[:, h] = np.sqrt(p**2 @ values**2) / norm * v_scale[kv_head]
+        sizes = np.where(allowed, np.abs(q[:, h]) @ np.abs(k[:, kv_head]).T, real(0)) * abs(scale)
+        logit_size[:, h] = sizes.max(axis=1, initial=0)
+        if variant.pos_encoding_mode == "ROPE_LLAMA":
+            squares = np.where(allowed, 2 * q[:, h] ** 2 @ k[:, kv_head].T ** 2, real(0))
+            logit_noise[:, h] = np.sqrt(squares.max(axis=1, initial=0)) * abs(scale)
+    return State(rounded(out, out_dtype), lse, noise, logit_size, logit_noise)
+
+
+def gather_pages(cache: np.ndarray, pages: np.ndarray, kv_len: int, kv_layout: str) -> np.ndarray:
+    """The first `kv_len` tokens of a request: ``(kv_len, heads, dim)``.
+
+    `cache` is one of K and V, 4-D: ``(pages, page_size, heads, dim)`` NHD,
+    ``(pages, heads, page_size, dim)`` HND.
+    """
+    owned = cache[pages]
+    if kv_layout == "HND":
+        owned = owned.swapaxes(1, 2)
+    return owned.reshape(-1, *owned.shape[2:])[:kv_len]
+
+
+def split_cache(cache: object) -> tuple[np.ndarray, np.ndarray]:
+    """K and V of a stacked 5-D cache or a tuple."""
+    if isinstance(cache, tuple):
+        return cache
+    return cache[:, 0], cache[:, 1]
+
+
+def bsr_mask(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    mask: np.ndarray | None = None,
+) -> np.ndarray:
+    """Dense boolean ``shape`` of a block-sparse row matrix; `mask` is ``(nnz, r, c)``."""
+    (m, n), (r, c) = shape, block
+    dense = np.zeros((-(-m // r) * r, n), bool)
+    for row in range(len(indptr) - 1):
+        for at in range(indptr[row], indptr[row + 1]):
+            column = indices[at]
+            dense[row * r : (row + 1) * r, column * c : (column + 1) * c] = (
+                True if mask is None else mask[at]
+            )
+    return dense[:m]
+
+
+def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The operator on states: ``LSE = log sum exp LSE_i``, ``O = sum exp(LSE_i - LSE) O_i``.
+
+    `outs` ``(rows, heads, dim)``, `lses` ``(rows, heads)``, float64. States at -inf are empty:
+    their O has no part, whatever it holds; all empty gives O = 0, LSE = -inf.
+    """
+    stacked = np.stack([np.asarray(x, np.float64) for x in lses])
+    top = stacked.max(axis=0)
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        lse = top + np.log(np.exp(stacked - top).sum(axis=0))
+    out = np.zeros(outs[0].shape, np.float64)
+    for o, s in zip(outs, stacked, strict=True):
+        weight = np.where(np.isfinite(s), np.exp(s - np.where(np.isfinite(lse), lse, 0.0)), 0.0)
+        out += np.where(weight[..., None] > 0, weight[..., None] * np.asarray(o, np.float64), 0.0)
+    return out, lse
+
+
+def append(
+    key: np.ndarray,
+    value: np.ndarray,
+    batch_indices: np.ndarray,
+    positions: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    kv_indices: np.ndarray,
+    kv_indptr: np.ndarray,
+    kv_layout: str,
+) -> None:
+    """Write row i of `key`, `value` at token ``positions[i]`` of request ``batch_indices[i]``."""
+    page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
+    for i, (request, position) in enumerate(zip(batch_indices, positions, strict=True)):
+        if request < 0:  # padding
+            continue
+        page = kv_indices[kv_indptr[request] + position // page_size]
+        slot = position % page_size
+        where = (page, slot) if kv_layout == "NHD" else (page, slice(None), slot)
+        k_cache[where] = key[i]
+        v_cache[where] = value[i]
+
+
+def packbits(x: np.ndarray, bitorder: str) -> np.ndarray:
+    """Eight booleans a byte, the first in the lowest bit ("little") or the highest ("big")."""
+    packed = np.zeros(-(-len(x) // 8), np.uint8)
+    for i, bit in enumerate(np.asarray(x).astype(bool)):
+        packed[i // 8] |= int(bit) << (i % 8 if bitorder == "little" else 7 - i % 8)
+    return packed
+
+
+def segment_packbits(
+    x: np.ndarray, indptr: np.ndarray, bitorder: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """`packbits` of each segment, so that each starts at a byte; and the offsets in bytes."""
+    parts = [packbits(x[a:b], bitorder) for a, b in itertools.pairwise(indptr)]
+    offsets = np.cumsum([0, *(len(p) for p in parts)]).astype(np.int32)
+    return np.concatenate([np.zeros(0, np.uint8), *parts]), offsets

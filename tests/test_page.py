@@ -1,0 +1,239 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The page cache: appending to it, and the index arithmetic around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr
+import numpy as np
+import pytest
+import reference
+from cases import GARBAGE, indptr, poisoned, strided
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import DTYPES
+
+
+class Batch:
+    """Requests that grow by some tokens each, on permuted pages."""
+
+    def __init__(self, seq_lens: list[int], new: list[int], page_size: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        counts = [-(-n // page_size) for n in seq_lens]
+        self.num_pages = sum(counts) + 2
+        self.page_size = page_size
+        self.seq_lens = np.array(seq_lens, np.int32)
+        self.append_indptr = indptr(new)
+        self.kv_indptr = indptr(counts)
+        order = rng.permutation(self.num_pages)[: sum(counts)]
+        self.kv_indices = np.concatenate([order, [GARBAGE]]).astype(np.int32)
+        self.last_page_len = np.array(
+            [(n - 1) % page_size + 1 if n else 0 for n in seq_lens], np.int32
+        )
+        self.batch_indices = np.repeat(np.arange(len(new)), new).astype(np.int32)
+        self.positions = np.concatenate(
+            [np.zeros(0), *(n - m + np.arange(m) for n, m in zip(seq_lens, new, strict=True))]
+        ).astype(np.int32)
+
+    def cache(self, kv_layout: str, heads: int, dims: tuple[int, int], dtype: str) -> Any:
+        """K and V, strided and full of NaN."""
+        arrays = []
+        for dim in dims:
+            shape = (self.num_pages, self.page_size, heads, dim)
+            if kv_layout == "HND":
+                shape = (self.num_pages, heads, self.page_size, dim)
+            arrays.append(strided(poisoned(shape, dtype), dtype))
+        return tuple(arrays)
+
+
+def equal_bits(a: np.ndarray, b: np.ndarray) -> None:
+    """Equal as bits, NaN included, also what lies around a view."""
+    for x, y in ((a, b), (a.base, b.base)):
+        np.testing.assert_array_equal(
+            np.ascontiguousarray(x).view(np.uint8), np.ascontiguousarray(y).view(np.uint8)
+        )
+
+
+SAME = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("dtype", SAME)
+def test_append(kv_layout: str, page_size: int, dtype: str, rng: np.random.Generator) -> None:
+    """Exactly the appended slots change, on pages, tails and padding alike."""
+    batch = Batch([5, 100, 0, 17, 1], [5, 30, 0, 1, 1], page_size)
+    heads, dims = 3, (40, 24)
+    key, value = (
+        strided(rng.standard_normal((37, heads, dim)).astype(DTYPES[dtype]), dtype) for dim in dims
+    )
+    cache = batch.cache(kv_layout, heads, dims, dtype)
+    expected = tuple(strided(x.copy(), dtype) for x in cache)
+    result = flashbsr.append_paged_kv_cache(
+        key,
+        value,
+        batch.batch_indices,
+        batch.positions,
+        cache,
+        batch.kv_indices,
+        batch.kv_indptr,
+        batch.last_page_len,
+        kv_layout,
+    )
+    assert result is None
+    reference.append(
+        key,
+        value,
+        batch.batch_indices,
+        batch.positions,
+        *expected,
+        batch.kv_indices,
+        batch.kv_indptr,
+        kv_layout,
+    )
+    for got, want in zip(cache, expected, strict=True):
+        equal_bits(got, want)
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_append_to_a_stacked_cache_in_parts(kv_layout: str, rng: np.random.Generator) -> None:
+    """A prompt in three chunks gives the same cache as in one, and attention can read it."""
+    seq_lens, page_size, heads, dim = [40, 23], 8, 2, 32
+    tokens = [rng.standard_normal((n, 2, heads, dim)).astype(np.float32) for n in seq_lens]
+    counts = [5, 3]
+    shape = (8, 2, page_size, heads, dim) if kv_layout == "NHD" else (8, 2, heads, page_size, dim)
+    cache = np.full(shape, np.nan, np.float32)
+    indices = np.random.default_rng(0).permutation(8).astype(np.int32)
+    done = [0, 0]
+    for upto in ([7, 23], [8, 23], [40, 23]):
+        new = [b - a for a, b in zip(done, upto, strict=True)]
+        pages = [-(-n // page_size) for n in upto]
+        kv_indptr = indptr(pages)
+        kv_indices = np.concatenate(
+            [indices[start : start + n] for start, n in zip((0, counts[0]), pages, strict=True)]
+        )
+        rows = np.concatenate([x[a:b] for x, a, b in zip(tokens, done, upto, strict=True)])
+        seq = np.array(upto, np.int32)
+        batch_indices, positions = flashbsr.get_batch_indices_positions(indptr(new), seq, len(rows))
+        last = np.array([(n - 1) % page_size + 1 for n in upto], np.int32)
+        flashbsr.append_paged_kv_cache(
+            rows[:, 0],
+            rows[:, 1],
+            batch_indices,
+            positions,
+            cache,
+            kv_indices,
+            kv_indptr,
+            last,
+            kv_layout,
+        )
+        np.testing.assert_array_equal(flashbsr.get_seq_lens(kv_indptr, last, page_size), upto)
+        done = upto
+    for request, start in ((0, 0), (1, counts[0])):
+        pages = indices[start : start + counts[request]]
+        for which in (0, 1):
+            got = reference.gather_pages(cache[:, which], pages, seq_lens[request], kv_layout)
+            np.testing.assert_array_equal(got, tokens[request][:, which])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("cache_dtype", "largest"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)]
+)
+def test_append_quantises(
+    dtype: str, cache_dtype: str, largest: float, rng: np.random.Generator
+) -> None:
+    """Rows are divided by the scale, saturate at the largest number, and round to nearest even."""
+    batch = Batch([9], [9], 4)
+    rows = rng.standard_normal((9, 2, 16)) * 10.0 ** rng.integers(-4, 5, (9, 2, 16))
+    rows = rows.astype(DTYPES[dtype])
+    rows[0, 0, :3] = 0, np.nan, -0.0
+    cache = batch.cache("NHD", 2, (16, 16), cache_dtype)
+    flashbsr.append_paged_kv_cache(
+        rows,
+        rows,
+        batch.batch_indices,
+        batch.positions,
+        cache,
+        batch.kv_indices,
+        batch.kv_indptr,
+        batch.last_page_len,
+        k_scale=0.25,
+        v_scale=8.0,
+    )
+    for x, scale in zip(cache, (0.25, 8.0), strict=True):
+        got = reference.gather_pages(x, batch.kv_indices[:3], 9, "NHD")
+        scaled = np.clip(rows.astype(np.float32) / np.float32(scale), -largest, largest)
+        want = scaled.astype(DTYPES[cache_dtype])
+        np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+        assert np.isnan(got[0, 0, 1].astype(np.float32))
+
+
+def test_append_skips_padding(rng: np.random.Generator) -> None:
+    """Rows with batch index -1 are not written, whatever their position says."""
+    batch = Batch([9, 4], [3, 2], 4)
+    key, value = rng.standard_normal((2, 8, 1, 8)).astype(np.float32)
+    cache = batch.cache("NHD", 1, (8, 8), "float32")
+    expected = tuple(strided(x.copy(), "float32") for x in cache)
+    padded = np.concatenate([batch.batch_indices, [-1, -1, -1]]).astype(np.int32)
+    positions = np.concatenate([batch.positions, [0, GARBAGE, -7]]).astype(np.int32)
+    flashbsr.append_paged_kv_cache(
+        key, value, padded, positions, cache, batch.kv_indices, batch.kv_indptr, batch.last_page_len
+    )
+    reference.append(
+        key[:5],
+        value[:5],
+        batch.batch_indices,
+        batch.positions,
+        *expected,
+        batch.kv_indices,
+        batch.kv_indptr,
+        "NHD",
+    )
+    for got, want in zip(cache, expected, strict=True):
+        equal_bits(got, want)
+
+
+LENS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8).map(
+    lambda pairs: [(max(a, b), min(a, b)) for a, b in pairs]
+)
+
+
+@given(LENS, st.integers(0, 5))
+def test_batch_indices_and_positions(lens: list[tuple[int, int]], padding: int) -> None:
+    batch = Batch([n for n, _ in lens], [m for _, m in lens], 4)
+    nnz = int(batch.append_indptr[-1]) + padding
+    batch_indices, positions = flashbsr.get_batch_indices_positions(
+        batch.append_indptr, batch.seq_lens, nnz
+    )
+    assert batch_indices.dtype == positions.dtype == np.int32
+    assert batch_indices.shape == positions.shape == (nnz,)
+    used = nnz - padding
+    np.testing.assert_array_equal(batch_indices[:used], batch.batch_indices)
+    np.testing.assert_array_equal(positions[:used], batch.positions)
+    assert (batch_indices[used:] == -1).all()
+
+
+def test_batch_indices_into_given_arrays() -> None:
+    given_indices, given_positions = np.full(6, 77, np.int32), np.full(6, 77, np.int32)
+    batch_indices, positions = flashbsr.get_batch_indices_positions(
+        np.array([0, 2, 5], np.int32),
+        np.array([10, 3], np.int32),
+        6,
+        given_indices,
+        given_positions,
+    )
+    assert batch_indices is given_indices
+    assert positions is given_positions
+    assert given_indices.tolist() == [0, 0, 1, 1, 1, -1]
+    assert given_positions.tolist()[:5] == [8, 9, 0, 1, 2]
+
+
+@given(st.lists(st.integers(0, 300), max_size=8), st.integers(1, 70))
+def test_seq_lens(seq_lens: list[int], page_size: int) -> None:
+    batch = Batch(seq_lens, [0] * len(seq_lens), page_size)
+    got = flashbsr.get_seq_lens(batch.kv_indptr, batch.last_page_len, page_size)
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(got, seq_lens)

@@ -1,0 +1,130 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Includes and imports point one way. Prints every violation; exit status 1 if there is one.
+
+array -> view (core) -> plan -> kernel (cpu, with variant) -> bind: a layer sees only what lies
+before it, so a header of ``core`` compiles under g++, nvcc and NVRTC alike and a framework's name
+appears in one adapter only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Folder of include/flashbsr -> the folders it may include ("" is flashbsr/config.h and kin).
+LAYERS = {
+    "": {""},
+    "core": {"", "core"},
+    "plan": {"", "core", "plan"},
+    "variant": {"", "core", "variant"},
+    "cpu": {"", "core", "plan", "variant", "cpu"},
+}
+# Folder of cpp -> the folders of cpp that its quoted includes may name.
+CPP_LAYERS = {
+    "cpu": {"cpu"},
+    "api": {"api", "cpu"},
+    "bind": {"bind", "api", "cpu"},
+}
+# Headers that NVRTC compiles too: no standard library at all (config.h brings the integer types).
+FREESTANDING = {"core", "variant"}
+# Nowhere in include/: a CUDA runtime to link, or static initialisers of streams.
+BANNED = re.compile(r"cuda_runtime|cuda\.h|iostream|nanobind|Python\.h|numpy|torch")
+BINDING = re.compile(r"nanobind|Python\.h|numpy/|torch/")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+FRAMEWORKS = {"torch", "jax", "cupy"}
+# The benchmark's peers are frameworks; everything else goes through an adapter.
+FRAMEWORK_FOLDERS = {"adapters", "bench"}
+
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+
+
+def includes(path: Path) -> list[tuple[str, str]]:
+    return INCLUDE.findall(path.read_text())
+
+
+def check_public_header(path: Path) -> list[str]:
+    folder = path.relative_to(ROOT / "include/flashbsr").parent.as_posix().strip(".")
+    layer = folder.split("/")[0]
+    problems = []
+    if layer not in LAYERS:
+        return [f"folder '{layer}' is not in tools/check_layering.py"]
+    if "#pragma once" not in path.read_text():
+        problems.append("no #pragma once")
+    for bracket, name in includes(path):
+        ours = name.startswith("flashbsr/")
+        if bracket == '"':
+            problems.append(f'#include "{name}": public headers are included as <flashbsr/...>')
+        if ours:
+            target = "/".join(name.split("/")[1:-1]).split("/")[0]
+            if target not in LAYERS[layer]:
+                problems.append(f"{layer or 'top'} must not include {target} (<{name}>)")
+        elif BANNED.search(name):
+            problems.append(f"<{name}> is not allowed under include/")
+        elif layer in FREESTANDING:
+            problems.append(f"{layer} is freestanding: no <{name}>")
+    return problems
+
+
+def check_core_source(path: Path) -> list[str]:
+    layer = path.relative_to(ROOT / "cpp").parts[0]
+    problems = []
+    if layer not in CPP_LAYERS:
+        return [f"folder 'cpp/{layer}' is not in tools/check_layering.py"]
+    for bracket, name in includes(path):
+        if layer != "bind" and BINDING.search(name):
+            problems.append(f"only cpp/bind may include <{name}>")
+        if bracket == '"' and "/" in name:
+            target = next(part for part in name.split("/") if part != "..")
+            if target not in CPP_LAYERS[layer]:
+                problems.append(f'cpp/{layer} must not include cpp/{target} ("{name}")')
+    return problems
+
+
+def check_python(path: Path) -> list[str]:
+    parts = path.relative_to(ROOT / "python/flashbsr").parts
+    if parts[0] in FRAMEWORK_FOLDERS:
+        return []
+    problems = []
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        problems += [
+            f"line {node.lineno}: only adapters/ may import {name}"
+            for name in names
+            if name.split(".")[0] in FRAMEWORKS
+        ]
+    return problems
+
+
+def main() -> int:
+    checks = [
+        (sorted((ROOT / "include/flashbsr").rglob("*.h")), check_public_header),
+        (sorted((ROOT / "cpp").rglob("*.cpp")), check_core_source),
+        (sorted((ROOT / "cpp").rglob("*.h")), check_core_source),
+        (sorted((ROOT / "python/flashbsr").rglob("*.py")), check_python),
+    ]
+    problems, count = [], 0
+    for paths, check in checks:
+        for path in paths:
+            count += 1
+            found = check(path)
+            if SPDX not in "\n".join(path.read_text().splitlines()[:2]):
+                found.append("the first two lines are not the SPDX header")
+            problems += [f"{path.relative_to(ROOT)}: {text}" for text in found]
+    for problem in problems:
+        print(problem)
+    print(f"layering: {count} files, {len(problems)} problem{'s' * (len(problems) != 1)}")
+    return 1 if problems or not count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
