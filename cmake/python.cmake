@@ -20,6 +20,7 @@ function(flashbsr_add_python_module target)
   flashbsr_compile_options(${target})
   target_link_libraries(${target} PRIVATE flashbsr_headers flashbsr_cpu)
   nanobind_add_stub(${target}_stub MODULE ${target} OUTPUT ${target}.pyi DEPENDS ${target}
+                    PATTERN_FILE "${PROJECT_SOURCE_DIR}/cmake/_core.pat"
                     PYTHON_PATH $<TARGET_FILE_DIR:${target}>)
   install(TARGETS ${target} LIBRARY DESTINATION .)
   install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${target}.pyi" DESTINATION .)

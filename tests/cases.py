@@ -177,12 +177,13 @@ def random_mask(rng: np.random.Generator, q_len: int, kv_len: int) -> np.ndarray
 
 
 def paged_cache(
-    rng: np.random.Generator, case: Case, keys: list[np.ndarray], values: list[np.ndarray]
+    case: Case, keys: list[np.ndarray], values: list[np.ndarray]
 ) -> tuple[Any, list[np.ndarray]]:
     """A cache with the requests' tokens on permuted pages, NaN elsewhere; and their page lists."""
     counts = [-(-n // case.page_size) for n in case.kv_lens]
     num_pages, heads, dtype = sum(counts) + 3, case.heads[1], case.dtypes[1]
-    order = rng.permutation(num_pages).astype(np.int32)
+    # Its own numbers: the same pages whatever else a case has.
+    order = np.random.default_rng(case.seed).permutation(num_pages).astype(np.int32)
     owned = [order[a:b] for a, b in itertools.pairwise(indptr(counts))]
 
     def filled(tokens: list[np.ndarray], dim: int) -> np.ndarray:
@@ -247,7 +248,7 @@ def build(case: Case) -> Problem:
             parts = tuple(x.swapaxes(0, 1) for x in parts)
         kv = tuple(strided(x, kv_type) for x in parts)
     else:
-        kv, owned = paged_cache(rng, case, keys, values)
+        kv, owned = paged_cache(case, keys, values)
         kv_indptr = indptr([len(own) for own in owned])
         kv_indices = np.concatenate([*owned, np.full(5, GARBAGE)]).astype(np.int32)
         last_page_len = np.array(

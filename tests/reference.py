@@ -59,9 +59,12 @@ class State:
     noise : array like ``out``
         ``sqrt(sum_j (p_j v_j)^2)``: the standard deviation of the output when every probability
         carries an independent relative error of one.
+    sum_size : array like ``out``
+        ``sqrt(n) sum_j |p_j v_j|`` over the n visible keys: times 2^-24, the error of adding the
+        terms up in float32.
     logit_size : array like ``lse``
-        Largest ``sum_d |q_d k_d|`` times the scale: the error of a float32 logit is a few times
-        2^-24 of that.
+        Largest ``sum_d |q_d k_d|`` times the scale, plus the ALiBi term: the error of a float32
+        logit is a few times 2^-24 of that.
     logit_noise : array like ``lse``
         Largest standard deviation of a logit when each of its factors carries an independent
         relative error of one. Zero unless q and k are rounded again, which RoPE does.
@@ -70,6 +73,7 @@ class State:
     out: np.ndarray
     lse: np.ndarray
     noise: np.ndarray
+    sum_size: np.ndarray
     logit_size: np.ndarray
     logit_noise: np.ndarray
 
@@ -81,6 +85,7 @@ class State:
             np.concatenate([empty, *(s.out for s in states)]),
             np.concatenate([none, *(s.lse for s in states)]),
             np.concatenate([empty, *(s.noise for s in states)]),
+            np.concatenate([empty, *(s.sum_size for s in states)]),
             np.concatenate([none, *(s.logit_size for s in states)]),
             np.concatenate([none, *(s.logit_noise for s in states)]),
         )
@@ -224,7 +229,7 @@ def attend(
 
     out = np.zeros((q_len, num_qo_heads, dim_vo), real)
     lse = np.full((q_len, num_qo_heads), -np.inf, real)
-    noise = np.zeros_like(out)
+    noise, sum_size = np.zeros_like(out), np.zeros_like(out)
     logit_size, logit_noise = np.zeros_like(lse), np.zeros_like(lse)
     for h in range(num_qo_heads):
         kv_head = h // group
@@ -257,12 +262,17 @@ def attend(
         norm = np.where(total > 0, total, real(1))[:, None]
         out[:, h] = rounded(p, work) @ values / norm * real(v_scale[kv_head])
         noise[:, h] = np.sqrt(p**2 @ values**2) / norm * v_scale[kv_head]
-        sizes = np.where(allowed, np.abs(q[:, h]) @ np.abs(k[:, kv_head]).T, real(0)) * abs(scale)
+        root = np.sqrt(allowed.sum(axis=1, keepdims=True))
+        sum_size[:, h] = root * (p @ np.abs(values)) / norm * v_scale[kv_head]
+        sizes = np.abs(q[:, h]) @ np.abs(k[:, kv_head]).T * abs(scale)
+        if variant.pos_encoding_mode == "ALIBI":
+            sizes = sizes + abs(slopes[h]) * np.abs(key[None, :] - position[:, None])
+        sizes = np.where(allowed, sizes, real(0))
         logit_size[:, h] = sizes.max(axis=1, initial=0)
         if variant.pos_encoding_mode == "ROPE_LLAMA":
             squares = np.where(allowed, 2 * q[:, h] ** 2 @ k[:, kv_head].T ** 2, real(0))
             logit_noise[:, h] = np.sqrt(squares.max(axis=1, initial=0)) * abs(scale)
-    return State(rounded(out, out_dtype), lse, noise, logit_size, logit_noise)
+    return State(rounded(out, out_dtype), lse, noise, sum_size, logit_size, logit_noise)
 
 
 def gather_pages(cache: np.ndarray, pages: np.ndarray, kv_len: int, kv_layout: str) -> np.ndarray:
@@ -301,6 +311,16 @@ def bsr_mask(
                 True if mask is None else mask[at]
             )
     return dense[:m]
+
+
+def pack_bsr_mask(indptr: np.ndarray, mask: np.ndarray, m: int) -> np.ndarray:
+    """Little-endian bits of a mask ``(nnz, r, c)``: per block row its ``(rows, blocks * c)``."""
+    r = mask.shape[1]
+    parts = [np.zeros(0, np.uint8)]
+    for row, (begin, end) in enumerate(itertools.pairwise(indptr)):
+        side_by_side = mask[begin:end].transpose(1, 0, 2).reshape(r, -1)[: m - row * r]
+        parts.append(packbits(side_by_side.ravel(), "little"))
+    return np.concatenate(parts)
 
 
 def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

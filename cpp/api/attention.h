@@ -38,6 +38,8 @@ struct AttentionOptions {
 struct MaskArrays {
   std::optional<Array> boolean;  ///< bool or uint8, flattened, sum of q_len * kv_len
   std::optional<Array> packed;   ///< uint8, little-endian bits, each request starts at a byte
+
+  bool given() const { return boolean || packed; }
 };
 
 /// A scale: one number, or an array with one per head.
@@ -65,7 +67,7 @@ class Attention {
             const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask);
   void plan_block_table(const Array* qo_indptr, const Array& block_tables, const Array& kv_lens,
                         const MaskArrays& mask);
-  /// `mask` is [blocks, r, c] where boolean, and row-major per block row where packed.
+  /// `mask` is [blocks, r, c], or the same flattened and packed without gaps.
   void plan_bsr(const Array& indptr, const Array& indices, int64_t m, int64_t n, int64_t r,
                 int64_t c, const MaskArrays& mask);
 
@@ -77,13 +79,15 @@ class Attention {
   int64_t workspace_size() const;
 
   bool planned() const { return planned_; }
-  const std::vector<int32_t>& plan_buffer() const { return planner_.buffer(); }
-  const cpu::RunStats& stats() const { return engine_.stats(); }
+  /// A copy: plan() writes the same memory again.
+  std::vector<int32_t> plan_buffer();
+  cpu::RunStats stats();
   const cpu::Engine& engine() const { return engine_; }
 
  private:
-  void finish_plan(const MaskArrays& mask, bool block_mask);
-  void take_mask(const MaskArrays& mask, bool block_mask);
+  void finish_plan(bool masked);
+  void take_mask(const MaskArrays& mask);
+  void take_block_mask(const MaskArrays& mask, int64_t r);
   void place_partials(Params& params);
   Params params_for(const RunArrays& arrays);
 
@@ -100,7 +104,7 @@ class Attention {
   char* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
   bool planned_ = false;
-  std::mutex running_;
+  std::mutex running_;  ///< held by whoever reads or writes the plan
 };
 
 }  // namespace flashbsr::api

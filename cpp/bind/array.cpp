@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array.h"
 
+#include <nanobind/stl/string.h>
+
 namespace flashbsr::bind {
 
 namespace {

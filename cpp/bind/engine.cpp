@@ -5,8 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
-#include <cstring>
-
 #include "../api/attention.h"
 #include "array.h"
 
@@ -79,21 +77,20 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
   self.run(arrays);
 }
 
-/// A NumPy copy of the plan: the engine plans into the same memory again.
-nb::object plan_buffer(const api::Attention& self) {
-  if (!self.planned()) throw Error(ErrorCode::kPlan, "plan_info", "no plan", "plan() first");
-  const auto& buffer = self.plan_buffer();
-  auto* copy = new int32_t[buffer.size()];
-  std::memcpy(copy, buffer.data(), buffer.size() * 4);
-  const nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(copy, {buffer.size()}, owner));
+nb::object plan_buffer(api::Attention& self) {
+  auto* copy = new std::vector<int32_t>(self.plan_buffer());
+  const nb::capsule owner(
+      copy, [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
+  return nb::cast(
+      nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
 }
 
-nb::dict run_stats(const api::Attention& self) {
+nb::dict run_stats(api::Attention& self) {
   nb::dict stats;
   nb::list busy;
-  for (const double s : self.stats().busy_seconds) busy.append(s);
-  stats["kernel_s"] = self.stats().kernel_seconds;
+  const cpu::RunStats last = self.stats();
+  for (const double s : last.busy_seconds) busy.append(s);
+  stats["kernel_s"] = last.kernel_seconds;
   stats["busy_s"] = busy;
   stats["isa"] = self.engine().table().isa;
   stats["threads"] = self.engine().threads();

@@ -87,8 +87,8 @@ nb::object empty_dlpack(const std::vector<size_t>& shape, const std::string& dty
     constexpr std::align_val_t kAlign{64};
     void* data = ::operator new(max_of<size_t>(count * r.type.bits / 8, 1), kAlign);
     const nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, kAlign); });
-    return nb::cast(nb::ndarray<nb::device::cpu>(data, shape.size(), shape.data(), owner, nullptr,
-                                                 r.type));
+    return nb::cast(nb::ndarray<nb::array_api, nb::device::cpu>(data, shape.size(), shape.data(), owner,
+                                                                nullptr, r.type));
   }
   throw Error(ErrorCode::kDType, "dtype_name", dtype, "a data type of flashbsr");
 }

@@ -31,11 +31,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description="Serve a small language model over a paged KV cache and check what it wrote.",
     )
     add = parser.add_argument
-    add("--requests", type=int, default=64, help="number of requests (default %(default)s)")
-    add("--rate", type=float, default=8.0, help="mean arrivals per second (%(default)s)")
-    add("--pages", type=int, default=160, help="pages of the KV cache (%(default)s)")
+    add("--requests", type=int, default=100, help="number of requests (default %(default)s)")
+    add("--rate", type=float, default=24.0, help="mean arrivals per second (%(default)s)")
+    add("--pages", type=int, default=96, help="pages of the KV cache (%(default)s)")
     add("--page-size", type=int, default=16, help="tokens in a page (%(default)s)")
-    add("--max-new-tokens", type=int, default=160, help="longest answer (%(default)s)")
+    add("--max-new-tokens", type=int, default=320, help="longest answer (%(default)s)")
     add("--budget", type=int, default=128, help="tokens computed per step (%(default)s)")
     add("--seed", type=int, default=0, help="of the arrivals and of the sampling (%(default)s)")
     add("--prompt", action="append", help="serve this text instead; may be repeated")

@@ -4,8 +4,10 @@
 
 The tolerance is not a constant. The same dense formulas in float32 differ from float64 by some
 `e32`, measured here on the same sequences; the engine computes in float32 too, only in another
-order, and may differ by `FACTOR * e32`. A wrong page, mask, position or stale slot differs by 1e4
-times that.
+order, and may differ by `FACTOR * e32`. Over 5688 small random models the engine's error was 0.96
+`e32` in the median and 5.1 `e32` at worst, at a position where rounding the weights to float32 alone
+did as much: one float32 forward can be lucky there. A wrong page, mask or position, or a stale slot
+differs by thousands of `e32`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .engine import Sequence
 from .model import Model
 from .weights import Config
 
-FACTOR = 4.0
+FACTOR = 8.0
 
 
 @dataclass(slots=True)

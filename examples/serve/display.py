@@ -21,7 +21,7 @@ from .tokenizer import Tokenizer
 
 _LINE_SECONDS = 1.0  # between two progress lines where they cannot be rewritten
 _REWRITE_SECONDS = 0.05
-_BLOCK_CHARS = 360  # of a finished text are shown
+_BLOCK_CHARS = 200  # of a finished text are shown
 _LIVE_TEXTS = 8  # requests whose text is shown while it is written
 
 

@@ -25,9 +25,10 @@ def sample(
     """
     if temperature == 0:
         return int(np.argmax(logits))
-    order = np.argsort(-logits, kind="stable")
-    scaled = logits[order].astype(np.float64) / temperature
-    mass = np.cumsum(np.exp(scaled - scaled[0]))
-    kept = int(np.searchsorted(mass, top_p * mass[-1])) + 1
-    drawn = np.searchsorted(mass[:kept], rng.random() * mass[kept - 1], side="right")
-    return int(order[min(int(drawn), kept - 1)])
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
+    if top_p < 1:
+        ranked = np.sort(weights)[::-1]
+        mass = np.cumsum(ranked)
+        weights[weights < ranked[np.searchsorted(mass, top_p * mass[-1])]] = 0
+    mass = np.cumsum(weights)
+    return int(np.searchsorted(mass, rng.random() * mass[-1], side="right"))

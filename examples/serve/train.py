@@ -187,6 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--vocab", type=int, default=1536)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=int, default=250, help="steps between two loss lines")
+    parser.add_argument("--sample", type=int, default=120, help="tokens of each text at the end")
     args = parser.parse_args(argv)
 
     documents = json.loads(args.corpus.read_text()) if args.corpus else corpus.gather()
@@ -204,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     notes |= {"torch": torch.__version__, "python": platform.python_version()}
     weights.save(args.out / "model.safetensors", config, tensors, **notes)
     for prompt in PROMPTS:
-        print("---", sample(model, tokenizer, prompt, 120), flush=True)
+        print("---", sample(model, tokenizer, prompt, args.sample), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, export, to_numpy
+from .adapters import adapter_for, export, to_numpy, to_values
 from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError
 from .spec import check_float, check_int
 
@@ -59,7 +59,7 @@ def rotate(
         raise ShapeError("q", f"shape {shape}", "[nnz, num_qo_heads, head_dim]")
     if rotary_dim is None:
         rotary_dim = shape[2]
-    rotary_dim = check_int("rotary_dim", rotary_dim, 0)
+    rotary_dim = check_int("rotary_dim", rotary_dim, 2)
     if rotary_dim % 2 or rotary_dim > shape[2]:
         raise FlashbsrError("rotary_dim", rotary_dim, f"an even number up to head_dim={shape[2]}")
     scale, theta = check_float("rope_scale", rope_scale), check_float("rope_theta", rope_theta)
@@ -74,7 +74,7 @@ def rotate(
             b.export(k, False, "k"),
             a.export(q_out, True, "q"),
             b.export(k_out, True, "k"),
-            export(positions, "pos_ids"),
+            to_values(positions, "pos_ids"),
             rotary_dim,
             bool(interleave),
             scale,
@@ -110,6 +110,14 @@ def rotate_by_table(
 ) -> tuple[Array, Array]:
     """Rotate by a table, into new arrays or in place."""
     head_size = check_int("head_size", head_size, 1)
+    adapter_for(cos_sin_cache, "cos_sin_cache")
+    shape = tuple(cos_sin_cache.shape)
+    if len(shape) != 2 or shape[1] % 2 or not 2 <= shape[1] <= head_size:
+        raise ShapeError(
+            "cos_sin_cache",
+            f"shape {shape}",
+            f"[max_position, rotary_dim], rotary_dim even and at most head_size={head_size}",
+        )
     results, exported = [], []
     for name, x in (("query", query), ("key", key)):
         a = adapter_for(x, name)
@@ -125,7 +133,7 @@ def rotate_by_table(
             exported[1][0],
             exported[0][1],
             exported[1][1],
-            export(positions, "positions"),
+            to_values(positions, "positions"),
             export(cos_sin_cache, "cos_sin_cache"),
             not is_neox,
         )

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from . import _core
 from ._typing import Array
 from .adapters import adapter_for, to_numpy
@@ -100,8 +102,6 @@ class Attention:
         self._workspace: Any = None  # keeps the caller's memory alive
         if workspace is not None:
             if isinstance(workspace, int):
-                import numpy as np
-
                 workspace = np.empty(workspace, np.uint8)
             self._workspace = workspace
             self._engine.set_workspace(
@@ -218,8 +218,8 @@ class Attention:
             Matrix and block shape. `n` is a multiple of `c`; the last block row may be short.
         mask : bool or uint8 array, shape (indptr[-1], r, c), optional
             True keeps; rows past `m` are ignored.
-        packed_mask : uint8 array, optional
-            Little-endian bits, row-major over a block row's columns, each block row at a byte.
+        packed_mask : uint8 array, shape (ceil(indptr[-1] * r * c / 8),), optional
+            The same flattened, as little-endian bits without gaps.
 
         Raises
         ------
@@ -386,11 +386,14 @@ def _export(x: Any, name: str) -> Any:
 def _scale(x: Any, name: str) -> Any:
     if x is None or isinstance(x, (int, float)):
         return x
+    if isinstance(x, (np.floating, np.integer)):
+        return float(x)
+    if math.prod(x.shape) == 1 and len(x.shape) < 2:  # vLLM keeps its scales as such tensors
+        return float(to_numpy(x, name).reshape(()).astype(np.float64))
     return _export(x, name)
 
 
 def _index(x: Any, name: str) -> Any:
-    # Lists are welcome where the values are needed on the host anyway.
-    if isinstance(x, (list, tuple)):
-        return to_numpy(x, name)
-    return adapter_for(x, name).export(x, False, name)
+    # The values are needed on the host: lists are welcome, and strided arrays are small enough to copy.
+    array = x if type(x) is np.ndarray else to_numpy(x, name)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

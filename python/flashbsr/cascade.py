@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, export
+from .adapters import adapter_for, export, to_values
 from .errors import ShapeError
 from .spec import check_name
 
@@ -122,7 +122,7 @@ def merge_state_in_place(
         export(s, "s", True),
         export(v_other, "v_other"),
         export(s_other, "s_other"),
-        None if mask is None else export(mask, "mask"),
+        None if mask is None else to_values(mask, "mask"),
         _base2(lse_base),
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, export
+from .adapters import adapter_for, export, to_values
 from .errors import FlashbsrError, ShapeError
 from .spec import check_float, check_int, check_name
 
@@ -92,13 +92,13 @@ def append_paged_kv_cache(
         _core.append_paged_kv_cache(
             export(append_key, "append_key"),
             export(append_value, "append_value"),
-            export(batch_indices, "batch_indices"),
-            export(positions, "positions"),
+            to_values(batch_indices, "batch_indices"),
+            to_values(positions, "positions"),
             k_cache,
             v_cache,
-            export(kv_indices, "kv_indices"),
-            export(kv_indptr, "kv_indptr"),
-            export(kv_last_page_len, "kv_last_page_len"),
+            to_values(kv_indices, "kv_indices"),
+            to_values(kv_indptr, "kv_indptr"),
+            to_values(kv_last_page_len, "kv_last_page_len"),
             kv_layout,
             check_float("k_scale", k_scale),
             check_float("v_scale", v_scale),
@@ -160,8 +160,8 @@ def get_batch_indices_positions(
                 raise ShapeError(name, f"shape {tuple(given.shape)}", f"({nnz},): nnz")
             outputs.append((b, given, b.export(given, True, name)))
     _core.get_batch_indices_positions(
-        a.export(append_indptr, False, "append_indptr"),
-        export(seq_lens, "seq_lens"),
+        to_values(append_indptr, "append_indptr"),
+        to_values(seq_lens, "seq_lens"),
         outputs[0][2],
         outputs[1][2],
     )
@@ -197,8 +197,8 @@ def get_seq_lens(kv_indptr: Array, kv_last_page_len: Array, page_size: int) -> A
     adapter_for(kv_last_page_len, "kv_last_page_len")  # before its shape is read
     out = a.empty(kv_indptr, tuple(kv_last_page_len.shape), "int32")
     _core.get_seq_lens(
-        a.export(kv_indptr, False, "kv_indptr"),
-        export(kv_last_page_len, "kv_last_page_len"),
+        to_values(kv_indptr, "kv_indptr"),
+        to_values(kv_last_page_len, "kv_last_page_len"),
         check_int("page_size", page_size, 1),
         a.export(out, True),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, to_numpy
+from .adapters import adapter_for, to_values
 from .errors import ShapeError
 from .spec import check_name
 
@@ -48,7 +48,7 @@ def packbits(x: Array, bitorder: str = "big") -> Array:
     if len(shape) != 1:
         raise ShapeError("x", f"shape {shape}", "[n]")
     out = a.empty(x, (-(-shape[0] // 8),), "uint8")
-    _core.packbits(a.export(x, False, "x"), a.export(out, True), bitorder == "little")
+    _core.packbits(to_values(x, "x"), a.export(out, True), bitorder == "little")
     return a.finish(out)
 
 
@@ -87,12 +87,12 @@ def segment_packbits(x: Array, indptr: Array, bitorder: str = "big") -> tuple[Ar
     check_name("bitorder", bitorder, ("big", "little"))
     a, b = adapter_for(x, "x"), adapter_for(indptr, "indptr")
     # Only to size the output. The core checks indptr; a descending one must get that far.
-    lengths = np.maximum(np.diff(to_numpy(indptr, "indptr").astype(np.int64)), 0)
+    lengths = np.maximum(np.diff(bounds.astype(np.int64)), 0)
     out = a.empty(x, (int((-(-lengths // 8)).sum()),), "uint8")
     out_indptr = b.empty(indptr, tuple(indptr.shape), "int32")
     _core.segment_packbits(
-        a.export(x, False, "x"),
-        b.export(indptr, False, "indptr"),
+        to_values(x, "x"),
+        to_values(indptr, "indptr"),
         a.export(out, True),
         b.export(out_indptr, True),
         bitorder == "little",

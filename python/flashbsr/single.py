@@ -315,7 +315,7 @@ def single_prefill_with_kv_cache(
     q_shape, kv_len, kv_heads, head_dim_vo = _shapes(q, k, v, kv_layout)
     if custom_mask is not None:
         custom_mask = to_numpy(custom_mask, "custom_mask")
-        if custom_mask.size != q_shape[0] * kv_len:
+        if custom_mask.shape != (q_shape[0], kv_len):
             raise ShapeError(
                 "custom_mask", f"shape {custom_mask.shape}", f"({q_shape[0]}, {kv_len})"
             )

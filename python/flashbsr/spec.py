@@ -213,9 +213,9 @@ class TaskInfo:
                 )
         for name, least in (
             ("page_size", 1),
-            ("max_batch_size", 0),
-            ("max_q_tokens", 0),
-            ("max_kv_pages", 0),
+            ("max_batch_size", 1),
+            ("max_q_tokens", 1),
+            ("max_kv_pages", 1),
             ("num_workers", 1),
             ("num_threads", 1),
             ("fixed_split_size", 1),
@@ -223,6 +223,10 @@ class TaskInfo:
             value = getattr(self, name)
             if value is not None:
                 _set(self, name, check_int(name, value, least))
+        capacity = ("max_batch_size", "max_q_tokens", "max_kv_pages")
+        missing = [name for name in capacity if getattr(self, name) is None]
+        if missing and len(missing) < len(capacity):
+            raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
         check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", QO_DTYPES))
         _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
@@ -256,6 +260,8 @@ def check_int(name: str, value: Any, least: int) -> int:
 def check_float(name: str, value: Any) -> float:
     """Return `value` as float if it is a finite real number; raise otherwise."""
     try:
+        if isinstance(value, (str, bytes)):  # float() would parse it
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
         raise DTypeError(name, repr(value), "a number") from None

@@ -165,8 +165,8 @@ INSTANTIATE_TEST_SUITE_P(All, Engine,
                          testing::Combine(testing::ValuesIn(cpu::available_tables()),
                                           testing::ValuesIn(kCases)),
                          [](const auto& info) {
-                           return std::string(std::get<0>(info.param)->isa) + "_" +
-                                  std::get<1>(info.param).name;
+                           return std::get<1>(info.param).name + "_on_" +
+                                  std::get<0>(info.param)->isa;
                          });
 
 TEST(EngineSplits, AreExercised) {

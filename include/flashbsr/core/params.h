@@ -13,7 +13,8 @@ enum class Position : int32_t { kNone = 0, kRopeLlama = 1, kAlibi = 2 };
 enum class Activation : int32_t { kSoftmax = 0, kSigmoid = 1 };
 
 /// RoPE inside attention. Angles are position x inv_freq[i]; tables are split in two so that they
-/// stay small: angle(64 a + b) = coarse[a] + fine[b], combined by the angle-sum formulas.
+/// stay small: angle(64 a + b) = coarse[a] + fine[b], combined by the angle-sum formulas. Negative
+/// positions change the sign of the sines.
 struct RopeTables {
   static constexpr int32_t kFine = 64;
   const float* coarse = nullptr;  ///< [max_position / 64 + 1][2][dim / 2]: cosines, sines

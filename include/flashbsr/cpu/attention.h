@@ -72,38 +72,45 @@ template <class Op, class Variant>
   requires AttentionVariant<Variant, VectorMath>
 class ItemKernel {
  public:
-  ItemKernel(const Params& params, PlanView plan, int32_t item, Bundle bundle, char* memory)
+  ItemKernel(const Params& params, PlanView plan, int32_t item, char* memory)
       : p_(params),
         plan_(plan),
         h_(plan.header()),
         item_(plan.items()[item]),
         request_(plan.requests()[item_.request]),
         variant_(params),
-        bundle_(bundle),
         mem_(memory, item_.row_count, params.k.dim, params.v.dim),
         q_ld_(padded_words<Op>(params.k.dim)),
         dv_padded_(round_up(params.v.dim, kLanes)) {}
 
   int64_t scratch_bytes() const { return mem_.bytes; }
 
-  /// Loads Q and finds the first KV tile.
+  /// Loads Q. The tile before the first is empty.
   void begin() {
     load_queries();
-    more_ = fetch(item_.kv_begin, tiles_[0]);
+    tile_.begin = item_.kv_begin;
+    tile_.count = 0;
   }
 
-  /// Attends to one KV tile. False when none is left.
-  bool step() {
-    if (!more_) return false;
-    const KvTile& tile = tiles_[turn_];
-    KvTile& next = tiles_[turn_ ^ 1];
-    more_ = fetch(tile.begin + tile.count, next);
-    Prefetcher ahead(more_ ? &next : nullptr, p_.k, p_.v, bundle_);
-    pack_keys<Op>(tile, ahead, p_.k, rotary(), mem_.pack, mem_.kt);
-    pack_values<Op>(tile, ahead, p_.v, mem_.zeros, mem_.vp);
-    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) attend_block(tile, r, ahead);
-    turn_ ^= 1;
-    return more_;
+  /// Finds the next KV tile. False when none is left.
+  bool next_tile() {
+    const int32_t begin = tile_.begin + tile_.count;
+    const int32_t count = min_of(kKvTile, item_.kv_end - begin);
+    if (count <= 0) return false;
+    locate(p_, plan_, request_, item_.kv_head, begin, count, tile_);
+    return true;
+  }
+
+  int32_t tokens() const { return tile_.count; }
+
+  void pack_keys(int group) {
+    cpu::pack_keys<Op>(tile_, group, p_.k, rotary(), mem_.pack, mem_.kt);
+  }
+  void pack_values(int group) { cpu::pack_values<Op>(tile_, group, p_.v, mem_.zeros, mem_.vp); }
+
+  /// All rows against the packed tile.
+  void attend() {
+    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) attend_block(tile_, r);
   }
 
   /// Writes the output, or the partial state of a split tile.
@@ -130,13 +137,6 @@ class ItemKernel {
   }
 
  private:
-  bool fetch(int32_t begin, KvTile& tile) const {
-    const int32_t count = min_of(kKvTile, item_.kv_end - begin);
-    if (count <= 0) return false;
-    locate(p_, plan_, request_, item_.kv_head, begin, count, tile);
-    return true;
-  }
-
   const RopeTables* rotary() const { return p_.rope.fine ? &p_.rope : nullptr; }
 
   void load_queries() {
@@ -155,7 +155,7 @@ class ItemKernel {
       mem_.sum[r] = FloatV{};
       const char* src = p_.q.row(request_.q_begin + row.token, row.q_head);
       with_dtype(p_.q.dtype, [&]<DType T>() { row_to_float<T>(src, staged, p_.q.dim); });
-      if (rotary()) rope_row(staged, p_.q.dim, max_of(position(row), 0), p_.rope);
+      if (rotary()) rope_row(staged, p_.q.dim, position(row), p_.rope);
       words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
     }
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
@@ -164,7 +164,7 @@ class ItemKernel {
   int32_t position(const Row& row) const { return request_.kv_len - request_.q_len + row.token; }
 
   /// Six rows against one packed tile. Only the columns that some row sees are computed.
-  void attend_block(const KvTile& tile, int32_t first, Prefetcher& ahead) {
+  void attend_block(const KvTile& tile, int32_t first) {
     const int rows = min_of(kBlockRows, item_.row_count - first);
     int32_t low = tile.count, high = 0;
     for (int r = 0; r < rows; ++r) {
@@ -176,13 +176,10 @@ class ItemKernel {
     const int vec_begin = low / kLanes, vec_end = ceil_div<int>(high, kLanes);
     const int column = vec_begin * kLanes;
 
-    ahead.advance();
     gemm<Op, false>({mem_.q + first * q_ld_, q_ld_, mem_.kt + column, kKvTile, mem_.s + column,
                      kKvTile, p_.k.dim / Op::kPerWord},
                     rows, vec_end - vec_begin);
     for (int r = 0; r < rows; ++r) softmax_row(tile, first + r, r, vec_begin, vec_end);
-
-    ahead.advance();
 
     // Columns past the tile's tokens hold zero weights, but their packed values are stale.
     const int words_begin = column / Op::kPerWord;
@@ -232,7 +229,7 @@ class ItemKernel {
       const float base = row.max == -infinity() ? 0.0f : row.max;
       FloatV sum = mem_.sum[index];
       for (int v = vec_begin; v < vec_end; ++v) {
-        const FloatV w = exp2_clamped<Op::kExpDegree>(load(s + v * kLanes) * factor - base);
+        const FloatV w = exp2_clamped(load(s + v * kLanes) * factor - base);
         sum += w;
         store_weights(weights, v, w);
       }
@@ -284,13 +281,10 @@ class ItemKernel {
   const WorkItem item_;
   const Request request_;
   const Variant variant_;
-  const Bundle bundle_;
   const Scratch<Op> mem_;
   const int64_t q_ld_;
   const int64_t dv_padded_;
-  KvTile tiles_[2];  ///< the current one and the next, by turns
-  int turn_ = 0;
-  bool more_ = false;
+  KvTile tile_;
 };
 
 }  // namespace FLASHBSR_CPU_ISA

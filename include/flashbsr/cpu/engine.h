@@ -76,8 +76,8 @@ class Engine {
     const auto merge = table_.merge[act];
     const int32_t bundle = bundle_size(h);
     const int64_t scratch =
-        bundle * table_.scratch_bytes(bundle > 1 ? kBundleRows : h.tile_rows, params.k.dim,
-                                      params.v.dim);
+        max_of(table_.scratch_bytes(h.tile_rows, params.k.dim, params.v.dim),
+               bundle * table_.scratch_bytes(kBundleRows, params.k.dim, params.v.dim));
     reset_arrivals(h.num_merges);
     stats_.busy_seconds.assign(static_cast<size_t>(threads_), 0.0);
     std::atomic<int32_t> next{0};
@@ -89,7 +89,10 @@ class Engine {
         const int32_t first = next.fetch_add(bundle, std::memory_order_relaxed);
         if (first >= h.num_items) break;
         const int32_t count = min_of(bundle, h.num_items - first);
-        attend(params, plan, first, count, memory);
+        const bool together = plan.items()[first].row_count <= kBundleRows;
+        for (int32_t i = 0; i < count; i += together ? count : 1) {
+          attend(params, plan, first + i, together ? count : 1, memory);
+        }
         for (int32_t i = first; i < first + count; ++i) {
           const int32_t m = plan.items()[i].merge;
           if (m < 0) continue;
@@ -118,10 +121,9 @@ class Engine {
   static constexpr int64_t kSerialCost = 24000;
   static constexpr int32_t kBundleRows = 16;
 
-  /// Where every item has few rows, memory is the limit: take several KV heads of a chunk at once, as
-  /// long as each thread still gets eight bundles to balance with.
+  /// Items claimed at once: KV heads of one chunk, as many as leave each thread eight claims to balance
+  /// with. Those of few rows, whose limit is memory, are computed side by side.
   int32_t bundle_size(const PlanHeader& h) const {
-    if (h.max_rows > kBundleRows) return 1;
     int32_t bundle = min_of(kMaxBundle, h.num_kv_heads);
     while (bundle > 1 && (h.num_kv_heads % bundle != 0 || h.num_items < bundle * threads_ * 8)) {
       --bundle;

@@ -28,7 +28,6 @@ inline constexpr int kBlockRows = 6;
 /// Words are floats.
 struct F32Op {
   static constexpr int kPerWord = 1;
-  static constexpr int kExpDegree = 5;
   FLASHBSR_FN static FloatV mac(FloatV acc, FloatV a, FloatV b) { return a * b + acc; }
 };
 
@@ -36,7 +35,6 @@ struct F32Op {
 /// Words are pairs of bf16: vdpbf16ps multiplies both and adds to the float accumulator.
 struct Bf16Op {
   static constexpr int kPerWord = 2;
-  static constexpr int kExpDegree = 3;
   FLASHBSR_FN static FloatV mac(FloatV acc, FloatV a, FloatV b) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }

@@ -23,7 +23,7 @@ struct KernelTable {
   /// Bytes of scratch one thread needs for items of `rows` packed rows.
   int64_t (*scratch_bytes)(int rows, int dim_qk, int dim_vo);
 
-  /// Runs work items [first, first + count), count <= kMaxBundle.
+  /// Runs work items [first, first + count): KV heads of one chunk, count <= kMaxBundle.
   /// [Compute][Activation]; null where the level lacks the instruction.
   void (*attend[2][2])(const Params&, PlanView, int32_t first, int32_t count, char* scratch);
 

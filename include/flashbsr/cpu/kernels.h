@@ -16,23 +16,31 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-/// Items [first, first + count), tile by tile in lockstep: the KV heads of one chunk lie side by side in
-/// a page, so together they read memory in order. Their results do not depend on the company.
+/// Items [first, first + count) of one chunk, side by side: its KV heads lie next to each other in a
+/// page, so taking turns they read memory in order. Their results do not depend on the company.
 template <class Op, class Variant>
 void attend(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
   using Kernel = ItemKernel<Op, Variant>;
   alignas(Kernel) char storage[kMaxBundle][sizeof(Kernel)];
   Kernel* kernels[kMaxBundle];
   for (int32_t i = 0; i < count; ++i) {
-    kernels[i] = new (storage[i]) Kernel(params, plan, first + i, Bundle{i, count}, scratch);
+    kernels[i] = new (storage[i]) Kernel(params, plan, first + i, scratch);
     scratch += kernels[i]->scratch_bytes();
     kernels[i]->begin();
   }
-  for (bool more = true; more;) {
-    more = false;
-    for (int32_t i = 0; i < count; ++i) more |= kernels[i]->step();
+  const auto each = [&](auto&& turn) {
+    for (int32_t i = 0; i < count; ++i) turn(*kernels[i]);
+  };
+  for (;;) {
+    bool more = false;
+    each([&](Kernel& k) { more = k.next_tile(); });  // one chunk: all or none
+    if (!more) break;
+    const int32_t tokens = kernels[0]->tokens();
+    for (int g = 0; g < tokens; g += kPackGroup) each([&](Kernel& k) { k.pack_keys(g); });
+    for (int g = 0; g < tokens; g += kPackGroup) each([&](Kernel& k) { k.pack_values(g); });
+    each([](Kernel& k) { k.attend(); });
   }
-  for (int32_t i = 0; i < count; ++i) kernels[i]->finish();
+  each([](Kernel& k) { k.finish(); });
 }
 
 inline int64_t scratch_bytes(int rows, int dim_qk, int dim_vo) {

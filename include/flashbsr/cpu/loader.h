@@ -57,60 +57,6 @@ FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& re
   }
 }
 
-/// How items run side by side: this one is `index` of `size` adjacent KV heads of one chunk.
-struct Bundle {
-  int index = 0;
-  int size = 1;
-};
-
-/// Asks for the next KV tile's cache lines in portions, spread over the phases of this one: a burst
-/// would fill the miss queue and stall, silence in between would leave the memory idle.
-///
-/// Where the heads of a bundle lie side by side (NHD), each item fetches its share of the tokens for
-/// all of them: DRAM then sees rows of 2 KB in order instead of 256-byte pieces, which is the
-/// difference between 20 and 40 GB/s on one core of the machine in docs/cpu.md.
-class Prefetcher {
- public:
-  Prefetcher(const KvTile* next, const PagedView& k, const PagedView& v, Bundle bundle)
-      : next_(next) {
-    if (!next) return;
-    const bool joint = k.stride_head == k.dim && v.stride_head == v.dim;
-    const int members = joint ? bundle.size : 1;
-    const int index = joint ? bundle.index : 0;
-    k_.bytes = k.dim * dtype_size(k.dtype) * members;
-    v_.bytes = v.dim * dtype_size(v.dtype) * members;
-    k_.back = static_cast<int64_t>(k.dim) * dtype_size(k.dtype) * index;
-    v_.back = static_cast<int64_t>(v.dim) * dtype_size(v.dtype) * index;
-    token_ = next->count * index / members;
-    end_ = next->count * (index + 1) / members;
-    portion_ = ceil_div(end_ - token_, kPortions);
-  }
-
-  FLASHBSR_FN void advance() {
-    if (!next_) return;
-    for (int stop = min_of(token_ + portion_, end_); token_ < stop; ++token_) {
-      fetch(next_->k[token_], k_);
-      fetch(next_->v[token_], v_);
-    }
-  }
-
- private:
-  static constexpr int kPortions = 8;  ///< as often as a tile of few rows calls advance()
-
-  struct Part {
-    int64_t back = 0;  ///< from this head's row to the first of the bundle
-    int bytes = 0;
-  };
-
-  FLASHBSR_FN static void fetch(const char* row, const Part& part) {
-    for (int b = 0; b < part.bytes; b += 64) __builtin_prefetch(row - part.back + b, 0, 2);
-  }
-
-  const KvTile* next_;
-  Part k_, v_;
-  int token_ = 0, end_ = 0, portion_ = 0;
-};
-
 /// Float row -> words: floats, or bf16 pairs. Pads with zeros to whole vectors.
 template <class Op>
 FLASHBSR_FN void words_from_float(float* row, int dim, char* dst) {
@@ -142,14 +88,21 @@ struct PackBuffers {
   const char* zeros;
 };
 
+/// Tokens that are packed in one go. The heads of a bundle take turns at this grain: 16 tokens of all
+/// heads are 32 KB of a bf16 cache with 8 heads of 128, which the first head's loads bring in as one
+/// stream. At 64 tokens the same loop reads memory at half the speed (docs/cpu.md).
+inline constexpr int kPackGroup = 16;
+
+/// Packs tokens [group, group + kPackGroup) of the tile.
 /// `rotary`: null, or the tables that rotate keys by their position.
 template <class Op>
-FLASHBSR_FN void pack_keys(const KvTile& tile, Prefetcher& ahead, const PagedView& k,
+FLASHBSR_FN void pack_keys(const KvTile& tile, int group, const PagedView& k,
                            const RopeTables* rotary, const PackBuffers& buffers, float* kt) {
   const int words = k.dim / Op::kPerWord;
   const int padded = padded_words<Op>(k.dim);
   const bool direct = k.dtype == kWordType<Op> && rotary == nullptr && words == padded;
-  for (int first = 0; first < tile.count; first += kLanes) {
+  const int end = min_of(group + kPackGroup, tile.count);
+  for (int first = group; first < end; first += kLanes) {
     const int live = min_of(kLanes, tile.count - first);
     const char* rows[kLanes];
     for (int j = 0; j < kLanes; ++j) rows[j] = j < live ? tile.k[first + j] : buffers.zeros;
@@ -165,7 +118,6 @@ FLASHBSR_FN void pack_keys(const KvTile& tile, Prefetcher& ahead, const PagedVie
         }
       });
     }
-    if (first % 16 == 0) ahead.advance();
     for (int w = 0; w < padded; w += kLanes) {
       transpose_words(rows, w, kt + static_cast<int64_t>(w) * kKvTile + first, kKvTile);
     }
@@ -204,14 +156,14 @@ FLASHBSR_FN void pack_value_row(const char* const* rows, int dim, int padded, fl
 }
 
 template <class Op>
-FLASHBSR_FN void pack_values(const KvTile& tile, Prefetcher& ahead, const PagedView& v,
-                             const char* zeros, float* vp) {
+FLASHBSR_FN void pack_values(const KvTile& tile, int group, const PagedView& v, const char* zeros,
+                             float* vp) {
   const int padded = round_up(v.dim, kLanes);
   with_dtype(v.dtype, [&]<DType T>() {
-    for (int j = 0; j < tile.count; j += Op::kPerWord) {
+    const int end = min_of(group + kPackGroup, tile.count);
+    for (int j = group; j < end; j += Op::kPerWord) {
       const char* rows[2] = {tile.v[j], j + 1 < tile.count ? tile.v[j + 1] : zeros};
       pack_value_row<Op, T>(rows, v.dim, padded, vp + static_cast<int64_t>(j / Op::kPerWord) * padded);
-      if (j % 32 == 0) ahead.advance();
     }
   });
 }

@@ -125,8 +125,13 @@ inline void take_pages(Layout& layout, const char* name, const IndexView& pages,
       highest = max_of(highest, out[i]);
     }
   }
-  if (sign < 0) {
-    for (int64_t i = 0; i < count; ++i) narrow(name, first + i, pages[first + i]);
+  // The number of pages, highest + 1, must fit as well.
+  if (sign < 0 || highest == std::numeric_limits<int32_t>::max()) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (out[i] < 0 || out[i] == std::numeric_limits<int32_t>::max()) {
+        bad_index(at(name, first + i), out[i], "a page id in [0, 2^31 - 1)");
+      }
+    }
   }
   layout.num_kv_rows = static_cast<int64_t>(highest) + 1;
 }

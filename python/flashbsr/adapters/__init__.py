@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..errors import DTypeError
 
-__all__ = ["Adapter", "adapter_for", "export", "to_numpy"]
+__all__ = ["Adapter", "adapter_for", "export", "to_numpy", "to_values"]
 
 
 class Adapter(Protocol):
@@ -122,4 +122,17 @@ def to_numpy(x: Any, argument: str = "array") -> npt.NDArray[Any]:
             return np.asarray(x)
         except ValueError:
             raise DTypeError(argument, "a ragged sequence", "an array") from None
-    return adapter_for(x, argument).to_numpy(x)
+    adapter = adapter_for(x, argument)
+    try:
+        return adapter.to_numpy(x)
+    except (TypeError, RuntimeError, NotImplementedError) as error:  # a type NumPy does not have
+        raise DTypeError(argument, f"a {x.dtype} array", f"numbers NumPy has ({error})") from None
+
+
+def to_values(x: Any, argument: str = "array") -> npt.NDArray[Any]:
+    """Any array, list or tuple as a contiguous NumPy array: indices, lengths, masks.
+
+    Copies what is strided or not on the host: these arrays are small.
+    """
+    array = to_numpy(x, argument)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

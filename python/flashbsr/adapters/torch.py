@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
@@ -74,4 +73,4 @@ def finish(x: torch.Tensor) -> torch.Tensor:
 
 def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
     """View a CPU tensor; copy one that is on a device."""
-    return np.asarray(x.detach().cpu())
+    return x.numpy(force=True)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,16 @@ def _uneven(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> Non
         bars.append((r["name"], metrics["kv_gbs"], label, OURS[r["shape"]["dtype"]]))
     _title(ax, "Uneven batches", "")
     _bars(ax, bars)
-    for row, (_, _, label, _) in enumerate(bars):
+    longest = max(limits["triad_gbs"], *(bar[1] for bar in bars))
+    for row, (_, value, label, _) in enumerate(bars):
+        inside = value > 0.55 * longest  # room for the text within the bar
         ax.annotate(
             label,
-            (0, row),
+            (0 if inside else value, row),
             (6, 0),
             textcoords="offset points",
             va="center",
-            color="white",
+            color="white" if inside else INK,
             fontsize=8.5,
         )
     ax.axvline(limits["triad_gbs"], color=MUTED, linewidth=1, linestyle=":")
@@ -166,6 +169,9 @@ def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
         bars.append((r["name"], max(value, 0.1), f"{value:.1f} us", "#4c6085"))
     _title(ax, "Host time", "")
     ax.bar_label(_bars(ax, bars), [b[2] for b in bars], padding=4, fontsize=8.5, color=INK)
+    decades = [math.log10(bar[1]) for bar in bars]
     ax.set_xscale("log")
-    ax.set_xlim(min(b[1] for b in bars) / 2, max(b[1] for b in bars) * 6)
+    ax.set_xlim(10 ** math.floor(min(decades)), 10 ** (math.ceil(max(decades)) + 0.5))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.minorticks_off()
     ax.set_xlabel("us, median (log)", fontsize=9, color=INK)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flashbsr.plan import Plan
 
-MAX_CONNECTED_PARTS = 64
+MAX_CONNECTED_PARTS = 24
 MAX_LEGEND_REQUESTS = 10
 
 
@@ -71,6 +71,8 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
         matplotlib is not installed.
     """
     plt = load_pyplot("plot_plan")
+    from matplotlib.ticker import EngFormatter
+
     workers = plan.header.num_workers
     lanes = spans(plan)
     end = max([lane[1][-1] for lane in lanes] + [1.0])
@@ -95,6 +97,7 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     ax.tick_params(axis="x", labelsize=8.5, colors=INK, length=3)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set_color(MUTED)
+    ax.xaxis.set_major_formatter(EngFormatter())
     ax.set_xlabel("cost in the scheduler's model", fontsize=9, color=INK)
     h = plan.header
     merges = f", {h.num_merges} merged tiles" if h.num_merges else ", no tile split"
@@ -160,9 +163,7 @@ def _label_bars(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Col
             width = (right - left) * per_cost
             if width < 0.42:
                 continue
-            text = f"r{item['request']} h{item['kv_head']}"
-            if width > 1.25:
-                text += f"  kv {kilo(int(item['kv_begin']))} to {kilo(int(item['kv_end']))}"
+            text = _label(plan, item, width)
             red, green, blue = colors[item["request"]]
             bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.6
             ax.text(
@@ -176,6 +177,20 @@ def _label_bars(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Col
                 zorder=10,
                 clip_on=True,
             )
+
+
+def _label(plan: Plan, item: Any, inches: float) -> str:
+    """Say whose item it is, as far as a bar of this width has room."""
+    text = f"r{item['request']} h{item['kv_head']}"
+    group = plan.header.group_size
+    first = int(item["row_begin"]) // group
+    last = (int(item["row_begin"]) + int(item["row_count"]) - 1) // group
+    if last - first + 1 < plan.requests["q_len"][item["request"]] and inches > 1.0:
+        text += f"  q {first} to {last}"  # one of several row tiles
+        inches -= 0.7
+    if inches > 1.25:
+        text += f"  kv {kilo(int(item['kv_begin']))} to {kilo(int(item['kv_end']))}"
+    return text
 
 
 def _draw_merges(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Color]) -> None:

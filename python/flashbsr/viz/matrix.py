@@ -198,7 +198,7 @@ def plot_bsr(
         alpha = (0.3 + 0.7 * share)[:, None]
         target = place[columns]
         image[row, target] = alpha * colors[cells.requests[row]] + (1 - alpha) * image[row, target]
-    extent = (-0.5, len(readers) - 0.5, rows - 0.5, -0.5)
+    extent = (-0.5, len(readers) - 0.5, len(image) - 0.5, -0.5)
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=extent, zorder=1)
     _finish_bsr(ax, cells, users)
     if path is not None:
