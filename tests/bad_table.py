@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 from bad_calls import (
-    BF16,
     F32,
     HUGE,
     Bad,
@@ -92,6 +91,8 @@ BAD = [
     Bad(make_task, "fixed_split_size", "and none at all",
         {"fixed_split_size": 8, "disable_split_kv": True}),
     Bad(make_task, "max_batch_size", "negative", {"max_batch_size": -1}),
+    Bad(make_task, "max_q_tokens|max_kv_pages", "one of three", {"max_batch_size": 4}),
+    Bad(make_task, "max_batch_size|max_kv_pages", "one of three", {"max_q_tokens": 4}),
     Bad(make_task, "lse_base", "unknown name", {"lse_base": "10"}),
     Bad(make_task, "lse_base", "number", {"lse_base": 2}),
     Bad(make_task, "backend", "unknown name", {"backend": "gpu"}),
@@ -224,7 +225,6 @@ BAD = [
     Bad(run_paged, "kv|k", "heads", lambda w: {"kv": w.cache[:, :, :, :1]}),
     Bad(run_paged, "kv|k", "head dim", lambda w: {"kv": w.cache[..., :8]}),
     Bad(run_paged, "kv|k", "layout", lambda w: {"kv": w.cache.swapaxes(2, 3)}),
-    Bad(run_paged, "kv|k", "bf16 under float32 q", lambda w: {"kv": w.cache.astype(BF16)}),
     Bad(run_paged, "kv|k", "integer", lambda w: {"kv": w.cache.astype(np.int8)}),
     Bad(run_paged, "kv|k", "not the planned type", {"task": {"kv_dtype": "float8_e5m2"}}),
     Bad(run_paged, "kv", "none", {"kv": None}),
@@ -333,7 +333,7 @@ BAD = [
     Bad(rope_cache, "positions", "negative", {"positions": i32(0, 1, 2, 3, 4, -1)}),
     Bad(rope_cache, "cos_sin_cache", "float64", {"cos_sin_cache": np.ones((8, 16))}),
     Bad(rope_cache, "cos_sin_cache", "wider than a head", {"cos_sin_cache": np.ones((8, 32), F32)}),
-    Bad(rope_cache, "head_size|query", "does not divide", {"head_size": 15}),
+    Bad(rope_cache, "head_size|query|cos_sin_cache", "does not divide", {"head_size": 15}),
     # --- bits
     Bad(bits, "bitorder", "unknown name", {"bitorder": "middle"}),
     Bad(bits, "x", "float", {"x": np.ones(9, F32)}),

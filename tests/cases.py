@@ -40,7 +40,7 @@ class Case:
     decode: bool = False  # plan with qo_indptr=None
     variant: Variant = PLAIN
     mask: str | None = None  # bool, packed
-    sinks: bool = False
+    sinks: bool | str = False  # "extreme": also -inf and 100
     slopes: bool = False
     scales: str | None = None  # number, head
     gain: float = 1.0  # on q: 100 makes logits of thousands
@@ -228,6 +228,8 @@ def build(case: Case) -> Problem:
     options: dict[str, Any] = {}
     if case.sinks:
         options["sinks"] = rng.standard_normal(num_qo_heads).astype(np.float32) + 1
+        if case.sinks == "extreme":  # no sink, and one that takes everything
+            options["sinks"][:2] = -np.inf, 100
     if case.slopes:
         options["alibi_slopes"] = (0.3 * rng.random(num_qo_heads)).astype(np.float32)
     if case.scales == "number":

@@ -19,6 +19,9 @@ DTYPE_SETS = [
         for q in ("float32", "float16", "bfloat16")
         for kv in ("float8_e4m3fn", "float8_e5m2")
     ),
+    ("float32", "bfloat16", "float32"),
+    ("bfloat16", "float32", "bfloat16"),
+    ("float16", "bfloat16", "float16"),
     ("bfloat16", "bfloat16", "float32"),
     ("float32", "float32", "bfloat16"),
     ("float16", "float8_e4m3fn", "bfloat16"),
@@ -45,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mask_sinks": {"mask": "bool", "sinks": True},
     "sinks": {"variant": Variant(causal=True), "sinks": True},
     "sinks_window": {"variant": Variant(causal=True, window_left=20), "sinks": True},
+    "sinks_extreme": {"variant": Variant(causal=True), "sinks": "extreme"},
     "rope": {"variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA")},
     "rope_scaled": {
         "variant": Variant(pos_encoding_mode="ROPE_LLAMA", rope_scale=4.0, rope_theta=5e5)
@@ -108,9 +112,12 @@ def dtype_cases() -> Iterator[Case]:
         yield PREFILL.but(name, dtypes=dtypes, scales="head", layout="paged", page_size=3)
 
 
+RATIOS = [(1, 1), (5, 5), (3, 1), (8, 2), (14, 2), (8, 1), (32, 1), (6, 2), (64, 64)]
+
+
 def head_cases() -> Iterator[Case]:
     """GQA ratios 1, 3, 4, 7, 8, 32, for few and for many rows."""
-    for i, heads in enumerate([(1, 1), (5, 5), (3, 1), (8, 2), (14, 2), (8, 1), (32, 1), (6, 2)]):
+    for i, heads in enumerate(RATIOS):
         for base in (MIXED, DECODE, PREFILL):
             dtypes = (F32, BF16, F16)[i % 3]
             yield base.but(f"heads{heads[0]}x{heads[1]}", heads=heads, dims=(32, 32), dtypes=dtypes)
@@ -164,6 +171,10 @@ def length_cases() -> Iterator[Case]:
         "q_longer": ((9, 40), (4, 3)),
         "odd": ((7, 13, 1), (31, 257, 1023)),
         "one_long": ((1, 1, 1, 1), (5, 3000, 1, 64)),
+        "many": (
+            tuple(i % 3 for i in range(300)),
+            tuple((7 * i) % 50 for i in range(300)),
+        ),
         "tile_edges": ((15, 16, 17, 64, 65), (64, 63, 65, 128, 127)),
     }
     for name, (q_lens, kv_lens) in shapes.items():

@@ -313,16 +313,6 @@ def bsr_mask(
     return dense[:m]
 
 
-def pack_bsr_mask(indptr: np.ndarray, mask: np.ndarray, m: int) -> np.ndarray:
-    """Little-endian bits of a mask ``(nnz, r, c)``: per block row its ``(rows, blocks * c)``."""
-    r = mask.shape[1]
-    parts = [np.zeros(0, np.uint8)]
-    for row, (begin, end) in enumerate(itertools.pairwise(indptr)):
-        side_by_side = mask[begin:end].transpose(1, 0, 2).reshape(r, -1)[: m - row * r]
-        parts.append(packbits(side_by_side.ravel(), "little"))
-    return np.concatenate(parts)
-
-
 def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The operator on states: ``LSE = log sum exp LSE_i``, ``O = sum exp(LSE_i - LSE) O_i``.
 

@@ -72,6 +72,29 @@ def test_hidden_values_do_not_matter(poison: float, device: Device) -> None:
     np.testing.assert_array_equal(lse, lse2)
 
 
+@pytest.mark.parametrize("dtypes", [F32, BF16], ids=lambda dtypes: dtypes[0])
+def test_nan_stays_in_its_row(dtypes: tuple[str, str, str], device: Device) -> None:
+    """A NaN in a query reaches its own row and head only, one in the KV its own request."""
+    case = Case("nan", (30, 9, 1), (60, 9, 300), dtypes=dtypes, variant=Variant(causal=True))
+    problem = build(case)
+    expected, _ = execute(problem, attention_for(problem, device.backend), device)
+    problem.q[17, 2, 5] = np.nan
+    out, lse = execute(problem, attention_for(problem, device.backend), device)
+    assert np.isnan(out[17, 2].astype(np.float32)).all()
+    assert np.isnan(lse[17, 2])
+    out[17, 2] = expected[17, 2]
+    np.testing.assert_array_equal(out, expected)
+
+    problem = build(case)
+    for x in problem.kv:
+        x[60:69] = np.nan  # request 1
+    out, lse = execute(problem, attention_for(problem, device.backend), device)
+    assert np.isnan(out[30:39].astype(np.float32)).all()
+    assert np.isnan(lse[30:39]).all()
+    out[30:39] = expected[30:39]
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_one_object_many_plans(device: Device) -> None:
     """Plans of one object replace each other: larger, smaller, empty, with and without mask."""
     first = build(cases.MIXED.but("replan", layout="paged", variant=Variant(causal=True)))

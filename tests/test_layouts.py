@@ -147,7 +147,7 @@ def test_bsr_equals_its_dense_mask(
     attention = attention_for(problem, device.backend, page_size=c)
     masks = {}
     if mask is not None and packed:
-        masks = {"packed_mask": reference.pack_bsr_mask(bsr_indptr, mask, m)}
+        masks = {"packed_mask": reference.packbits(mask.ravel(), "little")}
     elif mask is not None:
         masks = {"mask": mask}
     attention.plan_bsr(bsr_indptr, indices, m, n, r, c, **masks)
@@ -205,9 +205,9 @@ def test_mask_bits_do_not_shift_across_requests(device: Device) -> None:
             np.testing.assert_allclose(out[at], np.repeat(value, 2, axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("index_type", [np.int32, np.int64, np.uint32])
+@pytest.mark.parametrize("index_type", [np.int32, np.int64])
 def test_index_types(index_type: type, device: Device) -> None:
-    """int64 is accepted and checked into range; so is anything integer."""
+    """int64 is accepted, and checked into range."""
     for layout in ("ragged", "paged", "paged_lens", "table"):
         problem = cases.build(cases.MIXED.but("index", layout=layout))
         if problem.kv_indices is not None:

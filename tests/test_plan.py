@@ -236,8 +236,8 @@ def capacity_for(*problems: Problem) -> dict[str, int]:
     page_size = problems[0].page_size or 1
     return {
         "max_batch_size": max(len(p.lens) for p in problems) or 1,
-        "max_q_tokens": max(sum(q_len for q_len, _ in p.lens) for p in problems),
-        "max_kv_pages": max(sum(-(-n // page_size) for _, n in p.lens) for p in problems),
+        "max_q_tokens": max(sum(q_len for q_len, _ in p.lens) for p in problems) or 1,
+        "max_kv_pages": max(sum(-(-n // page_size) for _, n in p.lens) for p in problems) or 1,
     }
 
 

@@ -77,7 +77,7 @@ def test_one_object() -> None:
     assert attention.plan_info.header.num_merges > 0
 
     def job(seed: int) -> Callable[[], None]:
-        problem = cases.build(WORK.but("same", seed=seed))
+        problem = cases.build(WORK.but("same", gain=1 + seed / 2))
 
         def run() -> None:
             for _ in range(10):

@@ -283,7 +283,7 @@ def test_block_sparse(causal: bool, kind: str | None, m: int, n: int, r: int, c:
     if kind == "mask":
         masks = {"mask": mask}
     elif kind == "packed_mask":
-        masks = {"packed_mask": reference.pack_bsr_mask(indptr, mask, m)}
+        masks = {"packed_mask": flashbsr.packbits(mask.ravel(), "little")}
     problem = build(Case("bsr", (m,), (n,), heads=(6, 2), dims=(32, 32), dtypes=BF16))
     queries, keys, values, _ = problem.requests[0]
     problem.requests[0] = (queries, keys, values, dense)

@@ -95,6 +95,28 @@ inline void check_contiguous(const Array& a) {
   }
 }
 
+/// No element of a written array may be another one's: broadcast views would race.
+inline void check_no_overlap(const Array& a) {
+  if (a.size() == 0) return;
+  int order[Array::kMaxDims];
+  int count = 0;
+  const auto step = [&](int dim) { return a.stride[dim] < 0 ? -a.stride[dim] : a.stride[dim]; };
+  for (int i = 0; i < a.ndim; ++i) {
+    if (a.shape[i] == 1) continue;
+    int at = count++;
+    for (; at > 0 && step(order[at - 1]) > step(i); --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  int64_t extent = 1;  // elements that the dimensions so far span
+  for (int i = 0; i < count; ++i) {
+    if (step(order[i]) < extent) {
+      throw Error(ErrorCode::kShape, a.name, "a view whose elements overlap",
+                  "memory of its own for every element");
+    }
+    extent += step(order[i]) * (a.shape[order[i]] - 1);
+  }
+}
+
 inline DType float_dtype(const Array& a, bool fp8 = false) {
   if (fp8) {
     check_element(a, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3, Element::kE5M2});

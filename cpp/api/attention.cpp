@@ -263,6 +263,10 @@ Params Attention::params_for(const RunArrays& a) {
   };
   check_cache(p.k, a.k, o.head_dim_qk);
   check_cache(p.v, v_array, o.head_dim_vo);
+  if (p.k.dtype != p.q.dtype && p.k.dtype != DType::kE4M3 && p.k.dtype != DType::kE5M2) {
+    throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
+                std::string(dtype_name(p.q.dtype)) + " as q, float8_e4m3fn or float8_e5m2");
+  }
   if (p.k.dtype != p.v.dtype) {
     throw Error(ErrorCode::kDType, v_array.name, dtype_name(p.v.dtype),
                 std::string(dtype_name(p.k.dtype)) + ", the type of k");
@@ -270,6 +274,7 @@ Params Attention::params_for(const RunArrays& a) {
 
   p.out = ragged_view(a.out);
   check_shape(a.out, {p.q.tokens, qo_heads, o.head_dim_vo});
+  check_no_overlap(a.out);
   if (a.lse) {
     if (o.activation == Activation::kSigmoid) {
       throw Error(ErrorCode::kUnsupported, "return_lse", "True with activation='sigmoid'",
@@ -277,6 +282,7 @@ Params Attention::params_for(const RunArrays& a) {
     }
     check_element(*a.lse, {Element::kF32});
     check_shape(*a.lse, {p.q.tokens, qo_heads});
+    check_no_overlap(*a.lse);
     p.lse = static_cast<float*>(a.lse->data);
     p.lse_stride_token = a.lse->stride[0];
     p.lse_stride_head = a.lse->stride[1];

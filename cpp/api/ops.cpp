@@ -61,6 +61,8 @@ void append_paged_kv_cache(const AppendArrays& a, bool hnd, float k_scale, float
       throw Error(ErrorCode::kValue, name, std::to_string(scale), "a positive number");
     }
   }
+  check_no_overlap(a.k_cache);
+  if (a.v_cache) check_no_overlap(*a.v_cache);
   if (cache.k.pages != cache.v.pages) bad_shape(v_array, "as many pages as k");
 
   const IndexView batch = indices(a.batch_indices), positions = indices(a.positions),
@@ -83,9 +85,10 @@ void append_paged_kv_cache(const AppendArrays& a, bool hnd, float k_scale, float
   // First pass: every destination is checked before any is written.
   for (int64_t t = 0; t < key.tokens; ++t) {
     const int64_t b = batch[t];
-    if (b < 0) continue;
-    if (b >= requests) {
-      bad_index(at("batch_indices", t), b, "a request below " + std::to_string(requests));
+    if (b == -1) continue;
+    if (b < 0 || b >= requests) {
+      bad_index(at("batch_indices", t), b,
+                "-1 (padding), or a request below " + std::to_string(requests));
     }
     const int64_t held = indptr[b + 1] - indptr[b];
     const int64_t length = held ? (held - 1) * page_size + last[b] : 0;
@@ -114,17 +117,21 @@ struct RopeViews {
   RaggedView q, k, q_out, k_out;
 };
 
-RopeViews rope_views(const RopeArrays& a, const IndexView& positions, int32_t rotary_dim) {
+/// `source` names the argument that `rotary_dim` comes from.
+RopeViews rope_views(const RopeArrays& a, const IndexView& positions, int32_t rotary_dim,
+                     const char* source) {
   RopeViews v{ragged_view(a.q), ragged_view(a.k), ragged_view(a.q_out), ragged_view(a.k_out)};
   check_shape(a.k, {v.q.tokens, -1, -1});
   check_shape(a.q_out, {v.q.tokens, v.q.heads, v.q.dim});
   check_shape(a.k_out, {v.k.tokens, v.k.heads, v.k.dim});
+  check_no_overlap(a.q_out);
+  check_no_overlap(a.k_out);
   check_element(a.q_out, {a.q.element});
   check_element(a.k_out, {a.k.element});
   flashbsr::detail::check_length("positions", positions.size, v.q.tokens, "one per token");
   const int32_t widest = min_of(v.q.dim, v.k.dim);
   if (rotary_dim < 2 || rotary_dim % 2 || rotary_dim > widest) {
-    throw Error(ErrorCode::kValue, "rotary_dim", std::to_string(rotary_dim),
+    throw Error(ErrorCode::kValue, source, std::to_string(rotary_dim) + " rotary dims",
                 "an even number in [2, head_dim = " + std::to_string(widest) + "]");
   }
   return v;
@@ -141,7 +148,7 @@ void rotate(const RopeViews& v, int64_t token, int32_t rotary_dim, bool interlea
 void apply_rope(const RopeArrays& a, const Array& positions, int32_t rotary_dim, bool interleave,
                 const RopeFrequencies& frequencies) {
   const IndexView at_position = indices(positions);
-  const RopeViews v = rope_views(a, at_position, rotary_dim);
+  const RopeViews v = rope_views(a, at_position, rotary_dim, "rotary_dim");
   cpu::TokenRotation rotation(frequencies, rotary_dim);
   for (int64_t t = 0; t < v.q.tokens; ++t) {
     rotation.move_to(at_position[t]);
@@ -156,7 +163,7 @@ void apply_rope_cos_sin(const RopeArrays& a, const Array& positions, const Array
   check_rows(cos_sin);
   const int32_t rotary_dim = static_cast<int32_t>(cos_sin.shape[1]);
   const IndexView at_position = indices(positions);
-  const RopeViews v = rope_views(a, at_position, rotary_dim);
+  const RopeViews v = rope_views(a, at_position, rotary_dim, "cos_sin_cache");
   for (int64_t t = 0; t < v.q.tokens; ++t) {
     if (at_position[t] < 0 || at_position[t] >= cos_sin.shape[0]) {
       bad_index(at("positions", t), at_position[t],
@@ -263,6 +270,8 @@ void merge_state(const State& a, const State& b, const State& out, const Array* 
   const RaggedView va = ragged_view(a.v), vb = ragged_view(b.v), vo = ragged_view(out.v);
   check_shape(b.v, {va.tokens, va.heads, va.dim});
   check_shape(out.v, {va.tokens, va.heads, va.dim});
+  check_no_overlap(out.v);
+  check_no_overlap(out.s);
   check_element(b.v, {a.v.element});
   check_element(out.v, {a.v.element});
   check_merge_dim(va, a.v);

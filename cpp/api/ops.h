@@ -16,7 +16,7 @@ namespace flashbsr::api {
 struct AppendArrays {
   Array key;            ///< [nnz, H_kv, D_qk]
   Array value;          ///< [nnz, H_kv, D_vo]
-  Array batch_indices;  ///< [nnz]; negative entries are padding
+  Array batch_indices;  ///< [nnz]; -1 is padding
   Array positions;      ///< [nnz]
   Array k_cache;        ///< or the stacked cache
   std::optional<Array> v_cache;

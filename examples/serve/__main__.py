@@ -32,8 +32,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--requests", type=int, default=100, help="number of requests (default %(default)s)")
-    add("--rate", type=float, default=24.0, help="mean arrivals per second (%(default)s)")
-    add("--pages", type=int, default=96, help="pages of the KV cache (%(default)s)")
+    add("--rate", type=float, default=32.0, help="mean arrivals per second (%(default)s)")
+    add("--pages", type=int, default=72, help="pages of the KV cache (%(default)s)")
     add("--page-size", type=int, default=16, help="tokens in a page (%(default)s)")
     add("--max-new-tokens", type=int, default=320, help="longest answer (%(default)s)")
     add("--budget", type=int, default=128, help="tokens computed per step (%(default)s)")

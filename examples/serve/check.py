@@ -5,9 +5,10 @@
 The tolerance is not a constant. The same dense formulas in float32 differ from float64 by some
 `e32`, measured here on the same sequences; the engine computes in float32 too, only in another
 order, and may differ by `FACTOR * e32`. Over 5688 small random models the engine's error was 0.96
-`e32` in the median and 5.1 `e32` at worst, at a position where rounding the weights to float32 alone
-did as much: one float32 forward can be lucky there. A wrong page, mask or position, or a stale slot
-differs by thousands of `e32`.
+`e32` in the median and 5.1 `e32` at worst. (At one such position, rounding the weights to float32
+changed the float64 logits as much: a single float32 forward can be lucky.) Mistakes are of another
+size: one key less in decode, or one position off by one, moves the logits of the model here by 2e5
+`e32` and more.
 """
 
 from __future__ import annotations

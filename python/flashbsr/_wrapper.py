@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ._typing import Array, Scale
-from .adapters import to_numpy
+from .adapters import to_indices
 from .attention import Attention
 from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from .plan import Plan
@@ -98,9 +98,9 @@ def fold_data_type(data_type: Any, q_data_type: Any, kv_data_type: Any) -> tuple
 
 def _check_seq_lens(kv_lens: Array, kv_indptr: Array, last_page_len: Array, page: int) -> None:
     """Raise unless both ways to give the lengths agree."""
-    pages = np.diff(to_numpy(kv_indptr, "kv_indptr"))
-    last = to_numpy(last_page_len, "last_page_len")
-    lens = to_numpy(kv_lens, "kv_lens")
+    pages = np.diff(to_indices(kv_indptr, "kv_indptr"))
+    last = to_indices(last_page_len, "last_page_len")
+    lens = to_indices(kv_lens, "kv_lens")
     if not lens.shape == last.shape == pages.shape:
         raise ShapeError("kv_lens", f"shape {lens.shape}", f"{pages.shape}: one per request")
     expected = np.where(pages > 0, (pages - 1) * page + last, 0)
@@ -252,6 +252,11 @@ class Wrapper:
         if self._attention is None:
             raise PlanError("run", "no plan", "plan() first; a plan() that raised leaves none")
         return self._attention
+
+    @property
+    def attention(self) -> Attention:
+        """The planned engine: plan, statistics, workspace size."""
+        return self._planned()
 
     @property
     def plan_info(self) -> Plan:

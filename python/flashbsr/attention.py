@@ -66,6 +66,9 @@ class Attention:
     def __init__(
         self, spec: AttentionSpec, task: TaskInfo, workspace: Array | int | None = None
     ) -> None:
+        for name, value, kind in (("spec", spec, AttentionSpec), ("task", task, TaskInfo)):
+            if not isinstance(value, kind):
+                raise DTypeError(name, type(value).__name__, f"a flashbsr.{kind.__name__}")
         self.spec = spec
         self.task = task
         head_dim_vo = task.head_dim_vo or task.head_dim_qk
@@ -91,9 +94,9 @@ class Attention:
             "lse_base": task.lse_base,
             "fixed_split_size": task.fixed_split_size or 0,
             "disable_split_kv": task.disable_split_kv,
-            "max_batch_size": task.max_batch_size or 0,
-            "max_q_tokens": task.max_q_tokens or 0,
-            "max_kv_pages": task.max_kv_pages or 0,
+            "max_batch_size": -1 if task.max_batch_size is None else task.max_batch_size,
+            "max_q_tokens": -1 if task.max_q_tokens is None else task.max_q_tokens,
+            "max_kv_pages": -1 if task.max_kv_pages is None else task.max_kv_pages,
             "num_workers": task.num_workers or 0,
             "num_threads": task.num_threads or 0,
         }
@@ -102,6 +105,8 @@ class Attention:
         self._workspace: Any = None  # keeps the caller's memory alive
         if workspace is not None:
             if isinstance(workspace, int):
+                if workspace < 0:
+                    raise FlashbsrError("workspace", workspace, "a size in bytes, at least 0")
                 workspace = np.empty(workspace, np.uint8)
             self._workspace = workspace
             self._engine.set_workspace(
@@ -331,9 +336,9 @@ class Attention:
         else:
             out_adapter = adapter_for(out, "out")
             out_export = out_adapter.export(out, True, "out")
-            wanted = task.o_dtype
-            if wanted is not None and out_adapter.dtype_name(out, "out") != wanted:
-                raise DTypeError("out", out_adapter.dtype_name(out, "out"), f"{wanted}, the o_dtype")
+            wanted, actual = task.o_dtype or q_dtype, out_adapter.dtype_name(out, "out")
+            if actual != wanted:
+                raise DTypeError("out", actual, f"{wanted} (o_dtype; by default that of q)")
         lse_export = None
         if lse is not None:
             lse_adapter = adapter_for(lse, "lse")
@@ -388,9 +393,10 @@ def _scale(x: Any, name: str) -> Any:
         return x
     if isinstance(x, (np.floating, np.integer)):
         return float(x)
+    exported = _export(x, name)
     if math.prod(x.shape) == 1 and len(x.shape) < 2:  # vLLM keeps its scales as such tensors
         return float(to_numpy(x, name).reshape(()).astype(np.float64))
-    return _export(x, name)
+    return exported
 
 
 def _index(x: Any, name: str) -> Any:

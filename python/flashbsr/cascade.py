@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, export, to_values
+from .adapters import adapter_for, export, float_dtype, to_values
 from .errors import ShapeError
 from .spec import check_name
 
@@ -65,7 +65,7 @@ def merge_state(
     base2 = _base2(lse_base)
     a = adapter_for(v_a, "v_a")
     adapter_for(s_a, "s_a")  # before its shape is read
-    v = a.empty(v_a, tuple(v_a.shape), a.dtype_name(v_a, "v_a"))
+    v = a.empty(v_a, tuple(v_a.shape), float_dtype(v_a, "v_a"))
     s = a.empty(v_a, tuple(s_a.shape), "float32")
     _core.merge_state(
         a.export(v_a, False, "v_a"),
@@ -163,7 +163,7 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Arr
     shape = tuple(v.shape)
     if len(shape) != 4:
         raise ShapeError("v", f"shape {shape}", "[n, num_states, num_heads, head_dim]")
-    v_out = a.empty(v, (shape[0], *shape[2:]), a.dtype_name(v, "v"))
+    v_out = a.empty(v, (shape[0], *shape[2:]), float_dtype(v, "v"))
     s_out = a.empty(v, (shape[0], shape[2]), "float32")
     _core.merge_states(
         a.export(v, False, "v"),

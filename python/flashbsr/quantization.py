@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, to_values
+from .adapters import adapter_for, to_indices, to_values
 from .errors import ShapeError
 from .spec import check_name
 
@@ -86,13 +86,14 @@ def segment_packbits(x: Array, indptr: Array, bitorder: str = "big") -> tuple[Ar
     """
     check_name("bitorder", bitorder, ("big", "little"))
     a, b = adapter_for(x, "x"), adapter_for(indptr, "indptr")
+    values, bounds = to_values(x, "x"), to_indices(indptr, "indptr")
     # Only to size the output. The core checks indptr; a descending one must get that far.
-    lengths = np.maximum(np.diff(bounds.astype(np.int64)), 0)
+    lengths = np.maximum(np.diff(bounds), 0)
     out = a.empty(x, (int((-(-lengths // 8)).sum()),), "uint8")
     out_indptr = b.empty(indptr, tuple(indptr.shape), "int32")
     _core.segment_packbits(
-        to_values(x, "x"),
-        to_values(indptr, "indptr"),
+        values,
+        bounds,
         a.export(out, True),
         b.export(out_indptr, True),
         bitorder == "little",

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
-from .adapters import adapter_for, to_numpy
-from .errors import FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
+from .adapters import adapter_for, to_indices, to_numpy, to_values
+from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
 from .spec import check_int, check_name
 
 __all__ = ["BlockSparseAttentionWrapper"]
@@ -124,9 +124,8 @@ class BlockSparseAttentionWrapper(Wrapper):
             Multiple of 8, at most 256.
         mask : bool array [nnz, R, C], optional
             Elements of each block that count.
-        packed_mask : uint8 array, optional
-            The same in little-endian bits: per row block its elements ``[rows, blocks * C]``, row
-            by row, from a byte on.
+        packed_mask : uint8 array [ceil(nnz * R * C / 8)], optional
+            The same, flattened, in little-endian bits.
         causal : bool
             Key *j* is visible to query *i* iff ``j <= i + N - M``, with the true positions.
             Together with a mask both hold.
@@ -296,13 +295,10 @@ def causal_blocks(
     """
     m, n = check_int("M", m, 0), check_int("N", n, 0)
     r, c = check_int("R", r, 1), check_int("C", c, 1)
-    starts = to_numpy(indptr, "indptr").astype(np.int64)
-    columns = to_numpy(indices, "indices").astype(np.int64)
+    starts, columns = to_indices(indptr, "indptr"), to_indices(indices, "indices")
     rows = -(-m // r)
     if starts.shape != (rows + 1,):
         raise ShapeError("indptr", f"shape {starts.shape}", f"({rows + 1},): ceil(M / R) + 1")
-    if columns.ndim != 1:
-        raise ShapeError("indices", f"rank {columns.ndim}", "rank 1")
     if starts[0] != 0 or starts[-1] != columns.size or (np.diff(starts) < 0).any():
         raise IndexRangeError(
             "indptr", f"from {starts[0]} to {starts[-1]}", f"ascending from 0 to {columns.size}"
@@ -316,11 +312,19 @@ def causal_blocks(
         raise FlashbsrError("packed_mask", type(packed_mask).__name__, "None next to mask")
     if mask is not None:
         kept = to_numpy(mask, "mask")
-        if kept.size != columns.size * r * c:
+        if kept.shape != shape:
             raise ShapeError("mask", f"shape {kept.shape}", f"{shape}: (nnz, R, C)")
-        kept = kept.reshape(shape).astype(np.bool_)
+        if kept.dtype not in (np.bool_, np.uint8):
+            raise DTypeError("mask", kept.dtype, "bool or uint8")
+        kept = kept.astype(np.bool_)
     elif packed_mask is not None:
-        kept = _unpack(to_numpy(packed_mask, "packed_mask"), starts, m, r, c)
+        packed = to_values(packed_mask, "packed_mask")
+        count = columns.size * r * c
+        if packed.dtype != np.uint8 or packed.shape != (-(-count // 8),):
+            raise ShapeError(
+                "packed_mask", f"{packed.dtype} {packed.shape}", f"uint8 ({-(-count // 8)},)"
+            )
+        kept = np.unpackbits(packed, count=count, bitorder="little").reshape(shape).astype(np.bool_)
 
     row_of = np.repeat(np.arange(rows), np.diff(starts))  # row block of each block
     first_query, last_query = row_of * r, np.minimum(row_of * r + r, m) - 1
@@ -335,20 +339,3 @@ def causal_blocks(
     key = first_key[visible, None, None] + np.arange(c)
     seen = key <= query + n - m
     return new_starts, columns[visible], seen if kept is None else seen & kept[visible]
-
-
-def _unpack(
-    packed: npt.NDArray[Any], starts: npt.NDArray[np.int64], m: int, r: int, c: int
-) -> npt.NDArray[np.bool_]:
-    """Unpack a mask of row blocks to [nnz, r, c]."""
-    rows = np.minimum(m - r * np.arange(starts.size - 1), r)
-    bits = rows * np.diff(starts) * c
-    bounds = np.concatenate(([0], np.cumsum(-(-bits // 8))))
-    if packed.dtype != np.uint8 or packed.shape != (bounds[-1],):
-        raise ShapeError("packed_mask", f"{packed.dtype} {packed.shape}", f"uint8 ({bounds[-1]},)")
-    kept = np.zeros((starts[-1], r, c), np.bool_)
-    for i, count in enumerate(bits):
-        flat = np.unpackbits(packed[bounds[i] : bounds[i + 1]], count=count, bitorder="little")
-        side_by_side = flat.reshape(rows[i], -1, c)  # row, block, column
-        kept[starts[i] : starts[i + 1], : rows[i]] = side_by_side.transpose(1, 0, 2)
-    return kept

@@ -213,9 +213,9 @@ class TaskInfo:
                 )
         for name, least in (
             ("page_size", 1),
-            ("max_batch_size", 1),
-            ("max_q_tokens", 1),
-            ("max_kv_pages", 1),
+            ("max_batch_size", 0),
+            ("max_q_tokens", 0),
+            ("max_kv_pages", 0),
             ("num_workers", 1),
             ("num_threads", 1),
             ("fixed_split_size", 1),

@@ -46,13 +46,13 @@ struct SplitPolicy {
   bool disabled = false;
 };
 
-/// Upper bounds for a plan whose buffers must not move. Zeros: grow as needed.
+/// Upper bounds for a plan whose buffers must not move. Default: none, grow as needed.
 struct Capacity {
-  int64_t max_requests = 0;
-  int64_t max_q_tokens = 0;
-  int64_t max_kv_indices = 0;  ///< ragged KV: token rows
+  int64_t max_requests = -1;
+  int64_t max_q_tokens = -1;
+  int64_t max_kv_indices = -1;  ///< ragged KV: token rows
 
-  bool fixed() const { return max_requests > 0; }
+  bool fixed() const { return max_requests >= 0; }
 };
 
 /// Sizes of the plan's sections.

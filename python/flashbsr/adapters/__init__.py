@@ -17,9 +17,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DTypeError
+from ..dtypes import QO_DTYPES
+from ..errors import DTypeError, ShapeError
 
-__all__ = ["Adapter", "adapter_for", "export", "to_numpy", "to_values"]
+__all__ = ["Adapter", "adapter_for", "export", "float_dtype", "to_indices", "to_numpy", "to_values"]
 
 
 class Adapter(Protocol):
@@ -34,7 +35,7 @@ class Adapter(Protocol):
         """Whether arrays can be written: ``out=`` and in-place functions."""
 
     def dtype_name(self, x: Any, argument: str = "array") -> str:
-        """Name the element type as `flashbsr.dtypes` does. Raises `DTypeError` for unknown ones."""
+        """Name the element type as `flashbsr.dtypes` does; `DTypeError` for unknown ones."""
 
     def export(self, x: Any, writable: bool = False, argument: str = "array") -> Any:
         """Hand `x` to the compiled core without a copy.
@@ -107,6 +108,20 @@ def export(x: Any, argument: str, writable: bool = False) -> Any:
     return adapter_for(x, argument).export(x, writable, argument)
 
 
+def float_dtype(x: Any, argument: str) -> str:
+    """Name the element type of queries, outputs or states.
+
+    Raises
+    ------
+    DTypeError
+        Not float32, float16 or bfloat16.
+    """
+    name = adapter_for(x, argument).dtype_name(x, argument)
+    if name not in QO_DTYPES:
+        raise DTypeError(argument, name, ", ".join(QO_DTYPES))
+    return name
+
+
 def to_numpy(x: Any, argument: str = "array") -> npt.NDArray[Any]:
     """Any array, list or tuple as a NumPy array on the host, for reading.
 
@@ -136,3 +151,19 @@ def to_values(x: Any, argument: str = "array") -> npt.NDArray[Any]:
     """
     array = to_numpy(x, argument)
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def to_indices(x: Any, argument: str = "array") -> npt.NDArray[np.int64]:
+    """Any int32 or int64 vector, or list of integers, as a NumPy array of int64.
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        Not integers, or not a vector.
+    """
+    array = to_numpy(x, argument)
+    if array.dtype not in (np.int32, np.int64) and array.size:  # an empty list is of float64
+        raise DTypeError(argument, array.dtype, "int32 or int64")
+    if array.ndim != 1:
+        raise ShapeError(argument, f"shape {array.shape}", "a vector")
+    return array.astype(np.int64)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from ..dtypes import normalize_dtype
 from ..errors import DeviceError, DTypeError
@@ -22,7 +21,8 @@ MUTABLE = True
 
 _CPU = torch.device("cpu")
 
-# to_dlpack costs a tenth of Tensor.__dlpack__ and does no stream work.
+# A tenth of the cost of Tensor.__dlpack__, and no stream work.
+to_dlpack = torch.to_dlpack
 
 _NAMES: dict[torch.dtype, str] = {}
 _DTYPES = {
@@ -73,4 +73,5 @@ def finish(x: torch.Tensor) -> torch.Tensor:
 
 def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
     """View a CPU tensor; copy one that is on a device."""
-    return x.numpy(force=True)
+    array: npt.NDArray[Any] = x.numpy(force=True)
+    return array
