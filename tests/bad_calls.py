@@ -29,12 +29,6 @@ def i64(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def unaligned(shape: tuple[int, ...], dtype: type = F32) -> np.ndarray:
-    """An array at an odd address."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.zeros(size + 1, np.uint8)[1:].view(dtype).reshape(shape)
-
-
 class World:
     """A batch of three requests (3, 1, 2 query tokens; 10, 4, 3 KV tokens), 4 query heads on 2."""
 

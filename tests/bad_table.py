@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 from bad_calls import (
+    BF16,
     F32,
     HUGE,
     Bad,
@@ -225,6 +226,8 @@ BAD = [
     Bad(run_paged, "kv|k", "heads", lambda w: {"kv": w.cache[:, :, :, :1]}),
     Bad(run_paged, "kv|k", "head dim", lambda w: {"kv": w.cache[..., :8]}),
     Bad(run_paged, "kv|k", "layout", lambda w: {"kv": w.cache.swapaxes(2, 3)}),
+    Bad(run_paged, "kv|k", "bf16 under float32 q", lambda w: {"kv": w.cache.astype(BF16)}),
+    Bad(run_paged, "kv|k", "float32 under bf16 q", lambda w: {"q": w.q.astype(BF16)}),
     Bad(run_paged, "kv|k", "integer", lambda w: {"kv": w.cache.astype(np.int8)}),
     Bad(run_paged, "kv|k", "not the planned type", {"task": {"kv_dtype": "float8_e5m2"}}),
     Bad(run_paged, "kv", "none", {"kv": None}),

@@ -19,9 +19,6 @@ DTYPE_SETS = [
         for q in ("float32", "float16", "bfloat16")
         for kv in ("float8_e4m3fn", "float8_e5m2")
     ),
-    ("float32", "bfloat16", "float32"),
-    ("bfloat16", "float32", "bfloat16"),
-    ("float16", "bfloat16", "float16"),
     ("bfloat16", "bfloat16", "float32"),
     ("float32", "float32", "bfloat16"),
     ("float16", "float8_e4m3fn", "bfloat16"),

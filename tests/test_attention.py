@@ -174,6 +174,24 @@ def test_strides_of_all_signs(device: Device) -> None:
     np.testing.assert_array_equal(run(q, k, k), run(q, k, k.copy()))
 
 
+def test_odd_addresses(device: Device) -> None:
+    """Arrays that are not aligned to their element, as a memory-mapped file may hold them."""
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        y = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        y[...] = x
+        assert y.ctypes.data % 2 == 1
+        return y
+
+    for dtypes in (F32, BF16, F16):
+        problem = build(cases.PREFILL.but("odd", dtypes=dtypes, layout="paged"))
+        attention = attention_for(problem, device.backend)
+        problem.plan(attention)
+        expected = attention.run(problem.q, problem.kv)
+        out = attention.run(moved(problem.q), moved(problem.kv), out=moved(0 * expected))
+        np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="sparse anonymous memory")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("many_pages", [False, True])

@@ -10,7 +10,6 @@ results go back as the caller's kind.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from . import _core
@@ -95,6 +94,8 @@ __all__ = [
 
 
 def _installed(*parts: str) -> str:
+    from pathlib import Path  # 3 ms that `import flashbsr` does not need
+
     # Beside the compiled module, which is there in an editable install too.
     path = Path(_core.__file__).parent.joinpath(*parts)
     if not path.is_dir():

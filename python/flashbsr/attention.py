@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _core
 from ._typing import Array
-from .adapters import adapter_for, to_numpy
+from .adapters import adapter_for, float_dtype, to_numpy, to_values
 from .errors import DTypeError, FlashbsrError, UnsupportedError
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo
@@ -152,13 +152,13 @@ class Attention:
             More than the capacity of `TaskInfo`, or than the caller's workspace.
         """
         self._engine.plan(
-            None if qo_indptr is None else _index(qo_indptr, "qo_indptr"),
-            _index(kv_indptr, "kv_indptr"),
-            None if kv_indices is None else _index(kv_indices, "kv_indices"),
-            None if last_page_len is None else _index(last_page_len, "last_page_len"),
-            None if kv_lens is None else _index(kv_lens, "kv_lens"),
-            None if custom_mask is None else _index(custom_mask, "custom_mask"),
-            None if packed_custom_mask is None else _index(packed_custom_mask, "packed_custom_mask"),
+            None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
+            to_values(kv_indptr, "kv_indptr"),
+            None if kv_indices is None else to_values(kv_indices, "kv_indices"),
+            None if last_page_len is None else to_values(last_page_len, "last_page_len"),
+            None if kv_lens is None else to_values(kv_lens, "kv_lens"),
+            None if custom_mask is None else to_values(custom_mask, "custom_mask"),
+            None if packed_custom_mask is None else to_values(packed_custom_mask, "packed_custom_mask"),
         )
 
     def plan_block_table(
@@ -190,11 +190,11 @@ class Attention:
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
         self._engine.plan_block_table(
-            None if qo_indptr is None else _index(qo_indptr, "qo_indptr"),
-            _index(block_tables, "block_tables"),
-            _index(kv_lens, "kv_lens"),
-            None if custom_mask is None else _index(custom_mask, "custom_mask"),
-            None if packed_custom_mask is None else _index(packed_custom_mask, "packed_custom_mask"),
+            None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
+            to_values(block_tables, "block_tables"),
+            to_values(kv_lens, "kv_lens"),
+            None if custom_mask is None else to_values(custom_mask, "custom_mask"),
+            None if packed_custom_mask is None else to_values(packed_custom_mask, "packed_custom_mask"),
         )
 
     def plan_bsr(
@@ -247,14 +247,14 @@ class Attention:
                     "(BlockSparseAttentionWrapper does so for causal), rotate with apply_rope first",
                 )
         self._engine.plan_bsr(
-            _index(indptr, "indptr"),
-            _index(indices, "indices"),
+            to_values(indptr, "indptr"),
+            to_values(indices, "indices"),
             m,
             n,
             r,
             c,
-            None if mask is None else _index(mask, "mask"),
-            None if packed_mask is None else _index(packed_mask, "packed_mask"),
+            None if mask is None else to_values(mask, "mask"),
+            None if packed_mask is None else to_values(packed_mask, "packed_mask"),
         )
 
     def run(
@@ -311,7 +311,7 @@ class Attention:
         """
         adapter = adapter_for(q, "q")
         task = self.task
-        q_dtype = adapter.dtype_name(q, "q")
+        q_dtype = float_dtype(q, "q")
         if task.q_dtype is not None and q_dtype != task.q_dtype:
             raise DTypeError("q", q_dtype, f"{task.q_dtype}, the task's q_dtype")
         if isinstance(kv, tuple):
@@ -370,7 +370,8 @@ class Attention:
     @property
     def plan_info(self) -> Plan:
         """The current plan, a copy. Raises `PlanError` before `plan`."""
-        return Plan(self._engine.plan_buffer())
+        buffer: Any = self._engine.plan_buffer()
+        return Plan(buffer)
 
     def run_stats(self) -> dict[str, Any]:
         """Measurements of the last run.
@@ -397,9 +398,3 @@ def _scale(x: Any, name: str) -> Any:
     if math.prod(x.shape) == 1 and len(x.shape) < 2:  # vLLM keeps its scales as such tensors
         return float(to_numpy(x, name).reshape(()).astype(np.float64))
     return exported
-
-
-def _index(x: Any, name: str) -> Any:
-    # The values are needed on the host: lists are welcome, and strided arrays are small enough to copy.
-    array = x if type(x) is np.ndarray else to_numpy(x, name)
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -61,6 +61,7 @@ class BatchAttention(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
+        "workspace": "float_workspace_buffer",
         "kv_lens": "kv_len_arr",
         "kv": "kv_cache",
         "q_dtype": "q_data_type",
@@ -194,7 +195,7 @@ class BatchAttention(Wrapper):
             Only the planned one; None or 0: as planned.
         profiler_buffer, kv_cache_sf : None
         sinks : float32 array [num_qo_heads], optional
-            Learned logit per head that takes part in the softmax and has no value.
+            Learned logit per head that takes part in the softmax (and the LSE) and has no value.
 
         Returns
         -------

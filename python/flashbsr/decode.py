@@ -69,6 +69,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
+        "workspace": "float_workspace_buffer",
         "kv_indptr": "indptr",
         "kv_indices": "indices",
         "kv_lens": "seq_lens",
@@ -282,7 +283,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         window_left : int, optional
             Only the planned one.
         sinks : float32 array [num_qo_heads], optional
-            Learned logit per head that takes part in the softmax and has no value.
+            Learned logit per head that takes part in the softmax (and the LSE) and has no value.
         q_len_per_req : int, optional
             Only the planned one.
         skip_softmax_threshold_scale_factor, kv_cache_sf : None

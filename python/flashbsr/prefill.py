@@ -66,6 +66,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
+        "workspace": "float_workspace_buffer",
         "kv_indptr": "paged_kv_indptr",
         "kv_indices": "paged_kv_indices",
         "last_page_len": "paged_kv_last_page_len",
@@ -310,7 +311,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         window_left : int, optional
             Only the planned one.
         sinks : float32 array [num_qo_heads], optional
-            Learned logit per head that takes part in the softmax and has no value.
+            Learned logit per head that takes part in the softmax (and the LSE) and has no value.
         kv_cache_sf, skip_softmax_threshold_scale_factor, use_fp16_softmax, uses_spcompress : None
         alibi_slopes : float32 array [num_qo_heads], optional
             For ``pos_encoding_mode="ALIBI"``. Default: the standard ones for `num_qo_heads` heads;

@@ -55,6 +55,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
+        "workspace": "float_workspace_buffer",
         "q_dtype": "q_data_type",
         "kv_dtype": "kv_data_type",
         "o_dtype": "o_data_type",
@@ -286,7 +287,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             Only None or False.
         kv_cache_sf : None
         sinks : float32 array [num_qo_heads], optional
-            Learned logit per head that takes part in the softmax and has no value.
+            Learned logit per head that takes part in the softmax (and the LSE) and has no value.
         alibi_slopes : float32 array [num_qo_heads], optional
             For ``pos_encoding_mode="ALIBI"``. Default: the standard ones for `num_qo_heads` heads;
             under tensor parallelism pass this rank's part.

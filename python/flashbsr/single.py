@@ -139,7 +139,7 @@ def single_decode_with_kv_cache(
     return_lse : bool
         Return ``(out, lse)``.
     sinks : float32 array [num_qo_heads], optional
-        Learned logit per head that takes part in the softmax and has no value.
+        Learned logit per head that takes part in the softmax (and the LSE) and has no value.
     alibi_slopes : float32 array [num_qo_heads], optional
         For ``pos_encoding_mode="ALIBI"``. Default: the standard ones.
     lse_base : {"e", "2"}
@@ -280,7 +280,7 @@ def single_prefill_with_kv_cache(
     k_scale, v_scale : float or float32 array, optional
         Other names of `scale_k` and `scale_v`.
     sinks : float32 array [num_qo_heads], optional
-        Learned logit per head that takes part in the softmax and has no value.
+        Learned logit per head that takes part in the softmax (and the LSE) and has no value.
     alibi_slopes : float32 array [num_qo_heads], optional
         For ``pos_encoding_mode="ALIBI"``. Default: the standard ones.
     lse_base : {"e", "2"}

@@ -56,6 +56,7 @@ class BlockSparseAttentionWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
+        "workspace": "float_workspace_buffer",
         "m": "M",
         "n": "N",
         "r": "R",
@@ -225,7 +226,7 @@ class BlockSparseAttentionWrapper(Wrapper):
         enable_pdl : bool, optional
             Only None or False.
         sinks : float32 array [num_qo_heads], optional
-            Learned logit per head that takes part in the softmax and has no value.
+            Learned logit per head that takes part in the softmax (and the LSE) and has no value.
 
         Returns
         -------

@@ -9,7 +9,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from .dtypes import KV_DTYPES, QO_DTYPES, normalize_dtype
+from .dtypes import FLOAT8, KV_DTYPES, QO_DTYPES, normalize_dtype
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 
 __all__ = ["AttentionSpec", "TaskInfo"]
@@ -137,7 +137,7 @@ class TaskInfo:
     q_dtype, o_dtype : data type, optional
         float32, float16 or bfloat16, in any framework's notation. None: the query array's.
     kv_dtype : data type, optional
-        As above, or float8_e4m3fn / float8_e5m2. None: the KV array's.
+        The type of q, or float8_e4m3fn / float8_e5m2. None: the KV array's.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
         A larger plan raises `CapacityError`, and memory is fixed at construction. None: ``plan``
@@ -231,6 +231,8 @@ class TaskInfo:
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", QO_DTYPES))
         _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
         _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", QO_DTYPES))
+        if self.q_dtype and self.kv_dtype not in (None, self.q_dtype, *FLOAT8):
+            raise DTypeError("kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype, or a float8")
         _set(self, "disable_split_kv", bool(self.disable_split_kv))
         if self.disable_split_kv and self.fixed_split_size is not None:
             raise FlashbsrError(

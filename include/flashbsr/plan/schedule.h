@@ -101,6 +101,10 @@ class Planner {
   /// geometrically, so that a steady state allocates nothing.
   PlanView plan(const Layout& layout, const Shape& shape, const DeviceLimits& limits = {},
                 const SplitPolicy& split = {}, const Capacity& capacity = {}) {
+    if (limits.num_workers < 1 || limits.num_workers >= 1 << 16) {
+      throw Error(ErrorCode::kValue, "num_workers", std::to_string(limits.num_workers),
+                  "a number in [1, 65536)");
+    }
     cut_tiles(layout, shape, limits, split);
     const PlanSizes need{.requests = static_cast<int64_t>(layout.requests.size()),
                          .items = static_cast<int64_t>(chunks_.size()) * shape.num_kv_heads,
@@ -336,11 +340,13 @@ class Planner {
     }
   }
 
-  /// The min-heap of step 4. Keys are (cost, worker): equal costs go to the lowest worker.
+  /// The min-heap of step 4. A key is cost << 16 | worker: one comparison, and equal costs go to the
+  /// lowest worker.
   void assign_queues(const DeviceLimits& limits) {
+    constexpr int kWorkerBits = 16;
     const int32_t workers = limits.num_workers;
     heap_.resize(static_cast<size_t>(workers));
-    for (int32_t w = 0; w < workers; ++w) heap_[static_cast<size_t>(w)] = {0, w};
+    for (int32_t w = 0; w < workers; ++w) heap_[static_cast<size_t>(w)] = w;
     const int32_t items = header().num_items;
     const int32_t heads = header().num_kv_heads;
     worker_of_.resize(static_cast<size_t>(items));
@@ -351,14 +357,15 @@ class Planner {
     for (const Chunk& c : chunks_) {
       total += c.cost * heads;
       for (int32_t head = 0; head < heads; ++head, ++item) {
-        worker_of_[static_cast<size_t>(item)] = heap_[0].worker;
-        ++indptr[heap_[0].worker + 1];
-        heap_[0].cost += c.cost;
+        const int32_t worker = static_cast<int32_t>(heap_[0] & ((1 << kWorkerBits) - 1));
+        worker_of_[static_cast<size_t>(item)] = worker;
+        ++indptr[worker + 1];
+        heap_[0] += c.cost << kWorkerBits;
         sift_down();
       }
     }
     int64_t top = 0;
-    for (const Load& load : heap_) top = max_of(top, load.cost);
+    for (const int64_t key : heap_) top = max_of(top, key >> kWorkerBits);
     const auto saturate = [](int64_t v) {
       return static_cast<int32_t>(min_of<int64_t>(v, std::numeric_limits<int32_t>::max()));
     };
@@ -372,22 +379,14 @@ class Planner {
     }
   }
 
-  struct Load {
-    int64_t cost;
-    int32_t worker;
-
-    bool operator<(const Load& o) const {
-      return cost != o.cost ? cost < o.cost : worker < o.worker;
-    }
-  };
-
+  /// Sinks the root, whose cost grew, to its place.
   void sift_down() {
     const size_t n = heap_.size();
-    const Load moved = heap_[0];
+    const int64_t moved = heap_[0];
     size_t at = 0;
     for (size_t child = 1; child < n; child = 2 * at + 1) {
-      if (child + 1 < n && heap_[child + 1] < heap_[child]) ++child;
-      if (!(heap_[child] < moved)) break;
+      child += child + 1 < n && heap_[child + 1] < heap_[child];
+      if (moved < heap_[child]) break;
       heap_[at] = heap_[child];
       at = child;
     }
@@ -399,7 +398,7 @@ class Planner {
   std::vector<Tile> tiles_;
   std::vector<Span> spans_;
   std::vector<Chunk> chunks_;
-  std::vector<Load> heap_;
+  std::vector<int64_t> heap_;
   std::vector<int32_t> worker_of_;
   std::vector<int32_t> next_;
   int64_t split_tiles_ = 0;
