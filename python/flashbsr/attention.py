@@ -22,9 +22,9 @@ __all__ = ["Attention"]
 class Attention:
     """Attention with a fixed computation (`spec`) on a fixed kind of arrays (`task`).
 
-    Three times are kept apart: construction finds the kernel, `plan` takes lengths, page tables and
-    masks (host work, no array of q, k or v is needed), `run` computes. One plan serves any number of
-    runs, for instance all layers of a model's step.
+    Three times are kept apart: construction finds the kernel, `plan` takes lengths, page tables
+    and masks (host work, no array of q, k or v is needed), `run` computes. One plan serves any
+    number of runs, for instance all layers of a model's step.
 
     Parameters
     ----------
@@ -129,7 +129,8 @@ class Attention:
         Parameters
         ----------
         qo_indptr : int32 or int64 array, shape (batch_size + 1,), or None
-            Rows of q of request b: ``qo_indptr[b]`` to ``qo_indptr[b + 1]``. None: one each (decode).
+            Rows of q of request b: ``qo_indptr[b]`` to ``qo_indptr[b + 1]``. None: one each
+            (decode).
         kv_indptr : int32 or int64 array, shape (batch_size + 1,)
             Paged: entries of `kv_indices`. Ragged: rows of k and v.
         kv_indices : int32 or int64 array, shape (>= kv_indptr[-1],), optional
@@ -152,13 +153,13 @@ class Attention:
             More than the capacity of `TaskInfo`, or than the caller's workspace.
         """
         self._engine.plan(
-            None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
+            _optional(qo_indptr, "qo_indptr"),
             to_values(kv_indptr, "kv_indptr"),
-            None if kv_indices is None else to_values(kv_indices, "kv_indices"),
-            None if last_page_len is None else to_values(last_page_len, "last_page_len"),
-            None if kv_lens is None else to_values(kv_lens, "kv_lens"),
-            None if custom_mask is None else to_values(custom_mask, "custom_mask"),
-            None if packed_custom_mask is None else to_values(packed_custom_mask, "packed_custom_mask"),
+            _optional(kv_indices, "kv_indices"),
+            _optional(last_page_len, "last_page_len"),
+            _optional(kv_lens, "kv_lens"),
+            _optional(custom_mask, "custom_mask"),
+            _optional(packed_custom_mask, "packed_custom_mask"),
         )
 
     def plan_block_table(
@@ -190,11 +191,11 @@ class Attention:
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
         self._engine.plan_block_table(
-            None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
+            _optional(qo_indptr, "qo_indptr"),
             to_values(block_tables, "block_tables"),
             to_values(kv_lens, "kv_lens"),
-            None if custom_mask is None else to_values(custom_mask, "custom_mask"),
-            None if packed_custom_mask is None else to_values(packed_custom_mask, "packed_custom_mask"),
+            _optional(custom_mask, "custom_mask"),
+            _optional(packed_custom_mask, "packed_custom_mask"),
         )
 
     def plan_bsr(
@@ -243,8 +244,8 @@ class Attention:
                 raise UnsupportedError(
                     name,
                     getattr(spec, name),
-                    "the default with plan_bsr: write it into the blocks and the mask "
-                    "(BlockSparseAttentionWrapper does so for causal), rotate with apply_rope first",
+                    "the default with plan_bsr: write it into the blocks and the mask (for causal "
+                    "BlockSparseAttentionWrapper does so), rotate with apply_rope first",
                 )
         self._engine.plan_bsr(
             to_values(indptr, "indptr"),
@@ -253,8 +254,8 @@ class Attention:
             n,
             r,
             c,
-            None if mask is None else to_values(mask, "mask"),
-            None if packed_mask is None else to_values(packed_mask, "packed_mask"),
+            _optional(mask, "mask"),
+            _optional(packed_mask, "packed_mask"),
         )
 
     def run(
@@ -277,10 +278,11 @@ class Attention:
         ----------
         q : float32, float16 or bfloat16 array, shape (num_q_tokens, num_qo_heads, head_dim_qk)
         kv : array or tuple of arrays
-            A stacked cache ``(pages, 2, page_size, H_kv, D)`` (NHD) or ``(pages, 2, H_kv, page_size,
-            D)`` (HND), or a tuple ``(k, v)`` of its halves with strides of their own; for ragged KV
-            a tuple of ``(tokens, H_kv, D)`` (HND: ``(H_kv, tokens, D)``). float32, float16,
-            bfloat16, float8_e4m3fn or float8_e5m2. The last dimension is contiguous.
+            A stacked cache ``(pages, 2, page_size, H_kv, D)`` (NHD) or
+            ``(pages, 2, H_kv, page_size, D)`` (HND), or a tuple ``(k, v)`` of its halves with
+            strides of their own; for ragged KV a tuple of ``(tokens, H_kv, D)`` (HND:
+            ``(H_kv, tokens, D)``). The type of q, float8_e4m3fn or float8_e5m2. The last
+            dimension is contiguous.
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
             Where to write; default: a new array of q's kind.
         lse : float32 array, shape (num_q_tokens, num_qo_heads), optional
@@ -398,3 +400,7 @@ def _scale(x: Any, name: str) -> Any:
     if math.prod(x.shape) == 1 and len(x.shape) < 2:  # vLLM keeps its scales as such tensors
         return float(to_numpy(x, name).reshape(()).astype(np.float64))
     return exported
+
+
+def _optional(x: Any, name: str) -> Any:
+    return None if x is None else to_values(x, name)
