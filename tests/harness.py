@@ -85,7 +85,10 @@ def check_case(case: Case, device: Device = DEVICES[0]) -> None:
     """Build, run, and only then compute the reference: no recycled buffer can hold the answer."""
     problem = cases.build(case)
     attention = attention_for(problem, device.backend)
+    inputs = [problem.q, *(problem.kv if isinstance(problem.kv, tuple) else [problem.kv])]
+    before = [x.tobytes() for x in inputs]
     out, lse = execute(problem, attention, device)
+    assert [x.tobytes() for x in inputs] == before, "run wrote into its inputs"
     compare(problem, out, lse)
     assert_poison_survived(out, case.name)
 

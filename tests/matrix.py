@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"variant": Variant(causal=True)},
     "scale": {"variant": Variant(sm_scale=0.05)},
     "scale_zero": {"variant": Variant(sm_scale=0.0)},
+    "scale_steep": {"variant": Variant(sm_scale=-25.0)},
     "scale_negative": {"variant": Variant(causal=True, sm_scale=-0.2)},
     "window": {"variant": Variant(window_left=9)},
     "window0": {"variant": Variant(causal=True, window_left=0)},

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import flashbsr
 import numpy as np
 import pytest
 from cases import BF16, Case
-from harness import attention_for, compare, execute
+from harness import attention_for, check_case, compare, execute
 from reference import Variant
 
 WORK = Case(
@@ -148,6 +149,17 @@ def test_single_request_functions() -> None:
         return run
 
     together([job(seed) for seed in range(4)])
+
+
+@pytest.mark.parametrize("dtypes", [cases.F32, BF16], ids=lambda dtypes: dtypes[0])
+def test_scratch_of_a_fresh_thread(dtypes: tuple[str, str, str]) -> None:
+    """Each thread keeps its scratch and only grows it, so a larger case hides what a smaller one
+    lacks. Here each head dim meets a thread without any (a sanitizer would see it overrun).
+    """
+    for dim in range(8, 257, 8):
+        for base in (cases.PREFILL, cases.DECODE):
+            case = base.but(f"dim{dim}", dtypes=dtypes, dims=(dim, dim), task={"num_threads": 1})
+            together([functools.partial(check_case, case)])
 
 
 def test_garbage_collection_between_runs() -> None:

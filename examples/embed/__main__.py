@@ -8,8 +8,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # One BLAS thread, for every row of the measurement: where another program keeps a core busy, two of
@@ -113,16 +112,6 @@ def batches_of_tokens(sentences: Ids, most: int) -> Iterator[Ids]:
     yield sentences[begin:]
 
 
-def times(run: Callable[[], object], repeat: int) -> list[float]:
-    """Return the seconds of each of `repeat` runs."""
-    seconds = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
 def measure(embed: RaggedEmbedder, sentences: Ids, repeat: int) -> None:
     """Time the ragged batches and padded ones, print sentences per second."""
     lengths = [len(ids) for ids in sentences]
@@ -133,10 +122,6 @@ def measure(embed: RaggedEmbedder, sentences: Ids, repeat: int) -> None:
 
     def rows(batches: list[Ids]) -> int:
         return sum(len(batch) * max(map(len, batch)) for batch in batches)
-
-    def embed_all(one: Callable[[Ids], Rows], batches: list[Ids]) -> None:
-        for batch in batches:
-            one(batch)
 
     def embed_dense(batch: Ids) -> Rows:
         return embed_padded(embed.weights, batch)
@@ -151,12 +136,17 @@ def measure(embed: RaggedEmbedder, sentences: Ids, repeat: int) -> None:
         ("padded fp32 NumPy, by length", embed_dense, padded(by_length)),
         ("ragged, flashbsr", embed, list(batches_of_tokens(sentences, RAGGED_TOKENS))),
     ):
-        embed.attention_seconds = 0.0
-        seconds = times(partial(embed_all, one, batches), repeat)
+        runs = []
+        for _ in range(repeat):
+            embed.attention_seconds = 0.0
+            start = time.perf_counter()
+            for batch in batches:
+                one(batch)
+            runs.append((time.perf_counter() - start, embed.attention_seconds))
+        seconds, attention = min(runs)
         count = sum(lengths) if one is embed else rows(batches)
-        print(f"{name:<32}{count:>9}{min(seconds):>10.2f}{len(sentences) / min(seconds):>13.0f}")
-    share = embed.attention_seconds / sum(seconds)  # of the last row
-    print(f"{'  of which attention':<32}{share:>19.1%}")
+        print(f"{name:<32}{count:>9}{seconds:>10.2f}{len(sentences) / seconds:>13.0f}")
+    print(f"{'  of which attention':<32}{attention / seconds:>19.1%}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

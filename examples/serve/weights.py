@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,11 @@ FOLDER = Path(__file__).resolve().parent
 WEIGHTS = FOLDER / "model.safetensors"
 TOKENIZER = FOLDER / "tokenizer.json"
 
-_DTYPES = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -175,8 +176,8 @@ TEST(Math, TestBitsReadsNoByteBeyondItsRange) {
   for (int count = 1; count <= kLanes; ++count) {
     for (int first = 0; first < 40; ++first) {
       const int bytes = (first + count + 7) / 8;
-      std::vector<uint8_t> bits(
-          bytes);  // exactly the bytes needed: AddressSanitizer watches the end
+      // Exactly the bytes needed: AddressSanitizer watches the end.
+      std::vector<uint8_t> bits(bytes);
       for (uint8_t& b : bits) b = static_cast<uint8_t>(random());
       const IntV actual = VectorMath::test_bits(bits.data(), first, count);
       for (int i = 0; i < count; ++i) {
@@ -193,6 +194,31 @@ TEST(Simd, ReductionsSeeEveryLane) {
     v[lane] = 5.0f;
     EXPECT_EQ(reduce_max(v), 5.0f);
     EXPECT_EQ(reduce_add(v), 5.0f - 2.0f * (kLanes - 1));
+  }
+}
+
+TEST(Simd, FourReductionsAtOnce) {
+  FloatV v[4];
+  for (int i = 0; i < 4; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane)
+      v[i][lane] = static_cast<float>((1 << i) * (lane + 1));
+  }
+  const FloatV4 sums = reduce_add4(v[0], v[1], v[2], v[3]);
+  const float one = static_cast<float>(kLanes * (kLanes + 1) / 2);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(sums[i], static_cast<float>(1 << i) * one);
+}
+
+TEST(Simd, InterleavedPairs) {
+  std::vector<uint16_t> a(2 * kLanes), b(2 * kLanes);
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    a[i] = static_cast<uint16_t>(i);
+    b[i] = static_cast<uint16_t>(1000 + i);
+  }
+  FloatV words[2];
+  interleave16(reinterpret_cast<const char*>(a.data()), reinterpret_cast<const char*>(b.data()),
+               words[0], words[1]);
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    EXPECT_EQ(bits(words[i / kLanes])[i % kLanes], a[i] | uint32_t{b[i]} << 16);
   }
 }
 
@@ -213,30 +239,113 @@ TEST(Transpose, SquareOfWords) {
   }
 }
 
+// Small integers: every order of sums is exact.
+std::vector<float> random_integers(size_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_int_distribution<int> small(-4, 4);
+  std::vector<float> out(n);
+  for (float& x : out) x = static_cast<float>(small(random));
+  return out;
+}
+
+// C (+)= A B for B packed, and for B as rows somewhere in memory, starting at an offset.
+void expect_gemm(int rows, int vecs, int k, bool accumulate) {
+  const int cols = vecs * kLanes, lda = k + 3, ldb = cols + kLanes, ldc = cols + 1, offset = 5;
+  const std::vector<float> a = random_integers(rows * lda, 1);
+  const std::vector<float> b = random_integers(k * ldb + offset, 2);
+  const std::vector<float> start = random_integers(rows * ldc, 3);
+  std::vector<const char*> rows_of_b;
+  for (int l = 0; l < k; ++l) rows_of_b.push_back(reinterpret_cast<const char*>(&b[l * ldb]));
+
+  const auto run = [&](auto operand, int shift) {
+    std::vector<float> expected = start, actual = start;
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < cols; ++j) {
+        float sum = accumulate ? start[i * ldc + j] : 0;
+        for (int l = 0; l < k; ++l) sum += a[i * lda + l] * b[l * ldb + j + shift];
+        expected[i * ldc + j] = sum;
+      }
+    }
+    const GemmArgs<decltype(operand)> g{a.data(), lda, operand, actual.data(), ldc, k};
+    accumulate ? gemm<F32Op, true>(g, rows, vecs) : gemm<F32Op, false>(g, rows, vecs);
+    ASSERT_EQ(actual, expected) << rows << " rows, " << vecs << " vectors, k = " << k;
+  };
+  run(PackedB<F32Op>{b.data(), ldb}, 0);
+  run(RowsB<F32Op>{rows_of_b.data(), offset}, offset);
+}
+
 TEST(Gemm, EveryBlockShape) {
-  std::mt19937 random(1);
-  std::uniform_int_distribution<int> small(-4, 4);  // integers: every order of sums is exact
   for (int rows = 1; rows <= kBlockRows; ++rows) {
     for (int vecs = 1; vecs <= 2 * kBlockVecs + 1; ++vecs) {
       for (int k : {1, 2, 7, 33}) {
-        const int cols = vecs * kLanes, lda = k + 3, ldb = cols + kLanes, ldc = cols + 1;
-        std::vector<float> a(rows * lda), b(k * ldb), c(rows * ldc), expected;
-        for (auto* m : {&a, &b, &c}) {
-          for (float& x : *m) x = static_cast<float>(small(random));
+        expect_gemm(rows, vecs, k, false);
+        expect_gemm(rows, vecs, k, true);
+      }
+    }
+  }
+}
+
+#if defined(__AVX512BF16__)
+TEST(Gemm, PairsOfBf16InPlaceAndPacked) {
+  // A word of A is a pair along k; B has its rows in place, or interleaved.
+  constexpr int kRows = 5, kWords = 6, kVecs = 6, kCols = kVecs * kLanes;
+  const std::vector<float> a = random_integers(kRows * 2 * kWords, 4);
+  const std::vector<float> b = random_integers(2 * kWords * kCols, 5);
+  const auto narrow = [](const std::vector<float>& from) {
+    std::vector<uint16_t> to;
+    for (float x : from) to.push_back(float_to_bf16(x));
+    return to;
+  };
+  const std::vector<uint16_t> a16 = narrow(a), b16 = narrow(b);
+  std::vector<const char*> rows;
+  for (int l = 0; l < 2 * kWords; ++l)
+    rows.push_back(reinterpret_cast<const char*>(&b16[l * kCols]));
+  std::vector<float> expected(kRows * kCols), actual(kRows * kCols);
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kCols; ++j) {
+      for (int l = 0; l < 2 * kWords; ++l) {
+        expected[i * kCols + j] += a[i * 2 * kWords + l] * b[l * kCols + j];
+      }
+    }
+  }
+  std::vector<float> words(kRows * kWords), packed(kWords * kCols);
+  std::memcpy(words.data(), a16.data(), words.size() * 4);
+  for (int w = 0; w < kWords; ++w) {
+    for (int j = 0; j < kCols; ++j) {
+      packed[w * kCols + j] =
+          bits_float(b16[2 * w * kCols + j] | uint32_t{b16[(2 * w + 1) * kCols + j]} << 16);
+    }
+  }
+  const auto run = [&](auto operand) {
+    const GemmArgs<decltype(operand)> g{words.data(),  kWords, operand,
+                                        actual.data(), kCols,  kWords};
+    gemm<Bf16Op, false>(g, kRows, kVecs);
+    ASSERT_EQ(actual, expected);
+  };
+  run(PackedB<Bf16Op>{packed.data(), kCols});
+  run(RowsB<Bf16Op>{rows.data(), 0});
+}
+#endif
+
+TEST(Dot, EveryRowCount) {
+  constexpr int kWords = 3 * kLanes, kTokens = 2 * kDotTokens, kStride = kTokens + 4;
+  const std::vector<float> keys = random_integers(kTokens * kWords, 7);
+  std::vector<const char*> rows;
+  for (int t = 0; t < kTokens; ++t)
+    rows.push_back(reinterpret_cast<const char*>(&keys[t * kWords]));
+  for (int count = 1; count <= kBlockRows; ++count) {
+    const std::vector<float> q = random_integers(count * kWords, 8);
+    std::vector<float> s(count * kStride, 99.0f);
+    with_rows(count, [&]<int kRows>() {
+      dot_block<F32Op, kRows>(q.data(), kWords, rows.data(), kTokens, kWords, s.data(), kStride);
+    });
+    for (int r = 0; r < count; ++r) {
+      for (int t = 0; t < kStride; ++t) {
+        float expected = t < kTokens ? 0.0f : 99.0f;
+        for (int w = 0; t < kTokens && w < kWords; ++w) {
+          expected += q[r * kWords + w] * keys[t * kWords + w];
         }
-        for (bool accumulate : {false, true}) {
-          expected = c;
-          for (int i = 0; i < rows; ++i) {
-            for (int j = 0; j < cols; ++j) {
-              float sum = accumulate ? c[i * ldc + j] : 0;
-              for (int l = 0; l < k; ++l) sum += a[i * lda + l] * b[l * ldb + j];
-              expected[i * ldc + j] = sum;
-            }
-          }
-          const GemmArgs g{a.data(), lda, b.data(), ldb, c.data(), ldc, k};
-          accumulate ? gemm<F32Op, true>(g, rows, vecs) : gemm<F32Op, false>(g, rows, vecs);
-          ASSERT_EQ(c, expected) << rows << " rows, " << vecs << " vectors, k = " << k;
-        }
+        ASSERT_EQ(s[r * kStride + t], expected) << count << " rows, row " << r << " token " << t;
       }
     }
   }

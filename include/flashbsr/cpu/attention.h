@@ -12,6 +12,7 @@
 
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/epilogue.h>
+#include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/loader.h>
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/variant/variant.h>
@@ -38,8 +39,8 @@ struct Scratch {
   float* o;     ///< [rows][dv_padded]
   float* kt;    ///< [dk words padded][kKvTile]
   float* vp;    ///< [kKvTile / per word][dv_padded]
-  float* s;     ///< [kBlockRows][kKvTile]
-  float* p;     ///< [kBlockRows][kKvTile words]
+  float* s;     ///< [kFewRows][kKvTile]
+  float* p;     ///< [kFewRows][kKvTile elements]
   FloatV* sum;  ///< [rows] lane-wise denominators
   Row* row;     ///< [rows]
   PackBuffers pack;
@@ -47,7 +48,8 @@ struct Scratch {
   int64_t bytes;
 
   Scratch(char* base, int rows, int dk, int dv) {
-    const int64_t q_words = padded_words<Op>(dk), dv_padded = round_up(dv, kLanes);
+    const int64_t q_words = padded_words<Op>(dk);
+    const int64_t dv_padded = padded_words<Op>(dv) * Op::kPerWord;
     int64_t used = 0;
     const auto take = [&](int64_t size) {
       char* at = base + used;
@@ -58,8 +60,8 @@ struct Scratch {
     o = reinterpret_cast<float*>(take(rows * dv_padded * 4));
     kt = reinterpret_cast<float*>(take(q_words * kKvTile * 4));
     vp = reinterpret_cast<float*>(take(dv_padded * kKvTile * 4));
-    s = reinterpret_cast<float*>(take(kBlockRows * kKvTile * 4));
-    p = reinterpret_cast<float*>(take(kBlockRows * kKvTile * 4));
+    s = reinterpret_cast<float*>(take(kFewRows * kKvTile * 4));
+    p = reinterpret_cast<float*>(take(kFewRows * kKvTile * 4));
     sum = reinterpret_cast<FloatV*>(take(rows * static_cast<int64_t>(sizeof(FloatV))));
     row = reinterpret_cast<Row*>(take(rows * static_cast<int64_t>(sizeof(Row))));
     zeros = take(kMaxHeadDim * 4 + 64);
@@ -81,7 +83,7 @@ class ItemKernel {
         variant_(params),
         mem_(memory, item_.row_count, params.k.dim, params.v.dim),
         q_ld_(padded_words<Op>(params.k.dim)),
-        dv_padded_(round_up(params.v.dim, kLanes)) {}
+        dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord) {}
 
   int64_t scratch_bytes() const { return mem_.bytes; }
 
@@ -101,16 +103,53 @@ class ItemKernel {
     return true;
   }
 
-  int32_t tokens() const { return tile_.count; }
+  const KvTile& tile() const { return tile_; }
 
-  void pack_keys(int group) {
-    cpu::pack_keys<Op>(tile_, group, p_.k, rotary(), mem_.pack, mem_.kt);
-  }
-  void pack_values(int group) { cpu::pack_values<Op>(tile_, group, p_.v, mem_.zeros, mem_.vp); }
-
-  /// All rows against the packed tile.
+  /// All rows against the tile, packed first.
   void attend() {
+    pack_keys<Op>(tile_, p_.k, rotary(), mem_.pack, mem_.kt);
+    pack_values<Op>(tile_, p_.v, mem_.zeros, mem_.vp);
     for (int32_t r = 0; r < item_.row_count; r += kBlockRows) attend_block(tile_, r);
+  }
+
+  // The same in two steps for few rows, on K and V where they lie.
+
+  /// P = softmax(Q K^T).
+  void score() {
+    if (!in_place<Op>(p_.k) || rotary()) {
+      stage_rows<Op>(tile_.k, tile_.count, p_.k, rotary(), tile_.begin,
+                     reinterpret_cast<char*>(mem_.kt));
+    }
+    const int tokens = round_up(tile_.count, kDotTokens);
+    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
+    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+      with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
+        dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, static_cast<int>(q_ld_),
+                             mem_.s + r * kKvTile, kKvTile);
+      });
+    }
+    const int vecs = ceil_div(tile_.count, kLanes);
+    for (int32_t r = 0; r < item_.row_count; ++r) softmax_row(tile_, r, r, 0, vecs);
+  }
+
+  /// O += P V.
+  void accumulate() {
+    if (!in_place<Op>(p_.v)) {
+      stage_rows<Op>(tile_.v, tile_.count, p_.v, nullptr, 0, reinterpret_cast<char*>(mem_.vp));
+    }
+    const int tokens = round_up(tile_.count, Op::kPerWord);
+    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
+    constexpr int64_t kLd = kKvTile / Op::kPerWord;
+    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+      gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
+                                         kLd,
+                                         {tile_.v, 0},
+                                         mem_.o + r * dv_padded_,
+                                         dv_padded_,
+                                         tokens / Op::kPerWord},
+                     min_of(kBlockRows, item_.row_count - r),
+                     static_cast<int>(dv_padded_) / kLanes);
+    }
   }
 
   /// Writes the output, or the partial state of a split tile.
@@ -176,18 +215,26 @@ class ItemKernel {
     const int vec_begin = low / kLanes, vec_end = ceil_div<int>(high, kLanes);
     const int column = vec_begin * kLanes;
 
-    gemm<Op, false>({mem_.q + first * q_ld_, q_ld_, mem_.kt + column, kKvTile, mem_.s + column,
-                     kKvTile, p_.k.dim / Op::kPerWord},
+    gemm<Op, false>(GemmArgs<PackedB<Op>>{mem_.q + first * q_ld_,
+                                          q_ld_,
+                                          {mem_.kt + column, kKvTile},
+                                          mem_.s + column,
+                                          kKvTile,
+                                          p_.k.dim / Op::kPerWord},
                     rows, vec_end - vec_begin);
     for (int r = 0; r < rows; ++r) softmax_row(tile, first + r, r, vec_begin, vec_end);
 
     // Columns past the tile's tokens hold zero weights, but their packed values are stale.
     const int words_begin = column / Op::kPerWord;
     const int words_end = ceil_div(min_of(vec_end * kLanes, tile.count), Op::kPerWord);
-    gemm<Op, true>({mem_.p + words_begin, kKvTile / Op::kPerWord,
-                    mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_, dv_padded_,
-                    mem_.o + first * dv_padded_, dv_padded_, words_end - words_begin},
-                   rows, dv_padded_ / kLanes);
+    gemm<Op, true>(
+        GemmArgs<PackedB<Op>>{mem_.p + words_begin,
+                              kKvTile / Op::kPerWord,
+                              {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_, dv_padded_},
+                              mem_.o + first * dv_padded_,
+                              dv_padded_,
+                              words_end - words_begin},
+        rows, static_cast<int>(dv_padded_) / kLanes);
   }
 
   FLASHBSR_FN void store_weights(float* dst, int vec, FloatV w) {

@@ -77,7 +77,7 @@ class Engine {
     const int32_t bundle = bundle_size(h);
     const int64_t scratch =
         max_of(table_.scratch_bytes(h.tile_rows, params.k.dim, params.v.dim),
-               bundle * table_.scratch_bytes(kBundleRows, params.k.dim, params.v.dim));
+               bundle * table_.scratch_bytes(kFewRows, params.k.dim, params.v.dim));
     reset_arrivals(h.num_merges);
     stats_.busy_seconds.assign(static_cast<size_t>(threads_), 0.0);
     std::atomic<int32_t> next{0};
@@ -89,10 +89,7 @@ class Engine {
         const int32_t first = next.fetch_add(bundle, std::memory_order_relaxed);
         if (first >= h.num_items) break;
         const int32_t count = min_of(bundle, h.num_items - first);
-        const bool together = plan.items()[first].row_count <= kBundleRows;
-        for (int32_t i = 0; i < count; i += together ? count : 1) {
-          attend(params, plan, first + i, together ? count : 1, memory);
-        }
+        attend(params, plan, first, count, memory);
         for (int32_t i = first; i < first + count; ++i) {
           const int32_t m = plan.items()[i].merge;
           if (m < 0) continue;
@@ -119,7 +116,6 @@ class Engine {
 
  private:
   static constexpr int64_t kSerialCost = 24000;
-  static constexpr int32_t kBundleRows = 16;
 
   /// Items claimed at once: KV heads of one chunk, as many as leave each thread eight claims to balance
   /// with. Those of few rows, whose limit is memory, are computed side by side.

@@ -41,19 +41,59 @@ struct Bf16Op {
 };
 #endif
 
-/// A[rows, k] B[k, cols] operands and leading dimensions, in words (floats for C).
+/// B packed: word k of column c at b[k * ld + c].
+template <class Op>
+struct PackedB {
+  static constexpr bool kOddVecs = true;
+  const float* b;
+  int64_t ld;
+
+  template <int kVecs>
+  FLASHBSR_FN void load_row(int k, FloatV (&out)[kVecs]) const {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) out[v] = load(b + k * ld + v * kLanes);
+  }
+  FLASHBSR_FN void skip(int vecs) { b += vecs * kLanes; }
+};
+
+/// B in place: rows of elements, kPerWord of them to a row of words; `at` is the first element.
+template <class Op>
+struct RowsB {
+  static constexpr bool kOddVecs = Op::kPerWord == 1;  ///< pairs are zipped two vectors at a time
+  const char* const* rows;
+  int64_t at;
+
+  template <int kVecs>
+  FLASHBSR_FN void load_row(int k, FloatV (&out)[kVecs]) const {
+    if constexpr (Op::kPerWord == 1) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) out[v] = load(rows[k] + (at + v * kLanes) * 4);
+    } else {
+      static_assert(kVecs % 2 == 0);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v += 2) {
+        const int64_t byte = (at + v * kLanes) * 2;
+        interleave16(rows[2 * k] + byte, rows[2 * k + 1] + byte, out[v], out[v + 1]);
+      }
+    }
+  }
+  FLASHBSR_FN void skip(int vecs) { at += vecs * kLanes; }
+};
+
+/// C[rows, cols] (+)= A[rows, k] B[k, cols]. A in words, C in floats.
+template <class B>
 struct GemmArgs {
   const float* a;
   int64_t lda;
-  const float* b;
-  int64_t ldb;
+  B b;
   float* c;
   int64_t ldc;
   int k;
 };
 
-template <class Op, int kRows, int kVecs, bool kAccumulate>
-__attribute__((noinline)) void gemm_block(const GemmArgs& g) {
+template <class Op, int kRows, int kVecs, bool kAccumulate, class B>
+__attribute__((noinline)) void gemm_block(const GemmArgs<B>& args) {
+  const GemmArgs<B> g = args;
   FloatV acc[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -62,15 +102,12 @@ __attribute__((noinline)) void gemm_block(const GemmArgs& g) {
       acc[r][v] = kAccumulate ? load(g.c + r * g.ldc + v * kLanes) : FloatV{};
     }
   }
-  const float* a = g.a;
-  const float* b = g.b;
-  for (int k = 0; k < g.k; ++k, ++a, b += g.ldb) {
+  for (int k = 0; k < g.k; ++k) {
     FloatV bv[kVecs];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) bv[v] = load(b + v * kLanes);
+    g.b.load_row(k, bv);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const FloatV av = broadcast_word(a + r * g.lda);
+      const FloatV av = broadcast_word(g.a + r * g.lda + k);
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) acc[r][v] = Op::mac(acc[r][v], av, bv[v]);
     }
@@ -82,31 +119,66 @@ __attribute__((noinline)) void gemm_block(const GemmArgs& g) {
   }
 }
 
-template <class Op, int kVecs, bool kAccumulate>
-FLASHBSR_FN void gemm_rows(const GemmArgs& g, int rows) {
+/// Calls f.template operator()<rows>() for 1 <= rows <= kBlockRows.
+template <class F>
+FLASHBSR_FN void with_rows(int rows, F&& f) {
   switch (rows) {
-    case 1: return gemm_block<Op, 1, kVecs, kAccumulate>(g);
-    case 2: return gemm_block<Op, 2, kVecs, kAccumulate>(g);
-    case 3: return gemm_block<Op, 3, kVecs, kAccumulate>(g);
-    case 4: return gemm_block<Op, 4, kVecs, kAccumulate>(g);
-    case 5: return gemm_block<Op, 5, kVecs, kAccumulate>(g);
-    default: return gemm_block<Op, kBlockRows, kVecs, kAccumulate>(g);
+    case 1: return f.template operator()<1>();
+    case 2: return f.template operator()<2>();
+    case 3: return f.template operator()<3>();
+    case 4: return f.template operator()<4>();
+    case 5: return f.template operator()<5>();
+    default: return f.template operator()<kBlockRows>();
   }
 }
 
-/// rows <= kBlockRows; vecs: columns / kLanes.
-template <class Op, bool kAccumulate>
-FLASHBSR_FN void gemm(GemmArgs g, int rows, int vecs) {
+/// rows <= kBlockRows; vecs: columns / kLanes (even for a RowsB of pairs).
+template <class Op, bool kAccumulate, class B>
+FLASHBSR_FN void gemm(GemmArgs<B> g, int rows, int vecs) {
+  const auto block = [&]<int kVecs>() {
+    with_rows(rows, [&]<int kRows>() { gemm_block<Op, kRows, kVecs, kAccumulate>(g); });
+  };
   for (; vecs >= kBlockVecs; vecs -= kBlockVecs) {
-    gemm_rows<Op, kBlockVecs, kAccumulate>(g, rows);
-    g.b += kBlockVecs * kLanes;
+    block.template operator()<kBlockVecs>();
+    g.b.skip(kBlockVecs);
     g.c += kBlockVecs * kLanes;
   }
   if constexpr (kBlockVecs == 4) {
-    if (vecs == 3) return gemm_rows<Op, 3, kAccumulate>(g, rows);
-    if (vecs == 2) return gemm_rows<Op, 2, kAccumulate>(g, rows);
+    if constexpr (B::kOddVecs) {
+      if (vecs == 3) return block.template operator()<3>();
+    }
+    if (vecs == 2) return block.template operator()<2>();
   }
-  if (vecs == 1) gemm_rows<Op, 1, kAccumulate>(g, rows);
+  if constexpr (B::kOddVecs) {
+    if (vecs == 1) block.template operator()<1>();
+  }
+}
+
+/// S[r, t] = q_r . k_t for `words` words of rows in place: for so few query rows that transposing K
+/// would cost more than the horizontal sums do. tokens is a multiple of kDotTokens.
+inline constexpr int kDotTokens = 4;
+
+template <class Op, int kRows>
+__attribute__((noinline)) void dot_block(const float* q, int64_t ldq, const char* const* keys,
+                                         int tokens, int words, float* s, int64_t lds) {
+  for (int t = 0; t < tokens; t += kDotTokens) {
+    FloatV acc[kRows][kDotTokens] = {};
+    for (int w = 0; w < words; w += kLanes) {
+      FloatV kv[kDotTokens];
+#pragma GCC unroll 4
+      for (int i = 0; i < kDotTokens; ++i) kv[i] = load(keys[t + i] + w * 4);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const FloatV qv = load(q + r * ldq + w);
+#pragma GCC unroll 4
+        for (int i = 0; i < kDotTokens; ++i) acc[r][i] = Op::mac(acc[r][i], qv, kv[i]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      store(s + r * lds + t, reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+    }
+  }
 }
 
 }  // namespace FLASHBSR_CPU_ISA

@@ -15,6 +15,10 @@ enum class Compute : int32_t { kF32 = 0, kBf16 = 1 };
 /// Most items that are computed side by side.
 inline constexpr int32_t kMaxBundle = 8;
 
+/// Items of at most this many packed rows read K and V in place, side by side with their neighbours:
+/// packing a tile costs as much as about 20 rows of arithmetic on it.
+inline constexpr int32_t kFewRows = 16;
+
 struct KernelTable {
   const char* isa;
   bool has_bf16_dot;

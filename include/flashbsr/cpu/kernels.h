@@ -16,10 +16,23 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-/// Items [first, first + count) of one chunk, side by side: its KV heads lie next to each other in a
-/// page, so taking turns they read memory in order. Their results do not depend on the company.
+/// Brings one tile's rows of `x` for all the items into L2.
+template <class Kernel>
+void touch_tile(Kernel* const* kernels, int32_t count, const PagedView& x,
+                const char* const* (*rows)(const KvTile&)) {
+  const int64_t bytes = static_cast<int64_t>(x.dim) * dtype_size(x.dtype);
+  // Where the heads lie side by side in a token's row, one pass covers them all.
+  const bool joint = x.stride_head == x.dim;
+  for (int32_t i = 0; i < (joint ? 1 : count); ++i) {
+    const KvTile& tile = kernels[i]->tile();
+    touch_rows(rows(tile), tile.count, joint ? bytes * count : bytes);
+  }
+}
+
+/// Items of few rows, one chunk's KV heads, tile by tile in lockstep: the heads lie next to each other
+/// in a page, so together they read memory in order. Their results do not depend on the company.
 template <class Op, class Variant>
-void attend(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
+void attend_few(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
   using Kernel = ItemKernel<Op, Variant>;
   alignas(Kernel) char storage[kMaxBundle][sizeof(Kernel)];
   Kernel* kernels[kMaxBundle];
@@ -28,24 +41,40 @@ void attend(const Params& params, PlanView plan, int32_t first, int32_t count, c
     scratch += kernels[i]->scratch_bytes();
     kernels[i]->begin();
   }
-  const auto each = [&](auto&& turn) {
-    for (int32_t i = 0; i < count; ++i) turn(*kernels[i]);
-  };
   for (;;) {
-    bool more = false;
-    each([&](Kernel& k) { more = k.next_tile(); });  // one chunk: all or none
+    bool more = false;  // one chunk: all or none
+    for (int32_t i = 0; i < count; ++i) more = kernels[i]->next_tile();
     if (!more) break;
-    const int32_t tokens = kernels[0]->tokens();
-    for (int g = 0; g < tokens; g += kPackGroup) each([&](Kernel& k) { k.pack_keys(g); });
-    for (int g = 0; g < tokens; g += kPackGroup) each([&](Kernel& k) { k.pack_values(g); });
-    each([](Kernel& k) { k.attend(); });
+    touch_tile(kernels, count, params.k, +[](const KvTile& t) { return &t.k[0]; });
+    for (int32_t i = 0; i < count; ++i) kernels[i]->score();
+    touch_tile(kernels, count, params.v, +[](const KvTile& t) { return &t.v[0]; });
+    for (int32_t i = 0; i < count; ++i) kernels[i]->accumulate();
   }
-  each([](Kernel& k) { k.finish(); });
+  for (int32_t i = 0; i < count; ++i) kernels[i]->finish();
+}
+
+/// Items [first, first + count), KV heads of one chunk.
+template <class Op, class Variant>
+void attend(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
+  if (plan.items()[first].row_count <= kFewRows) {
+    attend_few<Op, Variant>(params, plan, first, count, scratch);
+    return;
+  }
+  for (int32_t i = first; i < first + count; ++i) {
+    ItemKernel<Op, Variant> kernel(params, plan, i, scratch);
+    kernel.begin();
+    while (kernel.next_tile()) kernel.attend();
+    kernel.finish();
+  }
 }
 
 inline int64_t scratch_bytes(int rows, int dim_qk, int dim_vo) {
-  // The float form is the larger one: a word holds one element.
-  return Scratch<F32Op>(nullptr, rows, dim_qk, dim_vo).bytes;
+  int64_t bytes = Scratch<F32Op>(nullptr, rows, dim_qk, dim_vo).bytes;
+#if defined(__AVX512BF16__)
+  // Mostly half of it, but rows are padded to 32 elements instead of 16.
+  bytes = max_of(bytes, Scratch<Bf16Op>(nullptr, rows, dim_qk, dim_vo).bytes);
+#endif
+  return bytes;
 }
 
 inline const KernelTable& kernel_table() {

@@ -128,8 +128,8 @@ FLASHBSR_FN UintV widen16(const void* p) {
 #endif
 }
 
-/// 2 * kLanes elements of 16 bits from each of two rows: dst word i = a[i] | b[i] << 16.
-FLASHBSR_FN void interleave16(const char* a, const char* b, float* dst) {
+/// 2 * kLanes elements of 16 bits from each of two rows: word i = a[i] | b[i] << 16.
+FLASHBSR_FN void interleave16(const char* a, const char* b, FloatV& first, FloatV& second) {
   using Wide = uint16_t __attribute__((vector_size(4 * kLanes)));
   const Wide x = load<Wide>(a), y = load<Wide>(b);
   Wide low, high;
@@ -139,8 +139,34 @@ FLASHBSR_FN void interleave16(const char* a, const char* b, float* dst) {
     high = __builtin_shufflevector(x, y, (kLanes + I / 2 + I % 2 * 2 * kLanes)...,
                                    (kLanes + (I + kLanes) / 2 + I % 2 * 2 * kLanes)...);
   }(LaneSequence{});
-  store(dst, low);
-  store(dst + kLanes, high);
+  first = reinterpret_cast<FloatV>(low);
+  second = reinterpret_cast<FloatV>(high);
+}
+
+using FloatV4 = float __attribute__((vector_size(16)));
+
+/// The sums of four vectors. Adjacent lanes are added by zipping within 128 bits, twice; then the
+/// 128-bit parts are.
+FLASHBSR_FN FloatV4 reduce_add4(FloatV a, FloatV b, FloatV c, FloatV d) {
+  return [&]<int... I>(Lanes<I...>) __attribute__((always_inline)) {
+    // Lane 4 p + 2 j + s of the zips: lane 4 p + j (low) or 4 p + 2 + j (high) of source s.
+    const auto zip_sum = [](FloatV x, FloatV y) __attribute__((always_inline)) {
+      return __builtin_shufflevector(x, y, (I / 4 * 4 + I % 4 / 2 + I % 2 * kLanes)...) +
+             __builtin_shufflevector(x, y, (I / 4 * 4 + 2 + I % 4 / 2 + I % 2 * kLanes)...);
+    };
+    // x0+x2, y0+y2, x1+x3, y1+y3 per part; then the pairs of both.
+    const FloatV ab = zip_sum(a, b), cd = zip_sum(c, d);
+    const FloatV low = __builtin_shufflevector(
+        ab, cd, (I / 4 * 4 + I % 2 + I % 4 / 2 * kLanes)...);
+    const FloatV high = __builtin_shufflevector(
+        ab, cd, (I / 4 * 4 + 2 + I % 2 + I % 4 / 2 * kLanes)...);
+    FloatV4 parts[kLanes / 4];
+    const FloatV sum = low + high;
+    std::memcpy(parts, &sum, sizeof(sum));
+    FloatV4 total = parts[0];
+    for (int p = 1; p < kLanes / 4; ++p) total += parts[p];
+    return total;
+  }(LaneSequence{});
 }
 
 FLASHBSR_FN UintV widen8(const void* p) {
