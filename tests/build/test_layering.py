@@ -4,16 +4,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from toolchain import compiler, run, run_tool
+from toolchain import INCLUDE, ROOT, compiler, run, run_tool
 
 
 @pytest.mark.parametrize("tool", ["check_layering.py", "size_report.py"])
 def test_the_tree_passes(tool: str) -> None:
     outcome = run_tool(tool)
     assert outcome.status == 0, outcome.output
+
+
+def test_contributing_names_files_that_exist() -> None:
+    """Recipes rot when files move. A name is relative to the tree or to the public headers."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names = set(re.findall(r"`([\w.]+/[\w./]*)`", text))
+    assert len(names) > 20
+    missing = [
+        n for n in sorted(names) if not any((r / n).exists() for r in (ROOT, INCLUDE / "flashbsr"))
+    ]
+    assert not missing
 
 
 HAZARD = """

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <memory>
+#include <new>
+
+#include <sys/mman.h>
 
 #include <flashbsr/cpu/thread_pool.h>
 
@@ -21,11 +23,32 @@ struct Bandwidth {
   double read = 0;
 };
 
+/// Floats on huge pages where the system has them, as NumPy allocates its large arrays. Untouched.
+class HugeArray {
+ public:
+  explicit HugeArray(int64_t n) : bytes_(static_cast<size_t>(n) * sizeof(float)) {
+    void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<float*>(p);
+#if defined(MADV_HUGEPAGE)
+    madvise(p, bytes_, MADV_HUGEPAGE);
+#endif
+  }
+  ~HugeArray() { munmap(data_, bytes_); }
+  HugeArray(const HugeArray&) = delete;
+  HugeArray& operator=(const HugeArray&) = delete;
+
+  float& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  size_t bytes_;
+  float* data_;
+};
+
 inline Bandwidth measure_bandwidth(int64_t bytes, int threads) {
   const int64_t n = bytes / static_cast<int64_t>(sizeof(float));
-  // Uninitialised on purpose: the first pass places the pages with the threads that use them.
-  const std::unique_ptr<float[]> a(new float[static_cast<size_t>(n)]),
-      b(new float[static_cast<size_t>(n)]), c(new float[static_cast<size_t>(n)]);
+  // Untouched: the first pass places the pages with the threads that use them.
+  const HugeArray a(n), b(n), c(n);
   const auto pool = shared_pool(threads);
   const auto timed = [&](auto&& body) {
     const auto start = std::chrono::steady_clock::now();

@@ -98,7 +98,8 @@ class Engine {
           if (arrived == plan.merges()[m].slot_count) merge(params, plan, m);
         }
       }
-      stats_.busy_seconds[static_cast<size_t>(thread)] = seconds_since(start);
+      // Added, not set: a helper that woke late for the last job may enter this one twice.
+      stats_.busy_seconds[static_cast<size_t>(thread)] += seconds_since(start);
     };
     const auto start = std::chrono::steady_clock::now();
     // Below about 20 us of work, waking a helper takes longer than doing it here.
