@@ -46,7 +46,7 @@ def together(jobs: list[Callable[[], None]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
         assert not thread.is_alive(), "deadlock"
     if errors:
         raise errors[0]

@@ -77,11 +77,19 @@ class ThreadPool {
     epoch_.notify_all();
     work(0);
     open_.store(false);
-    while (inside_.load() != 0) cpu_relax();
+    // A helper that was preempted in its last item needs this core more than we do.
+    for (int i = 0; inside_.load() != 0; ++i) {
+      if (i < kPatience) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
   }
 
  private:
   static constexpr auto kSpin = std::chrono::microseconds(50);
+  static constexpr int kPatience = 2000;  ///< pauses before yielding, some 50 us
 
   void serve(int index) {
     uint32_t seen = 0;
