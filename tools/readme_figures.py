@@ -43,60 +43,70 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+MACHINE = """\
+{cores} cores of an {cpu} ({isa}), {triad:.0f} GB/s triad and {read:.0f} GB/s read in the same run,
+PyTorch {torch}; 32 query and 8 KV heads, head dim 128. Record:
+[{record}](benchmarks/results/{record}), {date}.{stale}"""
+
+PREFILL = """\
+Prefill, causal: GFLOP/s of the pairs that the mask keeps, and the speed-up over
+`scaled_dot_product_attention`:"""
+
+DECODE = """\
+Decode, 16 requests, pages of 16 in random order: GB/s with K and V counted once, the fraction of
+the triad, and the speed-up over `scaled_dot_product_attention` on padded batches:"""
+
+REST = """\
+Zipf lengths cost {skew} against equal ones of the same total. With one request of 65,536 tokens
+among 63 of 512 the threads are busy to within {gap} of each other. `plan()` takes {plan_16} us at
+batch 16 and {plan_1024} us at batch 1024, `run()` {overhead} us above the kernel."""
+
+
 def figures(path: Path) -> str:
-    """The text between the markers."""
+    """Render the part between the markers."""
     record = json.loads(path.read_text())
     results = {r["name"]: r for r in record["results"]}
     machine, limits = record["machine"], record["limits"]
 
-    def pair(name: str, key: str, form: str) -> list[str]:
-        return [metric(results, name, key, form), metric(results, name, "speedup", "{:.1f}x")]
+    def cell(name: str, key: str, form: str) -> str:
+        return metric(results, name, key, form)
 
-    prefill = [
-        [str(n)]
-        + pair(f"prefill-{n}-fp32", "gflops", "{:.0f}")
-        + pair(f"prefill-{n}-bf16", "gflops", "{:.0f}")
-        for n in (512, 1024, 2048, 4096, 8192)
-    ]
-    decode = []
+    prefill, decode = [], []
+    for n in (512, 1024, 2048, 4096, 8192):
+        prefill.append([str(n)])
+        for name in (f"prefill-{n}-fp32", f"prefill-{n}-bf16"):
+            prefill[-1] += [cell(name, "gflops", "{:.0f}"), cell(name, "speedup", "{:.1f}x")]
     for n in (1024, 2048, 4096, 8192):
-        row = [str(n)]
-        for dtype in ("fp32", "bf16"):
-            name = f"decode-{n}-{dtype}"
-            row += [
-                metric(results, name, "kv_gbs", "{:.0f}"),
-                metric(results, name, "triad_fraction", "{:.0%}"),
-                metric(results, name, "speedup", "{:.1f}x"),
-            ]
-        decode.append(row)
-    versions = machine["versions"]
-    stale = "" if machine["source_hash"] == source_hash() else " **The kernels changed since.**"
-    return "\n\n".join(
-        [
-            f"{machine['cores']} cores of an {machine['cpu']['name']} (family "
-            f"{machine['cpu']['family']}, {machine['isa']}), {limits['triad_gbs']:.0f} GB/s triad and "
-            f"{limits['read_gbs']:.0f} GB/s read in the same run, against PyTorch "
-            f"{versions.get('torch', '-')}; 32 query and 8 KV heads, head dim 128; "
-            f"[{path.name}](benchmarks/results/{path.name}), {machine['date'][:10]}.{stale}",
-            "Prefill, causal, GFLOP/s of the pairs that the mask keeps, and the speed-up over "
-            "`scaled_dot_product_attention`:",
-            table(["tokens", "fp32", "x torch", "bf16", "x torch"], prefill),
-            "Decode, 16 requests, pages of 16 in random order, GB/s of K and V counted once, the "
-            "fraction of the triad, and the speed-up over padded "
-            "`scaled_dot_product_attention`:",
-            table(
-                ["KV tokens", "fp32", "of triad", "x torch", "bf16", "of triad", "x torch"], decode
-            ),
-            "Zipf lengths cost "
-            f"{metric(results, 'zipf-1024-bf16', 'skew_penalty', '{:+.1%}')} of the time of equal "
-            "lengths; with one request of 65,536 tokens among 63 of 512 the threads are busy to within "
-            f"{metric(results, 'one64k-bf16', 'busy_gap', '{:.1%}')}. `plan()` takes "
-            f"{metric(results, 'plan-16', 'plan_us', '{:.0f}')} us at batch 16 and "
-            f"{metric(results, 'plan-1024', 'plan_us', '{:.0f}')} us at batch 1024, `run()` "
-            f"{metric(results, 'run-overhead-numpy', 'overhead_us', '{:.1f}')} us above the kernel.",
-            f"![Measured](benchmarks/results/{path.stem}.png)",
-        ]
-    )
+        decode.append([str(n)])
+        for name in (f"decode-{n}-fp32", f"decode-{n}-bf16"):
+            decode[-1] += [cell(name, "kv_gbs", "{:.0f}"), cell(name, "triad_fraction", "{:.0%}")]
+            decode[-1] += [cell(name, "speedup", "{:.1f}x")]
+    parts = [
+        MACHINE.format(
+            cores=machine["cores"],
+            cpu=f"{machine['cpu']['name']}, family {machine['cpu']['family']}",
+            isa=machine["isa"],
+            triad=limits["triad_gbs"],
+            read=limits["read_gbs"],
+            torch=machine["versions"].get("torch", "-"),
+            record=path.name,
+            date=machine["date"][:10],
+            stale="" if machine["source_hash"] == source_hash() else " **Kernels changed since.**",
+        ),
+        PREFILL,
+        table(["tokens", "fp32", "x torch", "bf16", "x torch"], prefill),
+        DECODE,
+        table(["KV tokens", "fp32", "of triad", "x torch", "bf16", "of triad", "x torch"], decode),
+        REST.format(
+            skew=cell("zipf-1024-bf16", "skew_penalty", "{:+.1%}"),
+            gap=cell("one64k-bf16", "busy_gap", "{:.1%}"),
+            plan_16=cell("plan-16", "plan_us", "{:.0f}"),
+            plan_1024=cell("plan-1024", "plan_us", "{:.0f}"),
+            overhead=cell("run-overhead-numpy", "overhead_us", "{:.1f}"),
+        ),
+        f"![Measured](benchmarks/results/{path.stem}.png)",
+    ]
+    return "\n\n".join(parts)
 
 
 def main() -> int:

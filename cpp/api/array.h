@@ -16,8 +16,9 @@ namespace flashbsr::api {
 enum class Element : int32_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI32, kI64, kU8, kBool };
 
 constexpr const char* element_name(Element e) {
-  constexpr const char* kNames[] = {"float32",     "float16", "bfloat16", "float8_e4m3fn",
-                                    "float8_e5m2", "int32",   "int64",    "uint8", "bool"};
+  constexpr const char* kNames[] = {"float32",       "float16",     "bfloat16",
+                                    "float8_e4m3fn", "float8_e5m2", "int32",
+                                    "int64",         "uint8",       "bool"};
   return kNames[static_cast<int>(e)];
 }
 
@@ -119,7 +120,8 @@ inline void check_no_overlap(const Array& a) {
 
 inline DType float_dtype(const Array& a, bool fp8 = false) {
   if (fp8) {
-    check_element(a, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3, Element::kE5M2});
+    check_element(a,
+                  {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3, Element::kE5M2});
   } else {
     check_element(a, {Element::kF32, Element::kF16, Element::kBF16});
   }
@@ -140,8 +142,13 @@ inline RaggedView ragged_view(const Array& a, bool fp8 = false) {
   const DType dtype = float_dtype(a, fp8);
   check_rank(a, 3, "[tokens, heads, dim]");
   check_rows(a);
-  return {a.data,      dtype, a.shape[0], static_cast<int32_t>(a.shape[1]),
-          static_cast<int32_t>(a.shape[2]), a.stride[0], a.stride[1]};
+  return {a.data,
+          dtype,
+          a.shape[0],
+          static_cast<int32_t>(a.shape[1]),
+          static_cast<int32_t>(a.shape[2]),
+          a.stride[0],
+          a.stride[1]};
 }
 
 static_assert(static_cast<int>(Element::kE5M2) == static_cast<int>(DType::kE5M2));

@@ -21,8 +21,8 @@ int threads_of(const AttentionOptions& o) {
   return o.num_threads > 0 ? o.num_threads : cpu::available_cores();
 }
 
-/// As many queues as twice the cores, and never fewer than 32: the thread count is left out, so that
-/// results do not depend on it.
+/// As many queues as twice the cores, and never fewer than 32: the thread count is left out, so
+/// that results do not depend on it.
 int32_t workers_of(const AttentionOptions& o) {
   if (o.num_workers > 0) return o.num_workers;
   return max_of(32, 2 * cpu::available_cores());
@@ -44,7 +44,8 @@ const float* head_vector(const std::optional<Array>& a, int64_t heads) {
 
 const Array& one_mask(const MaskArrays& mask) {
   if (mask.boolean && mask.packed) {
-    throw Error(ErrorCode::kValue, mask.packed->name, "both masks", "a boolean mask or a packed one");
+    throw Error(ErrorCode::kValue, mask.packed->name, "both masks",
+                "a boolean mask or a packed one");
   }
   return mask.boolean ? *mask.boolean : *mask.packed;
 }
@@ -100,10 +101,11 @@ void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tabl
   flat.shape[0] = block_tables.size();
   flat.stride[0] = 1;
   if (kv_lens.size() != block_tables.shape[0]) {
-    bad_shape(kv_lens, "shape (" + std::to_string(block_tables.shape[0]) + ",), one per block table");
+    bad_shape(kv_lens,
+              "shape (" + std::to_string(block_tables.shape[0]) + ",), one per block table");
   }
-  block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat),
-                     block_tables.shape[1], indices(kv_lens), options_.cache.page_size);
+  block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat), block_tables.shape[1],
+                     indices(kv_lens), options_.cache.page_size);
   if (mask.given()) take_mask(mask);
   finish_plan(mask.given());
 }
@@ -161,8 +163,8 @@ void Attention::take_mask(const MaskArrays& mask) {
   }
 }
 
-/// Block masks come block after block, [blocks, r, c]. In the layout a block row is one request whose
-/// columns are its blocks side by side.
+/// Block masks come block after block, [blocks, r, c]. In the layout a block row is one request
+/// whose columns are its blocks side by side.
 void Attention::take_block_mask(const MaskArrays& mask, int64_t r) {
   const Array& a = one_mask(mask);
   check_contiguous(a);
@@ -233,8 +235,8 @@ void Attention::place_partials(Params& params) {
   const PlanHeader& h = PlanView{planner_.buffer().data()}.header();
   char* memory = workspace_ ? workspace_ : owned_.fit(workspace_size());
   params.partial_out = reinterpret_cast<float*>(memory);
-  params.partial_lse = params.partial_out +
-                       static_cast<int64_t>(h.max_slots) * h.tile_rows * options_.head_dim_vo;
+  params.partial_lse =
+      params.partial_out + static_cast<int64_t>(h.max_slots) * h.tile_rows * options_.head_dim_vo;
 }
 
 Params Attention::params_for(const RunArrays& a) {
@@ -334,7 +336,8 @@ cpu::RunStats Attention::stats() {
 void Attention::run(const RunArrays& arrays) {
   const std::lock_guard<std::mutex> hold(running_);
   if (!planned_) {
-    throw Error(ErrorCode::kPlan, "run", "no plan", "plan() first; a plan() that raised leaves none");
+    throw Error(ErrorCode::kPlan, "run", "no plan",
+                "plan() first; a plan() that raised leaves none");
   }
   const Params params = params_for(arrays);
   engine_.run(PlanView{planner_.buffer().data()}, params, options_.activation);

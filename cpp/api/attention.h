@@ -50,7 +50,7 @@ struct Scale {
 
 struct RunArrays {
   Array q;
-  Array k;                 ///< or the stacked cache
+  Array k;  ///< or the stacked cache
   std::optional<Array> v;
   Array out;
   std::optional<Array> lse;

@@ -73,7 +73,8 @@ void append_paged_kv_cache(const AppendArrays& a, bool hnd, float k_scale, float
   check_shape(a.positions, {key.tokens});
   check_shape(a.kv_last_page_len, {requests});
   if (pages.size < indptr[requests]) {
-    bad_shape(a.kv_indices, "at least kv_indptr[-1] = " + std::to_string(indptr[requests]) + " ids");
+    bad_shape(a.kv_indices,
+              "at least kv_indptr[-1] = " + std::to_string(indptr[requests]) + " ids");
   }
   for (int64_t r = 0; r < requests; ++r) {
     if (indptr[r + 1] > indptr[r] && (last[r] < 1 || last[r] > page_size)) {

@@ -16,9 +16,10 @@ std::optional<Element> element_of(nb::dlpack::dtype t) {
     Element element;
   };
   // DLPack 1.1 type codes: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn, 12 e5m2.
-  constexpr Row kRows[] = {{2, 32, Element::kF32}, {2, 16, Element::kF16}, {4, 16, Element::kBF16},
-                           {10, 8, Element::kE4M3}, {12, 8, Element::kE5M2}, {0, 32, Element::kI32},
-                           {0, 64, Element::kI64}, {1, 8, Element::kU8},    {6, 8, Element::kBool}};
+  constexpr Row kRows[] = {
+      {2, 32, Element::kF32},  {2, 16, Element::kF16},  {4, 16, Element::kBF16},
+      {10, 8, Element::kE4M3}, {12, 8, Element::kE5M2}, {0, 32, Element::kI32},
+      {0, 64, Element::kI64},  {1, 8, Element::kU8},    {6, 8, Element::kBool}};
   for (const Row& r : kRows) {
     if (t.code == r.code && t.bits == r.bits && t.lanes == 1) return r.element;
   }
@@ -27,7 +28,8 @@ std::optional<Element> element_of(nb::dlpack::dtype t) {
 
 std::string text_of(nb::dlpack::dtype t) {
   constexpr const char* kKinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
-  const std::string kind = t.code < 7 ? kKinds[t.code] : "type code " + std::to_string(t.code) + ", ";
+  const std::string kind =
+      t.code < 7 ? kKinds[t.code] : "type code " + std::to_string(t.code) + ", ";
   return kind + std::to_string(t.bits);
 }
 
@@ -70,8 +72,8 @@ Import::Import(nb::handle object, const char* name, bool writable) {
     }
     array_.data = const_cast<void*>(static_cast<const void*>(a.data()));
   };
-  const bool imported = writable ? nb::try_cast(source, write_, false)
-                                 : nb::try_cast(source, read_, false);
+  const bool imported =
+      writable ? nb::try_cast(source, write_, false) : nb::try_cast(source, read_, false);
   if (!imported) {
     const std::string type = nb::cast<std::string>(nb::str(source.type().attr("__name__")));
     throw Error(ErrorCode::kDType, name, "a " + type,

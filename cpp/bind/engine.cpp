@@ -79,8 +79,8 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
 
 nb::object plan_buffer(api::Attention& self) {
   auto* copy = new std::vector<int32_t>(self.plan_buffer());
-  const nb::capsule owner(
-      copy, [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
+  const nb::capsule owner(copy,
+                          [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
   return nb::cast(
       nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
 }
@@ -105,10 +105,22 @@ api::AttentionOptions options_from(const nb::dict& d) {
     }
     return *out;
   };
-  const auto integer = [&](const char* key) { int32_t v; return take(key, &v); };
-  const auto number = [&](const char* key) { double v; return take(key, &v); };
-  const auto boolean = [&](const char* key) { bool v; return take(key, &v); };
-  const auto text = [&](const char* key) { std::string v; return take(key, &v); };
+  const auto integer = [&](const char* key) {
+    int32_t v;
+    return take(key, &v);
+  };
+  const auto number = [&](const char* key) {
+    double v;
+    return take(key, &v);
+  };
+  const auto boolean = [&](const char* key) {
+    bool v;
+    return take(key, &v);
+  };
+  const auto text = [&](const char* key) {
+    std::string v;
+    return take(key, &v);
+  };
   api::AttentionOptions o;
   o.shape = {.num_qo_heads = integer("num_qo_heads"),
              .num_kv_heads = integer("num_kv_heads"),
@@ -135,8 +147,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.activation = text("activation") == "sigmoid" ? Activation::kSigmoid : Activation::kSoftmax;
   o.sigmoid_bias = static_cast<float>(number("sigmoid_bias"));
   o.lse_base2 = text("lse_base") == "2";
-  o.split = {.fixed_size = integer("fixed_split_size"),
-             .disabled = boolean("disable_split_kv")};
+  o.split = {.fixed_size = integer("fixed_split_size"), .disabled = boolean("disable_split_kv")};
   o.capacity = {.max_requests = integer("max_batch_size"),
                 .max_q_tokens = integer("max_q_tokens"),
                 .max_kv_indices = integer("max_kv_pages")};
@@ -165,12 +176,13 @@ void bind_engine(nb::module_& m) {
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none())
-      .def("set_workspace",
-           [](api::Attention& self, nb::handle workspace) {
-             const OptionalImport array(workspace, "workspace", true);
-             self.set_workspace(array.get());
-           },
-           nb::arg("workspace").none())
+      .def(
+          "set_workspace",
+          [](api::Attention& self, nb::handle workspace) {
+            const OptionalImport array(workspace, "workspace", true);
+            self.set_workspace(array.get());
+          },
+          nb::arg("workspace").none())
       .def("workspace_size", &api::Attention::workspace_size)
       .def("plan_buffer", &plan_buffer)
       .def("run_stats", &run_stats);

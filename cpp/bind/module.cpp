@@ -22,9 +22,9 @@ void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& e) {
-    constexpr const char* kClasses[] = {"FlashbsrError",   "ShapeError",    "DTypeError",
-                                        "DeviceError",     "IndexRangeError", "CapacityError",
-                                        "PlanError",       "UnsupportedError"};
+    constexpr const char* kClasses[] = {"FlashbsrError", "ShapeError",      "DTypeError",
+                                        "DeviceError",   "IndexRangeError", "CapacityError",
+                                        "PlanError",     "UnsupportedError"};
     const nb::object cls =
         nb::module_::import_("flashbsr.errors").attr(kClasses[static_cast<int>(e.code)]);
     PyErr_SetObject(cls.ptr(), cls(e.argument, e.actual, e.expected).ptr());
@@ -68,18 +68,17 @@ nb::list kernels() {
   return rows;
 }
 
-/// An uninitialised host array that speaks DLPack, for frameworks whose arrays are immutable. 64-byte
-/// aligned: JAX copies otherwise.
+/// An uninitialised host array that speaks DLPack, for frameworks whose arrays are immutable.
+/// 64-byte aligned: JAX copies otherwise.
 nb::object empty_dlpack(const std::vector<size_t>& shape, const std::string& dtype) {
   struct Row {
     const char* name;
     nb::dlpack::dtype type;
   };
-  static constexpr Row kRows[] = {{"float32", {2, 32, 1}},      {"float16", {2, 16, 1}},
-                                  {"bfloat16", {4, 16, 1}},     {"float8_e4m3fn", {10, 8, 1}},
-                                  {"float8_e5m2", {12, 8, 1}},  {"int32", {0, 32, 1}},
-                                  {"int64", {0, 64, 1}},        {"uint8", {1, 8, 1}},
-                                  {"bool", {6, 8, 1}}};
+  static constexpr Row kRows[] = {
+      {"float32", {2, 32, 1}},       {"float16", {2, 16, 1}},     {"bfloat16", {4, 16, 1}},
+      {"float8_e4m3fn", {10, 8, 1}}, {"float8_e5m2", {12, 8, 1}}, {"int32", {0, 32, 1}},
+      {"int64", {0, 64, 1}},         {"uint8", {1, 8, 1}},        {"bool", {6, 8, 1}}};
   for (const Row& r : kRows) {
     if (dtype != r.name) continue;
     const size_t count =
@@ -87,8 +86,8 @@ nb::object empty_dlpack(const std::vector<size_t>& shape, const std::string& dty
     constexpr std::align_val_t kAlign{64};
     void* data = ::operator new(max_of<size_t>(count * r.type.bits / 8, 1), kAlign);
     const nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, kAlign); });
-    return nb::cast(nb::ndarray<nb::array_api, nb::device::cpu>(data, shape.size(), shape.data(), owner,
-                                                                nullptr, r.type));
+    return nb::cast(nb::ndarray<nb::array_api, nb::device::cpu>(data, shape.size(), shape.data(),
+                                                                owner, nullptr, r.type));
   }
   throw Error(ErrorCode::kDType, "dtype_name", dtype, "a data type of flashbsr");
 }
@@ -115,7 +114,8 @@ NB_MODULE(_core, m) {
   m.doc() = "Compiled core of flashbsr. The documented interface is the package.";
   m.attr("__version__") = FLASHBSR_VERSION;
   nanobind::register_exception_translator(&bind::translate, nullptr);
-  m.def("isa_levels", &bind::isa_levels, "SIMD levels of this build that this CPU runs, best last.");
+  m.def("isa_levels", &bind::isa_levels,
+        "SIMD levels of this build that this CPU runs, best last.");
   m.def("isa", [] { return cpu::chosen_table().isa; }, "The SIMD level in use.");
   m.def("num_threads", &cpu::available_cores, "Threads that a run uses by default.");
   m.def("kernels", &bind::kernels, "One row per kernel shipped that this machine can run.");

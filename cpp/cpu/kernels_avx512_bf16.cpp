@@ -5,4 +5,6 @@
 
 #include "levels.h"
 
-const flashbsr::cpu::KernelTable& flashbsr_kernels_avx512_bf16() { return flashbsr::cpu::kernel_table(); }
+const flashbsr::cpu::KernelTable& flashbsr_kernels_avx512_bf16() {
+  return flashbsr::cpu::kernel_table();
+}

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -168,6 +169,30 @@ INSTANTIATE_TEST_SUITE_P(All, Engine,
                            return std::get<1>(info.param).name + "_on_" +
                                   std::get<0>(info.param)->isa;
                          });
+
+// A thread keeps its scratch and only grows it, so a large case hides what a small one lacks: here
+// every head dim meets a thread that has none. AddressSanitizer sees an overrun.
+TEST(EngineScratch, IsLargeEnoughForEveryHeadDim) {
+  const std::vector<std::pair<int, int>> decode(40, {1, 70}), prefill = {{40, 70}, {3, 9}};
+  for (const cpu::KernelTable* table : cpu::available_tables()) {
+    for (int dim = 8; dim <= 256; dim += 8) {
+      for (const auto& lengths : {decode, prefill}) {
+        for (DType type : {DType::kF32, kBf16}) {
+          Problem problem({.name = "scratch",
+                           .lengths = lengths,
+                           .group = 1,
+                           .dim_qk = dim,
+                           .dim_vo = 264 - dim,
+                           .q = type,
+                           .kv = type,
+                           .out = type});
+          std::thread([&] { Execution(problem, *table, 1); }).join();
+          EXPECT_TRUE(problem.padding_untouched()) << table->isa << " dim " << dim;
+        }
+      }
+    }
+  }
+}
 
 TEST(EngineSplits, AreExercised) {
   Problem problem({.name = "long", .lengths = {{1, 3000}, {1, 10}}, .num_workers = 16});

@@ -10,7 +10,16 @@
 
 namespace flashbsr {
 
-enum class ErrorCode { kValue, kShape, kDType, kDevice, kIndexRange, kCapacity, kPlan, kUnsupported };
+enum class ErrorCode {
+  kValue,
+  kShape,
+  kDType,
+  kDevice,
+  kIndexRange,
+  kCapacity,
+  kPlan,
+  kUnsupported
+};
 
 class Error : public std::invalid_argument {
  public:

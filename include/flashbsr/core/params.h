@@ -22,23 +22,23 @@ struct RopeTables {
 };
 
 struct Params {
-  RaggedView q;    ///< [nnz_q, H_qo, D_qk]
-  PagedView k;     ///< pages of [page_size, H_kv, D_qk]
-  PagedView v;     ///< pages of [page_size, H_kv, D_vo]
-  RaggedView out;  ///< [nnz_q, H_qo, D_vo]
+  RaggedView q;          ///< [nnz_q, H_qo, D_qk]
+  PagedView k;           ///< pages of [page_size, H_kv, D_qk]
+  PagedView v;           ///< pages of [page_size, H_kv, D_vo]
+  RaggedView out;        ///< [nnz_q, H_qo, D_vo]
   float* lse = nullptr;  ///< [nnz_q, H_qo] or null
   int64_t lse_stride_token = 0;
   int64_t lse_stride_head = 0;
 
-  float sm_scale = 1.0f;   ///< on q.k, with the scalar q and k scales folded in
-  float out_scale = 1.0f;  ///< on the output: the scalar v scale
+  float sm_scale = 1.0f;                ///< on q.k, with the scalar q and k scales folded in
+  float out_scale = 1.0f;               ///< on the output: the scalar v scale
   const float* q_head_scale = nullptr;  ///< [H_qo] or null
   const float* k_head_scale = nullptr;  ///< [H_kv] or null
   const float* v_head_scale = nullptr;  ///< [H_kv] or null
 
-  float soft_cap = 0.0f;                ///< 0: off
-  const float* alibi_slopes = nullptr;  ///< [H_qo] or null
-  const float* sinks = nullptr;         ///< [H_qo] natural logits, or null
+  float soft_cap = 0.0f;                 ///< 0: off
+  const float* alibi_slopes = nullptr;   ///< [H_qo] or null
+  const float* sinks = nullptr;          ///< [H_qo] natural logits, or null
   const uint8_t* custom_mask = nullptr;  ///< bit-packed; offsets are in the requests
   float sigmoid_bias = 0.0f;
   float lse_unit = 0.6931471805599453f;  ///< ln 2 for natural LSE, 1 for base 2

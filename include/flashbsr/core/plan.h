@@ -5,12 +5,13 @@
 //
 //   [PlanHeader][Request x max][WorkItem x max][queue_indptr][queue_items][Merge x max][kv_indices]
 //
-// Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers and
-// the grid stay the same while the contents change. Everything here is plain old data.
+// Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers
+// and the grid stay the same while the contents change. Everything here is plain old data.
 //
 // Words:
 //   packed row   query token x group: row r of a request and a KV head is query token r / group and
-//                query head kv_head * group + r % group, so one KV head's queries share each KV load.
+//                query head kv_head * group + r % group, so one KV head's queries share each KV
+//                load.
 //   row tile     a run of packed rows of one (request, KV head) that one work item computes.
 //   work item    a row tile meets a range of KV positions. Independent of every other item.
 //   slot         where an item whose tile was split leaves its partial state (O, LSE).

@@ -6,8 +6,8 @@
 //   LSE = log(exp(LSE_a) + exp(LSE_b))
 //   O   = (exp(LSE_a) O_a + exp(LSE_b) O_b) / exp(LSE)
 //
-// The operator is associative and commutative; (0, -inf) is its identity. Here in base 2: the LSE of
-// a state is log2 of its sum, as the kernels keep it. Natural logs are converted at the border.
+// The operator is associative and commutative; (0, -inf) is its identity. Here in base 2: the LSE
+// of a state is log2 of its sum, as the kernels keep it. Natural logs are converted at the border.
 #pragma once
 
 #include <flashbsr/core/math.h>

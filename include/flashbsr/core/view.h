@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Strided views of the caller's arrays. Strides are in elements and 64 bits wide; the last dimension
-// is always contiguous. Nothing here owns memory.
+// Strided views of the caller's arrays. Strides are in elements and 64 bits wide; the last
+// dimension is always contiguous. Nothing here owns memory.
 #pragma once
 
 #include <flashbsr/core/dtype.h>

@@ -6,8 +6,9 @@
 //   load Q -> for each KV tile: pack K, V -> for each block of 6 rows: S = Q K^T, softmax, O += P V
 //          -> write the output, or the partial state if the tile was split
 //
-// Softmax is online (Milakov & Gimelshein, 2018) in base 2, and lazy: the accumulator is rescaled only
-// when a row's maximum grew by more than 8, so P stays below 2^8 and most tiles skip the pass over O.
+// Softmax is online (Milakov & Gimelshein, 2018) in base 2, and lazy: the accumulator is rescaled
+// only when a row's maximum grew by more than 8, so P stays below 2^8 and most tiles skip the pass
+// over O.
 #pragma once
 
 #include <flashbsr/core/state.h>
@@ -227,14 +228,14 @@ class ItemKernel {
     // Columns past the tile's tokens hold zero weights, but their packed values are stale.
     const int words_begin = column / Op::kPerWord;
     const int words_end = ceil_div(min_of(vec_end * kLanes, tile.count), Op::kPerWord);
-    gemm<Op, true>(
-        GemmArgs<PackedB<Op>>{mem_.p + words_begin,
-                              kKvTile / Op::kPerWord,
-                              {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_, dv_padded_},
-                              mem_.o + first * dv_padded_,
-                              dv_padded_,
-                              words_end - words_begin},
-        rows, static_cast<int>(dv_padded_) / kLanes);
+    gemm<Op, true>(GemmArgs<PackedB<Op>>{mem_.p + words_begin,
+                                         kKvTile / Op::kPerWord,
+                                         {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_,
+                                          dv_padded_},
+                                         mem_.o + first * dv_padded_,
+                                         dv_padded_,
+                                         words_end - words_begin},
+                   rows, static_cast<int>(dv_padded_) / kLanes);
   }
 
   FLASHBSR_FN void store_weights(float* dst, int vec, FloatV w) {

@@ -71,8 +71,8 @@ class TokenRotation {
   std::vector<float> cos_, sin_;
 };
 
-/// Rotates the first `rotary_dim` elements of every head of a token and copies the rest. NeoX: element
-/// i pairs with i + rotary_dim / 2. Interleaved: 2 i with 2 i + 1. `in` may be `out`.
+/// Rotates the first `rotary_dim` elements of every head of a token and copies the rest. NeoX:
+/// element i pairs with i + rotary_dim / 2. Interleaved: 2 i with 2 i + 1. `in` may be `out`.
 inline void rotate_token(const RaggedView& in, const RaggedView& out, int64_t token, int rotary_dim,
                          bool interleave, const float* cosines, const float* sines) {
   const int half = rotary_dim / 2;
@@ -94,7 +94,8 @@ inline void rotate_token(const RaggedView& in, const RaggedView& out, int64_t to
 }
 
 /// The state of one row merged from `count` others, accumulated in float in the order given.
-/// `unit` is ln 2 for natural LSEs, 1 for base 2. `out` may be one of `rows`. Returns the merged LSE.
+/// `unit` is ln 2 for natural LSEs, 1 for base 2. `out` may be one of `rows`. Returns the merged
+/// LSE.
 inline float merge_row(const char* const* rows, const float* lses, int count, char* out, DType t,
                        int dim, float unit) {
   float top = -infinity(), sum = 0;

@@ -10,7 +10,8 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-/// Small formats whose exponent fits float's: move the fields, rebias, and treat the two exceptions.
+/// Small formats whose exponent fits float's: move the fields, rebias, and treat the two
+/// exceptions.
 template <int kExp, int kMan, bool kFinite>
 FLASHBSR_FN FloatV minifloat_to_float_v(UintV h) {
   constexpr int kBias = (1 << (kExp - 1)) - 1;
@@ -20,8 +21,7 @@ FLASHBSR_FN FloatV minifloat_to_float_v(UintV h) {
   const UintV normal = (magnitude << (23 - kMan)) + (static_cast<uint32_t>(127 - kBias) << 23);
   // Subnormals by integer to float conversion: no denormal operands, whatever the FPU mode.
   const float unit = bits_float(static_cast<uint32_t>(127 + 1 - kBias - kMan) << 23);
-  const FloatV small =
-      __builtin_convertvector(reinterpret_cast<IntV>(magnitude), FloatV) * unit;
+  const FloatV small = __builtin_convertvector(reinterpret_cast<IntV>(magnitude), FloatV) * unit;
   FloatV value = select(reinterpret_cast<IntV>(magnitude < (1u << kMan)), small, as_float(normal));
   constexpr uint32_t kSpecial = kFinite ? kMagnitude : ((1u << kExp) - 1) << kMan;
   const UintV special = kFinite ? UintV{} + 0x7fc00000u : normal | 0x7f800000u;

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a plan on the CPU: threads claim items in plan order, the last item of a split tile merges it.
-// Which thread takes an item changes nothing in its result.
+// Runs a plan on the CPU: threads claim items in plan order, the last item of a split tile merges
+// it. Which thread takes an item changes nothing in its result.
 #pragma once
 
 #include <atomic>
@@ -39,8 +39,8 @@ class AlignedBuffer {
   int64_t size_ = 0;
 };
 
-/// Bytes of partial states that a plan's capacity needs: [slots, tile_rows, D_vo] and [slots, tile_rows]
-/// floats.
+/// Bytes of partial states that a plan's capacity needs: [slots, tile_rows, D_vo] and [slots,
+/// tile_rows] floats.
 inline int64_t partial_bytes(int64_t slots, int64_t tile_rows, int64_t dim_vo) {
   return slots * tile_rows * (dim_vo + 1) * 4;
 }
@@ -118,8 +118,8 @@ class Engine {
  private:
   static constexpr int64_t kSerialCost = 24000;
 
-  /// Items claimed at once: KV heads of one chunk, as many as leave each thread eight claims to balance
-  /// with. Those of few rows, whose limit is memory, are computed side by side.
+  /// Items claimed at once: KV heads of one chunk, as many as leave each thread eight claims to
+  /// balance with. Those of few rows, whose limit is memory, are computed side by side.
   int32_t bundle_size(const PlanHeader& h) const {
     int32_t bundle = min_of(kMaxBundle, h.num_kv_heads);
     while (bundle > 1 && (h.num_kv_heads % bundle != 0 || h.num_items < bundle * threads_ * 8)) {

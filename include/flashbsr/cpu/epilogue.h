@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last steps of a row, shared by unsplit items and merges: sink, v scale, output type, LSE unit;
-// and the merge itself.
+// The last steps of a row, shared by unsplit items and merges: sink, v scale, output type, LSE
+// unit; and the merge itself.
 #pragma once
 
 #include <flashbsr/core/params.h>
@@ -32,8 +32,8 @@ FLASHBSR_FN void write_row(const Params& p, int64_t token, int32_t q_head, int32
   if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
 }
 
-/// Contracts the partial states of a split row tile, slot by slot in order: deterministic. States of
-/// variants without softmax add up.
+/// Contracts the partial states of a split row tile, slot by slot in order: deterministic. States
+/// of variants without softmax add up.
 template <bool kSoftmax>
 void merge_tile(const Params& p, PlanView plan, int32_t index) {
   const PlanHeader& h = plan.header();

@@ -8,9 +8,9 @@
 //   B  packed, row k holds one word per column
 //   C  float
 //
-// Register budget on 32 registers: 6 rows x 4 vectors of accumulators (24), 4 of B, 1 broadcast. Ten
-// loads feed 24 multiply-adds, under the two loads a cycle that cores with two FMA pipes have. With
-// 16 registers (AVX2, SSE2) it is 6 x 2 (12 + 2 + 1).
+// Register budget on 32 registers: 6 rows x 4 vectors of accumulators (24), 4 of B, 1 broadcast.
+// Ten loads feed 24 multiply-adds, under the two loads a cycle that cores with two FMA pipes have.
+// With 16 registers (AVX2, SSE2) it is 6 x 2 (12 + 2 + 1).
 #pragma once
 
 #include <flashbsr/cpu/simd.h>

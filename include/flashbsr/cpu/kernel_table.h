@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one SIMD level offers the engine. The library builds one table per level and picks at run time;
-// a header-only user gets the table of the level the own file is compiled for.
+// What one SIMD level offers the engine. The library builds one table per level and picks at run
+// time; a header-only user gets the table of the level the own file is compiled for.
 #pragma once
 
 #include <flashbsr/core/params.h>
@@ -15,8 +15,8 @@ enum class Compute : int32_t { kF32 = 0, kBf16 = 1 };
 /// Most items that are computed side by side.
 inline constexpr int32_t kMaxBundle = 8;
 
-/// Items of at most this many packed rows read K and V in place, side by side with their neighbours:
-/// packing a tile costs as much as about 20 rows of arithmetic on it.
+/// Items of at most this many packed rows read K and V in place, side by side with their
+/// neighbours: packing a tile costs as much as about 20 rows of arithmetic on it.
 inline constexpr int32_t kFewRows = 16;
 
 struct KernelTable {

@@ -29,8 +29,9 @@ void touch_tile(Kernel* const* kernels, int32_t count, const PagedView& x,
   }
 }
 
-/// Items of few rows, one chunk's KV heads, tile by tile in lockstep: the heads lie next to each other
-/// in a page, so together they read memory in order. Their results do not depend on the company.
+/// Items of few rows, one chunk's KV heads, tile by tile in lockstep: the heads lie next to each
+/// other in a page, so together they read memory in order. Their results do not depend on the
+/// company.
 template <class Op, class Variant>
 void attend_few(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
   using Kernel = ItemKernel<Op, Variant>;
@@ -77,26 +78,25 @@ inline int64_t scratch_bytes(int rows, int dim_qk, int dim_vo) {
   return bytes;
 }
 
-inline const KernelTable& kernel_table() {
-  static constexpr KernelTable kTable = {
-      .isa = FLASHBSR_STRINGIFY(FLASHBSR_CPU_ISA),
+inline const KernelTable& kernel_table(){static constexpr KernelTable kTable = {
+  .isa = FLASHBSR_STRINGIFY(FLASHBSR_CPU_ISA),
 #if defined(__AVX512BF16__)
-      .has_bf16_dot = true,
+  .has_bf16_dot = true,
 #else
-      .has_bf16_dot = false,
+  .has_bf16_dot = false,
 #endif
-      .lanes = kLanes,
-      .scratch_bytes = &scratch_bytes,
-      .attend = {{&attend<F32Op, Standard>, &attend<F32Op, Sigmoid>},
+  .lanes = kLanes,
+  .scratch_bytes = &scratch_bytes,
+  .attend = {{&attend<F32Op, Standard>, &attend<F32Op, Sigmoid>},
 #if defined(__AVX512BF16__)
-                 {&attend<Bf16Op, Standard>, &attend<Bf16Op, Sigmoid>}},
+             {&attend<Bf16Op, Standard>, &attend<Bf16Op, Sigmoid>}},
 #else
-                 {nullptr, nullptr}},
+             {nullptr, nullptr}},
 #endif
-      .merge = {&merge_tile<true>, &merge_tile<false>},
-  };
-  return kTable;
-}
-
+  .merge = {&merge_tile<true>, &merge_tile<false>},
+};
+return kTable;
 }  // namespace FLASHBSR_CPU_ISA
+
+}  // namespace flashbsr::cpu
 }  // namespace flashbsr::cpu

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loader: finds the rows of a KV tile through the page table and packs them for the micro-kernel.
+// The loader: finds the rows of a KV tile through the page table and packs them for the
+// micro-kernel.
 //
 //   K [tokens, D]  -> kt[D words][kKvTile]           transposed: columns are tokens
 //   V [tokens, D]  -> vp[tokens / per word][D padded] rows are (pairs of) tokens
@@ -30,7 +31,8 @@ struct KvTile {
 };
 
 /// Row pointers of `count` tokens that lie `step` bytes apart. A running pointer, not a product per
-/// row: the compiler would vectorise the products into 64-bit multiplies, which doubled decode's time.
+/// row: the compiler would vectorise the products into 64-bit multiplies, which doubled decode's
+/// time.
 FLASHBSR_FN void place_rows(const char** rows, const char* first, int64_t step, int count) {
 #pragma GCC unroll 1
   for (int i = 0; i < count; ++i, first += step) rows[i] = first;
@@ -60,11 +62,11 @@ FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& re
 /// Reads one word of every cache line of `count` rows of `bytes` each, a multiple of 8, so that the
 /// arithmetic that follows finds them in L2.
 ///
-/// Decode is bound by memory latency, not by bandwidth, unless the core has enough misses in flight,
-/// and arithmetic between the loads is what keeps it from that. So the two are separated. Eight places
-/// are read in turn because a hardware prefetcher starts anew on every 4 KB page. Measured on a Zen 5
-/// core (docs/cpu.md): 12 GB/s without, 12.5 reading in order, 20 with eight streams; prefetch
-/// instructions do not do it, the core drops those that find its miss queue full.
+/// Decode is bound by memory latency, not by bandwidth, unless the core has enough misses in
+/// flight, and arithmetic between the loads is what keeps it from that. So the two are separated.
+/// Eight places are read in turn because a hardware prefetcher starts anew on every 4 KB page.
+/// Measured on a Zen 5 core (docs/cpu.md): 12 GB/s without, 12.5 reading in order, 20 with eight
+/// streams; prefetch instructions do not do it, the core drops those that find its miss queue full.
 FLASHBSR_FN void touch_rows(const char* const* rows, int count, int64_t bytes) {
   constexpr int kStreams = 8;
   const int part = ceil_div(count, kStreams);
@@ -202,7 +204,8 @@ FLASHBSR_FN void pack_values(const KvTile& tile, const PagedView& v, const char*
   with_dtype(v.dtype, [&]<DType T>() {
     for (int j = 0; j < tile.count; j += Op::kPerWord) {
       const char* rows[2] = {tile.v[j], j + 1 < tile.count ? tile.v[j + 1] : zeros};
-      pack_value_row<Op, T>(rows, v.dim, padded, vp + static_cast<int64_t>(j / Op::kPerWord) * padded);
+      pack_value_row<Op, T>(rows, v.dim, padded,
+                            vp + static_cast<int64_t>(j / Op::kPerWord) * padded);
     }
   });
 }

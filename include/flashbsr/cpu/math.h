@@ -10,12 +10,12 @@ namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
 /// 2^x for -126 <= x <= 127; below 1.2e-38 under that, and zero from -127 down. Relative error
-/// 1.9e-7: a shorter polynomial would do for bf16 weights, but not for the LSE, and saves 1.5 % at most.
-/// Exact at 0; NaN in, NaN out.
+/// 1.9e-7: a shorter polynomial would do for bf16 weights, but not for the LSE, and saves 1.5 % at
+/// most. Exact at 0; NaN in, NaN out.
 ///
 /// x = n + f with |f| <= 1/2; 2^f by a minimax polynomial with constant term 1; n is added to the
-/// exponent field. At the clamp, x = -127 gives the bits of 1.0 minus 127 << 23, which is +0: masked
-/// logits (-inf) become exact zeros without a select.
+/// exponent field. At the clamp, x = -127 gives the bits of 1.0 minus 127 << 23, which is +0:
+/// masked logits (-inf) become exact zeros without a select.
 FLASHBSR_FN FloatV exp2_clamped(FloatV x) {
   x = max(splat(-127.0f), x);
   const FloatV kMagic = splat(12582912.0f);  // 1.5 * 2^23: the sum holds round(x) in its low bits

@@ -156,10 +156,9 @@ FLASHBSR_FN FloatV4 reduce_add4(FloatV a, FloatV b, FloatV c, FloatV d) {
     };
     // x0+x2, y0+y2, x1+x3, y1+y3 per part; then the pairs of both.
     const FloatV ab = zip_sum(a, b), cd = zip_sum(c, d);
-    const FloatV low = __builtin_shufflevector(
-        ab, cd, (I / 4 * 4 + I % 2 + I % 4 / 2 * kLanes)...);
-    const FloatV high = __builtin_shufflevector(
-        ab, cd, (I / 4 * 4 + 2 + I % 2 + I % 4 / 2 * kLanes)...);
+    const FloatV low = __builtin_shufflevector(ab, cd, (I / 4 * 4 + I % 2 + I % 4 / 2 * kLanes)...);
+    const FloatV high =
+        __builtin_shufflevector(ab, cd, (I / 4 * 4 + 2 + I % 2 + I % 4 / 2 * kLanes)...);
     FloatV4 parts[kLanes / 4];
     const FloatV sum = low + high;
     std::memcpy(parts, &sum, sizeof(sum));

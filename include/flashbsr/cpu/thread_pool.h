@@ -59,9 +59,9 @@ class ThreadPool {
   int threads() const { return static_cast<int>(helpers_.size()) + 1; }
   bool alive() const { return getpid() == owner_; }
 
-  /// Calls work(0) here and work(i) on helpers i < threads that arrive in time. `work` must share one
-  /// counter of things to do and return when it is exhausted. If another job holds the pool, the
-  /// caller works alone: correct, never a deadlock.
+  /// Calls work(0) here and work(i) on helpers i < threads that arrive in time. `work` must share
+  /// one counter of things to do and return when it is exhausted. If another job holds the pool,
+  /// the caller works alone: correct, never a deadlock.
   template <class Work>
   void run(int threads, Work&& work) {
     std::unique_lock<std::mutex> hold(busy_, std::try_to_lock);

@@ -9,7 +9,8 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-/// Interleaves one half of two vectors: kFirst = 0: a0 b0 a1 b1 ..., kFirst = kLanes / 2: the upper.
+/// Interleaves one half of two vectors: kFirst = 0: a0 b0 a1 b1 ..., kFirst = kLanes / 2: the
+/// upper.
 template <int kFirst>
 FLASHBSR_FN FloatV zip(FloatV a, FloatV b) {
   return [&]<int... I>(Lanes<I...>) __attribute__((always_inline)) {
@@ -17,10 +18,10 @@ FLASHBSR_FN FloatV zip(FloatV a, FloatV b) {
   }(LaneSequence{});
 }
 
-/// Word `offset + i` of row j goes to out[i * ldo + j], for i, j < kLanes. Each round zips row i with
-/// row i + half, which rotates the (row, lane) index by one bit; log2(kLanes) rounds swap the two.
-FLASHBSR_FN void transpose_words(const char* const* rows, int64_t offset, float* out,
-                                 int64_t ldo) {
+/// Word `offset + i` of row j goes to out[i * ldo + j], for i, j < kLanes. Each round zips row i
+/// with row i + half, which rotates the (row, lane) index by one bit; log2(kLanes) rounds swap the
+/// two.
+FLASHBSR_FN void transpose_words(const char* const* rows, int64_t offset, float* out, int64_t ldo) {
   FloatV r[kLanes];
 #pragma GCC unroll 16
   for (int j = 0; j < kLanes; ++j) r[j] = load(rows[j] + offset * 4);

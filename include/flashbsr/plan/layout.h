@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The front-ends: every way to name queries and KV becomes one BSR layout, a table of requests (block
-// rows) over a list of page ids (block columns). All values are checked here, completely and once.
+// The front-ends: every way to name queries and KV becomes one BSR layout, a table of requests
+// (block rows) over a list of page ids (block columns). All values are checked here, completely and
+// once.
 //
 //   contiguous      q [B, S, H, D], k [B, T, H, D]
 //   ragged          qo_indptr, kv_indptr over token rows
@@ -263,8 +264,8 @@ inline void block_table_layout(Layout& layout, const IndexView* qo_indptr,
   detail::finish(layout);
 }
 
-/// A block-sparse matrix [m, n] with blocks [r, c]: block row i is a request of r query tokens (fewer
-/// in the last one) whose pages are its blocks. m may be ragged, n must be whole blocks.
+/// A block-sparse matrix [m, n] with blocks [r, c]: block row i is a request of r query tokens
+/// (fewer in the last one) whose pages are its blocks. m may be ragged, n must be whole blocks.
 inline void bsr_layout(Layout& layout, const IndexView& indptr, const IndexView& indices, int64_t m,
                        int64_t n, int64_t r, int64_t c) {
   const auto positive = [](const char* name, int64_t value) {
@@ -290,8 +291,7 @@ inline void bsr_layout(Layout& layout, const IndexView& indptr, const IndexView&
     request.q_begin = static_cast<int32_t>(i * r);
     request.q_len = static_cast<int32_t>(min_of(r, m - i * r));
     request.kv_begin = static_cast<int32_t>(indptr[i]);
-    request.kv_len =
-        detail::narrow("indptr", i + 1, (indptr[i + 1] - indptr[i]) * c);
+    request.kv_len = detail::narrow("indptr", i + 1, (indptr[i + 1] - indptr[i]) * c);
     request.mask_lo = request.mask_hi = -1;
   }
   detail::take_pages(layout, "indices", indices, 0, indptr[rows]);

@@ -16,8 +16,7 @@ struct CustomMask {
 
   template <class M>
   FLASHBSR_FN typename M::Bool keep(const LogitsAt<M>& at) const {
-    const int64_t first =
-        static_cast<int64_t>(at.q_token) * at.request->kv_len + at.kv_first;
+    const int64_t first = static_cast<int64_t>(at.q_token) * at.request->kv_len + at.kv_first;
     return M::test_bits(bits + at.request->mask_offset(), first, at.lanes);
   }
 };

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rotary frequencies (Su et al., RoFormer, 2021, section 3.4.2) and the Llama-3.1 smoothing of them.
-// Host code: the angles are worked out once in double and reach the kernels as tables.
+// Rotary frequencies (Su et al., RoFormer, 2021, section 3.4.2) and the Llama-3.1 smoothing of
+// them. Host code: the angles are worked out once in double and reach the kernels as tables.
 #pragma once
 
 #include <cmath>

@@ -25,8 +25,7 @@ struct Standard : VariantBase {
   FLASHBSR_FN bool masks_logits() const { return custom_mask.active(); }
 
   template <class M>
-  FLASHBSR_FN typename M::Float logits_transform(typename M::Float x,
-                                                 const LogitsAt<M>& at) const {
+  FLASHBSR_FN typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>& at) const {
     if (soft_cap.active()) x = soft_cap.apply<M>(x);
     if (alibi.active()) x = alibi.apply<M>(x, at);
     return x;
@@ -38,8 +37,8 @@ struct Standard : VariantBase {
   }
 };
 
-/// Sigmoid attention (Ramapuram et al., 2024; FlashInfer, MLSys 2025, figure 5): each logit weighs its
-/// value by sigmoid(x + bias), with no normalisation over the row and so no LSE.
+/// Sigmoid attention (Ramapuram et al., 2024; FlashInfer, MLSys 2025, figure 5): each logit weighs
+/// its value by sigmoid(x + bias), with no normalisation over the row and so no LSE.
 struct Sigmoid : Standard {
   static constexpr bool use_softmax = false;
   float bias;

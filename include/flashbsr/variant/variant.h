@@ -6,8 +6,8 @@
 //   O = epilogue( activation( mask( logits_transform( q . k * scale ) ) ) . v )
 //
 // One source serves every backend. Its functions are templates over a math policy M, which names
-// the type of a logit (`M::Float`: one float on a GPU thread, a vector of logits on the CPU) and the
-// functions on it (`M::tanh`, `M::exp`, `M::select`, ...). Ordinary operators work on both.
+// the type of a logit (`M::Float`: one float on a GPU thread, a vector of logits on the CPU) and
+// the functions on it (`M::tanh`, `M::exp`, `M::select`, ...). Ordinary operators work on both.
 //
 //   struct MyVariant : flashbsr::VariantBase {
 //     float bias;
@@ -38,8 +38,8 @@ struct LogitsAt {
   typename M::Int kv_position;  ///< of every lane
 };
 
-/// Defaults: plain softmax attention. The engine asks `transforms_logits` and `masks_logits` once per
-/// row tile, so that a variant which is off costs nothing in the inner loop.
+/// Defaults: plain softmax attention. The engine asks `transforms_logits` and `masks_logits` once
+/// per row tile, so that a variant which is off costs nothing in the inner loop.
 struct VariantBase {
   static constexpr bool use_softmax = true;
 

@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the scheduler is told: the computation's shape, the device, the policy of splits, the
+// capacity; and the sizes of a plan that follow from them, exact before any array exists.
+#pragma once
+
+#include <flashbsr/core/math.h>
+#include <flashbsr/core/plan.h>
+
+namespace flashbsr {
+
+/// What the computation fixes.
+struct Shape {
+  int32_t num_qo_heads = 1;
+  int32_t num_kv_heads = 1;
+  bool causal = false;
+  int32_t window_left = -1;
+  bool custom_mask = false;
+};
+
+/// What the device fixes. The defaults are the CPU's.
+struct DeviceLimits {
+  int32_t num_workers = 32;
+  int32_t tile_rows = 128;  ///< most packed rows per item
+  int32_t kv_tile = 64;     ///< chunks are multiples of it
+  int32_t min_chunk = 512;  ///< shorter chunks cost more in merging than they win in balance
+  // cost(item) = per_item + kv * (per_kv + per_kv_row * rows). On a Zen 5 core one unit is about
+  // four cycles: packing a token of K and V costs as much as 24 rows of arithmetic on it.
+  int32_t cost_per_item = 2000;
+  int32_t cost_per_kv = 24;
+  int32_t cost_per_kv_row = 1;
+};
+
+struct SplitPolicy {
+  int32_t fixed_size = 0;  ///< > 0: chunks end at multiples of it, whatever else is in the batch
+  bool disabled = false;
+};
+
+/// Upper bounds for a plan whose buffers must not move. Default: none, grow as needed.
+struct Capacity {
+  int64_t max_requests = -1;
+  int64_t max_q_tokens = -1;
+  int64_t max_kv_indices = -1;  ///< ragged KV: token rows
+
+  bool fixed() const { return max_requests >= 0; }
+};
+
+/// Sizes of the plan's sections.
+struct PlanSizes {
+  int64_t requests = 0;
+  int64_t items = 0;
+  int64_t merges = 0;
+  int64_t slots = 0;
+  int64_t kv_indices = 0;
+
+  int64_t total_words(int32_t workers) const {
+    return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 8 * (requests + items + merges) +
+           (workers + 1) + items + kv_indices;
+  }
+};
+
+/// The most any plan within `capacity` can need.
+///
+/// Split bound: a split tile of cost c > bound has at most ceil(c / bound) < 2 c / bound chunks,
+/// and the costs add up to workers * bound, so there are fewer than 2 * workers slots.
+inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const DeviceLimits& limits,
+                           const SplitPolicy& split, int32_t page_size) {
+  const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
+  const int64_t tiles = capacity.max_requests + capacity.max_q_tokens * group / limits.tile_rows;
+  const int64_t heads = shape.num_kv_heads;
+  PlanSizes sizes{.requests = capacity.max_requests, .kv_indices = capacity.max_kv_indices};
+  if (split.disabled) {
+    sizes.items = tiles * heads;
+  } else if (split.fixed_size > 0) {
+    const int64_t chunks =
+        ceil_div<int64_t>(capacity.max_kv_indices * page_size, split.fixed_size) + 1;
+    sizes.items = sizes.slots = tiles * heads * chunks;
+    sizes.merges = tiles * heads;
+  } else {
+    sizes.slots = 2 * static_cast<int64_t>(limits.num_workers);
+    sizes.merges = limits.num_workers;
+    sizes.items = tiles * heads + sizes.slots;
+  }
+  return sizes;
+}
+
+}  // namespace flashbsr
