@@ -182,7 +182,7 @@ TEST(EngineScratch, IsLargeEnoughForEveryHeadDim) {
                            .lengths = lengths,
                            .group = 1,
                            .dim_qk = dim,
-                           .dim_vo = 264 - dim,
+                           .dim_vo = dim,
                            .q = type,
                            .kv = type,
                            .out = type});

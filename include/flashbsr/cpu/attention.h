@@ -22,7 +22,6 @@ namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
 inline constexpr float kRescaleStep = 8.0f;
-inline constexpr int kTileVecs = kKvTile / kLanes;
 
 /// What a packed row is, and its softmax state so far.
 struct Row {
