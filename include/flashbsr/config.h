@@ -43,6 +43,15 @@ using std::uint8_t;
 
 // Name of the SIMD level a translation unit is compiled for. The library builds cpu/ once per level
 // with per-file compiler flags; the level is part of every symbol so that no copy is shared.
+// Without a name it follows the compiler's flags, so that files with different ones do not share.
 #ifndef FLASHBSR_CPU_ISA
+#if defined(__AVX512BF16__)
+#define FLASHBSR_CPU_ISA native_avx512_bf16
+#elif defined(__AVX512F__)
+#define FLASHBSR_CPU_ISA native_avx512
+#elif defined(__AVX2__)
+#define FLASHBSR_CPU_ISA native_avx2
+#else
 #define FLASHBSR_CPU_ISA native
+#endif
 #endif

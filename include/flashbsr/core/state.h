@@ -22,9 +22,9 @@ struct MergeWeights {
 };
 
 FLASHBSR_FN MergeWeights merge_weights(float lse_a, float lse_b) {
-  const float top = max_of(lse_a, lse_b);
   // Both empty: the identity again, not NaN from inf - inf.
-  if (top == -infinity()) return {0.0f, 0.0f, -infinity()};
+  if (lse_a == -infinity() && lse_b == -infinity()) return {0.0f, 0.0f, -infinity()};
+  const float top = max_of(lse_a, lse_b);
   // A NaN side must not vanish: max_of keeps lse_a when lse_b is NaN, the exponentials carry it on.
   const float a = __builtin_exp2f(lse_a - top);
   const float b = __builtin_exp2f(lse_b - top);

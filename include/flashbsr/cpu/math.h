@@ -13,12 +13,13 @@ inline namespace FLASHBSR_CPU_ISA {
 /// 1.9e-7: a shorter polynomial would do for bf16 weights, but not for the LSE, and saves 1.5 % at
 /// most. Exact at 0; NaN in, NaN out.
 ///
-/// x = n + f with |f| <= 1/2; 2^f by a minimax polynomial with constant term 1; n is added to the
-/// exponent field. At the clamp, x = -127 gives the bits of 1.0 minus 127 << 23, which is +0:
-/// masked logits (-inf) become exact zeros without a select.
+/// x = n + f with |f| <= 1/2; 2^f by a minimax polynomial with constant term 1; 2^n is n + 127 in the
+/// exponent field. At the clamp, x = -127 makes that field 0 and 2^n = +0: masked logits (-inf)
+/// become exact zeros without a select.
 FLASHBSR_FN FloatV exp2_clamped(FloatV x) {
   x = max(splat(-127.0f), x);
-  const FloatV kMagic = splat(12582912.0f);  // 1.5 * 2^23: the sum holds round(x) in its low bits
+  // 1.5 * 2^23 + 127: the sum holds round(x) + 127 in its low bits.
+  const FloatV kMagic = splat(12583039.0f);
   const FloatV shifted = x + kMagic;
   const FloatV f = x - (shifted - kMagic);
   FloatV p = 0.00132647272f * f + 0.00967151281f;
@@ -26,7 +27,7 @@ FLASHBSR_FN FloatV exp2_clamped(FloatV x) {
   p = p * f + 0.240222421f;
   p = p * f + 0.693146978f;
   p = p * f + 1.0f;
-  return as_float(bits(p) + (bits(shifted) << 23));
+  return p * as_float(bits(shifted) << 23);
 }
 
 FLASHBSR_FN FloatV exp2(FloatV x) { return exp2_clamped(min(splat(127.0f), x)); }
