@@ -13,8 +13,8 @@ inline namespace FLASHBSR_CPU_ISA {
 /// 1.9e-7: a shorter polynomial would do for bf16 weights, but not for the LSE, and saves 1.5 % at
 /// most. Exact at 0; NaN in, NaN out.
 ///
-/// x = n + f with |f| <= 1/2; 2^f by a minimax polynomial with constant term 1; 2^n is n + 127 in the
-/// exponent field. At the clamp, x = -127 makes that field 0 and 2^n = +0: masked logits (-inf)
+/// x = n + f with |f| <= 1/2; 2^f by a minimax polynomial with constant term 1; 2^n is n + 127 in
+/// the exponent field. At the clamp, x = -127 makes that field 0 and 2^n = +0: masked logits (-inf)
 /// become exact zeros without a select.
 FLASHBSR_FN FloatV exp2_clamped(FloatV x) {
   x = max(splat(-127.0f), x);
