@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["engine_info", "main", "parse_lengths"]
+__all__ = ["main", "parse_lengths"]
 
 _EPILOG = """examples:
   flashbsr info
@@ -32,32 +32,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} ('{self.prog} --help' explains)\n")
-
-
-def engine_info() -> dict[str, Any]:
-    """Describe what this build is and what it found on this machine.
-
-    Returns
-    -------
-    dict
-        ``version``, ``backends``, ``isa`` (in use), ``isas`` (that this machine can run), ``cores``
-        and ``threads`` (of the default pool), ``kernels`` (list of dict: backend, isa, compute,
-        variant, q_dtypes, kv_dtypes, head_dims).
-    """
-    import flashbsr
-
-    from . import _core
-
-    kernels = [dict(kernel) for kernel in _core.kernels()]
-    return {
-        "version": flashbsr.__version__,
-        "backends": sorted({kernel["backend"] for kernel in kernels}),
-        "isa": _core.isa(),
-        "isas": list(_core.isa_levels()),
-        "cores": os.cpu_count() or 1,
-        "threads": _core.num_threads(),
-        "kernels": kernels,
-    }
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -85,6 +59,8 @@ def _positive(text: str) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
+    from .info import engine_info
+
     info = engine_info()
     if args.json:
         print(json.dumps(info, indent=2))

@@ -151,7 +151,7 @@ def _cpu_model() -> dict[str, Any]:
 def describe_machine(threads: int) -> dict[str, Any]:
     """Collect the machine and the versions that a result depends on."""
     import flashbsr
-    from flashbsr.cli import engine_info
+    from flashbsr.info import engine_info
 
     engine = engine_info()
     versions = {"python": platform.python_version(), "flashbsr": flashbsr.__version__}
