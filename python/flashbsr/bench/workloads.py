@@ -23,7 +23,7 @@ KINDS = {
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# 16 lengths, Zipf with exponent 1, mean about 1024: the list of the H200 measurements.
+# 16 lengths, Zipf with exponent 1, mean about 1024.
 ZIPF_1024 = (808, 4846, 373, 485, 1212, 303, 606, 2423, 441, 323, 1615, 538, 346, 692, 404, 969)
 
 
