@@ -54,8 +54,8 @@ Prefill, causal: GFLOP/s of the pairs that the mask keeps, and the speed-up over
 
 DECODE = """\
 Decode, 16 requests, pages of 16 in random order: GB/s with K and V counted once, the fraction of
-the triad, and the speed-up over `scaled_dot_product_attention` on padded batches, called in its
-fastest exact form (the query heads of a KV head folded into rows):"""
+the triad measured around it, and the speed-up over `scaled_dot_product_attention` on padded
+batches, called in its fastest exact form (the query heads of a KV head folded into rows):"""
 
 REST = """\
 Zipf lengths cost {skew} against equal ones of the same total. With one request of 65,536 tokens

@@ -66,9 +66,10 @@ class Session:
         """Give a time limit per side, a quarter of it with ``--quick``."""
         return Budget(seconds / 4, 2, 6) if self.quick else Budget(seconds, 3, 15)
 
-    def sample_bandwidth(self) -> None:
+    def sample_bandwidth(self) -> dict[str, float]:
         """Take one more sample of the memory bandwidth."""
         self.bandwidth.append(measure_bandwidth(self.threads))
+        return self.bandwidth[-1]
 
     def limits(self) -> dict[str, Any]:
         """Sum up the machine: median bandwidths in GB/s, product rates in GFLOP/s."""
@@ -83,13 +84,10 @@ class Session:
         }
 
     def finish(self, results: Iterable[Result]) -> None:
-        """Add the fractions of the machine's limits, which are known once everything has run."""
+        """Add the fractions of the matrix rate, which is measured once everything has run."""
         limits = self.limits()
         for result in results:
             metrics = result.metrics
-            if "kv_gbs" in metrics:
-                metrics["triad_fraction"] = metrics["kv_gbs"] / limits["triad_gbs"]
-                metrics["read_fraction"] = metrics["kv_gbs"] / limits["read_gbs"]
             rate = limits["matmul_gflops"].get(result.workload.dtype)
             if "gflops" in metrics and rate is not None:
                 metrics["matmul_fraction"] = metrics["gflops"] / rate
@@ -286,10 +284,15 @@ def _run_decode(w: Workload, session: Session) -> Result:
     result = Result(w)
     if session.torch(w):
         result.note = _add_torch_decode(w, session, arrays, q, sides)
-    session.sample_bandwidth()
+    before = session.sample_bandwidth()
     result.times = interleave(sides, session.budget(1.0), tick=session.tick)
-    session.sample_bandwidth()
+    after = session.sample_bandwidth()
     _memory_metrics(result)
+    # Against the samples on either side: a shared host's bandwidth can halve within a run.
+    for limit in ("triad", "read"):
+        rate = statistics.fmean(sample[f"{limit}_gbs"] for sample in (before, after))
+        result.metrics[f"{limit}_gbs"] = rate
+        result.metrics[f"{limit}_fraction"] = result.metrics["kv_gbs"] / rate
     result.metrics["busy_gap"] = statistics.median(gaps)
     if "equal" in result.times:
         times = result.times
