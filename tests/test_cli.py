@@ -28,6 +28,7 @@ from flashbsr.bench import (
 from flashbsr.bench import data as bench_data
 from flashbsr.bench.timing import Budget, Side, interleave
 from flashbsr.cli import main, parse_lengths
+from harness import framework
 
 
 def test_module_runs() -> None:
@@ -231,7 +232,7 @@ def test_bench_end_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_bench_against_torch() -> None:
-    pytest.importorskip("torch")
+    framework("torch")
     session = Session(quick=True)
     for name in ("prefill-512-fp32", "decode-1024-fp32", "zipf-1024-fp32"):
         result = runner.run_workload(small(name), session)

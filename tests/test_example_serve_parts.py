@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
+from harness import framework
 from serve import dense, weights, workload
 from serve.pages import OutOfPagesError, PagePool, page_digests
 from serve.sampling import sample
@@ -151,7 +152,7 @@ def test_the_model_has_learnt_english() -> None:
 def test_training_writes_what_the_dense_forward_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch")
+    torch = framework("torch")
     from serve import train
 
     (tmp_path / "corpus.json").write_text(json.dumps(["The lock is released. " * 40] * 50))

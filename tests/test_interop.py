@@ -14,15 +14,16 @@ from typing import Any
 
 import cases
 import flashbsr
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from cases import BF16, F16, F32, Case, Problem, build
 from flashbsr.adapters import adapter_for
-from harness import attention_for, compare
+from harness import attention_for, compare, framework
 from reference import DTYPES, Variant
+
+jax = framework("jax")
+jnp = framework("jax.numpy")
+torch = framework("torch")
 
 # A type that NumPy proper lacks travels as its bits.
 BITS = {
