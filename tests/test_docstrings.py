@@ -10,6 +10,7 @@ import pkgutil
 
 import flashbsr
 import pytest
+from harness import framework
 
 MODULES = [
     module.name
@@ -21,6 +22,8 @@ MODULES = [
 
 @pytest.mark.parametrize("name", ["flashbsr", *MODULES])
 def test_examples(name: str) -> None:
+    if name in {"flashbsr.adapters.jax", "flashbsr.adapters.torch"}:
+        framework(name.rpartition(".")[2])
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
