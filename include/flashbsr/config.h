@@ -18,6 +18,9 @@
 #define FLASHBSR_FN inline __attribute__((always_inline))
 #endif
 
+// FLASHBSR_DEVICE: a function of device headers (ptx/, tile/, kernel/), which only nvcc and NVRTC see.
+#define FLASHBSR_DEVICE __device__ __forceinline__
+
 // NVRTC has no <cstdint>; the CUDA toolkit's own copy serves there.
 #if defined(__CUDACC_RTC__)
 #include <cuda/std/cstdint>

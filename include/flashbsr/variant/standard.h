@@ -13,6 +13,12 @@
 
 namespace flashbsr {
 
+/// Softmax attention and nothing else: what is left when no hook is in use. Kernels that have it as
+/// an instance of its own save the registers of the hooks.
+struct Plain : VariantBase {
+  FLASHBSR_FN explicit Plain(const Params&) {}
+};
+
 struct Standard : VariantBase {
   SoftCap soft_cap;
   Alibi alibi;

@@ -1,0 +1,85 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a CUDA kernel gets: the run's parameters, and where the plan lies in device memory. Under a
+// CUDA graph everything here stays the same from replay to replay; what plan() changes is behind
+// the pointers.
+#pragma once
+
+#include <flashbsr/core/params.h>
+
+namespace flashbsr {
+
+/// Division of non-negative 31-bit integers by a number known at launch: one multiplication
+/// (Granlund & Montgomery, PLDI 1994).
+struct FastDiv {
+  uint32_t divisor = 1;
+  uint32_t multiplier = 0;
+  uint32_t shift = 0;
+
+  FastDiv() = default;
+  FLASHBSR_FN explicit FastDiv(uint32_t d) : divisor(d) {
+    uint32_t bits = 0;
+    while ((uint64_t{1} << bits) < d) ++bits;
+    if (bits == 0) return;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + d - 1) / d);
+    shift = bits - 1;
+  }
+
+  FLASHBSR_FN int32_t quotient(int32_t n) const {
+    if (divisor == 1) return n;
+    const uint64_t product = static_cast<uint64_t>(static_cast<uint32_t>(n)) * multiplier;
+    return static_cast<int32_t>(static_cast<uint32_t>(product >> 32) >> shift);
+  }
+  FLASHBSR_FN int32_t remainder(int32_t n, int32_t q) const {
+    return n - q * static_cast<int32_t>(divisor);
+  }
+};
+
+/// How a kernel overlaps the one before it in the stream (sm_90 and later).
+enum class Overlap : int32_t {
+  kNone = 0,      ///< starts when the kernel before has finished
+  kPrologue = 1,  ///< reads the plan before it has finished: safe, plans are written by copies
+  kKv = 2,        ///< reads K and V too: the caller promises that they are not being written
+};
+
+struct KernelArgs {
+  Params params;
+
+  // The plan's sections, in device memory.
+  const PlanHeader* header = nullptr;
+  const Request* requests = nullptr;
+  const WorkItem* items = nullptr;
+  const int32_t* queue_indptr = nullptr;
+  const int32_t* queue_items = nullptr;
+  const Merge* merges = nullptr;
+  const int32_t* kv_indices = nullptr;  ///< null: ragged, the page of a token is its row
+
+  /// [0]: items claimed; [1 + m]: states of merge m that have arrived. Zero before a kernel and
+  /// after it.
+  int32_t* counters = nullptr;
+
+  FastDiv group;      ///< query heads of a KV head
+  FastDiv page_size;  ///< tokens of a page
+  Overlap overlap = Overlap::kNone;
+};
+
+/// `header` is the host's copy of the plan at `plan` in device memory.
+FLASHBSR_FN KernelArgs kernel_args(const Params& params, const PlanHeader& header,
+                                   const int32_t* plan, int32_t* counters) {
+  KernelArgs a;
+  a.params = params;
+  a.header = reinterpret_cast<const PlanHeader*>(plan);
+  a.requests = reinterpret_cast<const Request*>(plan + header.off_requests);
+  a.items = reinterpret_cast<const WorkItem*>(plan + header.off_items);
+  a.queue_indptr = plan + header.off_queue_indptr;
+  a.queue_items = plan + header.off_queue_items;
+  a.merges = reinterpret_cast<const Merge*>(plan + header.off_merges);
+  if (header.flags & kPlanPaged) a.kv_indices = plan + header.off_kv_indices;
+  a.counters = counters;
+  a.group = FastDiv(static_cast<uint32_t>(header.group_size));
+  a.page_size = FastDiv(static_cast<uint32_t>(header.page_size));
+  return a;
+}
+
+}  // namespace flashbsr

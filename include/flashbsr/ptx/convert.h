@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Conversions between register formats, two or four elements at a time.
+// PTX ISA, "cvt", "prmt". float8 to fp16 is exact.
+#pragma once
+
+#include <flashbsr/core/dtype.h>
+
+namespace flashbsr::ptx {
+
+/// Two floats to a pair of 16-bit elements, `low` in the low half.
+template <DType kType>
+FLASHBSR_DEVICE uint32_t pack2(float low, float high) {
+  static_assert(kType == DType::kBF16 || kType == DType::kF16);
+  uint32_t r;
+  if constexpr (kType == DType::kBF16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  }
+  return r;
+}
+
+/// The low and the high half as floats.
+template <DType kType>
+FLASHBSR_DEVICE float unpack_low(uint32_t pair) {
+  if constexpr (kType == DType::kBF16) return bits_float(pair << 16);
+  float r;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(r) : "r"(pair));
+  return r;
+}
+template <DType kType>
+FLASHBSR_DEVICE float unpack_high(uint32_t pair) {
+  if constexpr (kType == DType::kBF16) return bits_float(pair & 0xffff0000u);
+  float r;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(pair));
+  return r;
+}
+
+/// Bytes of a and b picked by four nibbles, lowest first: 0-3 from a, 4-7 from b.
+FLASHBSR_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t picks) {
+  uint32_t r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(picks));
+  return r;
+}
+
+/// Four float8 bytes to two pairs of fp16: `low` = bytes 0, 1 and `high` = bytes 2, 3.
+///
+/// e5m2 is the upper byte of an fp16. e4m3 has an instruction from sm_89 on; before that its bits
+/// are shifted into place, which gives x / 256 (subnormals included), and only NaN needs a look.
+template <int kArch, DType kType>
+FLASHBSR_DEVICE void float8_to_f16(uint32_t bytes, uint32_t& low, uint32_t& high) {
+  static_assert(kType == DType::kE4M3 || kType == DType::kE5M2);
+  if constexpr (kType == DType::kE5M2) {
+    low = permute_bytes(bytes, 0, 0x1404);
+    high = permute_bytes(bytes, 0, 0x3424);
+  } else if constexpr (kArch >= 89) {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2;\n"
+        " cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(low), "=r"(high)
+        : "r"(bytes));
+  } else {
+    const auto widen = [](uint32_t pair) {  // bytes in the upper halves of both elements
+      uint32_t r = (pair & 0x80008000u) | ((pair & 0x7f007f00u) >> 1);
+      asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));  // x 256
+      const uint32_t payload = pair & 0x7f007f00u;
+      if ((payload & 0xffffu) == 0x7f00u) r |= 0x7fffu;
+      if ((payload >> 16) == 0x7f00u) r |= 0x7fff0000u;
+      return r;
+    };
+    low = widen(permute_bytes(bytes, 0, 0x1404));
+    high = widen(permute_bytes(bytes, 0, 0x3424));
+  }
+}
+
+}  // namespace flashbsr::ptx

@@ -1,0 +1,45 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Named barriers, programmatic dependent launch, and the one atomic that split tiles meet at.
+// PTX ISA, "Parallel Synchronization and Communication Instructions".
+#pragma once
+
+#include <flashbsr/config.h>
+
+namespace flashbsr::ptx {
+
+/// Waits until `threads` threads of the block have come to barrier `id` (1 to 15), arrivals of
+/// named_barrier_arrive included. Orders shared memory accesses among them.
+FLASHBSR_DEVICE void named_barrier_sync(int id, int threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Comes to the barrier without waiting.
+FLASHBSR_DEVICE void named_barrier_arrive(int id, int threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Lets the next kernel of the stream start its prologue. sm_90 and later; nothing before.
+template <int kArch>
+FLASHBSR_DEVICE void launch_dependents() {
+  if constexpr (kArch >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/// Waits until the kernels before this one have finished and their writes are visible.
+template <int kArch>
+FLASHBSR_DEVICE void wait_for_prerequisites() {
+  if constexpr (kArch >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/// Adds to a counter in global memory; releases this thread's writes and acquires the others'.
+FLASHBSR_DEVICE int32_t atomic_add_acq_rel(int32_t* counter, int32_t value) {
+  int32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
+}  // namespace flashbsr::ptx
