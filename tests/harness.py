@@ -51,11 +51,16 @@ class Device:
         """Copy a stacked cache or a tuple of K and V."""
         return tuple(map(self.put, kv)) if isinstance(kv, tuple) else self.put(kv)
 
-    def upload(self, problem: Problem) -> Problem:
-        """The problem with q, KV and the run's options on the device."""
+    def upload(self, problem: Problem, indices: bool = False) -> Problem:
+        """The problem with q, KV and the run's options on the device; `indices` too if asked."""
         options = {name: self.put(value) for name, value in problem.run_options.items()}
+        names = ["q"]
+        if indices:
+            names += ["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "block_tables"]
+            names += ["kv_lens", "custom_mask", "packed_mask"]
+        moved = {name: self.put(getattr(problem, name)) for name in names}
         return dataclasses.replace(
-            problem, q=self.put(problem.q), kv=self.put_kv(problem.kv), run_options=options
+            problem, kv=self.put_kv(problem.kv), run_options=options, **moved
         )
 
     @property
@@ -126,6 +131,12 @@ def assert_poison_survived(view: np.ndarray, label: str) -> None:
             f"{label}: written outside of the output, at element {int(np.argmin(outside))} of the "
             f"array around it, {at} before its first"
         )
+
+
+def send(device: Device, case: Case) -> tuple[Problem, Problem]:
+    """The case's problem on the host, for the reference, and on the device, index arrays too."""
+    problem = device.build(case)
+    return problem, device.upload(problem, indices=True)
 
 
 def execute(
