@@ -55,7 +55,7 @@ def padded_copy(x: np.ndarray) -> tuple[np.ndarray, list[int], int]:
     if min(x.strides, default=0) < 0:
         raise ValueError("PyTorch has no negative strides")
     unit = ROW_ALIGNMENT // x.itemsize
-    hostile = not x.flags.c_contiguous or not x.size
+    hostile = not x.flags.c_contiguous or x.size <= x.shape[-1]  # one row is always contiguous
     pitch = -(-x.shape[-1] // unit)
     if hostile:
         pitch += 2  # before the row and behind it
