@@ -25,6 +25,7 @@ from flashbsr.bench import (
 )
 from flashbsr.bench.cuda_runner import CudaSession, run_cuda_workload
 from flashbsr.bench.cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
+from flashbsr.bench.timing import Budget
 from flashbsr.bench.workloads import Workload
 from flashbsr.cli import main
 from harness import DEVICES, framework
@@ -77,6 +78,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> CudaSession:
     monkeypatch.setattr(cuda_timing, "REPLAYS", 3)
     monkeypatch.setattr(cuda_timing, "REPLAY_S", 1e-4)
     monkeypatch.setattr(cuda_runner, "HOST_CALLS", 60)
+    monkeypatch.setattr(cuda_runner, "Budget", lambda *_, **__: Budget(0.0, 1, 2))
     monkeypatch.setattr(cuda_runner, "describe_device", lambda _: {"name": "NVIDIA Abacus"})
     gpu = cuda_timing.Gpu(torch, device="cpu", backend="cpu")
     gpu.clock = HostClock()
