@@ -71,11 +71,18 @@ class DecodeRing {
     }
   }
 
-  /// Issues the copies of the next stage and closes their group, which is empty after the last.
-  FLASHBSR_DEVICE void produce() {
+  /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
+  FLASHBSR_DEVICE void produce_keys() {
+    __syncwarp();
+    if (current_.item < count_) copy_tile(true);
+    ptx::cp_async_commit();
+  }
+
+  /// The same for its V; then goes on to the stage after it.
+  FLASHBSR_DEVICE void produce_values() {
     __syncwarp();
     if (current_.item < count_) {
-      copy_stage();
+      copy_tile(false);
       current_ = next_;
       buffer_ ^= 1;
       note(current_, found_, buffer_);
@@ -86,17 +93,20 @@ class DecodeRing {
     write_slot_ = write_slot_ + 1 == Traits::kStages ? 0 : write_slot_ + 1;
   }
 
-  /// Waits for the oldest stage; its K tile's address, V follows at kKvTile * kRowBytes.
-  FLASHBSR_DEVICE uint32_t wait() {
-    ptx::cp_async_wait<Traits::kStages - 1>();
+  /// Waits for the oldest K tile and gives its address. It is handed back by produce_keys().
+  FLASHBSR_DEVICE uint32_t wait_for_keys() {
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();
     __syncwarp();
     return ring_ + read_slot_ * Traits::kStageBytes;
   }
 
-  /// Hands the stage back and loads the next one into its place.
-  FLASHBSR_DEVICE void release() {
+  /// Waits for the V tile that belongs to it. It is handed back by produce_values().
+  FLASHBSR_DEVICE uint32_t wait_for_values() {
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();
+    __syncwarp();
+    const uint32_t tile = ring_ + read_slot_ * Traits::kStageBytes + kValues;
     read_slot_ = read_slot_ + 1 == Traits::kStages ? 0 : read_slot_ + 1;
-    produce();
+    return tile;
   }
 
  private:
@@ -173,32 +183,26 @@ class DecodeRing {
     }
   }
 
-  FLASHBSR_DEVICE void copy_stage() {
+  FLASHBSR_DEVICE void copy_tile(bool keys) {
     const int chunk = lane_ % kChunks, first = lane_ / kChunks;
-    const uint32_t stage = ring_ + write_slot_ * Traits::kStageBytes;
-    const DecodeOffsets* at = offsets_ + buffer_ * Traits::kKvTile + first;
+    const uint32_t tile = ring_ + write_slot_ * Traits::kStageBytes + (keys ? 0 : kValues);
+    const int64_t* at = &offsets_[buffer_ * Traits::kKvTile + first].k + (keys ? 0 : 1);
     // Chunks beyond a row's dims are zeros; no address beyond the array is formed for them.
-    const char* k = k_data() + (k_inside_ ? chunk * 16 : 0);
-    const char* v = v_data() + (v_inside_ ? chunk * 16 : 0);
+    const bool mine = keys ? k_inside_ : v_inside_;
+    const char* data = (keys ? k_data() : v_data()) + (mine ? chunk * 16 : 0);
     const int rows = current_rows() - first;
-    DecodeOffsets offset[kPasses];
+    int64_t offset[kPasses];
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) offset[pass] = at[pass * kRowsAtOnce];
-    if (__all_sync(~0u, rows > (kPasses - 1) * kRowsAtOnce && k_inside_ && v_inside_)) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const uint32_t to = stage + decode_tile_offset<Traits>(first + pass * kRowsAtOnce, chunk);
-        ptx::cp_async_16(to, k + offset[pass].k, policy_);
-        ptx::cp_async_16(to + kValues, v + offset[pass].v, policy_);
-      }
-      return;
-    }
+    for (int pass = 0; pass < kPasses; ++pass) offset[pass] = at[2 * pass * kRowsAtOnce];
+    const bool whole = __all_sync(~0u, mine && rows > (kPasses - 1) * kRowsAtOnce);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const bool inside = pass * kRowsAtOnce < rows;
-      const uint32_t to = stage + decode_tile_offset<Traits>(first + pass * kRowsAtOnce, chunk);
-      ptx::cp_async_16(to, k + offset[pass].k, inside && k_inside_, policy_);
-      ptx::cp_async_16(to + kValues, v + offset[pass].v, inside && v_inside_, policy_);
+      const uint32_t to = tile + decode_tile_offset<Traits>(first + pass * kRowsAtOnce, chunk);
+      if (whole) {
+        ptx::cp_async_16(to, data + offset[pass], policy_);
+      } else {
+        ptx::cp_async_16(to, data + offset[pass], mine && pass * kRowsAtOnce < rows, policy_);
+      }
     }
   }
 
