@@ -73,7 +73,8 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
     ptx::mbarrier_init(shared.empty(), Traits::kEpilogueWarps);
   }
   const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
-  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), warp, lane);
+  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.offsets(warp), warp,
+                          lane);
 #pragma unroll 1
   for (int first = begin; first < end || first == begin; first += Traits::kItems) {
     const int count = min_of(Traits::kItems, end - first);
