@@ -46,6 +46,7 @@ class OptionalImport {
   std::optional<Import> import_;
 };
 
+void bind_cuda(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_ops(nb::module_& m);
 

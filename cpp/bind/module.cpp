@@ -22,9 +22,9 @@ void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& e) {
-    constexpr const char* kClasses[] = {"FlashbsrError", "ShapeError",      "DTypeError",
-                                        "DeviceError",   "IndexRangeError", "CapacityError",
-                                        "PlanError",     "UnsupportedError"};
+    constexpr const char* kClasses[] = {"FlashbsrError", "ShapeError",       "DTypeError",
+                                        "DeviceError",   "IndexRangeError",  "CapacityError",
+                                        "PlanError",     "UnsupportedError", "CudaError"};
     const nb::object cls =
         nb::module_::import_("flashbsr.errors").attr(kClasses[static_cast<int>(e.code)]);
     PyErr_SetObject(cls.ptr(), cls(e.argument, e.actual, e.expected).ptr());
@@ -123,6 +123,7 @@ NB_MODULE(_core, m) {
         "An uninitialised host array that speaks DLPack.");
   m.def("measure_bandwidth", &bind::measure_bandwidth, "bytes"_a, "threads"_a = 0,
         "Memory bandwidth in GB/s over arrays of `bytes` each: STREAM triad, and a plain read.");
+  bind::bind_cuda(m);
   bind::bind_engine(m);
   bind::bind_ops(m);
 }
