@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the scheduler is told about a kernel on a device. For sources of cpp/cuda only.
+#pragma once
+
+#include <flashbsr/plan/limits.h>
+
+#include "api.h"
+#include "choice.h"
+
+namespace flashbsr::cuda {
+
+/// Bytes per second of a device's memory by its clock and width, two transfers a clock; 0: unknown.
+inline double memory_bandwidth(int device) {
+  CUdevice handle = 0;
+  int khz = 0, bits = 0;
+  const bool known =
+      api().device_get(&handle, device) == CUDA_SUCCESS &&
+      api().device_get_attribute(&khz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, handle) ==
+          CUDA_SUCCESS &&
+      api().device_get_attribute(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, handle) ==
+          CUDA_SUCCESS;
+  return known ? 2e3 * khz * (bits / 8) : 0;
+}
+
+inline DeviceLimits limits_of(const KernelRow& row, const DeviceInfo& info, int bytes_per_token,
+                              double bandwidth) {
+  DeviceLimits limits;
+  limits.num_workers = info.sm_count * row.shape.blocks_per_sm;
+  limits.tile_rows = row.rows;
+  limits.kv_tile = row.shape.kv_tile;
+  limits.min_chunk = 128;
+  limits.cost_per_item = 300;
+  limits.cost_per_kv = 24;
+  limits.cost_per_kv_row = 0;
+  (void)bytes_per_token;
+  (void)bandwidth;
+  return limits;
+}
+
+}  // namespace flashbsr::cuda
