@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arrays.h"
 
+#include <algorithm>
+#include <string>
+
 #include <flashbsr/core/math.h>
 #include <flashbsr/cpu/bits.h>
 
@@ -102,10 +105,29 @@ class Checker {
     check_place(a, place_, "every array of a run is where it is computed");
   }
 
+  /// A GPU moves rows in pieces of 16 bytes.
+  void aligned_rows(const Array& a) const {
+    if (!place_.cuda || a.size() == 0) return;
+    const int bytes = dtype_size(static_cast<DType>(a.element));
+    const auto refuse = [&](const std::string& actual) {
+      throw Error(ErrorCode::kShape, a.name, actual,
+                  "16-byte aligned rows (base address and strides)");
+    };
+    const auto address = reinterpret_cast<uintptr_t>(a.data);
+    if (address % 16 != 0) refuse("an address " + std::to_string(address % 16) + " bytes past 16");
+    for (int i = 0; i + 1 < a.ndim; ++i) {
+      if (a.shape[i] > 1 && a.stride[i] * bytes % 16 != 0) {
+        refuse("a stride of " + std::to_string(a.stride[i] * bytes) + " bytes in dimension " +
+               std::to_string(i));
+      }
+    }
+  }
+
   void queries(const Array& q, bool spare_rows, Params& p) const {
     p.q = ragged_view(q);
     check_shape(q, {-1, o_.shape.num_qo_heads, o_.head_dim_qk});
     here(q);
+    aligned_rows(q);
     if (p.q.tokens == h_.num_q_tokens || (spare_rows && p.q.tokens > h_.num_q_tokens)) return;
     throw Error(ErrorCode::kPlan, q.name, std::to_string(p.q.tokens) + " query rows",
                 std::to_string(h_.num_q_tokens) + (spare_rows ? " or more" : "") + ", as planned");
@@ -133,6 +155,7 @@ class Checker {
     check_shape(a.out, {p.q.tokens, o_.shape.num_qo_heads, o_.head_dim_vo});
     check_no_overlap(a.out);
     here(a.out);
+    aligned_rows(a.out);
     if (!a.lse) return;
     if (o_.activation == Activation::kSigmoid) {
       throw Error(ErrorCode::kUnsupported, "return_lse", "True with activation='sigmoid'",
@@ -183,6 +206,7 @@ class Checker {
                   "at least " + std::to_string(h_.num_kv_rows) + ", which the plan refers to");
     }
     here(array);
+    aligned_rows(array);
   }
 
   const AttentionOptions& o_;

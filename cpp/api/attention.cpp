@@ -62,6 +62,10 @@ void Attention::settle_locked(Place place, const char* argument) {
                 "one in " + (kind_fixed ? "the memory of a GPU" : place_text(here)) + " (" + why +
                     "); another flashbsr.Attention for another device");
   }
+  if (const std::string why = cuda::why_unavailable(); place.cuda && !why.empty()) {
+    throw Error(ErrorCode::kDevice, argument, "an array in " + place_text(place),
+                "one in host memory: " + why);
+  }
   backend_ = make_backend(options_, place);
   scheduled_ = false;
   settled_by_ = std::string("decided by ") + argument;
@@ -174,9 +178,11 @@ void Attention::schedule(void* stream) {
     }
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
+    const Capacity& c = options_.capacity;
+    host.rope_capacity = max_of(c.max_kv_indices * options_.cache.page_size, c.max_q_tokens) + 1;
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
-  if (workspace_) check_workspace(needed_bytes());
+  if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
   backend_->take_plan(host, workspace_, stream);
   scheduled_ = true;
 }
@@ -184,7 +190,7 @@ void Attention::schedule(void* stream) {
 int64_t Attention::needed_bytes() {
   int64_t slots;
   if (options_.capacity.fixed()) {
-    if (!scheduled_ && planner_.buffer().empty()) limits_ = limits_for(batch());
+    if (!scheduled_) limits_ = limits_for(batch());
     slots = sizes_for(options_.capacity, options_.shape, limits_, options_.split,
                       options_.cache.page_size)
                 .slots;
@@ -211,7 +217,7 @@ void Attention::check_workspace(int64_t needed) const {
 void Attention::set_workspace(const Array* workspace) {
   const std::lock_guard<std::mutex> hold(running_);
   workspace_ = nullptr;
-  workspace_bytes_ = 0;
+  workspace_bytes_ = -1;
   scheduled_ = false;
   if (!workspace) return;
   check_element(*workspace, {Element::kU8});
@@ -224,8 +230,18 @@ void Attention::set_workspace(const Array* workspace) {
     throw Error(ErrorCode::kValue, workspace->name,
                 "memory not aligned to " + std::to_string(align) + " bytes", "an aligned array");
   }
-  const int64_t bytes = workspace->shape[0];
+  set_bytes(workspace->shape[0]);
   workspace_ = static_cast<char*>(workspace->data);
+}
+
+void Attention::set_workspace_bytes(int64_t bytes) {
+  const std::lock_guard<std::mutex> hold(running_);
+  workspace_ = nullptr;
+  scheduled_ = false;
+  set_bytes(bytes);
+}
+
+void Attention::set_bytes(int64_t bytes) {
   workspace_bytes_ = bytes;
   if (options_.capacity.fixed()) check_workspace(needed_bytes());
 }
@@ -267,8 +283,8 @@ void Attention::run(const RunArrays& arrays, const RunOptions& options) {
   const Place place = backend_->place();
   // Under a CUDA graph the arrays are those of the largest batch.
   const bool spare_rows = place.cuda && options_.capacity.fixed();
-  Params params = params_for(options_, PlanView{planner_.buffer().data()}.header(), arrays, place,
-                             spare_rows);
+  Params params =
+      params_for(options_, PlanView{planner_.buffer().data()}.header(), arrays, place, spare_rows);
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
     kv_dtype_ = params.k.dtype;
     schedule(options.stream);

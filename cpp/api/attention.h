@@ -36,6 +36,8 @@ class Attention {
 
   /// Memory for partial states of the caller's; null goes back to owned memory.
   void set_workspace(const Array* workspace);
+  /// Memory of its own, but never more than this.
+  void set_workspace_bytes(int64_t bytes);
   /// Bytes of partial states: of the capacity where one is fixed, otherwise of the last plan.
   int64_t workspace_size();
 
@@ -53,6 +55,7 @@ class Attention {
   DeviceLimits limits_for(const Batch& batch);
   Batch batch() const;
   int64_t needed_bytes();
+  void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;
 
   AttentionOptions options_;
@@ -72,10 +75,10 @@ class Attention {
   RopeTableStorage rope_;
   std::vector<float> slopes_;
   char* workspace_ = nullptr;
-  int64_t workspace_bytes_ = 0;
-  bool planned_ = false;    ///< there is a batch
-  bool scheduled_ = false;  ///< and the backend has its plan
-  std::mutex running_;      ///< held by whoever reads or writes the plan
+  int64_t workspace_bytes_ = -1;  ///< that there may be; -1: as many as a plan needs
+  bool planned_ = false;          ///< there is a batch
+  bool scheduled_ = false;        ///< and the backend has its plan
+  std::mutex running_;            ///< held by whoever reads or writes the plan
 };
 
 }  // namespace flashbsr::api

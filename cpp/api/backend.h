@@ -4,6 +4,7 @@
 // What api::Attention asks of a device: limits for the scheduler, memory for the plan, a run.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct HostPlan {
   int64_t mask_bytes = 0;
   RopeTables rope;
   int64_t rope_positions = 0;     ///< that the tables cover; 0: no RoPE
+  int64_t rope_capacity = 0;      ///< that they may have to cover later, as far as is known
   const float* slopes = nullptr;  ///< [H_qo] standard ALiBi slopes; null: no ALiBi
 };
 
@@ -68,11 +70,6 @@ class Backend {
   virtual double bandwidth() const = 0;
   virtual RunStats stats() const = 0;
 };
-
-/// Bytes of partial states: [slots, tile_rows, D_vo] and [slots, tile_rows] floats.
-inline int64_t partial_bytes(int64_t slots, int64_t tile_rows, int64_t dim_vo) {
-  return slots * tile_rows * (dim_vo + 1) * 4;
-}
 
 /// Points `params` at partial states in `memory`, as partial_bytes counts them.
 inline void place_partials(Params& params, const PlanHeader& h, char* memory, int64_t dim_vo) {

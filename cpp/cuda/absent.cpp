@@ -16,7 +16,8 @@ std::string why_unavailable() {
 int current_device() { return 0; }
 
 std::unique_ptr<api::Backend> make_backend(const api::AttentionOptions&, int) {
-  throw Error(ErrorCode::kUnsupported, "backend", "'cuda'", "'auto' or 'cpu': " + why_unavailable());
+  throw Error(ErrorCode::kUnsupported, "backend", "'cuda'",
+              "'auto' or 'cpu': " + why_unavailable());
 }
 
 void* allocate(int, int64_t) {

@@ -212,7 +212,7 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   const bool fresh = 4 * num_counters > counters_.size();
   grow(counters_, 4 * num_counters, "plan");
   if (!workspace) {
-    const int64_t bytes = api::partial_bytes(h.max_slots, h.tile_rows, o_.head_dim_vo);
+    const int64_t bytes = partial_bytes(h.max_slots, h.tile_rows, o_.head_dim_vo);
     if (bytes) grow(partials_, bytes, "workspace");
   }
   const int64_t bytes = stage_plan(plan, mask_at);
@@ -282,10 +282,13 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   const bool captured = capturing(stream);
   // A replay may find items where there are none now.
   if (header_.num_items == 0 && !captured) return;
-  const auto floats = [](const DeviceMemory& m) { return reinterpret_cast<const float*>(m.data()); };
+  const auto floats = [](const DeviceMemory& m) {
+    return reinterpret_cast<const float*>(m.data());
+  };
   if (masked_) params.custom_mask = reinterpret_cast<const uint8_t*>(plan_.data() + mask_at_);
   if (o_.position == Position::kRopeLlama) params.rope = {floats(coarse_), floats(fine_)};
-  if (o_.position == Position::kAlibi && !params.alibi_slopes) params.alibi_slopes = floats(slopes_);
+  if (o_.position == Position::kAlibi && !params.alibi_slopes)
+    params.alibi_slopes = floats(slopes_);
   api::place_partials(params, header_, workspace_, o_.head_dim_vo);
   KernelArgs args = kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
                                 reinterpret_cast<int32_t*>(counters_.data()));

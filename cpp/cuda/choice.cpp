@@ -49,7 +49,9 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                .head_dim = need.head_dim,
                .kv = kv_name(need.kv),
                .rows = kTiles[wanted].rows,
-               .variant = need.sigmoid ? "sigmoid" : need.hooks ? "standard" : "plain"},
+               .variant = need.sigmoid ? "sigmoid"
+                          : need.hooks ? "standard"
+                                       : "plain"},
               device.cc);
 }
 

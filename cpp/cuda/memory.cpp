@@ -13,8 +13,8 @@ namespace flashbsr::cuda {
 namespace {
 
 std::string bytes_on(const char* call, int64_t bytes, int device) {
-  return std::string(call) + " of " + std::to_string(bytes) + " bytes on cuda:" +
-         std::to_string(device);
+  return std::string(call) + " of " + std::to_string(bytes) +
+         " bytes on cuda:" + std::to_string(device);
 }
 
 /// Of a destructor: at the end of the process the driver may be gone, and there is nobody to tell.
