@@ -26,6 +26,7 @@ struct Api {
   decltype(&::cuDeviceTotalMem) device_total_mem;
   decltype(&::cuDevicePrimaryCtxRetain) device_primary_ctx_retain;
   decltype(&::cuCtxGetCurrent) ctx_get_current;
+  decltype(&::cuCtxGetDevice) ctx_get_device;
   decltype(&::cuCtxPushCurrent) ctx_push_current;
   decltype(&::cuCtxPopCurrent) ctx_pop_current;
   decltype(&::cuCtxSynchronize) ctx_synchronize;
@@ -50,6 +51,7 @@ struct Api {
   decltype(&::cuStreamSynchronize) stream_synchronize;
   decltype(&::cuStreamWaitEvent) stream_wait_event;
   decltype(&::cuStreamIsCapturing) stream_is_capturing;
+  decltype(&::cuStreamGetId) stream_get_id;
   decltype(&::cuThreadExchangeStreamCaptureMode) thread_exchange_stream_capture_mode;
   decltype(&::cuEventCreate) event_create;
   decltype(&::cuEventDestroy) event_destroy;

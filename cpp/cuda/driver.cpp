@@ -43,6 +43,7 @@ std::string load_symbols(void* library, Api& a) {
   load(a.device_total_mem, "cuDeviceTotalMem_v2");
   load(a.device_primary_ctx_retain, "cuDevicePrimaryCtxRetain");
   load(a.ctx_get_current, "cuCtxGetCurrent");
+  load(a.ctx_get_device, "cuCtxGetDevice");
   load(a.ctx_push_current, "cuCtxPushCurrent_v2");
   load(a.ctx_pop_current, "cuCtxPopCurrent_v2");
   load(a.ctx_synchronize, "cuCtxSynchronize");
@@ -67,6 +68,7 @@ std::string load_symbols(void* library, Api& a) {
   load(a.stream_synchronize, "cuStreamSynchronize");
   load(a.stream_wait_event, "cuStreamWaitEvent");
   load(a.stream_is_capturing, "cuStreamIsCapturing");
+  load(a.stream_get_id, "cuStreamGetId");
   load(a.thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode");
   load(a.event_create, "cuEventCreate");
   load(a.event_destroy, "cuEventDestroy_v2");

@@ -8,7 +8,7 @@
 
 #include <flashbsr/core/error.h>
 
-#include "api.h"
+#include "memory.h"
 
 namespace flashbsr::cuda {
 
@@ -36,19 +36,6 @@ std::string on_device(const char* call, const KernelRow& row, int device) {
   return std::string(call) + " of " + row.name + " on cuda:" + std::to_string(device) + " (" +
          device_info(device).name + ")";
 }
-
-/// Loading may allocate, which a capture of this thread's streams would otherwise forbid.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { swap(); }
-  ~RelaxedCapture() { swap(); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  void swap() { api().thread_exchange_stream_capture_mode(&mode_); }
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
 
 void load(const KernelRow& row, State& state, int device) {
   if (state.kernel.load(std::memory_order_relaxed)) return;
@@ -78,7 +65,7 @@ void prepare_slow(const KernelRow& row, State& state, int device) {
                     " there; a kernel of fewer rows or of a smaller head_dim fits");
   }
   const ContextGuard context(device);
-  const RelaxedCapture relaxed;
+  const RelaxedCapture relaxed;  // loading may allocate
   const std::lock_guard lock(mutex());
   load(row, state, device);
   const CUkernel kernel = state.kernel.load(std::memory_order_relaxed);
