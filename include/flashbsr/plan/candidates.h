@@ -1,0 +1,216 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which way to cut. Algorithm 1 splits at one quota, total / workers. Where a device's limits ask
+// for it, that is one of several candidates, all priced by one small model, and the cheapest is
+// taken:
+//
+//   whole    nothing is split
+//   quota    chunks of at most 1.1, 1, 0.8, 0.5 or 0.25 quota
+//   even     few long tiles: the shortest chunk with which the items are at most 1, 2 or 3 rounds
+//   of
+//            all workers. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items; one
+//            quota makes 17, 136 items, and four workers with two
+//
+//   price = mean + 0.35 (max - mean) + cost_per_split x splits + cost_per_item x items
+//
+// Mean and max are of the workers' KV; splits and items are the most that any worker has. The model
+// and its factors were fitted on an H200 (132 SMs, bf16, head dim 128, decode). What exceeds the
+// mean counts a third, because a worker that streams while others are done gets more than its share
+// of the memory: 16 requests of 512 to 1024 tokens whole, 1.45 x the mean on one worker, took 15.2
+// us; the best splits 15.4 to 16.9. But SMs share ports in pairs, so a bit more than half of them
+// busy is no gain at all: 72 equal items took 194 us, 128 with as many bytes 125.
+#pragma once
+
+#include <vector>
+
+#include <flashbsr/plan/cut.h>
+#include <flashbsr/plan/deal.h>
+
+namespace flashbsr::detail {
+
+/// A cut, dealt.
+struct Candidate {
+  Cut cut;
+  Deal deal;
+  PlanPolicy policy = kPolicyAlgorithm1;
+  int32_t percent = 0;
+  int64_t kv_chunk = 0;  ///< the bound, in tokens of a full tile
+  int64_t price = 0;     ///< 0: not priced
+};
+
+class Candidates {
+ public:
+  /// The cut to take, dealt. Valid until the next call.
+  Candidate& choose(const std::vector<Tile>& tiles, int64_t total, const Shape& shape,
+                    const DeviceLimits& limits, const SplitPolicy& split) {
+    tiles_ = &tiles;
+    shape_ = &shape;
+    limits_ = &limits;
+    total_ = total * shape.num_kv_heads;
+    other_price_ = 0;
+    const int64_t quota = ceil_div<int64_t>(total_, limits.num_workers);
+    best_.price = 0;
+    best_.percent = 0;
+    best_.kv_chunk = chunk_length(limits, quota, limits.tile_rows);
+    if (split.disabled) {
+      best_.policy = kPolicyDisabled;
+      best_.cut.whole(tiles, limits, shape);
+    } else if (split.fixed_size > 0) {
+      best_.policy = kPolicyFixed;
+      best_.cut.fixed(tiles, limits, shape, split.fixed_size);
+    } else if (!limits.price_splits) {
+      best_.policy = kPolicyAlgorithm1;
+      best_.cut.bounded(tiles, limits, shape, quota);
+    } else {
+      search(quota);
+      return best_;
+    }
+    deal(best_);
+    return best_;
+  }
+
+  /// Of the whole cut where another was taken; otherwise the least of the others, or a bound below
+  /// it where they need not be tried. 0: there is none.
+  int64_t other_price() const { return other_price_; }
+
+ private:
+  static constexpr int64_t kSpreadPercent = 35;  ///< of what the longest queue has above the mean
+  static constexpr int64_t kPortPercent = 90;    ///< of the longest queue, when SMs idle
+  static constexpr int32_t kQuotaPercents[] = {110, 100, 80, 50, 25};
+  static constexpr int32_t kRounds = 3;
+
+  void search(int64_t quota) {
+    const int64_t tiles = static_cast<int64_t>(tiles_->size()), heads = shape_->num_kv_heads;
+    const int64_t workers = limits_->num_workers;
+    best_.policy = kPolicyWhole;
+    best_.kv_chunk = longest();
+    best_.cut.whole(*tiles_, *limits_, *shape_);
+    deal(best_);
+    best_.price = price(best_);
+    const int64_t whole = best_.price;
+    // No cut with splits is cheaper than this: often whole is, and nothing else is tried.
+    other_price_ = least_price((tiles + 1) * heads, 2 * heads);
+    if (whole <= other_price_) return;
+
+    int64_t least = std::numeric_limits<int64_t>::max(), last_chunk = 0;
+    const auto try_bound = [&](PlanPolicy policy, int32_t percent, int64_t bound) {
+      const int64_t chunk = chunk_length(*limits_, bound, limits_->tile_rows);
+      if (chunk == last_chunk) return;
+      last_chunk = chunk;
+      const Count count = count_parts(bound);
+      if (count.slots == 0 || count.slots > limits_->max_slots()) return;
+      trial_.price = least_price(count.items, count.slots);
+      if (trial_.price < best_.price) {
+        trial_.policy = policy;
+        trial_.percent = percent;
+        trial_.kv_chunk = chunk;
+        trial_.cut.bounded(*tiles_, *limits_, *shape_, bound);
+        deal(trial_);
+        trial_.price = price(trial_);
+      }
+      least = min_of(least, trial_.price);
+      if (trial_.price < best_.price) std::swap(best_, trial_);
+    };
+    if (tiles * heads <= workers) {
+      for (int32_t rounds = 1; rounds <= kRounds; ++rounds) {
+        try_bound(kPolicyEven, 100 * rounds, even_bound(quota, rounds * workers));
+      }
+    }
+    for (const int32_t percent : kQuotaPercents) {
+      try_bound(kPolicyQuota, percent, max_of<int64_t>(quota * percent / 100, 1));
+    }
+    const bool none = least == std::numeric_limits<int64_t>::max();
+    other_price_ = best_.policy != kPolicyWhole ? whole : none ? 0 : least;
+  }
+
+  struct Count {
+    int64_t items, slots;
+  };
+
+  /// At least what Cut::bounded makes of this bound, for all KV heads.
+  Count count_parts(int64_t bound) const {
+    ChunkLength most(*limits_, bound);
+    int64_t items = 0, slots = 0;
+    for (const Tile& tile : *tiles_) {
+      const int64_t length = tile.length(), limit = most(tile.row_count);
+      const int64_t parts = length > limit ? ceil_div(length, limit) : 1;
+      items += parts;
+      if (parts > 1) slots += parts;
+    }
+    return {items * shape_->num_kv_heads, slots * shape_->num_kv_heads};
+  }
+
+  /// The least bound, in KV tiles, with at most so many items.
+  int64_t even_bound(int64_t quota, int64_t items) const {
+    const int64_t tile_cost = limits_->kv_tile * kv_weight(*limits_, limits_->tile_rows);
+    int64_t low = 1, high = ceil_div<int64_t>(longest(), limits_->kv_tile);
+    // Below the share of a worker in this many rounds there are surely more items.
+    low = max_of(low, quota * limits_->num_workers / (items * tile_cost));
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (count_parts(middle * tile_cost).items <= items) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return high * tile_cost;
+  }
+
+  int64_t longest() const {
+    int64_t longest = 1;
+    for (const Tile& tile : *tiles_) longest = max_of(longest, tile.length());
+    return longest;
+  }
+
+  void deal(Candidate& c) const {
+    const int32_t heads = shape_->num_kv_heads;
+    c.deal.start(limits_->num_workers, limits_->cost_per_item);
+    // Equal neighbours are dealt at once.
+    int64_t cost = 0, count = 0;
+    bool split = false;
+    for (const uint32_t i : c.cut.order) {
+      const Chunk& chunk = c.cut.chunks[i];
+      const bool part = c.cut.parts[static_cast<size_t>(chunk.tile)].count > 1;
+      if (chunk.cost != cost || part != split) {
+        c.deal.give(cost, count, split);
+        cost = chunk.cost;
+        split = part;
+        count = 0;
+      }
+      count += heads;
+    }
+    c.deal.give(cost, count, split);
+  }
+
+  int64_t price(const Candidate& c) const {
+    const Deal::Most most = c.deal.most();
+    const int64_t mean = total_ / limits_->num_workers;
+    int64_t stream = mean + (most.kv_cost - mean) * kSpreadPercent / 100;
+    const int32_t workers = limits_->num_workers;
+    if (2 * most.busy > workers && 20 * most.busy < 19 * workers) {
+      stream = max_of(stream, most.kv_cost * kPortPercent / 100);
+    }
+    return stream + static_cast<int64_t>(most.splits) * limits_->cost_per_split +
+           static_cast<int64_t>(most.items) * limits_->cost_per_item;
+  }
+
+  /// A bound below the price of any cut into so many items.
+  int64_t least_price(int64_t items, int64_t slots) const {
+    const int64_t workers = limits_->num_workers;
+    return total_ / workers + ceil_div(slots, workers) * limits_->cost_per_split +
+           ceil_div(items, workers) * limits_->cost_per_item;
+  }
+
+  // The batch of the current call.
+  const std::vector<Tile>* tiles_ = nullptr;
+  const Shape* shape_ = nullptr;
+  const DeviceLimits* limits_ = nullptr;
+  int64_t total_ = 0;
+
+  Candidate best_, trial_;
+  int64_t other_price_ = 0;
+};
+
+}  // namespace flashbsr::detail
