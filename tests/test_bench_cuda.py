@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""``flashbsr bench --device cuda`` without a GPU: PyTorch's CPU stands in, with the host's clock."""
+"""``flashbsr bench --device cuda`` without a GPU: PyTorch's CPU and the host's clock stand in."""
 
 from __future__ import annotations
 
