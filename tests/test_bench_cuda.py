@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from flashbsr.cli import main
 from harness import DEVICES, framework
 
 torch = framework("torch")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class HostClock(cuda_timing.Clock):
@@ -106,6 +108,17 @@ def test_every_workload_runs_and_every_goal_is_judged(session: CudaSession, tmp_
     assert len(record["limits"]["samples"]) == 2
     plot_results(record, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    readme_cuda = importlib.import_module("readme_cuda")
+    record["machine"]["device"]["driver"] = "580.1"
+    path = tmp_path / "abacus.json"
+    path.write_text(json.dumps(record))
+    text = readme_cuda.figures(path, record["machine"]["source_hash"])
+    assert "NVIDIA Abacus" in text
+    assert "changed since" not in text
+    assert "| 63 x 512 and 1 x 131072 |" in text
+    assert "changed since" in readme_cuda.figures(path, "other")
 
 
 def test_peers_take_part(session: CudaSession, monkeypatch: pytest.MonkeyPatch) -> None:
