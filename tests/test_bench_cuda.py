@@ -87,8 +87,10 @@ def session(monkeypatch: pytest.MonkeyPatch) -> CudaSession:
     return CudaSession(gpu)
 
 
-def test_every_workload_runs_and_every_goal_is_judged(session: CudaSession, tmp_path: Path) -> None:
-    """Goals, columns and the plot refer to metrics that the runners give."""
+def test_every_workload_runs_and_every_goal_is_judged(
+    session: CudaSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goals, columns, the plot and the README refer to metrics that the runners give."""
     results = [run_cuda_workload(small(w), session) for w in CUDA_WORKLOADS]
     session.finish(results)
     text = render_table(results, session.limits())
