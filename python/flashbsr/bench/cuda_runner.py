@@ -211,7 +211,7 @@ def _prefill_call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
     indptr = np.concatenate([[0], np.cumsum(w.q_lens)]).astype(np.int32)
     q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))
-    types = {"causal": w.causal, "q_data_type": w.dtype, "kv_data_type": w.dtype}
+    types: dict[str, Any] = {"causal": w.causal, "q_data_type": w.dtype, "kv_data_type": w.dtype}
     shape = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
     sets: list[Any]
     if w.page_size is None:
