@@ -194,6 +194,7 @@ function(flashbsr_add_kernels table out)
     message(FATAL_ERROR "FLASHBSR_CUDA_ARCHS: got '${FLASHBSR_CUDA_ARCHS}'; expected architectures "
                         "that cpp/instances.txt has kernels for")
   endif()
+  file(CONFIGURE OUTPUT "${folder}/nvcc_version.txt" CONTENT "${FLASHBSR_NVCC_VERSION}\n")
   list(REMOVE_DUPLICATES headers)
   list(JOIN headers "\n" headers)
   configure_file("${PROJECT_SOURCE_DIR}/cpp/cuda/table.cpp.in" "${folder}/table.cpp" @ONLY)

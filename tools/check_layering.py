@@ -38,13 +38,14 @@ CPP_LAYERS = {
 # except for the host's own, which the others must not include.
 FREESTANDING = {"core", "variant", "ptx", "tile", "kernel"}
 HOST_ONLY = {"core/error.h", "variant/rope.h"}
-# Headers of these compile for a device only. Traits are constants that the host reads too.
+# Headers of these compile for a device only, but for what both sides read: shapes and arguments.
 DEVICE = {"ptx", "tile", "kernel"}
+SHARED = {"traits.h", "args.h"}
 # Nowhere in include/: a CUDA runtime to link, or static initialisers of streams.
 BANNED = re.compile(r"cuda_runtime|cuda\.h|iostream|nanobind|Python\.h|numpy|torch")
 BINDING = re.compile(r"nanobind|Python\.h|numpy/|torch/")
-# The toolkit: the headers of one folder know the driver, and kernels are not compiled by the host.
-TOOLKIT = re.compile(r"^(cuda\w*|nvrtc)\.h$|^flashbsr/(ptx|tile|kernel)/(?!.*traits\.h$)")
+# The toolkit is known to one header, and no library of it is linked.
+TOOLKIT = re.compile(r"^(cuda\w*|nvrtc)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 FRAMEWORKS = {"torch", "jax", "cupy"}
@@ -70,7 +71,7 @@ def is_freestanding(relative: Path) -> bool:
 
 def is_device_only(relative: Path) -> bool:
     """Tell whether the host has no use for the header."""
-    return layer_of(relative) in DEVICE and relative.name != "traits.h"
+    return layer_of(relative) in DEVICE and relative.name not in SHARED
 
 
 def check_public_header(path: Path) -> list[str]:
@@ -111,7 +112,9 @@ def check_core_source(path: Path) -> list[str]:
         if layer != "bind" and BINDING.search(name):
             problems.append(f"only cpp/bind may include <{name}>")
         if (layer, path.name) != ("cuda", "api.h") and TOOLKIT.search(name):
-            problems.append(f"the host's sources must not include <{name}>")
+            problems.append(f"only cpp/cuda/api.h may include <{name}>")
+        if name.startswith("flashbsr/") and is_device_only(Path(name.removeprefix("flashbsr/"))):
+            problems.append(f"<{name}> is the device's")
         if bracket == '"' and "/" in name:
             target = next(part for part in name.split("/") if part != "..")
             if target not in CPP_LAYERS[layer]:

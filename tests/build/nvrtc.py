@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from toolchain import INCLUDE
 
-PACKAGES = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
+PACKAGES = "flashbsr[nvrtc-test]"
 
 
 class Nvrtc:
@@ -62,7 +62,7 @@ def nvrtc() -> Nvrtc:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         found += sorted(Path(folder).glob("cu*/lib/libnvrtc.so.*"))
     if not found:
-        message = f"NVRTC is missing: pip install {PACKAGES}"
+        message = f"NVRTC is missing: pip install '{PACKAGES}'"
         assert not os.environ.get("CI"), message
         pytest.skip(message)
     return Nvrtc(found[-1])

@@ -79,8 +79,10 @@ enum PlanPolicy : int32_t {
   kPolicyFixed = 2,       ///< asked for: at multiples of a number of tokens
   kPolicyWhole = 3,       ///< cheapest of several by the cost model: nothing is split
   kPolicyQuota = 4,       ///< cheapest of several: chunks of at most policy_percent of a quota
-  kPolicyEven = 5,  ///< cheapest of several: parts of one size, policy_percent / 100 rounds of
-                    ///< all workers
+  kPolicyEven = 5,  ///< cheapest of several: parts of one size, policy_percent / 100 rounds of all
+                    ///< workers
+  kPolicyTail = 6,  ///< cheapest of several: only the tiles beyond the last full round of all
+                    ///< workers are split, into policy_percent / 100 rounds
 };
 
 /// 64 words. `num_*` describe the contents, `max_*` the capacity, `off_*` the sections.
@@ -124,7 +126,8 @@ struct PlanHeader {
   int32_t mean_cost;  ///< of a worker's queue, in units of the cost model, saturated
   int32_t max_cost;   ///< of the most loaded queue
 
-  /// cost(item) = cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)
+  /// cost(item) = cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row *
+  /// row_count), and cost_per_split where it has a slot
   int32_t cost_per_item;
   int32_t cost_per_kv;
   int32_t cost_per_kv_row;
@@ -132,8 +135,8 @@ struct PlanHeader {
 
   // How the cut was chosen. Prices are in the units of the cost model, saturated; 0: not priced.
   int32_t policy;          ///< PlanPolicy
-  int32_t policy_percent;  ///< of kPolicyQuota and kPolicyEven
-  int32_t cost_per_split;  ///< what a part of a split tile costs beyond its work; 0: not modelled
+  int32_t policy_percent;  ///< of kPolicyQuota, kPolicyEven and kPolicyTail
+  int32_t cost_per_split;  ///< what a part of a split tile costs beyond its work
   int32_t price;           ///< of the cut that was taken
   int32_t other_price;     ///< least of its alternatives: splits for kPolicyWhole, otherwise whole
   int32_t units_per_us;    ///< units of cost in a microsecond; 0: the model has no scale

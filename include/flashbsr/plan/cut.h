@@ -119,18 +119,19 @@ class Cut {
     sort();
   }
 
-  /// Chunks of a cost of at most about `bound`, equal within a tile.
+  /// Chunks of a cost of at most about `bound`, equal within a tile; tiles marked in `keep` stay
+  /// whole.
   void bounded(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape,
-               int64_t bound) {
+               int64_t bound, const uint8_t* keep = nullptr) {
     start(tiles);
     ChunkLength most(limits, bound);
-    for (const Tile& tile : tiles) {
-      const int64_t length = tile.length(), limit = most(tile.row_count);
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      const int64_t length = tiles[t].length(), limit = most(tiles[t].row_count);
       int64_t step = max_of<int64_t>(length, 1);
-      if (length > limit) {
+      if (length > limit && !(keep && keep[t])) {
         step = round_up<int64_t>(ceil_div(length, ceil_div(length, limit)), limits.kv_tile);
       }
-      add(tile, limits, tile.span.begin, step, shape);
+      add(tiles[t], limits, tiles[t].span.begin, step, shape);
     }
     sort();
   }
@@ -168,6 +169,9 @@ class Cut {
       p.merge_base = static_cast<int32_t>(split_tiles * shape.num_kv_heads);
       split_chunks += index;
       ++split_tiles;
+      for (size_t i = chunks.size() - static_cast<size_t>(index); i < chunks.size(); ++i) {
+        chunks[i].cost += limits.cost_per_split;
+      }
     }
     parts.push_back(p);
   }

@@ -25,21 +25,11 @@ class Deal {
     bool split;
   };
 
-  /// The most that any worker has: of everything on its own.
-  struct Most {
-    int64_t cost = 0;
-    int64_t kv_cost = 0;  ///< without what its items cost by themselves
-    int32_t items = 0;
-    int32_t splits = 0;
-    int32_t busy = 0;  ///< workers that have any
-  };
-
   std::vector<Segment> segments;  ///< in item order
 
-  void start(int32_t workers, int32_t cost_per_item) {
-    cost_per_item_ = cost_per_item;
+  void start(int32_t workers) {
     runs_.resize(static_cast<size_t>(workers));
-    runs_[0] = {workers, 0, 0};
+    runs_[0] = {workers, 0};
     heap_.assign(1, 0);
     segments.clear();
     next_item_ = 0;
@@ -52,12 +42,12 @@ class Deal {
       const int32_t worker = static_cast<int32_t>(top & kWorkerMask);
       const Run run = runs_[static_cast<size_t>(worker)];
       const int32_t taken = static_cast<int32_t>(min_of<int64_t>(count, run.workers));
-      runs_[static_cast<size_t>(worker)] = {taken, run.items + 1, run.splits + split};
+      runs_[static_cast<size_t>(worker)] = {taken, run.items + 1};
       if (taken == run.workers) {
         sink(top + (cost << kWorkerBits));
       } else {
         // The rest of the run keeps its load.
-        runs_[static_cast<size_t>(worker + taken)] = {run.workers - taken, run.items, run.splits};
+        runs_[static_cast<size_t>(worker + taken)] = {run.workers - taken, run.items};
         sink(top + taken);
         push(top + (cost << kWorkerBits));
       }
@@ -67,19 +57,21 @@ class Deal {
     }
   }
 
-  Most most() const {
-    Most m;
+  struct Loads {
+    int64_t longest = 0;     ///< cost of the longest queue
+    int32_t most_items = 0;  ///< of any worker
+    int32_t busy = 0;        ///< workers that have an item
+  };
+
+  Loads loads() const {
+    Loads l;
     for (const int64_t key : heap_) {
       const Run& run = runs_[static_cast<size_t>(key & kWorkerMask)];
-      const int64_t cost = key >> kWorkerBits;
-      m.cost = max_of(m.cost, cost);
-      m.kv_cost =
-          max_of<int64_t>(m.kv_cost, cost - static_cast<int64_t>(run.items) * cost_per_item_);
-      m.items = max_of(m.items, run.items);
-      m.splits = max_of(m.splits, run.splits);
-      if (run.items > 0) m.busy += run.workers;
+      l.longest = max_of(l.longest, key >> kWorkerBits);
+      l.most_items = max_of(l.most_items, run.items);
+      if (run.items > 0) l.busy += run.workers;
     }
-    return m;
+    return l;
   }
 
   /// Writes the queues. With `splits_first` a queue begins with its parts of split tiles, so that
@@ -107,7 +99,7 @@ class Deal {
  private:
   /// Neighbouring workers with equal loads, under the lowest of them.
   struct Run {
-    int32_t workers, items, splits;
+    int32_t workers, items;
   };
 
   // A key is cost << 16 | lowest worker: one comparison, and equal costs go to the lowest worker.
@@ -145,7 +137,6 @@ class Deal {
   std::vector<int64_t> heap_;
   std::vector<Run> runs_;  ///< by lowest worker
   std::vector<int32_t> next_;
-  int32_t cost_per_item_ = 0;
   int64_t next_item_ = 0;
 };
 

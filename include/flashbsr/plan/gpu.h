@@ -37,23 +37,22 @@ inline double gpu_stream_us(const GpuKernel& k, double bytes) {
 
 }  // namespace detail
 
-/// Decode: few rows, one block per SM that follows its queue. Measured on an H200: an item costs
-/// 0.3 us by itself (its record, Q, the fill of the ring, the epilogue), a part of a split tile
-/// about 1.1 us more (its partial state, the arrival, its share of the merge: 63 requests of 512
-/// tokens and one of 131072 take 155.5 us with two parts in the longest queue, 157.6 with four).
-/// Chunks of 64 tokens still pay when a batch is so small that SMs idle (1 x 1024 tokens: 5.1 us in
-/// 16 parts; 4 x 1024: 8.5 us split, 9.8 whole).
+/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.3 us by
+/// itself (its record, Q, the fill of the ring, the epilogue) and a part of a split tile 1.8 us
+/// more (its partial state, the arrival, its share of the merge); candidates.h has the
+/// measurements. Chunks of 64 tokens still pay when a batch is so small that SMs idle (1 x 1024
+/// tokens: 5.1 us in 16 parts; 4 x 1024: 8.5 us split, 9.8 whole).
 inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   DeviceLimits limits;
   limits.num_workers = k.sms * k.blocks_per_sm;
   limits.tile_rows = k.rows;
   limits.kv_tile = k.kv_tile;
   limits.min_chunk = max_of(64, k.kv_tile);
-  limits.cost_per_item = detail::gpu_units(0.3);
+  limits.cost_per_item = detail::gpu_units(0.5);
   limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
-  limits.cost_per_split = detail::gpu_units(1.1);
+  limits.cost_per_split = detail::gpu_units(1.8);
   limits.units_per_us = kGpuUnitsPerUs;
   return limits;
 }

@@ -150,7 +150,7 @@ class Planner {
     for (const detail::Chunk& c : chosen.cut.chunks) total += c.cost;
     PlanHeader& h = header();
     h.kv_chunk = saturate(chosen.kv_chunk);
-    h.max_cost = saturate(chosen.deal.most().cost);
+    h.max_cost = saturate(chosen.deal.loads().longest);
     h.mean_cost = saturate(total * h.num_kv_heads / limits.num_workers);
     h.policy = chosen.policy;
     h.policy_percent = chosen.percent;

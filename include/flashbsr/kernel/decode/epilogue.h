@@ -20,6 +20,10 @@ struct DecodeShared {
   FLASHBSR_DEVICE uint32_t ring(int warp) const {
     return ptx::shared_address(base) + warp * Traits::kStages * Traits::kStageBytes;
   }
+  FLASHBSR_DEVICE DecodeOffsets* offsets(int warp) const {
+    return reinterpret_cast<DecodeOffsets*>(base + Traits::kOffsetsOffset) +
+           warp * 2 * Traits::kKvTile;
+  }
   FLASHBSR_DEVICE float* o(int warp, int row) const {
     return reinterpret_cast<float*>(base + Traits::kStateOffset) +
            (warp * Traits::kRows + row) * Traits::kHeadDim;

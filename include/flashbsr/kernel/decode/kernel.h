@@ -52,8 +52,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
 #pragma unroll 1
     for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
          position += Traits::kWarps * Traits::kKvTile) {
-      math.step(item, query, ring.wait(), position, state);
-      ring.release();
+      math.step(item, query, ring, position, state);
     }
     leave_state(shared, state, item.row_count, warp, lane, done + i);
   }
@@ -73,7 +72,8 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
     ptx::mbarrier_init(shared.empty(), Traits::kEpilogueWarps);
   }
   const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
-  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), warp, lane);
+  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.offsets(warp), warp,
+                          lane);
 #pragma unroll 1
   for (int first = begin; first < end || first == begin; first += Traits::kItems) {
     const int count = min_of(Traits::kItems, end - first);
@@ -92,7 +92,10 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
       continue;
     }
 #pragma unroll 1
-    for (int stage = 0; stage < Traits::kStages; ++stage) ring.produce();
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      ring.produce_keys();
+      ring.produce_values();
+    }
     if (early) ptx::wait_for_prerequisites<Traits::kArch>();
     stream<Traits, Variant>(args, shared, ring, count, first - begin);
   }

@@ -84,11 +84,13 @@ class DecodeMath {
     }
   }
 
-  /// The stage at `tile`, whose first token is KV position `position`.
-  FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, uint32_t tile,
+  /// The next stage of the ring, whose first token is KV position `position`. K goes back to the
+  /// ring as soon as it has been multiplied, V at the end: the more is under way, the better.
+  FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, DecodeRing<Traits>& ring,
                             int32_t position, State& state) {
     float s[kSubTiles][kTiles][4];
-    scores(query, tile, s);
+    scores(query, ring.wait_for_keys(), s);
+    ring.produce_keys();
     const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
     const bool hooks = variant_.transforms_logits() || variant_.masks_logits();
     if (cut || hooks) {
@@ -104,7 +106,8 @@ class DecodeMath {
       }
     }
     raise_max(s, state);
-    accumulate(tile + Traits::kKvTile * Traits::kRowBytes, s, state);
+    accumulate(ring.wait_for_values(), s, state);
+    ring.produce_values();
   }
 
  private:

@@ -31,7 +31,7 @@ struct alignas(16) DecodeItem {
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 8 or 16
-template <int arch, int head_dim, DType kv, int rows>
+template <int arch, int head_dim, DType kv, int rows, int stages = 2>
 struct DecodeTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -55,14 +55,16 @@ struct DecodeTraits {
   /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile.
   static constexpr int kRowBytes = head_dim * dtype_size(kv);
   static constexpr int kKvTile = max_of(16, 4096 / kRowBytes);
-  static constexpr int kStages = 2;
+  static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
-  static constexpr int kItems = arch >= 90 ? 128 : 32;
+  static constexpr int kItems = arch >= 90 && stages == 2 ? 128 : 32;
 
-  // Shared memory: [rings][O of every streaming warp][its maxima and sums][items][barriers]
-  static constexpr int kStateOffset = kWarps * kStages * kStageBytes;
+  // Shared memory: [rings][row offsets][O of every streaming warp][its maxima and sums][items]
+  // [barriers]
+  static constexpr int kOffsetsOffset = kWarps * kStages * kStageBytes;
+  static constexpr int kStateOffset = kOffsetsOffset + kWarps * 2 * kKvTile * 16;
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
