@@ -156,8 +156,8 @@ void check_pages(const flashbsr::ops::CheckPagesArgs& a) {
   for (int64_t i = 0; i < a.header->num_kv_indices; ++i) {
     const int32_t page = a.kv_indices[i];
     if (page >= 0 && page < a.pages) continue;
-    *a.first_bad = std::min(*a.first_bad,
-                            static_cast<uint64_t>(i) << 32 | static_cast<uint32_t>(page));
+    *a.first_bad =
+        std::min(*a.first_bad, static_cast<uint64_t>(i) << 32 | static_cast<uint32_t>(page));
   }
 }
 
@@ -229,8 +229,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return *context = reinterpret_cast<CUcontext>(context_of + device), CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = contexts.empty() ? nullptr
-                              : reinterpret_cast<CUcontext>(context_of + contexts.back());
+  *context = contexts.empty() ? nullptr : reinterpret_cast<CUcontext>(context_of + contexts.back());
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetDevice(CUdevice* device) {
@@ -335,8 +334,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
   const Call call("cuMemsetD8Async");
-  put(stream_of(stream),
-      {.work = [=] { std::memset(reinterpret_cast<void*>(to), value, count); }});
+  put(stream_of(stream), {.work = [=] { std::memset(reinterpret_cast<void*>(to), value, count); }});
   return CUDA_SUCCESS;
 }
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
@@ -379,8 +377,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  *status = stream_of(stream).capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                        : CU_STREAM_CAPTURE_STATUS_NONE;
+  *status =
+      stream_of(stream).capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {

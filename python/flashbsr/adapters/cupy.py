@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CuPy arrays, with ml_dtypes for bfloat16 and float8.
 
-They live on a GPU. Work goes to CuPy's current stream of that GPU. CuPy is imported where one of its
-functions is needed: the package is documented and checked on machines without it.
+They live on a GPU. Work goes to CuPy's current stream of that GPU. CuPy is imported where one of
+its functions is needed: the package is documented and checked on machines without it.
 """
 
 from __future__ import annotations
