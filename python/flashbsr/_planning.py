@@ -82,7 +82,7 @@ class Planned:
         """Let index arrays on a GPU decide where to compute; the stream to copy the plan on."""
         if self._open:
             for name, x in arrays.items():
-                if device_of(x) is not None:
+                if device_of(x, name) is not None:
                     self.settle(x, name)
                     break
         if stream is not None:
@@ -273,7 +273,7 @@ class Planned:
 
 
 def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
-    """What ``_core.Engine`` takes."""
+    """Spell out the options for ``_core.Engine``."""
     return {
         "num_qo_heads": task.num_qo_heads,
         "num_kv_heads": task.num_kv_heads,

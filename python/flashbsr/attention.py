@@ -227,7 +227,7 @@ def _scale(x: Any, name: str, heads: int) -> Any:
         return float(x)
     exported = _export(x, name)
     if math.prod(x.shape) == 1 and len(x.shape) < 2:  # vLLM keeps its scales as such tensors
-        if device_of(x) is not None:
+        if device_of(x, name) is not None:
             if heads == 1 and len(x.shape) == 1:
                 return exported
             raise UnsupportedError(
