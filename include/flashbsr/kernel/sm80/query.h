@@ -89,7 +89,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
       }
 #pragma unroll
       for (int e = 0; e < 32; ++e)
-        magnitude = ptx::max(magnitude, __builtin_fabsf(x[i][e / 16][e % 16]));
+        magnitude = ptx::max(magnitude, fabsf(x[i][e / 16][e % 16]));
     }
     float factor = 1.0f;
     if (convert) {
