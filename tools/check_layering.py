@@ -41,7 +41,7 @@ FREESTANDING = {"core", "variant", "ptx", "tile", "kernel"}
 HOST_ONLY = {"core/error.h", "variant/rope.h"}
 # Headers of these compile for a device only, but for what both sides read: shapes and arguments.
 DEVICE = {"ptx", "tile", "kernel"}
-SHARED = {"traits.h", "args.h"}
+SHARED = {"traits.h", "args.h", "prepare.h"}
 # Nowhere in include/: a CUDA runtime to link, or static initialisers of streams.
 BANNED = re.compile(r"cuda_runtime|cuda\.h|iostream|nanobind|Python\.h|numpy|torch")
 BINDING = re.compile(r"nanobind|Python\.h|numpy/|torch/")

@@ -7,6 +7,7 @@
 #include "backend.h"
 #include "device_array.h"
 #include "driver.h"
+#include "ops.h"
 #include "registry.h"
 
 namespace flashbsr::cuda {
@@ -36,5 +37,14 @@ void* allocate(int, int64_t) {
 void release(int, void*) noexcept {}
 
 void synchronize(int, void*) {}
+
+// The checks refuse arrays on a device before these are reached.
+void launch_op(const char* family, const Queue&, int64_t, int, const void*) {
+  throw Error(ErrorCode::kUnsupported, family, "a GPU", "host memory: " + why_unavailable());
+}
+
+std::vector<int64_t> download(const ops::Indices&, const Queue&) {
+  throw Error(ErrorCode::kUnsupported, "device", "a GPU", "host memory: " + why_unavailable());
+}
 
 }  // namespace flashbsr::cuda
