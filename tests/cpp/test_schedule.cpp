@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include <flashbsr/plan/gpu.h>
 #include <flashbsr/plan/schedule.h>
 
 namespace flashbsr {
@@ -38,6 +39,12 @@ Problem random_problem(uint32_t seed) {
   p.limits.num_workers = pick({1, 2, 32, 132});
   p.limits.tile_rows = pick({1, 16, 128});
   p.limits.min_chunk = pick({64, 512});
+  if (seed % 3 == 0) {  // a GPU's decode kernel: several cuts are priced
+    p.limits = gpu_decode_limits({.sms = p.limits.num_workers,
+                                  .rows = pick({8, 16}),
+                                  .kv_tile = pick({16, 32}),
+                                  .bytes_per_token = pick({64, 512})});
+  }
   p.split.fixed_size = pick({0, 0, 0, 64, 100});
   p.split.disabled = random() % 5 == 0;
   std::vector<int32_t> qo{0}, kv{0};
@@ -62,7 +69,8 @@ class Schedule : public testing::TestWithParam<uint32_t> {
   int64_t cost(const WorkItem& item) const {
     const DeviceLimits& l = problem_.limits;
     return l.cost_per_item + static_cast<int64_t>(item.kv_end - item.kv_begin) *
-                                 (l.cost_per_kv + l.cost_per_kv_row * item.row_count);
+                                 (l.cost_per_kv + l.cost_per_kv_row * item.row_count) +
+           (item.slot >= 0 ? l.cost_per_split : 0);
   }
 
   Problem problem_;
@@ -165,6 +173,26 @@ TEST_P(Schedule, QueuesHoldEveryItemOnceWithinTheGreedyBound) {
   }
 }
 
+// The heap of runs of workers against the definition: each item to the least loaded worker.
+TEST_P(Schedule, QueuesAreThoseOfTheGreedyRule) {
+  const PlanHeader& h = plan_.header();
+  std::vector<int64_t> load(h.num_workers, 0);
+  std::vector<std::vector<int32_t>> queues(h.num_workers), parts(h.num_workers);
+  for (int32_t i = 0; i < h.num_items; ++i) {
+    const size_t w = std::min_element(load.begin(), load.end()) - load.begin();
+    load[w] += cost(plan_.items()[i]);
+    // Parts of split tiles come first where the backend follows queues.
+    const bool first = problem_.limits.price_splits && plan_.items()[i].slot >= 0;
+    (first ? parts : queues)[w].push_back(i);
+  }
+  for (int32_t w = 0; w < h.num_workers; ++w) {
+    parts[w].insert(parts[w].end(), queues[w].begin(), queues[w].end());
+    const int32_t* begin = plan_.queue_items() + plan_.queue_indptr()[w];
+    const int32_t* end = plan_.queue_items() + plan_.queue_indptr()[w + 1];
+    ASSERT_EQ(std::vector<int32_t>(begin, end), parts[w]) << "worker " << w;
+  }
+}
+
 TEST_P(Schedule, SplitPolicyIsKept) {
   const PlanHeader& h = plan_.header();
   if (problem_.split.disabled) {
@@ -228,6 +256,9 @@ TEST_P(Schedule, CapacityHoldsEveryPlanWithinIt) {
     EXPECT_LE(h.num_slots, h.max_slots);
     EXPECT_LE(h.num_kv_indices, h.max_kv_indices);
     EXPECT_EQ(h.total_size, static_cast<int64_t>(planner.buffer().size()));
+    // A capacity changes where sections lie, not what is in them.
+    EXPECT_EQ(h.num_items, plan_.header().num_items);
+    EXPECT_EQ(h.policy, plan_.header().policy);
   }
 }
 

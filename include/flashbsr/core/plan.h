@@ -3,7 +3,8 @@
 //
 // The plan: one flat int32 buffer that every backend consumes.
 //
-//   [PlanHeader][Request x max][WorkItem x max][queue_indptr][queue_items][Merge x max][kv_indices]
+//   [PlanHeader][WorkerStart x workers][Request x max][WorkItem x
+//   max][queue_indptr][queue_items][Merge x max][kv_indices]
 //
 // Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers
 // and the grid stay the same while the contents change. Everything here is plain old data.
@@ -23,7 +24,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 1;
+inline constexpr int32_t kPlanVersion = 2;
 
 /// One request: where its query rows and its KV live.
 struct Request {
@@ -66,10 +67,31 @@ struct Merge {
   int32_t reserved1;
 };
 
+/// What a worker needs to begin, in one place: the first item of its queue and that item's request.
+/// (Through queue_indptr, queue_items, items and requests it would be four loads, one after
+/// another.)
+struct WorkerStart {
+  WorkItem item;  ///< request -1: the queue is empty
+  Request request;
+};
+
 enum PlanFlags : int32_t {
   kPlanCausal = 1 << 0,
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
+};
+
+/// How the KV ranges were cut.
+enum PlanPolicy : int32_t {
+  kPolicyAlgorithm1 = 0,  ///< chunks of at most one quota, total / workers
+  kPolicyDisabled = 1,    ///< asked for: nothing is split
+  kPolicyFixed = 2,       ///< asked for: at multiples of a number of tokens
+  kPolicyWhole = 3,       ///< cheapest of several by the cost model: nothing is split
+  kPolicyQuota = 4,       ///< cheapest of several: chunks of at most policy_percent of a quota
+  kPolicyEven = 5,  ///< cheapest of several: parts of one size, policy_percent / 100 rounds of all
+                    ///< workers
+  kPolicyTail = 6,  ///< cheapest of several: only the tiles beyond the last full round of all
+                    ///< workers are split, into policy_percent / 100 rounds
 };
 
 /// 64 words. `num_*` describe the contents, `max_*` the capacity, `off_*` the sections.
@@ -113,15 +135,28 @@ struct PlanHeader {
   int32_t mean_cost;  ///< of a worker's queue, in units of the cost model, saturated
   int32_t max_cost;   ///< of the most loaded queue
 
-  /// cost(item) = cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)
+  /// cost(item) = cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row *
+  /// row_count), and cost_per_split where it has a slot
   int32_t cost_per_item;
   int32_t cost_per_kv;
   int32_t cost_per_kv_row;
   int32_t max_rows;  ///< most packed rows of any item
-  int32_t reserved[27];
+
+  // How the cut was chosen. Prices are in the units of the cost model, saturated; 0: not priced.
+  int32_t policy;          ///< PlanPolicy
+  int32_t policy_percent;  ///< of kPolicyQuota, kPolicyEven and kPolicyTail
+  int32_t cost_per_split;  ///< what a part of a split tile costs beyond its work
+  int32_t price;           ///< of the cut that was taken
+  int32_t other_price;     ///< least of its alternatives: splits for kPolicyWhole, otherwise whole
+  int32_t units_per_us;    ///< units of cost in a microsecond; 0: the model has no scale
+
+  int32_t off_starts;  ///< WorkerStart, one per worker
+
+  int32_t reserved[20];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
+static_assert(sizeof(WorkerStart) == 64);
 static_assert(sizeof(PlanHeader) == 64 * sizeof(int32_t));
 
 /// Typed access to a plan buffer. Owns nothing.
@@ -130,6 +165,9 @@ struct PlanView {
 
   FLASHBSR_FN const PlanHeader& header() const {
     return *reinterpret_cast<const PlanHeader*>(data);
+  }
+  FLASHBSR_FN const WorkerStart* starts() const {
+    return reinterpret_cast<const WorkerStart*>(data + header().off_starts);
   }
   FLASHBSR_FN const Request* requests() const {
     return reinterpret_cast<const Request*>(data + header().off_requests);

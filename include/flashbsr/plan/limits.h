@@ -30,6 +30,14 @@ struct DeviceLimits {
   int32_t cost_per_item = 2000;
   int32_t cost_per_kv = 24;
   int32_t cost_per_kv_row = 1;
+
+  /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
+  bool price_splits = false;
+  int32_t cost_per_split = 0;  ///< what a part of a split tile costs beyond its work
+  int32_t units_per_us = 0;    ///< units of cost in a microsecond, to speak of it; 0: unknown
+
+  /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
+  int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }
 };
 
 struct SplitPolicy {
@@ -55,15 +63,18 @@ struct PlanSizes {
   int64_t kv_indices = 0;
 
   int64_t total_words(int32_t workers) const {
-    return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 8 * (requests + items + merges) +
-           (workers + 1) + items + kv_indices;
+    return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 16 * static_cast<int64_t>(workers) +
+           8 * (requests + items + merges) + (workers + 1) + items + kv_indices;
   }
 };
 
 /// The most any plan within `capacity` can need.
 ///
 /// Split bound: a split tile of cost c > bound has at most ceil(c / bound) < 2 c / bound chunks,
-/// and the costs add up to workers * bound, so there are fewer than 2 * workers slots.
+/// and the costs add up to workers * bound, so there are fewer than 2 * workers slots. With
+/// price_splits a cut of smaller chunks is a candidate only if its slots are at most max_slots(),
+/// and the whole cut, which has none, always is one. Either way a merge has two slots or more, and
+/// an item is a tile of a KV head, or has a slot.
 inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const DeviceLimits& limits,
                            const SplitPolicy& split, int32_t page_size) {
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
@@ -78,11 +89,16 @@ inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const D
     sizes.items = sizes.slots = tiles * heads * chunks;
     sizes.merges = tiles * heads;
   } else {
-    sizes.slots = 2 * static_cast<int64_t>(limits.num_workers);
-    sizes.merges = limits.num_workers;
+    sizes.slots = limits.max_slots();
+    sizes.merges = sizes.slots / 2;
     sizes.items = tiles * heads + sizes.slots;
   }
   return sizes;
+}
+
+/// Bytes of partial states: [slots, tile_rows, D_vo] and [slots, tile_rows] floats.
+inline int64_t partial_bytes(int64_t slots, int64_t tile_rows, int64_t dim_vo) {
+  return slots * tile_rows * (dim_vo + 1) * 4;
 }
 
 }  // namespace flashbsr

@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decode: attention of few packed rows per KV head (one new token of a GQA group, a verify step of
+// a few tokens), bound by the memory that holds K and V. One block per SM works off its queue:
+//
+//   streaming warps   ring of K, V stages -> S = Q K^T -> softmax -> O += P V   (loader, mainloop)
+//   epilogue warps    contract the warps' states -> output, or partial state -> merge   (epilogue)
+//
+// docs/kernels/decode.md has the figures behind each choice.
+#pragma once
+
+#include <flashbsr/kernel/decode/epilogue.h>
+
+namespace flashbsr {
+
+FLASHBSR_DEVICE DecodeItem decode_item(const WorkItem& item, const Request& request) {
+  return {.kv_begin = item.kv_begin,
+          .kv_end = item.kv_end,
+          .kv_table = request.kv_begin,
+          .kv_head = item.kv_head,
+          .row_begin = item.row_begin,
+          .row_count = item.row_count,
+          .slot = item.slot,
+          .merge = item.merge,
+          .request = item.request,
+          .q_begin = request.q_begin,
+          .q_len = request.q_len,
+          .kv_len = request.kv_len};
+}
+
+/// Puts items [known, count) of this block's queue from `first` on into shared memory, with what
+/// their requests add; thread `thread` of the epilogue warps.
+template <class Traits>
+FLASHBSR_DEVICE void stage_items(const KernelArgs& args, const DecodeShared<Traits>& shared,
+                                 int first, int known, int count, int thread) {
+  for (int i = known + thread; i < count; i += 32 * Traits::kEpilogueWarps) {
+    const WorkItem item = args.items[args.queue_items[first + i]];
+    shared.items()[i] = decode_item(item, args.requests[item.request]);
+  }
+  __syncwarp();
+  if (thread % 32 == 0) ptx::mbarrier_arrive(shared.staged());
+}
+
+/// A streaming warp's part of the queue [begin, end).
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
+                            int end, int warp, int lane) {
+  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.offsets(warp),
+                          shared.staged(), warp, lane);
+  DecodeMath<Traits, Variant> math(args, lane);
+  DecodeQuery<Traits> query;
+  DecodeState<Traits> state;
+#pragma unroll 1
+  for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
+    const int count = min_of(Traits::kItems, end - first);
+    if (turn > 0) __syncthreads();  // nobody needs the items before
+    ring.begin(count, turn == 0 ? 1 : 0, turn, turn == 0 && args.overlap == Overlap::kPrologue);
+    const bool early = args.overlap == Overlap::kKv;
+    if (turn == 0 && !early) ptx::wait_for_prerequisites<Traits::kArch>();
+#pragma unroll 1
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      ring.produce_keys();
+      ring.produce_values();
+    }
+    if (turn == 0 && early) ptx::wait_for_prerequisites<Traits::kArch>();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const DecodeItem& item = shared.items()[i];
+      query.load(args, item, lane);
+      math.begin(item, query);
+      state.clear();
+#pragma unroll 1
+      for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
+           position += Traits::kWarps * Traits::kKvTile) {
+        math.step(item, query, ring, position, state);
+      }
+      leave_state(shared, state, item.row_count, warp, lane, first - begin + i);
+    }
+  }
+}
+
+/// The epilogue warps' part; thread `thread` of them.
+template <class Traits>
+FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
+                              int end, int thread) {
+  const int32_t tile_rows = args.header->tile_rows;
+#pragma unroll 1
+  for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
+    const int count = min_of(Traits::kItems, end - first);
+    if (turn > 0) __syncthreads();
+    stage_items(args, shared, first, turn == 0 ? 1 : 0, count, thread);
+    ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
+    if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const DecodeItem& item = shared.items()[i];
+      ptx::mbarrier_wait<Traits::kArch>(shared.full(), (first - begin + i) & 1);
+      finish_item<Traits>(args, shared, item, tile_rows, thread);
+      merge_if_last<Traits>(args, shared, item, thread);
+    }
+  }
+}
+
+template <class Traits, class Variant>
+  requires AttentionVariant<Variant, ThreadMath>
+FLASHBSR_DEVICE void decode(const KernelArgs& args) {
+  extern __shared__ __align__(1024) char flashbsr_shared[];
+  const DecodeShared<Traits> shared{flashbsr_shared};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  // The plan is written by copies, which a dependent launch waits for: it may be read at once. The
+  // first item comes with its request in one load; the others follow behind the streaming.
+  if (args.overlap != Overlap::kNone) ptx::launch_dependents<Traits::kArch>();
+  const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
+  if (threadIdx.x == 0) {
+    const WorkerStart start = args.starts[blockIdx.x];
+    shared.items()[0] = decode_item(start.item, start.request);
+    ptx::mbarrier_init(shared.full(), Traits::kWarps);
+    ptx::mbarrier_init(shared.empty(), Traits::kEpilogueWarps);
+    ptx::mbarrier_init(shared.staged(), Traits::kEpilogueWarps);
+  }
+  __syncthreads();
+  if (begin == end) {
+    ptx::wait_for_prerequisites<Traits::kArch>();
+    return;
+  }
+  if (warp >= Traits::kWarps) {
+    epilogue<Traits>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
+  } else {
+    stream<Traits, Variant>(args, shared, begin, end, warp, lane);
+  }
+}
+
+}  // namespace flashbsr

@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the scheduler is told about a kernel on a GPU. Host code; the kernel's traits and the
+// device's attributes come in as numbers.
+#pragma once
+
+#include <flashbsr/plan/limits.h>
+
+namespace flashbsr {
+
+struct GpuKernel {
+  int32_t sms = 132;
+  int32_t blocks_per_sm = 1;
+  int32_t rows = 8;      ///< packed rows of an item
+  int32_t kv_tile = 16;  ///< KV tokens of a stage
+  /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
+  int32_t bytes_per_token = 512;
+  double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
+};
+
+/// Costs are counted in 2^-12 us: the least KV token there is (16 bytes) is two of them on an H200,
+/// and a queue of half a second still fits 31 bits.
+inline constexpr int32_t kGpuUnitsPerUs = 4096;
+
+namespace detail {
+
+inline int32_t gpu_units(double us) {
+  return max_of(1, static_cast<int32_t>(us * kGpuUnitsPerUs + 0.5));
+}
+
+/// Time to stream bytes at a worker's share of the memory: 34.5 GB/s per SM of an H200, so a token
+/// of 512 bytes takes 15 ns. Rows do not matter: decode is bound by memory.
+inline double gpu_stream_us(const GpuKernel& k, double bytes) {
+  return bytes * k.sms * k.blocks_per_sm / k.bytes_per_second * 1e6;
+}
+
+}  // namespace detail
+
+/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.3 us by
+/// itself (its record, Q, the fill of the ring, the epilogue) and a part of a split tile 1.8 us
+/// more (its partial state, the arrival, its share of the merge); candidates.h has the
+/// measurements. Chunks of 64 tokens still pay when a batch is so small that SMs idle (1 x 1024
+/// tokens: 5.1 us in 16 parts; 4 x 1024: 8.5 us split, 9.8 whole).
+inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
+  DeviceLimits limits;
+  limits.num_workers = k.sms * k.blocks_per_sm;
+  limits.tile_rows = k.rows;
+  limits.kv_tile = k.kv_tile;
+  limits.min_chunk = max_of(64, k.kv_tile);
+  limits.cost_per_item = detail::gpu_units(0.5);
+  limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
+  limits.cost_per_kv_row = 0;
+  limits.price_splits = true;
+  limits.cost_per_split = detail::gpu_units(1.8);
+  limits.units_per_us = kGpuUnitsPerUs;
+  return limits;
+}
+
+/// Prefill: tiles of rows, claimed longest first. A KV token costs a tile's worth of products
+/// however many of its rows are real: 22 ns at 64 rows and 512 bytes (head dim 128, 16 bits) for
+/// one of two blocks on an SM at 385 TFLOP/s (H200, this kernel family). Few rows or a slow memory
+/// make the bytes the limit. An item costs about 1.5 us by itself. Algorithm 1 cuts, at 512 tokens
+/// or more: a part of 64 rows writes 32 KB of partial states and somebody reads them again, 128
+/// tokens' worth of K and V.
+inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
+  const double product_us = 22e-3 * k.rows / 64 * k.bytes_per_token / 512 * k.blocks_per_sm / 2;
+  DeviceLimits limits;
+  limits.num_workers = k.sms * k.blocks_per_sm;
+  limits.tile_rows = k.rows;
+  limits.kv_tile = k.kv_tile;
+  limits.min_chunk = max_of(512, k.kv_tile);
+  limits.cost_per_item = detail::gpu_units(1.5);
+  limits.cost_per_kv =
+      detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
+  limits.cost_per_kv_row = 0;
+  limits.units_per_us = kGpuUnitsPerUs;
+  return limits;
+}
+
+}  // namespace flashbsr

@@ -1,0 +1,203 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plans of a GPU's decode kernel for the batches that benchmarks name, and what the choice
+// among cuts promises: a price no higher than that of the whole cut, capacity, batch invariance
+// when asked.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <flashbsr/plan/gpu.h>
+#include <flashbsr/plan/schedule.h>
+
+namespace flashbsr {
+namespace {
+
+constexpr int kSms = 132;
+
+using Lengths = std::vector<int32_t>;
+
+Lengths mixed_lengths() {
+  Lengths lengths(64, 512);
+  lengths[31] = 131072;
+  return lengths;
+}
+
+const std::map<std::string, Lengths> kBatches = {
+    {"const1024", Lengths(16, 1024)},
+    {"unif512-1024",
+     {993, 593, 669, 843, 554, 788, 561, 533, 721, 945, 960, 512, 657, 1018, 538, 629}},
+    {"zipf1024",
+     {808, 4846, 373, 485, 1212, 303, 606, 2423, 441, 323, 1615, 538, 346, 692, 404, 969}},
+    {"16x8192", Lengths(16, 8192)},
+    {"64x4096", Lengths(64, 4096)},
+    {"1x131072", Lengths(1, 131072)},
+    {"63x512+1x131072", mixed_lengths()},
+    {"128x1024", Lengths(128, 1024)},
+    {"1x1024", Lengths(1, 1024)},
+    {"4x1024", Lengths(4, 1024)},
+};
+
+struct Summary {
+  PlanHeader header;
+  double imbalance = 0;  ///< most KV tokens of a queue over the mean
+  int most_items = 0, most_parts = 0;
+};
+
+/// Decode of 32 query and 8 KV heads of dim 128 in bf16, on a GPU like an H200.
+Summary plan_of(const Lengths& lengths, const SplitPolicy& split = {}) {
+  Lengths kv{0};
+  for (const int32_t n : lengths) kv.push_back(kv.back() + n);
+  Layout layout;
+  ragged_layout(layout, nullptr, IndexView(kv));
+  Planner planner;
+  const PlanView plan = planner.plan(layout, {.num_qo_heads = 32, .num_kv_heads = 8},
+                                     gpu_decode_limits({.sms = kSms}), split);
+  Summary s{plan.header()};
+  int64_t total = 0, most = 0;
+  for (int32_t w = 0; w < kSms; ++w) {
+    int64_t tokens = 0;
+    int items = 0, parts = 0;
+    for (int32_t q = plan.queue_indptr()[w]; q < plan.queue_indptr()[w + 1]; ++q) {
+      const WorkItem& item = plan.items()[plan.queue_items()[q]];
+      EXPECT_FALSE(item.slot >= 0 && parts < items) << "parts of split tiles come first";
+      tokens += item.kv_end - item.kv_begin;
+      ++items;
+      parts += item.slot >= 0;
+    }
+    total += tokens;
+    most = std::max(most, tokens);
+    s.most_items = std::max(s.most_items, items);
+    s.most_parts = std::max(s.most_parts, parts);
+  }
+  s.imbalance = total ? static_cast<double>(most) * kSms / static_cast<double>(total) : 1.0;
+  return s;
+}
+
+TEST(Candidates, EvenBatchesStayWhole) {
+  for (const char* name : {"const1024", "unif512-1024", "16x8192", "64x4096", "128x1024"}) {
+    const Lengths& lengths = kBatches.at(name);
+    const Summary s = plan_of(lengths);
+    EXPECT_EQ(s.header.policy, kPolicyWhole) << name;
+    EXPECT_EQ(s.header.num_items, static_cast<int32_t>(lengths.size()) * 8) << name;
+    EXPECT_EQ(s.header.num_slots, 0) << name;
+  }
+}
+
+TEST(Candidates, OneRequestIsCutIntoOneRoundOfAllWorkers) {
+  for (const char* name : {"1x131072", "1x1024", "4x1024"}) {
+    const Summary s = plan_of(kBatches.at(name));
+    EXPECT_LE(s.header.num_items, kSms) << name;
+    EXPECT_GT(s.header.num_items, kSms * 9 / 10) << name;
+    EXPECT_EQ(s.most_items, 1) << name;
+    EXPECT_LT(s.imbalance, 1.05) << name;
+  }
+}
+
+TEST(Candidates, SkewedBatchesAreBalancedWithFewParts) {
+  const Summary mixed = plan_of(kBatches.at("63x512+1x131072"));
+  EXPECT_LE(mixed.imbalance, 1.1);
+  EXPECT_LE(mixed.most_parts, 2);
+  const Summary zipf = plan_of(kBatches.at("zipf1024"));
+  EXPECT_LE(zipf.imbalance, 1.2);
+  EXPECT_EQ(zipf.most_parts, 1);
+}
+
+TEST(Candidates, BatchesJustAboveARoundSplitWhatIsLeft) {
+  // 20 x 8 items are 132 and 28: whole, a queue would have 1.65 times the mean.
+  for (const int batch : {20, 24}) {
+    const Summary s = plan_of(Lengths(static_cast<size_t>(batch), 4096));
+    EXPECT_EQ(s.header.policy, kPolicyTail) << batch;
+    EXPECT_LE(s.imbalance, 1.1) << batch;
+    EXPECT_LE(s.most_parts, 4) << batch;
+  }
+}
+
+TEST(Candidates, NeverDearerThanWhole) {
+  for (const auto& [name, lengths] : kBatches) {
+    const PlanHeader h = plan_of(lengths).header;
+    EXPECT_GT(h.price, 0) << name;
+    if (h.policy == kPolicyWhole) {
+      if (h.other_price > 0) EXPECT_LE(h.price, h.other_price) << name;
+    } else {
+      EXPECT_LT(h.price, h.other_price) << name;
+    }
+  }
+}
+
+TEST(Candidates, WhatIsAskedForIsNotSearched) {
+  const Lengths& lengths = kBatches.at("63x512+1x131072");
+  const Summary whole = plan_of(lengths, {.disabled = true});
+  EXPECT_EQ(whole.header.policy, kPolicyDisabled);
+  EXPECT_EQ(whole.header.num_items, 64 * 8);
+  // Batch invariance: the parts of a request do not depend on the others.
+  const Summary fixed = plan_of(lengths, {.fixed_size = 4096});
+  EXPECT_EQ(fixed.header.policy, kPolicyFixed);
+  EXPECT_EQ(fixed.header.num_items, (63 + 32) * 8);
+  EXPECT_EQ(fixed.header.num_slots, 32 * 8);
+}
+
+TEST(Candidates, CapacityHoldsWhateverTheLengths) {
+  constexpr int64_t kMostRequests = 70, kMostTokens = 300000;
+  const Capacity capacity{
+      .max_requests = kMostRequests, .max_q_tokens = kMostRequests, .max_kv_indices = kMostTokens};
+  std::mt19937 random(11);
+  Planner planner;
+  Layout layout;
+  int policies[7] = {};
+  for (int round = 0; round < 3000; ++round) {
+    const int batch = 1 + static_cast<int>(random() % kMostRequests);
+    const int skew = 1 + static_cast<int>(random() % 12);
+    const bool equal = random() % 4 == 0;
+    Lengths kv{0};
+    for (int b = 0; b < batch; ++b) {
+      const int64_t room = kMostTokens - kv.back();
+      const int64_t any = static_cast<int64_t>(random() % (kMostTokens / 4 + 1)) >>
+                          (random() % static_cast<uint32_t>(skew));
+      const int64_t length = equal ? kMostTokens / batch : any;
+      kv.push_back(kv.back() + static_cast<int32_t>(std::min(length, room)));
+    }
+    ragged_layout(layout, nullptr, IndexView(kv));
+    const int heads = 1 << random() % 4;
+    const DeviceLimits limits = gpu_decode_limits(
+        {.sms = 1 + static_cast<int32_t>(random() % 200), .bytes_per_token = 256});
+    const PlanHeader h =
+        planner
+            .plan(layout, {.num_qo_heads = 4 * heads, .num_kv_heads = heads}, limits, {}, capacity)
+            .header();
+    ASSERT_LE(h.num_slots, limits.max_slots());
+    ASSERT_LE(h.num_slots, h.max_slots);
+    ASSERT_LE(h.num_merges, h.max_merges);
+    ASSERT_LE(h.num_items, h.max_items);
+    ++policies[h.policy];
+  }
+  for (const int policy : {kPolicyWhole, kPolicyQuota, kPolicyEven, kPolicyTail})
+    EXPECT_GT(policies[policy], 0) << policy;
+}
+
+TEST(GpuLimits, FollowBytesAndBandwidth) {
+  const DeviceLimits bf16 = gpu_decode_limits({.bytes_per_token = 512});
+  const DeviceLimits fp8 = gpu_decode_limits({.bytes_per_token = 256});
+  EXPECT_NEAR(bf16.cost_per_kv, 2 * fp8.cost_per_kv, 1);
+  EXPECT_EQ(bf16.cost_per_item, fp8.cost_per_item);
+  EXPECT_EQ(bf16.num_workers, 132);
+  EXPECT_TRUE(bf16.price_splits);
+  // 132 SMs at 4.55 TB/s: 512 bytes in 15 ns.
+  EXPECT_NEAR(bf16.cost_per_kv / static_cast<double>(kGpuUnitsPerUs), 0.015, 0.0005);
+  EXPECT_GE(gpu_decode_limits({.bytes_per_token = 16, .bytes_per_second = 1e15}).cost_per_kv, 1);
+
+  const DeviceLimits prefill = gpu_prefill_limits({.blocks_per_sm = 2, .rows = 64, .kv_tile = 64});
+  EXPECT_EQ(prefill.num_workers, 264);
+  EXPECT_EQ(prefill.tile_rows, 64);
+  EXPECT_FALSE(prefill.price_splits);
+  EXPECT_GE(prefill.cost_per_kv, 2 * bf16.cost_per_kv - 60);
+}
+
+}  // namespace
+}  // namespace flashbsr
