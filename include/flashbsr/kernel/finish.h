@@ -30,14 +30,14 @@ FLASHBSR_DEVICE RowEnd end_row(const Params& p, int32_t q_head, int32_t kv_head,
                                float lse) {
   const float v_scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
   if constexpr (!kSoftmax) return {v_scale, 0.0f};
-  float factor = sum == 0.0f ? 0.0f : v_scale / sum;
+  float factor = sum == 0.0f ? 0.0f : v_scale * ptx::reciprocal(sum);
   if (p.sinks) {
     // state.h's sink_weights, with the device's exponentials.
     const float sink = p.sinks[q_head] * kLog2e;
     if (lse != -infinity() || sink != -infinity()) {
       const float top = max_of(lse, sink);
       const float row = ptx::exp2(lse - top), both = row + ptx::exp2(sink - top);
-      factor *= row / both;
+      factor *= row * ptx::reciprocal(both);
       lse = top + ptx::log2(both);
     }
   }
@@ -49,14 +49,25 @@ FLASHBSR_DEVICE void write_lse(const Params& p, int64_t token, int32_t q_head, f
   if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
 }
 
-/// Stores row[d, d + kCount) in the run-time type `t` (f32, f16 or bf16), nothing where
-/// d >= dim. `row` is 16-byte aligned, d a multiple of kCount, dim of 8.
-template <int kArch = 80, int kCount>
-FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
-                                  const float (&x)[kCount]) {
+/// Calls f.operator()<type>() for the run-time type of an output: f32, f16 or bf16.
+template <class F>
+FLASHBSR_DEVICE void with_output_dtype(DType t, const F& f) {
+  if (t == DType::kBF16) {
+    f.template operator()<DType::kBF16>();
+  } else if (t == DType::kF16) {
+    f.template operator()<DType::kF16>();
+  } else {
+    f.template operator()<DType::kF32>();
+  }
+}
+
+/// Stores row[d, d + kCount), nothing where d >= dim. `row` is 16-byte aligned, d a multiple of
+/// kCount, dim of 8.
+template <DType kType, int kArch = 80, int kCount>
+FLASHBSR_DEVICE void store_typed(char* row, int32_t d, int32_t dim, const float (&x)[kCount]) {
   static_assert(kCount == 2 || kCount == 4 || kCount == 8);
   if (d >= dim) return;
-  if (t == DType::kF32) {
+  if constexpr (kType == DType::kF32) {
     float* dst = reinterpret_cast<float*>(row) + d;
     if constexpr (kCount == 2) {
       *reinterpret_cast<float2*>(dst) = {x[0], x[1]};
@@ -66,20 +77,26 @@ FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
         *reinterpret_cast<float4*>(dst + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
       }
     }
-    return;
-  }
-  uint32_t pair[kCount / 2];
+  } else {
+    uint32_t pair[kCount / 2];
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    pair[i] = t == DType::kBF16 ? ptx::pack2<DType::kBF16, kArch>(x[2 * i], x[2 * i + 1])
-                                : ptx::pack2<DType::kF16, kArch>(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < kCount / 2; ++i) {
+      pair[i] = ptx::pack2<kType, kArch>(x[2 * i], x[2 * i + 1]);
+    }
+    char* dst = row + 2 * d;
+    if constexpr (kCount == 2) *reinterpret_cast<uint32_t*>(dst) = pair[0];
+    if constexpr (kCount == 4) *reinterpret_cast<uint2*>(dst) = {pair[0], pair[1]};
+    if constexpr (kCount == 8) {
+      *reinterpret_cast<uint4*>(dst) = {pair[0], pair[1], pair[2], pair[3]};
+    }
   }
-  char* dst = row + 2 * d;
-  if constexpr (kCount == 2) *reinterpret_cast<uint32_t*>(dst) = pair[0];
-  if constexpr (kCount == 4) *reinterpret_cast<uint2*>(dst) = {pair[0], pair[1]};
-  if constexpr (kCount == 8) {
-    *reinterpret_cast<uint4*>(dst) = {pair[0], pair[1], pair[2], pair[3]};
-  }
+}
+
+/// The same in a run-time type.
+template <int kArch = 80, int kCount>
+FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
+                                  const float (&x)[kCount]) {
+  with_output_dtype(t, [&]<DType kType>() { store_typed<kType, kArch>(row, d, dim, x); });
 }
 
 /// Partial O [D_vo] of a split tile's row, normalised fp32, rows 32-byte aligned.
