@@ -68,6 +68,12 @@ class PlanHeader(NamedTuple):
     cost_per_kv: int
     cost_per_kv_row: int
     max_rows: int
+    policy: int
+    policy_percent: int
+    cost_per_split: int
+    price: int
+    other_price: int
+    units_per_us: int
 
 
 def _record(*fields: str) -> np.dtype[np.void]:
@@ -199,7 +205,8 @@ class Plan:
     def cost(self, item: Any = None) -> npt.NDArray[np.int64]:
         """Estimate the time of work items, in the scheduler's units.
 
-        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``
+        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``, and
+        ``cost_per_split`` for a part of a split tile.
 
         Parameters
         ----------
@@ -218,7 +225,8 @@ class Plan:
         h = self.header
         span = np.subtract(item["kv_end"], item["kv_begin"], dtype=np.int64)
         rows = np.asarray(item["row_count"], dtype=np.int64)
-        return np.asarray(h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows))
+        cost = h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows)
+        return np.asarray(cost + h.cost_per_split * (np.asarray(item["slot"]) >= 0))
 
     @property
     def balance(self) -> float:
