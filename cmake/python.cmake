@@ -19,6 +19,9 @@ function(flashbsr_add_python_module target)
                       NB_DOMAIN flashbsr ${ARGN})
   flashbsr_compile_options(${target})
   target_link_libraries(${target} PRIVATE flashbsr_headers flashbsr_cpu)
+  if(TARGET flashbsr_cuda)
+    target_link_libraries(${target} PRIVATE flashbsr_cuda)
+  endif()
   nanobind_add_stub(${target}_stub MODULE ${target} OUTPUT ${target}.pyi DEPENDS ${target}
                     PATTERN_FILE "${PROJECT_SOURCE_DIR}/cmake/_core.pat"
                     PYTHON_PATH $<TARGET_FILE_DIR:${target}>)

@@ -3,7 +3,8 @@
 """The table of bad calls: each row changes one thing of a call that is good.
 
 `GOOD` are the calls, which read their arrays from a `World`; a row says which call, the name that
-the error must give, and the change. `World` remembers what must not change.
+the error must give, and the change. Arrays are made and changed in NumPy; `World.call` takes them
+to the world's device, and the world remembers what must not change.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import flashbsr
 import ml_dtypes
 import numpy as np
+from harness import CPU, Device
 
 F32 = np.float32
 I32 = np.int32
@@ -30,26 +32,61 @@ def i64(*values: int) -> np.ndarray:
 
 
 class World:
-    """A batch of three requests (3, 1, 2 query tokens; 10, 4, 3 KV tokens), 4 query heads on 2."""
+    """A batch of three requests (3, 1, 2 query tokens; 10, 4, 3 KV tokens), 4 query heads on 2.
 
-    def __init__(self) -> None:
+    Attention is float32 on the CPU, float16 on CUDA, which has no float32 kernels.
+    """
+
+    def __init__(self, device: Device = CPU) -> None:
+        self.device = device
+        self._sent: list[tuple[np.ndarray, Any]] = []
         rng = np.random.default_rng(0)
+        dtype = np.float16 if device.is_cuda else F32
 
         def normal(*shape: int) -> np.ndarray:
-            return rng.standard_normal(shape).astype(F32)
+            return rng.standard_normal(shape).astype(dtype)
 
         self.q = normal(6, 4, 16)
         self.k, self.v = normal(17, 2, 16), normal(17, 2, 16)
         self.cache = normal(7, 2, 4, 2, 16)
         self.k_cache, self.v_cache = normal(7, 4, 2, 16), normal(7, 4, 2, 16)
-        self.out, self.lse = np.full((6, 4, 16), np.nan, F32), np.full((6, 4), np.nan, F32)
+        self.out, self.lse = np.full((6, 4, 16), np.nan, dtype), np.full((6, 4), np.nan, F32)
         self.rows = normal(5, 2, 16)
         self.states = normal(6, 4, 16)
-        self.state_lse = normal(6, 4)
+        self.state_lse = normal(6, 4).astype(F32)
         self.before = self.bits()
 
     def bits(self) -> list[bytes]:
         return [x.tobytes() for x in vars(self).values() if isinstance(x, np.ndarray)]
+
+    def send(self, x: Any) -> Any:
+        """Take an array, or a tuple of arrays, to the device with its strides; else `x` itself."""
+        if isinstance(x, tuple):
+            return tuple(map(self.send, x))
+        if self.device is CPU or not isinstance(x, np.ndarray):
+            return x
+        if x.dtype.kind == "O" or not x.dtype.isnative:
+            return x  # no tensor can hold it
+        # From the first element to the last, whatever lies between.
+        steps = [stride // x.itemsize for stride in x.strides]
+        last = sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
+        count = last + 1 if x.size else 0
+        span = np.lib.stride_tricks.as_strided(x, (count,), (x.itemsize,))
+        sent = self.device.put(span).as_strided(x.shape, steps, 0)
+        self._sent.append((x, sent))
+        return sent
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`function` of arguments on the device."""
+        return function(
+            *map(self.send, args), **{name: self.send(value) for name, value in kwargs.items()}
+        )
+
+    def untouched(self) -> bool:
+        """Whether the world and everything that was sent are what they were."""
+        return self.bits() == self.before and all(
+            self.device.get(sent).tobytes() == x.tobytes() for x, sent in self._sent
+        )
 
 
 PAGED: dict[str, Any] = {
@@ -75,75 +112,78 @@ BSR: dict[str, Any] = {
 TASK: dict[str, Any] = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
 
 
-def engine(spec: dict[str, Any] | None = None, **task: Any) -> flashbsr.Attention:
+def engine(w: World, spec: dict[str, Any] | None = None, **task: Any) -> flashbsr.Attention:
     return flashbsr.Attention(
-        flashbsr.AttentionSpec(**(spec or {})), flashbsr.TaskInfo(**{**TASK, **task})
+        flashbsr.AttentionSpec(**(spec or {})),
+        flashbsr.TaskInfo(**{**TASK, "backend": w.device.backend, **task}),
     )
 
 
 def make_spec(w: World, **changes: Any) -> Any:
-    return flashbsr.AttentionSpec(**changes)
+    return w.call(flashbsr.AttentionSpec, **changes)
 
 
 def make_task(w: World, **changes: Any) -> Any:
-    return flashbsr.TaskInfo(**{**TASK, **changes})
+    return w.call(flashbsr.TaskInfo, **{**TASK, **changes})
 
 
 def make_engine(w: World, **changes: Any) -> Any:
     arguments = {
         "spec": flashbsr.AttentionSpec(),
-        "task": flashbsr.TaskInfo(**TASK),
+        "task": flashbsr.TaskInfo(**TASK, backend=w.device.backend),
         "workspace": None,
     }
-    return flashbsr.Attention(**{**arguments, **changes})
+    return w.call(flashbsr.Attention, **{**arguments, **changes})
 
 
 def plan_paged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(**{"page_size": 4, **(task or {})})
-    attention.plan(**{**PAGED, **changes})
+    attention = engine(w, **{"page_size": 4, **(task or {})})
+    w.call(attention.plan, **{**PAGED, **changes})
     return attention
 
 
 def plan_ragged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(**(task or {}))
-    attention.plan(**{**RAGGED, **changes})
+    attention = engine(w, **(task or {}))
+    w.call(attention.plan, **{**RAGGED, **changes})
     return attention
 
 
 def plan_table(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(**{"page_size": 4, **(task or {})})
-    attention.plan_block_table(**{**TABLE, **changes})
+    attention = engine(w, **{"page_size": 4, **(task or {})})
+    w.call(attention.plan_block_table, **{**TABLE, **changes})
     return attention
 
 
 def plan_bsr(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(**{"page_size": 4, **(task or {})})
-    attention.plan_bsr(**{**BSR, **changes})
+    attention = engine(w, **{"page_size": 4, **(task or {})})
+    w.call(attention.plan_bsr, **{**BSR, **changes})
     return attention
 
 
 def run_paged(
     w: World, spec: dict[str, Any] | None = None, task: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    attention = engine(spec, **{"page_size": 4, **(task or {})})
-    attention.plan(**PAGED)
-    return attention.run(**{"q": w.q, "kv": w.cache, **changes})
+    attention = engine(w, spec, **{"page_size": 4, **(task or {})})
+    w.call(attention.plan, **PAGED)
+    return w.call(attention.run, **{"q": w.q, "kv": w.cache, **changes})
 
 
 def run_pair(w: World, task: dict[str, Any] | None = None, k: Any = None, v: Any = None) -> Any:
-    attention = engine(**{"page_size": 4, **(task or {})})
-    attention.plan(**PAGED)
-    return attention.run(w.q, (w.k_cache if k is None else k, w.v_cache if v is None else v))
+    attention = engine(w, **{"page_size": 4, **(task or {})})
+    w.call(attention.plan, **PAGED)
+    return w.call(
+        attention.run, w.q, (w.k_cache if k is None else k, w.v_cache if v is None else v)
+    )
 
 
 def run_ragged(w: World, spec: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(spec)
-    attention.plan(**RAGGED)
-    return attention.run(**{"q": w.q, "kv": (w.k, w.v), **changes})
+    attention = engine(w, spec)
+    w.call(attention.plan, **RAGGED)
+    return w.call(attention.run, **{"q": w.q, "kv": (w.k, w.v), **changes})
 
 
 def run_unplanned(w: World) -> Any:
-    return engine().run(w.q, (w.k, w.v))
+    return w.call(engine(w).run, w.q, (w.k, w.v))
 
 
 def run_out(w: World, **changes: Any) -> Any:
@@ -170,33 +210,33 @@ def append(w: World, **changes: Any) -> Any:
         "paged_kv_cache": w.cache if changes else w.cache.copy(),
         **APPEND,
     }
-    return flashbsr.append_paged_kv_cache(**{**arguments, **changes})
+    return w.call(flashbsr.append_paged_kv_cache, **{**arguments, **changes})
 
 
 def merge(w: World, **changes: Any) -> Any:
     arguments = {"v_a": w.states, "s_a": w.state_lse, "v_b": w.states, "s_b": w.state_lse}
-    return flashbsr.merge_state(**{**arguments, **changes})
+    return w.call(flashbsr.merge_state, **{**arguments, **changes})
 
 
 def merge_in_place(w: World, **changes: Any) -> Any:
     v, s = (w.states, w.state_lse) if changes else (w.states.copy(), w.state_lse.copy())
     arguments = {"v": v, "s": s, "v_other": w.out, "s_other": w.state_lse}
-    return flashbsr.merge_state_in_place(**{**arguments, **changes})
+    return w.call(flashbsr.merge_state_in_place, **{**arguments, **changes})
 
 
 def merge_many(w: World, **changes: Any) -> Any:
     arguments = {"v": np.stack([w.states] * 3, 1), "s": np.stack([w.state_lse] * 3, 1)}
-    return flashbsr.merge_states(**{**arguments, **changes})
+    return w.call(flashbsr.merge_states, **{**arguments, **changes})
 
 
 def rope(w: World, **changes: Any) -> Any:
     arguments = {"q": w.q, "k": w.q, "indptr": i32(0, 4, 6), "offsets": i32(0, 5)}
-    return flashbsr.apply_rope(**{**arguments, **changes})
+    return w.call(flashbsr.apply_rope, **{**arguments, **changes})
 
 
 def rope_ids(w: World, **changes: Any) -> Any:
     arguments = {"q": w.q, "k": w.q, "pos_ids": i32(0, 1, 2, 3, 4, 5)}
-    return flashbsr.apply_rope_pos_ids(**{**arguments, **changes})
+    return w.call(flashbsr.apply_rope_pos_ids, **{**arguments, **changes})
 
 
 def rope_cache(w: World, **changes: Any) -> Any:
@@ -207,42 +247,42 @@ def rope_cache(w: World, **changes: Any) -> Any:
         "head_size": 16,
         "cos_sin_cache": np.ones((8, 16), F32),
     }
-    return flashbsr.apply_rope_with_cos_sin_cache(**{**arguments, **changes})
+    return w.call(flashbsr.apply_rope_with_cos_sin_cache, **{**arguments, **changes})
 
 
 def bits(w: World, **changes: Any) -> Any:
-    return flashbsr.packbits(**{"x": np.ones(9, bool), **changes})
+    return w.call(flashbsr.packbits, **{"x": np.ones(9, bool), **changes})
 
 
 def segment_bits(w: World, **changes: Any) -> Any:
     arguments = {"x": np.ones(9, bool), "indptr": i32(0, 4, 9)}
-    return flashbsr.segment_packbits(**{**arguments, **changes})
+    return w.call(flashbsr.segment_packbits, **{**arguments, **changes})
 
 
 def seq_lens(w: World, **changes: Any) -> Any:
     arguments = {"kv_indptr": i32(0, 2, 3), "kv_last_page_len": i32(1, 4), "page_size": 4}
-    return flashbsr.get_seq_lens(**{**arguments, **changes})
+    return w.call(flashbsr.get_seq_lens, **{**arguments, **changes})
 
 
 def batch_positions(w: World, **changes: Any) -> Any:
     arguments = {"append_indptr": i32(0, 2, 3), "seq_lens": i32(5, 4), "nnz": 4}
-    return flashbsr.get_batch_indices_positions(**{**arguments, **changes})
+    return w.call(flashbsr.get_batch_indices_positions, **{**arguments, **changes})
 
 
 def single_prefill(w: World, **changes: Any) -> Any:
     arguments = {"q": w.q, "k": w.k, "v": w.v}
-    return flashbsr.single_prefill_with_kv_cache(**{**arguments, **changes})
+    return w.call(flashbsr.single_prefill_with_kv_cache, **{**arguments, **changes})
 
 
 def single_decode(w: World, **changes: Any) -> Any:
     arguments = {"q": w.q[0], "k": w.k, "v": w.v}
-    return flashbsr.single_decode_with_kv_cache(**{**arguments, **changes})
+    return w.call(flashbsr.single_decode_with_kv_cache, **{**arguments, **changes})
 
 
 def decode_wrapper(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, **(make or {}))
+    wrapper = w.call(flashbsr.BatchDecodeWithPagedKVCacheWrapper, None, **(make or {}))
     arguments = {
         "indptr": PAGED["kv_indptr"],
         "indices": PAGED["kv_indices"],
@@ -252,14 +292,14 @@ def decode_wrapper(
         "head_dim": 16,
         "page_size": 4,
     }
-    wrapper.plan(**{**arguments, **changes})
-    return wrapper.run(**{"q": w.q[:3], "paged_kv_cache": w.cache, **(run or {})})
+    w.call(wrapper.plan, **{**arguments, **changes})
+    return w.call(wrapper.run, **{"q": w.q[:3], "paged_kv_cache": w.cache, **(run or {})})
 
 
 def prefill_wrapper(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None, **(make or {}))
+    wrapper = w.call(flashbsr.BatchPrefillWithPagedKVCacheWrapper, None, **(make or {}))
     arguments = {
         "qo_indptr": PAGED["qo_indptr"],
         "paged_kv_indptr": PAGED["kv_indptr"],
@@ -270,17 +310,17 @@ def prefill_wrapper(
         "head_dim_qk": 16,
         "page_size": 4,
     }
-    wrapper.plan(**{**arguments, **changes})
-    return wrapper.run(**{"q": w.q, "paged_kv_cache": w.cache, **(run or {})})
+    w.call(wrapper.plan, **{**arguments, **changes})
+    return w.call(wrapper.run, **{"q": w.q, "paged_kv_cache": w.cache, **(run or {})})
 
 
 def ragged_wrapper(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, **(make or {}))
+    wrapper = w.call(flashbsr.BatchPrefillWithRaggedKVCacheWrapper, None, **(make or {}))
     arguments = {**RAGGED, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
-    wrapper.plan(**{**arguments, **changes})
-    return wrapper.run(**{"q": w.q, "k": w.k, "v": w.v, **(run or {})})
+    w.call(wrapper.plan, **{**arguments, **changes})
+    return w.call(wrapper.run, **{"q": w.q, "k": w.k, "v": w.v, **(run or {})})
 
 
 def batch_attention(
@@ -298,8 +338,8 @@ def batch_attention(
         "head_dim_vo": 16,
         "page_size": 4,
     }
-    wrapper.plan(**{**arguments, **changes})
-    return wrapper.run(**{"q": w.q, "kv_cache": w.cache, **(run or {})})
+    w.call(wrapper.plan, **{**arguments, **changes})
+    return w.call(wrapper.run, **{"q": w.q, "kv_cache": w.cache, **(run or {})})
 
 
 def sparse_wrapper(w: World, run: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -315,8 +355,8 @@ def sparse_wrapper(w: World, run: dict[str, Any] | None = None, **changes: Any) 
         "num_kv_heads": 2,
         "head_dim": 16,
     }
-    wrapper.plan(**{**arguments, **changes})
-    return wrapper.run(**{"q": w.q, "k": w.k[:16], "v": w.v[:16], **(run or {})})
+    w.call(wrapper.plan, **{**arguments, **changes})
+    return w.call(wrapper.run, **{"q": w.q, "k": w.k[:16], "v": w.v[:16], **(run or {})})
 
 
 GOOD: list[Callable[..., Any]] = [
@@ -359,3 +399,7 @@ class Bad(NamedTuple):
     names: str
     why: str
     changes: dict[str, Any] | Callable[[World], dict[str, Any]]
+    #: Only who reads the array can see it: the helper functions do not bring it back from a GPU.
+    contents: bool = False
+    #: About what the CPU has not got, or before any array.
+    cpu_only: bool = False

@@ -1,9 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cases on devices and compares. A backend joins the suite by a line in `DEVICES`."""
+"""Runs cases on devices and compares. A backend joins the suite by a line in `_devices`."""
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import importlib
 import os
 from collections.abc import Callable
@@ -14,8 +16,10 @@ import cases
 import flashbsr
 import numpy as np
 import pytest
+import torch_device
 from cases import Case, Problem
 from compare import MismatchError, assert_attention
+from flashbsr.info import engine_info
 
 
 def framework(name: str) -> Any:
@@ -25,19 +29,84 @@ def framework(name: str) -> Any:
     return pytest.importorskip(name)
 
 
+def _same(case: Case) -> Case:
+    return case
+
+
 @dataclass(frozen=True)
 class Device:
-    """Where cases run: the backend's name, and how arrays get there and back."""
+    """Where cases run: the backend, how arrays get there and back, and what it makes of a case."""
 
     name: str
     backend: str
-    put: Callable[[np.ndarray], Any]
+    put: Callable[[Any], Any]
     get: Callable[[Any], np.ndarray]
+    adapt: Callable[[Case], Case] = _same
+
+    def build(self, case: Case) -> Problem:
+        """Arrays of the case as this device runs it, still on the host."""
+        return cases.build(self.adapt(case))
+
+    def put_kv(self, kv: Any) -> Any:
+        """Copy a stacked cache or a tuple of K and V."""
+        return tuple(map(self.put, kv)) if isinstance(kv, tuple) else self.put(kv)
+
+    def upload(self, problem: Problem, indices: bool = False) -> Problem:
+        """The problem with q, KV and the run's options on the device; `indices` too if asked."""
+        options = {name: self.put(value) for name, value in problem.run_options.items()}
+        names = ["q"]
+        if indices:
+            names += ["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "block_tables"]
+            names += ["kv_lens", "custom_mask", "packed_mask"]
+        moved = {name: self.put(getattr(problem, name)) for name in names}
+        return dataclasses.replace(
+            problem, kv=self.put_kv(problem.kv), run_options=options, **moved
+        )
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether kernels of the CUDA engine run here, with their rules."""
+        return self.backend == "cuda"
 
 
-DEVICES = [
-    Device("cpu", "cpu", put=lambda x: x, get=np.asarray),
-]
+CPU = Device("cpu", "cpu", put=lambda x: x, get=np.asarray)
+
+
+def has_gpu() -> bool:
+    """Ask the driver, so that a machine without one does not import PyTorch to learn that."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return (
+        driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    ) and count.value > 0
+
+
+def _devices() -> list[Device]:
+    """Find the CPU, and CUDA where a GPU, PyTorch with CUDA and a build with the backend are.
+
+    FLASHBSR_TEST_CUDA=0 leaves CUDA out, =1 makes it an error that something is missing.
+    """
+    wish = os.environ.get("FLASHBSR_TEST_CUDA", "")
+    if wish == "0" or (wish != "1" and not has_gpu()):
+        return [CPU]
+    try:
+        torch = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise RuntimeError("PyTorch sees no GPU")
+        if "cuda" not in engine_info()["backends"]:
+            raise RuntimeError("flashbsr was built without CUDA")
+    except (ImportError, RuntimeError):
+        if wish == "1":
+            raise
+        return [CPU]
+    put, get = torch_device.putter(torch, "cuda"), torch_device.getter(torch)
+    return [CPU, Device("cuda", "cuda", put, get, torch_device.adapt)]
+
+
+DEVICES = _devices()
 
 
 def attention_for(problem: Problem, backend: str = "cpu", **task: Any) -> flashbsr.Attention:
@@ -49,56 +118,61 @@ def attention_for(problem: Problem, backend: str = "cpu", **task: Any) -> flashb
 
 
 def assert_poison_survived(view: np.ndarray, label: str) -> None:
-    """Nothing was written around `view`, which `cases.strided` made."""
+    """Nothing was written around `view`, which `cases.strided` made, or a device's `put`."""
     base = view.base
     assert base is not None
-    outside = np.isnan(base.astype(np.float32))
-    outside[(*(slice(0, n) for n in view.shape[:-1]), slice(1, 1 + view.shape[-1]))] = True
+    memory = base.reshape(-1).view(view.dtype)
+    outside = np.isnan(memory.astype(np.float32))
+    at = (view.ctypes.data - memory.ctypes.data) // view.itemsize
+    steps = [stride // view.itemsize for stride in view.strides]
+    np.ndarray(view.shape, bool, outside, at, steps)[...] = True
     if not outside.all():
-        at = tuple(int(i) for i in np.argwhere(~outside)[0])
         raise MismatchError(
-            f"{label}: written outside of the output, at {at} of the array around it"
+            f"{label}: written outside of the output, at element {int(np.argmin(outside))} of the "
+            f"array around it, {at} before its first"
         )
 
 
+def send(device: Device, case: Case) -> tuple[Problem, Problem]:
+    """The case's problem on the host, for the reference, and on the device, index arrays too."""
+    problem = device.build(case)
+    return problem, device.upload(problem, indices=True)
+
+
 def execute(
-    problem: Problem, attention: flashbsr.Attention, device: Device = DEVICES[0], plan: bool = True
+    problem: Problem, attention: flashbsr.Attention, device: Device = CPU, plan: bool = True
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Plan and run on poisoned outputs; `out` and `lse` (natural logarithm; None for sigmoid)."""
     if plan:
         problem.plan(attention)
-    out, lse = problem.new_outputs()
-    kv = (
-        tuple(map(device.put, problem.kv))
-        if isinstance(problem.kv, tuple)
-        else device.put(problem.kv)
-    )
-    options = {
-        name: device.put(value) if isinstance(value, np.ndarray) else value
-        for name, value in problem.run_options.items()
-    }
-    device_out = device.put(out)
+    on_device = device.upload(problem)
+    out, lse = map(device.put, problem.new_outputs())
     if problem.case.variant.activation == "sigmoid":
-        attention.run(device.put(problem.q), kv, out=device_out, **options)
-        return device.get(device_out), None
-    device_lse = device.put(lse)
+        attention.run(on_device.q, on_device.kv, out=out, **on_device.run_options)
+        return device.get(out), None
     attention.run(
-        device.put(problem.q), kv, out=device_out, lse=device_lse, return_lse=True, **options
+        on_device.q, on_device.kv, out=out, lse=lse, return_lse=True, **on_device.run_options
     )
-    lse = device.get(device_lse)
+    lse = device.get(lse)
     if problem.case.task.get("lse_base") == "2":
         lse = lse * np.log(2.0)
-    return device.get(device_out), lse
+    return device.get(out), lse
 
 
-def check_case(case: Case, device: Device = DEVICES[0]) -> None:
-    """Build, run, and only then compute the reference: no recycled buffer can hold the answer."""
-    problem = cases.build(case)
-    attention = attention_for(problem, device.backend)
+def input_bits(problem: Problem, device: Device) -> list[bytes]:
+    """Contents of q and KV, wherever they are."""
     inputs = [problem.q, *(problem.kv if isinstance(problem.kv, tuple) else [problem.kv])]
-    before = [x.tobytes() for x in inputs]
-    out, lse = execute(problem, attention, device)
-    assert [x.tobytes() for x in inputs] == before, "run wrote into its inputs"
+    return [device.get(x).tobytes() for x in inputs]
+
+
+def check_case(case: Case, device: Device = CPU) -> None:
+    """Build, run, and only then compute the reference: no recycled buffer can hold the answer."""
+    problem = device.build(case)
+    attention = attention_for(problem, device.backend)
+    on_device = device.upload(problem)
+    before = input_bits(on_device, device)
+    out, lse = execute(on_device, attention, device)
+    assert input_bits(on_device, device) == before, "run wrote into its inputs"
     compare(problem, out, lse)
     assert_poison_survived(out, case.name)
 

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,7 @@ from flashbsr.bench import (
 from flashbsr.bench import data as bench_data
 from flashbsr.bench.timing import Budget, Side, interleave
 from flashbsr.cli import main, parse_lengths
+from flashbsr.info import cuda_summary
 from harness import framework
 
 
@@ -60,6 +63,40 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert info["isa"] in text
     assert all(kernel["variant"] in text for kernel in info["kernels"])
+    cuda = info["cuda"]
+    assert cuda["available"] == bool(cuda["devices"])
+    assert (cuda["problem"] or cuda["devices"][0]["name"]) in text
+    assert sum(int(row["kernels"]) for row in cuda_summary(cuda["kernels"])) == len(cuda["kernels"])
+    assert all(kernel["targets"] in text for kernel in cuda["kernels"])
+
+
+def test_cuda_kernels_are_the_rows_of_the_table() -> None:
+    """Every row of cpp/instances.txt that the architectures keep, under a name of its own."""
+    kernels = _core.cuda_kernels()
+    if not kernels:
+        pytest.skip("this build has no CUDA kernels")
+    text = (Path(__file__).resolve().parents[1] / "cpp/instances.txt").read_text()
+    rows = [line.split() for line in re.sub("#.*", "", text).splitlines() if line.split()]
+    table = {key for row in rows for key in itertools.product(*(f.split(",") for f in row))}
+    columns = ("family", "arch", "head_dim", "kv", "rows", "variant")
+    shipped = {tuple("-" if k[c] is None else str(k[c]) for c in columns) for k in kernels}
+    assert shipped <= table
+    assert len({kernel["name"] for kernel in kernels}) == len(kernels) == len(shipped)
+    assert all(kernel["image_bytes"] > 0 for kernel in kernels)
+    if {"sm_75", "sm_80", "sm_90"} <= {t for k in kernels for t in k["targets"].split()}:
+        assert shipped == table
+
+
+def test_cuda_summary() -> None:
+    row = {"family": "f", "arch": "sm80", "variant": "plain", "targets": "sm_80", "rows": 8}
+    kernels = [{**row, "kv": kv, "head_dim": dim} for kv in ("f16", "bf16") for dim in (128, 64)]
+    nothing = dict.fromkeys(("kv", "head_dim", "rows", "variant"))
+    kernels.append({"family": "op", "arch": "sm75", "targets": "sm_75", **nothing})
+    folded, op = cuda_summary(kernels)
+    assert folded["kv"] == "f16, bf16"
+    assert folded["head_dims"] == "64, 128"
+    assert (folded["rows"], folded["kernels"]) == ("8", "4")
+    assert (op["kv"], op["variant"], op["kernels"]) == ("-", "-", "1")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import cases
 import numpy as np
 import pytest
 from cases import BF16, F16, F32, Case
-from harness import Device, attention_for, execute
+from harness import CPU, Device, attention_for, execute
 from reference import Variant
 
 # Splits, merges, several tiles a request: whatever could depend on the order of threads.
@@ -37,10 +37,15 @@ def bits(problem: cases.Problem, device: Device, **task: object) -> tuple[bytes,
     return out.tobytes(), b"" if lse is None else lse.tobytes()
 
 
+def threads(device: Device, count: int) -> dict[str, int]:
+    """`num_threads` where threads compute."""
+    return {} if device.is_cuda else {"num_threads": count}
+
+
 @by_name
 def test_repeated_runs(case: Case, device: Device) -> None:
-    problem = cases.build(case)
-    attention = attention_for(problem, device.backend, num_threads=3)
+    problem = device.build(case)
+    attention = attention_for(problem, device.backend, **threads(device, 3))
     problem.plan(attention)
     assert attention.plan_info.header.num_merges > 0
     first = [x.tobytes() for x in execute(problem, attention, device, plan=False) if x is not None]
@@ -51,10 +56,11 @@ def test_repeated_runs(case: Case, device: Device) -> None:
 
 @by_name
 @pytest.mark.parametrize("num_workers", [None, 1, 5])
-def test_thread_counts(case: Case, num_workers: int | None, device: Device) -> None:
+def test_thread_counts(case: Case, num_workers: int | None) -> None:
+    """Of the CPU; a GPU's parallelism is its own."""
     problem = cases.build(case)
     results = {
-        bits(problem, device, num_workers=num_workers, num_threads=n) for n in (1, 2, 3, 8, None)
+        bits(problem, CPU, num_workers=num_workers, num_threads=n) for n in (1, 2, 3, 8, None)
     }
     assert len(results) == 1
 
@@ -62,6 +68,7 @@ def test_thread_counts(case: Case, num_workers: int | None, device: Device) -> N
 @by_name
 def test_objects_and_workspaces(case: Case, device: Device) -> None:
     """A new object, one used before, one with capacity to spare."""
+    case = device.adapt(case)
     problem = cases.build(case)
     expected = bits(problem, device)
     assert bits(problem, device) == expected
@@ -75,6 +82,7 @@ def test_objects_and_workspaces(case: Case, device: Device) -> None:
 @by_name
 def test_page_permutations(case: Case, device: Device) -> None:
     """Pages lie elsewhere, in another layout: the same bits."""
+    case = device.adapt(case)
     problem = cases.build(case)
     expected = bits(problem, device)
     for kv_layout in ("NHD", "HND"):
@@ -103,7 +111,7 @@ def test_page_permutations(case: Case, device: Device) -> None:
 @pytest.mark.parametrize("split", [16, 100, 4096])
 def test_batch_invariance(dtypes: tuple[str, str, str], split: int, device: Device) -> None:
     """With `fixed_split_size` a request's result does not depend on its company."""
-    base = BUSY.but("invariant", dtypes=dtypes, task={"fixed_split_size": split})
+    base = device.adapt(BUSY.but("invariant", dtypes=dtypes, task={"fixed_split_size": split}))
     together = cases.build(base)
     out, lse = execute(together, attention_for(together, device.backend), device)
     for i in range(len(base.q_lens)):
@@ -115,11 +123,10 @@ def test_batch_invariance(dtypes: tuple[str, str, str], split: int, device: Devi
         alone.kv_indptr = np.array([0, pages.stop - pages.start], np.int32)
         alone.qo_indptr = np.array([0, rows.stop - rows.start], np.int32)
         alone.last_page_len = alone.last_page_len[i : i + 1]
-        for threads in (1, 4):
-            out_one, lse_one = execute(
-                alone,
-                attention_for(alone, device.backend, num_workers=3, num_threads=threads),
-                device,
+        for count in (1, 4):
+            attention = attention_for(
+                alone, device.backend, num_workers=2 + count, **threads(device, count)
             )
+            out_one, lse_one = execute(alone, attention, device)
             np.testing.assert_array_equal(out_one, out[rows])
             np.testing.assert_array_equal(lse_one, lse[rows])

@@ -70,7 +70,7 @@ def test_ragged_and_paged_are_equal(
     device: Device, case: Case, layout: dict[str, object], num_workers: int | None
 ) -> None:
     """Bit for bit: the layout only says where a token lies."""
-    case = case.but("workers", task={"num_workers": num_workers})
+    case = device.adapt(case.but("workers", task={"num_workers": num_workers}))
     ragged = cases.build(case)
     out, lse = execute(ragged, attention_for(ragged, device.backend), device)
     compare(ragged, out, lse)
@@ -84,6 +84,7 @@ def test_ragged_and_paged_are_equal(
 @given(CASES)
 def test_contiguous_and_ragged_are_equal(device: Device, case: Case) -> None:
     """`single_prefill_with_kv_cache`, request by request."""
+    case = device.adapt(case)
     problem = cases.build(case)
     out, lse = execute(problem, attention_for(problem, device.backend), device)
     v = case.variant
@@ -95,9 +96,9 @@ def test_contiguous_and_ragged_are_equal(device: Device, case: Case) -> None:
         if "sinks" in problem.run_options:
             return  # not an argument of the single-request functions
         one, one_lse = flashbsr.single_prefill_with_kv_cache(
-            problem.q[rows],
-            k_all[keys],
-            v_all[keys],
+            device.put(problem.q[rows]),
+            device.put(k_all[keys]),
+            device.put(v_all[keys]),
             custom_mask=mask,
             causal=v.causal,
             pos_encoding_mode=v.pos_encoding_mode,
@@ -107,6 +108,7 @@ def test_contiguous_and_ragged_are_equal(device: Device, case: Case) -> None:
         )
         alone = dataclasses.replace(problem, requests=[problem.requests[i]])
         exact, working = alone.reference(), alone.reference(work)
+        one, one_lse = device.get(one), device.get(one_lse)
         assert_attention(one, one_lse, exact, working, work, f"single {i}")
         assert_attention(out[rows], lse[rows], exact, working, work, f"ragged {i}")
 
@@ -142,7 +144,8 @@ def test_bsr_equals_its_dense_mask(
     mask = rng.random((len(indices), r, c)) < 0.7 if with_mask else None
     dense = reference.bsr_mask(bsr_indptr, indices, (m, n), (r, c), mask)
 
-    problem = cases.build(Case("bsr", (m,), (n,), heads=(4, 2), dims=(16, 16), dtypes=dtypes))
+    case = Case("bsr", (m,), (n,), heads=(4, 2), dims=(16, 16), dtypes=dtypes)
+    problem = device.build(case)
     problem.kv = tuple(x.reshape(block_columns, c, 2, 16) for x in problem.kv)
     attention = attention_for(problem, device.backend, page_size=c)
     masks = {}
@@ -161,6 +164,7 @@ def test_bsr_equals_its_dense_mask(
 @given(CASES.filter(lambda case: case.mask is None), st.sampled_from(["bool", "packed"]))
 def test_causal_and_window_as_masks(device: Device, case: Case, kind: str) -> None:
     """A custom mask that spells causality and the window out gives the same result."""
+    case = device.adapt(case)
     problem = cases.build(case)
     out, lse = execute(problem, attention_for(problem, device.backend), device)
     compare(problem, out, lse)
@@ -189,7 +193,7 @@ def test_mask_bits_do_not_shift_across_requests(device: Device) -> None:
     q_lens, kv_lens = (3, 1, 5), (7, 3, 11)
     for request in range(3):
         for row, key in ((0, 0), (q_lens[request] - 1, kv_lens[request] - 1)):
-            problem = cases.build(Case("bit", q_lens, kv_lens, dims=(8, 8), mask="packed"))
+            problem = device.build(Case("bit", q_lens, kv_lens, dims=(8, 8), mask="packed"))
             masks = [np.zeros(n, bool) for n in zip(q_lens, kv_lens, strict=True)]
             masks[request][row, key] = True
             problem.custom_mask = np.concatenate([mask.ravel() for mask in masks])
@@ -201,15 +205,17 @@ def test_mask_bits_do_not_shift_across_requests(device: Device) -> None:
             assert np.isfinite(lse[at]).all()
             assert np.isneginf(np.delete(lse, at, axis=0)).all()
             assert (np.delete(out, at, axis=0) == 0).all()
-            value = problem.requests[request][2][key]
-            np.testing.assert_allclose(out[at], np.repeat(value, 2, axis=0), rtol=1e-6)
+            value = problem.requests[request][2][key].astype(np.float32)
+            np.testing.assert_allclose(
+                out[at].astype(np.float32), np.repeat(value, 2, axis=0), rtol=1e-6
+            )
 
 
 @pytest.mark.parametrize("index_type", [np.int32, np.int64])
 def test_index_types(index_type: type, device: Device) -> None:
     """int64 is accepted, and checked into range."""
     for layout in ("ragged", "paged", "paged_lens", "table"):
-        problem = cases.build(cases.MIXED.but("index", layout=layout))
+        problem = device.build(cases.MIXED.but("index", layout=layout))
         if problem.kv_indices is not None:
             problem.kv_indices = problem.kv_indices[: problem.kv_indptr[-1]]
         if problem.block_tables is not None:
@@ -229,7 +235,7 @@ def test_index_types(index_type: type, device: Device) -> None:
 
 
 def test_index_arrays_may_be_strided_or_lists(device: Device) -> None:
-    problem = cases.build(cases.MIXED.but("strided", layout="paged"))
+    problem = device.build(cases.MIXED.but("strided", layout="paged"))
     for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len"):
         x = getattr(problem, name)
         wide = np.full((len(x), 3), cases.GARBAGE, np.int32)
@@ -243,7 +249,7 @@ def test_index_arrays_may_be_strided_or_lists(device: Device) -> None:
 
 def test_plan_keeps_no_reference_to_index_arrays(device: Device) -> None:
     """The caller may overwrite its index arrays and masks as soon as `plan` returns."""
-    problem = cases.build(cases.MIXED.but("reused", layout="paged", mask="packed"))
+    problem = device.build(cases.MIXED.but("reused", layout="paged", mask="packed"))
     attention = attention_for(problem, device.backend)
     problem.plan(attention)
     for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "packed_mask"):

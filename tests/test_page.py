@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import reference
 from cases import GARBAGE, indptr, poisoned, strided
-from hypothesis import given
+from harness import Device, assert_poison_survived
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import DTYPES
 
@@ -47,13 +48,26 @@ class Batch:
             arrays.append(strided(poisoned(shape, dtype), dtype))
         return tuple(arrays)
 
+    def on(self, device: Device) -> tuple[Any, ...]:
+        """Arguments of an append behind the rows: (indices and positions), (the page table)."""
+        table = self.kv_indices, self.kv_indptr, self.last_page_len
+        return tuple(map(device.put, (self.batch_indices, self.positions))), tuple(
+            map(device.put, table)
+        )
+
 
 def equal_bits(a: np.ndarray, b: np.ndarray) -> None:
-    """Equal as bits, NaN included, also what lies around a view."""
-    for x, y in ((a, b), (a.base, b.base)):
-        np.testing.assert_array_equal(
-            np.ascontiguousarray(x).view(np.uint8), np.ascontiguousarray(y).view(np.uint8)
-        )
+    """Equal as bits, NaN included."""
+    np.testing.assert_array_equal(
+        np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8)
+    )
+
+
+def check_cache(device: Device, cache: Any, expected: tuple[np.ndarray, ...]) -> None:
+    """The cache's bits, and the poison around it."""
+    for got, want in zip(map(device.get, cache), expected, strict=True):
+        equal_bits(got, want)
+        assert_poison_survived(got, "cache")
 
 
 SAME = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
@@ -62,25 +76,20 @@ SAME = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("dtype", SAME)
-def test_append(kv_layout: str, page_size: int, dtype: str, rng: np.random.Generator) -> None:
+def test_append(
+    kv_layout: str, page_size: int, dtype: str, rng: np.random.Generator, device: Device
+) -> None:
     """Exactly the appended slots change, on pages, tails and padding alike."""
     batch = Batch([5, 100, 0, 17, 1], [5, 30, 0, 1, 1], page_size)
     heads, dims = 3, (40, 24)
     key, value = (
         strided(rng.standard_normal((37, heads, dim)).astype(DTYPES[dtype]), dtype) for dim in dims
     )
-    cache = batch.cache(kv_layout, heads, dims, dtype)
-    expected = tuple(strided(x.copy(), dtype) for x in cache)
+    expected = batch.cache(kv_layout, heads, dims, dtype)
+    cache = device.put_kv(batch.cache(kv_layout, heads, dims, dtype))
+    where, table = batch.on(device)
     result = flashbsr.append_paged_kv_cache(
-        key,
-        value,
-        batch.batch_indices,
-        batch.positions,
-        cache,
-        batch.kv_indices,
-        batch.kv_indptr,
-        batch.last_page_len,
-        kv_layout,
+        device.put(key), device.put(value), *where, cache, *table, kv_layout
     )
     assert result is None
     reference.append(
@@ -93,48 +102,52 @@ def test_append(kv_layout: str, page_size: int, dtype: str, rng: np.random.Gener
         batch.kv_indptr,
         kv_layout,
     )
-    for got, want in zip(cache, expected, strict=True):
-        equal_bits(got, want)
+    check_cache(device, cache, expected)
 
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_append_to_a_stacked_cache_in_parts(kv_layout: str, rng: np.random.Generator) -> None:
+def test_append_to_a_stacked_cache_in_parts(
+    kv_layout: str, rng: np.random.Generator, device: Device
+) -> None:
     """A prompt in three chunks gives the same cache as in one, and attention can read it."""
     seq_lens, page_size, heads, dim = [40, 23], 8, 2, 32
-    tokens = [rng.standard_normal((n, 2, heads, dim)).astype(np.float32) for n in seq_lens]
+    tokens = [rng.standard_normal((n, 2, heads, dim)).astype(np.float16) for n in seq_lens]
     counts = [5, 3]
     shape = (8, 2, page_size, heads, dim) if kv_layout == "NHD" else (8, 2, heads, page_size, dim)
-    cache = np.full(shape, np.nan, np.float32)
+    cache = device.put(np.full(shape, np.nan, np.float16))
     indices = np.random.default_rng(0).permutation(8).astype(np.int32)
     done = [0, 0]
     for upto in ([7, 23], [8, 23], [40, 23]):
         new = [b - a for a, b in zip(done, upto, strict=True)]
         pages = [-(-n // page_size) for n in upto]
-        kv_indptr = indptr(pages)
         kv_indices = np.concatenate(
             [indices[start : start + n] for start, n in zip((0, counts[0]), pages, strict=True)]
         )
         rows = np.concatenate([x[a:b] for x, a, b in zip(tokens, done, upto, strict=True)])
-        seq = np.array(upto, np.int32)
-        batch_indices, positions = flashbsr.get_batch_indices_positions(indptr(new), seq, len(rows))
         last = np.array([(n - 1) % page_size + 1 for n in upto], np.int32)
+        append_indptr, seq, table_indptr, kv_indices, last = map(
+            device.put, (indptr(new), np.array(upto, np.int32), indptr(pages), kv_indices, last)
+        )
+        where = flashbsr.get_batch_indices_positions(append_indptr, seq, len(rows))
+        on_device = device.put(rows)
         flashbsr.append_paged_kv_cache(
-            rows[:, 0],
-            rows[:, 1],
-            batch_indices,
-            positions,
+            on_device[:, 0],
+            on_device[:, 1],
+            *where,
             cache,
             kv_indices,
-            kv_indptr,
+            table_indptr,
             last,
             kv_layout,
         )
-        np.testing.assert_array_equal(flashbsr.get_seq_lens(kv_indptr, last, page_size), upto)
+        got = device.get(flashbsr.get_seq_lens(table_indptr, last, page_size))
+        np.testing.assert_array_equal(got, upto)
         done = upto
+    filled = device.get(cache)
     for request, start in ((0, 0), (1, counts[0])):
         pages = indices[start : start + counts[request]]
         for which in (0, 1):
-            got = reference.gather_pages(cache[:, which], pages, seq_lens[request], kv_layout)
+            got = reference.gather_pages(filled[:, which], pages, seq_lens[request], kv_layout)
             np.testing.assert_array_equal(got, tokens[request][:, which])
 
 
@@ -143,27 +156,18 @@ def test_append_to_a_stacked_cache_in_parts(kv_layout: str, rng: np.random.Gener
     ("cache_dtype", "largest"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)]
 )
 def test_append_quantises(
-    dtype: str, cache_dtype: str, largest: float, rng: np.random.Generator
+    dtype: str, cache_dtype: str, largest: float, rng: np.random.Generator, device: Device
 ) -> None:
     """Rows are divided by the scale, saturate at the largest number, and round to nearest even."""
     batch = Batch([9], [9], 4)
     rows = rng.standard_normal((9, 2, 16)) * 10.0 ** rng.integers(-4, 5, (9, 2, 16))
     rows = rows.astype(DTYPES[dtype])
     rows[0, 0, :3] = 0, np.nan, -0.0
-    cache = batch.cache("NHD", 2, (16, 16), cache_dtype)
-    flashbsr.append_paged_kv_cache(
-        rows,
-        rows,
-        batch.batch_indices,
-        batch.positions,
-        cache,
-        batch.kv_indices,
-        batch.kv_indptr,
-        batch.last_page_len,
-        k_scale=0.25,
-        v_scale=8.0,
-    )
-    for x, scale in zip(cache, (0.25, 8.0), strict=True):
+    cache = device.put_kv(batch.cache("NHD", 2, (16, 16), cache_dtype))
+    where, table = batch.on(device)
+    both = device.put(rows), device.put(rows)
+    flashbsr.append_paged_kv_cache(*both, *where, cache, *table, k_scale=0.25, v_scale=8.0)
+    for x, scale in zip(map(device.get, cache), (0.25, 8.0), strict=True):
         got = reference.gather_pages(x, batch.kv_indices[:3], 9, "NHD")
         scaled = np.clip(rows.astype(np.float32) / np.float32(scale), -largest, largest)
         want = scaled.astype(DTYPES[cache_dtype])
@@ -171,17 +175,16 @@ def test_append_quantises(
         assert np.isnan(got[0, 0, 1].astype(np.float32))
 
 
-def test_append_skips_padding(rng: np.random.Generator) -> None:
+def test_append_skips_padding(rng: np.random.Generator, device: Device) -> None:
     """Rows with batch index -1 are not written, whatever their position says."""
     batch = Batch([9, 4], [3, 2], 4)
     key, value = rng.standard_normal((2, 8, 1, 8)).astype(np.float32)
-    cache = batch.cache("NHD", 1, (8, 8), "float32")
-    expected = tuple(strided(x.copy(), "float32") for x in cache)
+    expected = batch.cache("NHD", 1, (8, 8), "float32")
+    cache = device.put_kv(batch.cache("NHD", 1, (8, 8), "float32"))
     padded = np.concatenate([batch.batch_indices, [-1, -1, -1]]).astype(np.int32)
     positions = np.concatenate([batch.positions, [0, GARBAGE, -7]]).astype(np.int32)
-    flashbsr.append_paged_kv_cache(
-        key, value, padded, positions, cache, batch.kv_indices, batch.kv_indptr, batch.last_page_len
-    )
+    rows = (device.put(x) for x in (key, value, padded, positions))
+    flashbsr.append_paged_kv_cache(*rows, cache, *batch.on(device)[1])
     reference.append(
         key[:5],
         value[:5],
@@ -192,22 +195,27 @@ def test_append_skips_padding(rng: np.random.Generator) -> None:
         batch.kv_indptr,
         "NHD",
     )
-    for got, want in zip(cache, expected, strict=True):
-        equal_bits(got, want)
+    check_cache(device, cache, expected)
 
 
+# The device fixture is the same in every example.
+per_device = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 LENS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8).map(
     lambda pairs: [(max(a, b), min(a, b)) for a, b in pairs]
 )
 
 
+@per_device
 @given(LENS, st.integers(0, 5))
-def test_batch_indices_and_positions(lens: list[tuple[int, int]], padding: int) -> None:
+def test_batch_indices_and_positions(
+    device: Device, lens: list[tuple[int, int]], padding: int
+) -> None:
     batch = Batch([n for n, _ in lens], [m for _, m in lens], 4)
     nnz = int(batch.append_indptr[-1]) + padding
-    batch_indices, positions = flashbsr.get_batch_indices_positions(
-        batch.append_indptr, batch.seq_lens, nnz
+    results = flashbsr.get_batch_indices_positions(
+        device.put(batch.append_indptr), device.put(batch.seq_lens), nnz
     )
+    batch_indices, positions = map(device.get, results)
     assert batch_indices.dtype == positions.dtype == np.int32
     assert batch_indices.shape == positions.shape == (nnz,)
     used = nnz - padding
@@ -216,24 +224,21 @@ def test_batch_indices_and_positions(lens: list[tuple[int, int]], padding: int) 
     assert (batch_indices[used:] == -1).all()
 
 
-def test_batch_indices_into_given_arrays() -> None:
-    given_indices, given_positions = np.full(6, 77, np.int32), np.full(6, 77, np.int32)
-    batch_indices, positions = flashbsr.get_batch_indices_positions(
-        np.array([0, 2, 5], np.int32),
-        np.array([10, 3], np.int32),
-        6,
-        given_indices,
-        given_positions,
-    )
-    assert batch_indices is given_indices
-    assert positions is given_positions
-    assert given_indices.tolist() == [0, 0, 1, 1, 1, -1]
-    assert given_positions.tolist()[:5] == [8, 9, 0, 1, 2]
+def test_batch_indices_into_given_arrays(device: Device) -> None:
+    outs = tuple(device.put(np.full(6, 77, np.int32)) for _ in range(2))
+    starts, lens = (device.put(np.array(x, np.int32)) for x in ([0, 2, 5], [10, 3]))
+    results = flashbsr.get_batch_indices_positions(starts, lens, 6, *outs)
+    assert results[0] is outs[0]
+    assert results[1] is outs[1]
+    assert device.get(outs[0]).tolist() == [0, 0, 1, 1, 1, -1]
+    assert device.get(outs[1]).tolist()[:5] == [8, 9, 0, 1, 2]
 
 
+@per_device
 @given(st.lists(st.integers(0, 300), max_size=8), st.integers(1, 70))
-def test_seq_lens(seq_lens: list[int], page_size: int) -> None:
+def test_seq_lens(device: Device, seq_lens: list[int], page_size: int) -> None:
     batch = Batch(seq_lens, [0] * len(seq_lens), page_size)
-    got = flashbsr.get_seq_lens(batch.kv_indptr, batch.last_page_len, page_size)
+    table = device.put(batch.kv_indptr), device.put(batch.last_page_len)
+    got = device.get(flashbsr.get_seq_lens(*table, page_size))
     assert got.dtype == np.int32
     np.testing.assert_array_equal(got, seq_lens)

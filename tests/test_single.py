@@ -9,8 +9,8 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
-from cases import BF16, F16, F32, Case, Problem, build
-from harness import compare
+from cases import BF16, F16, F32, Case, Problem
+from harness import Device, compare, send
 from reference import Variant
 
 SPEC = {
@@ -29,69 +29,77 @@ by_dtypes = pytest.mark.parametrize(
 )
 
 
-def check(problem: Problem, result: Any, causal: bool = False, **options: Any) -> None:
+def check(
+    device: Device, problem: Problem, result: Any, causal: bool = False, **options: Any
+) -> None:
     """`result` is (out, lse) of the problem under other options of the computation."""
     problem.case = problem.case.but("options", variant=Variant(causal=causal, **options), task={})
-    compare(problem, *result)
+    compare(problem, *map(device.get, result))
 
 
 @by_spec
 @by_dtypes
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_single_decode(options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str) -> None:
-    problem = build(Case("one", (1,), (77,), heads=(8, 2), dtypes=dtypes, kv_layout=kv_layout))
-    out, lse = flashbsr.single_decode_with_kv_cache(
-        problem.q[0], *problem.kv, kv_layout, return_lse=True, **options
-    )
-    assert out.shape == (8, 64)
-    assert lse.shape == (8,)
-    np.testing.assert_array_equal(
-        out, flashbsr.single_decode_with_kv_cache(problem.q[0], *problem.kv, kv_layout, **options)
-    )
-    check(problem, (out[None], lse[None]), **options)
+def test_single_decode(
+    options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str, device: Device
+) -> None:
+    case = Case("one", (1,), (77,), heads=(8, 2), dtypes=dtypes, kv_layout=kv_layout)
+    problem, there = send(device, case)
+    args = there.q[0], *there.kv, kv_layout
+    out, lse = flashbsr.single_decode_with_kv_cache(*args, return_lse=True, **options)
+    assert tuple(out.shape) == (8, 64)
+    assert tuple(lse.shape) == (8,)
+    again = flashbsr.single_decode_with_kv_cache(*args, **options)
+    np.testing.assert_array_equal(device.get(out), device.get(again))
+    check(device, problem, (out[None], lse[None]), **options)
 
 
-def test_single_decode_scales() -> None:
-    problem = build(Case("one", (1,), (77,), dtypes=("bfloat16", "float8_e5m2", "bfloat16")))
+def test_single_decode_scales(device: Device) -> None:
+    case = Case("one", (1,), (77,), dtypes=("bfloat16", "float8_e5m2", "bfloat16"))
+    problem, there = send(device, case)
     scales = {"q_scale": 0.5, "k_scale": 2.5, "v_scale": 0.3}
     out, lse = flashbsr.single_decode_with_kv_cache(
-        problem.q[0], *problem.kv, return_lse=True, **scales
+        there.q[0], *there.kv, return_lse=True, **scales
     )
     problem.run_options = scales
-    check(problem, (out[None], lse[None]))
+    check(device, problem, (out[None], lse[None]))
 
 
 @by_spec
 @by_dtypes
 @pytest.mark.parametrize("causal", [False, True])
-def test_single_prefill(options: dict[str, Any], dtypes: tuple[str, ...], causal: bool) -> None:
-    problem = build(Case("one", (33,), (77,), heads=(8, 2), dims=(64, 32), dtypes=dtypes))
+def test_single_prefill(
+    options: dict[str, Any], dtypes: tuple[str, ...], causal: bool, device: Device
+) -> None:
+    case = Case("one", (33,), (77,), heads=(8, 2), dims=(64, 32), dtypes=dtypes)
+    problem, there = send(device, case)
     result = flashbsr.single_prefill_with_kv_cache(
-        problem.q, *problem.kv, causal=causal, return_lse=True, **options
+        there.q, *there.kv, causal=causal, return_lse=True, **options
     )
-    check(problem, result, causal, **options)
+    check(device, problem, result, causal, **options)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_single_prefill_masks(packed: bool, kv_layout: str) -> None:
+def test_single_prefill_masks(packed: bool, kv_layout: str, device: Device) -> None:
     """The mask has rank 2 here, and replaces causality."""
-    problem = build(Case("one", (33,), (77,), mask="bool", kv_layout=kv_layout))
+    problem, there = send(device, Case("one", (33,), (77,), mask="bool", kv_layout=kv_layout))
     mask = problem.requests[0][3]
     masks = (
-        {"packed_custom_mask": flashbsr.packbits(mask.ravel(), "little")}
+        {"packed_custom_mask": device.put(flashbsr.packbits(mask.ravel(), "little"))}
         if packed
-        else {"custom_mask": mask}
+        else {"custom_mask": device.put(mask)}
     )
     for causal in (False, True):
         result = flashbsr.single_prefill_with_kv_cache(
-            problem.q, *problem.kv, kv_layout=kv_layout, causal=causal, return_lse=True, **masks
+            there.q, *there.kv, kv_layout=kv_layout, causal=causal, return_lse=True, **masks
         )
-        compare(problem, *result)
+        compare(problem, *map(device.get, result))
 
 
-def test_single_prefill_scales_and_output_type() -> None:
-    problem = build(
+def test_single_prefill_scales_and_output_type(device: Device) -> None:
+    problem, there = send(
+        device,
         Case(
             "one",
             (9,),
@@ -99,22 +107,22 @@ def test_single_prefill_scales_and_output_type() -> None:
             heads=(4, 2),
             dtypes=("float16", "float8_e4m3fn", "float32"),
             scales="head",
-        )
+        ),
     )
-    options = problem.run_options
+    options = there.run_options
     result = flashbsr.single_prefill_with_kv_cache(
-        problem.q,
-        *problem.kv,
+        there.q,
+        *there.kv,
         options["q_scale"],
         options["k_scale"],
         options["v_scale"],
         "float32",
         return_lse=True,
     )
-    assert result[0].dtype == np.float32
-    compare(problem, *result)
+    assert device.get(result[0]).dtype == np.float32
+    compare(problem, *map(device.get, result))
     problem.run_options = {"k_scale": 0.25, "v_scale": 3.0}
     result = flashbsr.single_prefill_with_kv_cache(
-        problem.q, *problem.kv, o_dtype=np.float32, return_lse=True, k_scale=0.25, v_scale=3.0
+        there.q, *there.kv, o_dtype=np.float32, return_lse=True, k_scale=0.25, v_scale=3.0
     )
-    compare(problem, *result)
+    compare(problem, *map(device.get, result))

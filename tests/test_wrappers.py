@@ -12,8 +12,8 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
-from cases import BF16, F16, F32, Case, Problem, build
-from harness import compare
+from cases import BF16, F16, F32, Case, Problem
+from harness import Device, compare, send
 from reference import Variant
 
 DECODE = Case("decode", 4 * (1,), (1, 130, 40, 64), layout="paged", decode=True, heads=(8, 2))
@@ -36,10 +36,12 @@ by_dtypes = pytest.mark.parametrize(
 )
 
 
-def check(problem: Problem, result: Any, causal: bool = False, **options: Any) -> None:
+def check(
+    device: Device, problem: Problem, result: Any, causal: bool = False, **options: Any
+) -> None:
     """`result` is (out, lse) of the problem under other options of the computation."""
     problem.case = problem.case.but("options", variant=Variant(causal=causal, **options), task={})
-    compare(problem, *result)
+    compare(problem, *map(device.get, result))
 
 
 def decode_args(problem: Problem) -> tuple[Any, ...]:
@@ -69,19 +71,25 @@ def ragged_args(problem: Problem) -> tuple[Any, ...]:
 @by_spec
 @by_dtypes
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_batch_decode(options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str) -> None:
-    problem = build(DECODE.but("", dtypes=dtypes, kv_layout=kv_layout))
+def test_batch_decode(
+    options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str, device: Device
+) -> None:
+    problem, there = send(
+        device, DECODE.but("", dtypes=dtypes, kv_layout=kv_layout, variant=Variant(**options))
+    )
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout)
-    wrapper.plan(*decode_args(problem), **options)
-    check(problem, wrapper.run(problem.q, problem.kv, return_lse=True), **options)
+    wrapper.plan(*decode_args(there), **options)
+    check(device, problem, wrapper.run(there.q, there.kv, return_lse=True), **options)
 
 
-def test_batch_decode_positional_options() -> None:
+def test_batch_decode_positional_options(device: Device) -> None:
     """The order in which serving engines pass the options positionally."""
-    problem = build(DECODE.but("", dtypes=BF16))
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(np.zeros(1 << 20, np.uint8), "NHD")
+    problem, there = send(device, DECODE.but("", dtypes=BF16))
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(
+        device.put(np.zeros(1 << 20, np.uint8)), "NHD"
+    )
     wrapper.plan(
-        *decode_args(problem),
+        *decode_args(there),
         "NONE",
         20,
         3.0,
@@ -93,71 +101,71 @@ def test_batch_decode_positional_options() -> None:
         None,
         None,
     )
-    result = wrapper.run(problem.q, problem.kv, return_lse=True)
-    check(problem, result, window_left=20, logits_soft_cap=3.0, sm_scale=0.3)
+    result = wrapper.run(there.q, there.kv, return_lse=True)
+    check(device, problem, result, window_left=20, logits_soft_cap=3.0, sm_scale=0.3)
 
 
-def test_batch_decode_run_options() -> None:
-    problem = build(DECODE.but("", sinks=True, scales="number"))
+def test_batch_decode_run_options(device: Device) -> None:
+    problem, there = send(device, DECODE.but("", sinks=True, scales="number"))
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None)
-    wrapper.plan(*decode_args(problem), window_left=33)
-    out, lse = problem.new_outputs()
+    wrapper.plan(*decode_args(there), window_left=33)
+    out, lse = map(device.put, problem.new_outputs())
     result = wrapper.run(
-        problem.q,
-        problem.kv,
+        there.q,
+        there.kv,
         out=out,
         lse=lse,
         return_lse=True,
         window_left=33,
-        **problem.run_options,
+        **there.run_options,
     )
     assert result[0] is out
     assert result[1] is lse
-    check(problem, result, window_left=33)
-    assert wrapper.run(problem.q, problem.kv, out=out) is out
+    check(device, problem, result, window_left=33)
+    assert wrapper.run(there.q, there.kv, out=out) is out
 
 
 @pytest.mark.parametrize("source", ["seq_lens", "block_tables", "both"])
-def test_batch_decode_other_tables(source: str) -> None:
-    problem = build(DECODE)
+def test_batch_decode_other_tables(source: str, device: Device) -> None:
+    problem, there = send(device, DECODE)
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None)
-    indptr, indices, last, *rest = decode_args(problem)
+    indptr, indices, last, *rest = decode_args(there)
     if source == "seq_lens":
-        wrapper.plan(indptr, indices, None, *rest, seq_lens=problem.kv_lens)
+        wrapper.plan(indptr, indices, None, *rest, seq_lens=there.kv_lens)
     elif source == "both":
-        wrapper.plan(indptr, indices, last, *rest, seq_lens=problem.kv_lens)
+        wrapper.plan(indptr, indices, last, *rest, seq_lens=there.kv_lens)
     else:
         wrapper.plan(
-            None, None, None, *rest, block_tables=problem.block_tables, seq_lens=problem.kv_lens
+            None, None, None, *rest, block_tables=there.block_tables, seq_lens=there.kv_lens
         )
-    check(problem, wrapper.run(problem.q, problem.kv, return_lse=True))
+    check(device, problem, wrapper.run(there.q, there.kv, return_lse=True))
 
 
-def test_batch_decode_several_tokens() -> None:
+def test_batch_decode_several_tokens(device: Device) -> None:
     """`q_len_per_req` tokens each, causal among themselves (speculative verification)."""
-    problem = build(DECODE.but("", q_lens=4 * (3,), kv_lens=(3, 130, 40, 64)))
+    problem, there = send(device, DECODE.but("", q_lens=4 * (3,), kv_lens=(3, 130, 40, 64)))
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None)
-    wrapper.plan(*decode_args(problem), q_len_per_req=3)
-    check(problem, wrapper.run(problem.q, problem.kv, return_lse=True, q_len_per_req=3), True)
+    wrapper.plan(*decode_args(there), q_len_per_req=3)
+    check(device, problem, wrapper.run(there.q, there.kv, return_lse=True, q_len_per_req=3), True)
 
 
 @by_spec
 @by_dtypes
 @pytest.mark.parametrize("causal", [False, True])
 def test_batch_prefill_paged(
-    options: dict[str, Any], dtypes: tuple[str, ...], causal: bool
+    options: dict[str, Any], dtypes: tuple[str, ...], causal: bool, device: Device
 ) -> None:
-    problem = build(PREFILL.but("", dtypes=dtypes))
+    problem, there = send(device, PREFILL.but("", dtypes=dtypes, variant=Variant(**options)))
     wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None)
-    wrapper.plan(*prefill_args(problem), causal=causal, **options)
-    check(problem, wrapper.run(problem.q, problem.kv, return_lse=True), causal, **options)
+    wrapper.plan(*prefill_args(there), causal=causal, **options)
+    check(device, problem, wrapper.run(there.q, there.kv, return_lse=True), causal, **options)
 
 
-def test_batch_prefill_paged_positional_options() -> None:
-    problem = build(PREFILL.but("", stacked=False, dims=(48, 24), dtypes=F16))
+def test_batch_prefill_paged_positional_options(device: Device) -> None:
+    problem, there = send(device, PREFILL.but("", stacked=False, dims=(48, 24), dtypes=F16))
     wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(1 << 20)
     wrapper.plan(
-        *prefill_args(problem),
+        *prefill_args(there),
         24,
         None,
         None,
@@ -173,83 +181,85 @@ def test_batch_prefill_paged_positional_options() -> None:
         "float16",
         "float32",
     )
-    result = wrapper.run(problem.q, problem.kv, return_lse=True)
+    result = wrapper.run(there.q, there.kv, return_lse=True)
     problem.case = problem.case.but("", dtypes=("float16", "float16", "float32"))
-    check(problem, result, True, sm_scale=0.3, window_left=20, logits_soft_cap=3.0)
+    check(device, problem, result, True, sm_scale=0.3, window_left=20, logits_soft_cap=3.0)
 
 
 @pytest.mark.parametrize("kind", ["bool", "packed"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_batch_prefill_masks(kind: str, causal: bool) -> None:
+def test_batch_prefill_masks(kind: str, causal: bool, device: Device) -> None:
     for base in (PREFILL, RAGGED):
-        problem = build(base.but("", mask=kind))
+        problem, there = send(device, base.but("", mask=kind))
         masks = (
-            {"custom_mask": problem.custom_mask}
+            {"custom_mask": there.custom_mask}
             if kind == "bool"
-            else {"packed_custom_mask": problem.packed_mask}
+            else {"packed_custom_mask": there.packed_mask}
         )
         if base is PREFILL:
             wrapper: Any = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None)
-            wrapper.plan(*prefill_args(problem), causal=causal, **masks)
-            result = wrapper.run(problem.q, problem.kv, return_lse=True)
+            wrapper.plan(*prefill_args(there), causal=causal, **masks)
+            result = wrapper.run(there.q, there.kv, return_lse=True)
         else:
             wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None)
-            wrapper.plan(*ragged_args(problem), causal=causal, **masks)
-            result = wrapper.run(problem.q, *problem.kv, return_lse=True)
-        compare(problem, *result)
+            wrapper.plan(*ragged_args(there), causal=causal, **masks)
+            result = wrapper.run(there.q, *there.kv, return_lse=True)
+        compare(problem, *map(device.get, result))
 
 
-def test_batch_prefill_run_options() -> None:
+def test_batch_prefill_run_options(device: Device) -> None:
     for base in (PREFILL, RAGGED):
-        problem = build(base.but("", sinks=True, scales="head", slopes=True))
-        out, lse = problem.new_outputs()
-        options = {"out": out, "lse": lse, "return_lse": True, **problem.run_options}
+        problem, there = send(device, base.but("", sinks=True, scales="head", slopes=True))
+        out, lse = map(device.put, problem.new_outputs())
+        options = {"out": out, "lse": lse, "return_lse": True, **there.run_options}
         if base is PREFILL:
             wrapper: Any = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None)
-            wrapper.plan(*prefill_args(problem), causal=True, pos_encoding_mode="ALIBI")
-            result = wrapper.run(problem.q, problem.kv, **options)
+            wrapper.plan(*prefill_args(there), causal=True, pos_encoding_mode="ALIBI")
+            result = wrapper.run(there.q, there.kv, **options)
         else:
             wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None)
-            wrapper.plan(*ragged_args(problem), causal=True, pos_encoding_mode="ALIBI")
-            result = wrapper.run(problem.q, *problem.kv, **options)
+            wrapper.plan(*ragged_args(there), causal=True, pos_encoding_mode="ALIBI")
+            result = wrapper.run(there.q, *there.kv, **options)
         assert result[0] is out
         assert result[1] is lse
-        check(problem, result, True, pos_encoding_mode="ALIBI")
+        check(device, problem, result, True, pos_encoding_mode="ALIBI")
 
 
 @by_spec
 @by_dtypes
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 def test_batch_prefill_ragged(
-    options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str
+    options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str, device: Device
 ) -> None:
-    problem = build(RAGGED.but("", dtypes=dtypes, kv_layout=kv_layout))
+    problem, there = send(
+        device, RAGGED.but("", dtypes=dtypes, kv_layout=kv_layout, variant=Variant(**options))
+    )
     wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, kv_layout)
-    wrapper.plan(*ragged_args(problem), causal=True, **options)
-    check(problem, wrapper.run(problem.q, *problem.kv, return_lse=True), True, **options)
+    wrapper.plan(*ragged_args(there), causal=True, **options)
+    check(device, problem, wrapper.run(there.q, *there.kv, return_lse=True), True, **options)
 
 
-def test_batch_prefill_ragged_positional_options() -> None:
+def test_batch_prefill_ragged_positional_options(device: Device) -> None:
     """Here `window_left, logits_soft_cap, sm_scale`, unlike the paged wrapper."""
-    problem = build(RAGGED)
+    problem, there = send(device, RAGGED)
     wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None)
-    wrapper.plan(*ragged_args(problem), None, None, True, "NONE", False, 20, 3.0, 0.3)
-    result = wrapper.run(problem.q, *problem.kv, return_lse=True)
-    check(problem, result, True, sm_scale=0.3, window_left=20, logits_soft_cap=3.0)
+    wrapper.plan(*ragged_args(there), None, None, True, "NONE", False, 20, 3.0, 0.3)
+    result = wrapper.run(there.q, *there.kv, return_lse=True)
+    check(device, problem, result, True, sm_scale=0.3, window_left=20, logits_soft_cap=3.0)
 
 
 @by_dtypes
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_batch_attention(dtypes: tuple[str, ...], kv_layout: str) -> None:
+def test_batch_attention(dtypes: tuple[str, ...], kv_layout: str, device: Device) -> None:
     """Prefill, decode and idle requests in one plan; always (out, lse)."""
-    problem = build(PREFILL.but("", dtypes=dtypes, kv_layout=kv_layout))
+    problem, there = send(device, PREFILL.but("", dtypes=dtypes, kv_layout=kv_layout))
     case = problem.case
     wrapper = flashbsr.BatchAttention(kv_layout)
     wrapper.plan(
         problem.qo_indptr,
         problem.kv_indptr,
         problem.kv_indices,
-        problem.kv_lens,
+        there.kv_lens,
         *case.heads,
         *case.dims,
         case.page_size,
@@ -257,20 +267,22 @@ def test_batch_attention(dtypes: tuple[str, ...], kv_layout: str) -> None:
         0.2,
         4.0,
     )
-    result = wrapper.run(problem.q, problem.kv)
-    check(problem, result, True, sm_scale=0.2, logits_soft_cap=4.0)
+    result = wrapper.run(there.q, there.kv)
+    check(device, problem, result, True, sm_scale=0.2, logits_soft_cap=4.0)
     problem.run_options = {"k_scale": 0.5, "v_scale": 2.0}
-    out, lse = problem.new_outputs()
-    result = wrapper.run(problem.q, problem.kv, out, lse, 0.5, 2.0)
+    out, lse = map(device.put, problem.new_outputs())
+    result = wrapper.run(there.q, there.kv, out, lse, 0.5, 2.0)
     assert result[0] is out
     assert result[1] is lse
-    check(problem, result, True, sm_scale=0.2, logits_soft_cap=4.0)
+    check(device, problem, result, True, sm_scale=0.2, logits_soft_cap=4.0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", [None, "mask", "packed_mask"])
 @pytest.mark.parametrize(("m", "n", "r", "c"), [(50, 60, 16, 20), (32, 64, 1, 1), (7, 12, 3, 4)])
-def test_block_sparse(causal: bool, kind: str | None, m: int, n: int, r: int, c: int) -> None:
+def test_block_sparse(
+    causal: bool, kind: str | None, m: int, n: int, r: int, c: int, device: Device
+) -> None:
     rng = np.random.default_rng(m)
     dense_blocks = rng.random((-(-m // r), n // c)) < 0.5
     indptr = cases.indptr(dense_blocks.sum(axis=1))
@@ -284,35 +296,37 @@ def test_block_sparse(causal: bool, kind: str | None, m: int, n: int, r: int, c:
         masks = {"mask": mask}
     elif kind == "packed_mask":
         masks = {"packed_mask": flashbsr.packbits(mask.ravel(), "little")}
-    problem = build(Case("bsr", (m,), (n,), heads=(6, 2), dims=(32, 32), dtypes=BF16))
+    problem, there = send(device, Case("bsr", (m,), (n,), heads=(6, 2), dims=(32, 32), dtypes=BF16))
     queries, keys, values, _ = problem.requests[0]
     problem.requests[0] = (queries, keys, values, dense)
     wrapper = flashbsr.BlockSparseAttentionWrapper(None)
+    indptr, indices = device.put(indptr), device.put(indices)
+    masks = {name: device.put(x) for name, x in masks.items()}
     wrapper.plan(indptr, indices, m, n, r, c, 6, 2, 32, causal=causal, logits_soft_cap=5.0, **masks)
-    check(problem, wrapper.run(problem.q, *problem.kv, return_lse=True), logits_soft_cap=5.0)
+    check(device, problem, wrapper.run(there.q, *there.kv, return_lse=True), logits_soft_cap=5.0)
     problem.run_options = {"q_scale": 0.5, "k_scale": 3.0, "v_scale": 0.7}
-    out, lse = problem.new_outputs()
-    result = wrapper.run(problem.q, *problem.kv, 0.5, 3.0, 0.7, out, lse, True)
+    out, lse = map(device.put, problem.new_outputs())
+    result = wrapper.run(there.q, *there.kv, 0.5, 3.0, 0.7, out, lse, True)
     assert result[0] is out
-    check(problem, result, logits_soft_cap=5.0)
+    check(device, problem, result, logits_soft_cap=5.0)
 
 
 # --- what wrappers have in common
 
 
-def planned(kind: str, problem: Problem, **constructor: Any) -> tuple[Any, Any]:
+def planned(kind: str, there: Problem, **constructor: Any) -> tuple[Any, Any]:
     """A planned wrapper of a kind, and its run."""
     if kind == "decode":
         wrapper: Any = flashbsr.BatchDecodeWithPagedKVCacheWrapper(**constructor)
-        wrapper.plan(*decode_args(problem))
+        wrapper.plan(*decode_args(there))
     elif kind == "paged":
         wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(**constructor)
-        wrapper.plan(*prefill_args(problem))
+        wrapper.plan(*prefill_args(there))
     else:
         wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(**constructor)
-        wrapper.plan(*ragged_args(problem))
-        return wrapper, lambda **options: wrapper.run(problem.q, *problem.kv, **options)
-    return wrapper, lambda **options: wrapper.run(problem.q, problem.kv, **options)
+        wrapper.plan(*ragged_args(there))
+        return wrapper, lambda **options: wrapper.run(there.q, *there.kv, **options)
+    return wrapper, lambda **options: wrapper.run(there.q, there.kv, **options)
 
 
 KINDS = {"decode": DECODE, "paged": PREFILL, "ragged": RAGGED}
@@ -320,46 +334,48 @@ by_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @by_kind
-def test_lse_base(kind: str) -> None:
+def test_lse_base(kind: str, device: Device) -> None:
     """Natural unless base 2 is asked for."""
-    problem = build(KINDS[kind])
-    _, run = planned(kind, problem)
+    problem, there = send(device, KINDS[kind])
+    _, run = planned(kind, there)
     natural = run(return_lse=True)
-    compare(problem, *natural)
-    _, run = planned(kind, problem, lse_base="2")
-    out, lse = run(return_lse=True)
-    np.testing.assert_array_equal(out, natural[0])
-    np.testing.assert_allclose(lse * np.log(2), natural[1], rtol=1e-6, atol=1e-6)
+    compare(problem, *map(device.get, natural))
+    _, run = planned(kind, there, lse_base="2")
+    (out, lse), (natural_out, natural_lse) = (
+        map(device.get, x) for x in (run(return_lse=True), natural)
+    )
+    np.testing.assert_array_equal(out, natural_out)
+    np.testing.assert_allclose(lse * np.log(2), natural_lse, rtol=1e-6, atol=1e-6)
 
 
 @by_kind
-def test_workspaces(kind: str) -> None:
+def test_workspaces(kind: str, device: Device) -> None:
     """`workspace_size` is what an array must have; one byte less is refused."""
-    problem = build(KINDS[kind].but("", kv_lens=(3000, 10, 500, 10)))
-    wrapper, run = planned(kind, problem)
+    _, there = send(device, KINDS[kind].but("", kv_lens=(3000, 10, 500, 10)))
+    wrapper, run = planned(kind, there)
     expected = run(return_lse=True)
-    args = {"decode": decode_args, "paged": prefill_args, "ragged": ragged_args}[kind](problem)
+    args = {"decode": decode_args, "paged": prefill_args, "ragged": ragged_args}[kind](there)
     if kind == "ragged":
         scratch, plan = wrapper.workspace_size(*args[:-1], head_dim_vo=args[-1])
     else:
         scratch, plan = wrapper.workspace_size(*args)
     assert plan == wrapper.plan_info.buffer.nbytes
     assert scratch > 0
-    for workspace in (np.full(scratch, 0xFF, np.uint8), scratch):
-        _, run = planned(kind, problem, float_workspace_buffer=workspace)
+    for workspace in (device.put(np.full(scratch, 0xFF, np.uint8)), scratch):
+        _, run = planned(kind, there, float_workspace_buffer=workspace)
         for a, b in zip(run(return_lse=True), expected, strict=True):
-            np.testing.assert_array_equal(a, b)
-    for workspace in (np.zeros(scratch - 1, np.uint8), scratch - 1):
+            np.testing.assert_array_equal(device.get(a), device.get(b))
+    for workspace in (device.put(np.zeros(scratch - 1, np.uint8)), scratch - 1):
         with pytest.raises(flashbsr.errors.CapacityError, match="workspace"):
-            planned(kind, problem, float_workspace_buffer=workspace)
+            planned(kind, there, float_workspace_buffer=workspace)
 
 
 @by_kind
-def test_reset_workspace_buffer(kind: str) -> None:
-    problem = build(KINDS[kind])
-    wrapper, run = planned(kind, problem)
+def test_reset_workspace_buffer(kind: str, device: Device) -> None:
+    _, there = send(device, KINDS[kind])
+    wrapper, run = planned(kind, there)
     run()
-    wrapper.reset_workspace_buffer(np.zeros(1 << 22, np.uint8))
+    wrapper.reset_workspace_buffer(device.put(np.zeros(1 << 22, np.uint8)))
     with pytest.raises(flashbsr.errors.PlanError, match="plan"):
         run()
     wrapper.reset_workspace_buffer(None)
@@ -367,10 +383,10 @@ def test_reset_workspace_buffer(kind: str) -> None:
 
 
 @by_kind
-def test_failed_plan_leaves_no_plan(kind: str) -> None:
+def test_failed_plan_leaves_no_plan(kind: str, device: Device) -> None:
     """A `run` after a `plan` that raised does not use the plan before it."""
-    problem = build(KINDS[kind])
-    wrapper, run = planned(kind, problem)
+    _, there = send(device, KINDS[kind])
+    wrapper, run = planned(kind, there)
     with pytest.raises(flashbsr.FlashbsrError):
         wrapper.plan(
             *(
@@ -378,7 +394,7 @@ def test_failed_plan_leaves_no_plan(kind: str) -> None:
                     "decode": decode_args,
                     "paged": prefill_args,
                     "ragged": ragged_args,
-                }[kind](problem)
+                }[kind](there)
             ),
             sm_scale=float("nan"),
         )
@@ -386,9 +402,9 @@ def test_failed_plan_leaves_no_plan(kind: str) -> None:
         run()
 
 
-def test_options_do_not_stick() -> None:
+def test_options_do_not_stick(device: Device) -> None:
     """One wrapper, planned with changing options, as layers of one model need it."""
-    problem = build(PREFILL)
+    problem, there = send(device, PREFILL)
     wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None)
     variants = [
         Variant(causal=True),
@@ -405,18 +421,18 @@ def test_options_do_not_stick() -> None:
         fields = dataclasses.asdict(variant)
         for name in ("rope_llama31", "activation", "sigmoid_bias"):
             del fields[name]
-        wrapper.plan(*prefill_args(problem), **fields)
-        problem.case = PREFILL.but("", variant=variant)
-        compare(problem, *wrapper.run(problem.q, problem.kv, return_lse=True))
+        wrapper.plan(*prefill_args(there), **fields)
+        problem.case = problem.case.but("", variant=variant)
+        compare(problem, *map(device.get, wrapper.run(there.q, there.kv, return_lse=True)))
 
 
-def test_page_size_one_caches_without_the_slot_dimension() -> None:
+def test_page_size_one_caches_without_the_slot_dimension(device: Device) -> None:
     """4-D stacked and 3-D separate caches are page size 1."""
-    problem = build(DECODE.but("", page_size=1))
+    _, there = send(device, DECODE.but("", page_size=1))
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None)
-    wrapper.plan(*decode_args(problem))
-    expected = wrapper.run(problem.q, problem.kv)
-    stacked = problem.kv[:, :, 0]
+    wrapper.plan(*decode_args(there))
+    expected = device.get(wrapper.run(there.q, there.kv))
+    stacked = there.kv[:, :, 0]
     assert stacked.ndim == 4
-    np.testing.assert_array_equal(wrapper.run(problem.q, stacked), expected)
-    np.testing.assert_array_equal(wrapper.run(problem.q, (stacked[:, 0], stacked[:, 1])), expected)
+    for kv in (stacked, (stacked[:, 0], stacked[:, 1])):
+        np.testing.assert_array_equal(device.get(wrapper.run(there.q, kv)), expected)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes and imports point one way. Prints every violation; exit status 1 if there is one.
 
-array -> view (core) -> plan -> kernel (cpu, with variant) -> bind: a layer sees only what lies
-before it, so a header of ``core`` compiles under g++, nvcc and NVRTC alike and a framework's name
-appears in one adapter only.
+array -> view (core) -> plan -> kernel (cpu or GPU, with variant) -> bind: a layer sees only what
+lies before it, so a header of ``core`` compiles under g++, nvcc and NVRTC alike, a device header
+brings nothing of the host, and a framework's name appears in one adapter only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,29 @@ LAYERS = {
     "plan": {"", "core", "plan"},
     "variant": {"", "core", "variant"},
     "cpu": {"", "core", "plan", "variant", "cpu"},
+    "ptx": {"", "core", "ptx"},
+    "tile": {"", "core", "ptx", "tile"},
+    "kernel": {"", "core", "variant", "ptx", "tile", "kernel"},
 }
 # Folder of cpp -> the folders of cpp that its quoted includes may name.
 CPP_LAYERS = {
     "cpu": {"cpu"},
-    "api": {"api", "cpu"},
-    "bind": {"bind", "api", "cpu"},
+    "cuda": {"cuda"},
+    "api": {"api", "cpu", "cuda"},
+    "bind": {"bind", "api", "cpu", "cuda"},
 }
 # Headers that NVRTC compiles too: no standard library at all (config.h brings the integer types),
 # except for the host's own, which the others must not include.
-FREESTANDING = {"core", "variant"}
+FREESTANDING = {"core", "variant", "ptx", "tile", "kernel"}
 HOST_ONLY = {"core/error.h", "variant/rope.h"}
+# Headers of these compile for a device only, but for what both sides read: shapes and arguments.
+DEVICE = {"ptx", "tile", "kernel"}
+SHARED = {"traits.h", "args.h"}
 # Nowhere in include/: a CUDA runtime to link, or static initialisers of streams.
 BANNED = re.compile(r"cuda_runtime|cuda\.h|iostream|nanobind|Python\.h|numpy|torch")
 BINDING = re.compile(r"nanobind|Python\.h|numpy/|torch/")
+# The toolkit is known to one header, and no library of it is linked.
+TOOLKIT = re.compile(r"^(cuda\w*|nvrtc)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 FRAMEWORKS = {"torch", "jax", "cupy"}
@@ -50,10 +59,25 @@ def includes(path: Path) -> list[tuple[str, str]]:
     return INCLUDE.findall(path.read_text())
 
 
+def layer_of(relative: Path) -> str:
+    """Name the folder of a header, which is given relative to include/flashbsr."""
+    return relative.parts[0] if len(relative.parts) > 1 else ""
+
+
+def is_freestanding(relative: Path) -> bool:
+    """Tell whether NVRTC compiles the header."""
+    return layer_of(relative) in {"", *FREESTANDING} and relative.as_posix() not in HOST_ONLY
+
+
+def is_device_only(relative: Path) -> bool:
+    """Tell whether the host has no use for the header."""
+    return layer_of(relative) in DEVICE and relative.name not in SHARED
+
+
 def check_public_header(path: Path) -> list[str]:
     relative = path.relative_to(ROOT / "include/flashbsr")
-    layer = relative.parts[0] if len(relative.parts) > 1 else ""
-    freestanding = layer in FREESTANDING and relative.as_posix() not in HOST_ONLY
+    layer = layer_of(relative)
+    freestanding = layer in FREESTANDING and is_freestanding(relative)
     problems = []
     if layer not in LAYERS:
         return [f"folder '{layer}' is not in tools/check_layering.py"]
@@ -67,8 +91,11 @@ def check_public_header(path: Path) -> list[str]:
             target = name.split("/")[1] if name.count("/") > 1 else ""
             if target not in LAYERS[layer]:
                 problems.append(f"{layer or 'top'} must not include {target} (<{name}>)")
-            if freestanding and name.removeprefix("flashbsr/") in HOST_ONLY:
+            included = Path(name.removeprefix("flashbsr/"))
+            if freestanding and not is_freestanding(included):
                 problems.append(f"{layer} is freestanding, <{name}> is the host's")
+            if is_device_only(included) and not is_device_only(relative):
+                problems.append(f"the host reads this header, <{name}> is the device's")
         elif BANNED.search(name):
             problems.append(f"<{name}> is not allowed under include/")
         elif freestanding:
@@ -84,6 +111,10 @@ def check_core_source(path: Path) -> list[str]:
     for bracket, name in includes(path):
         if layer != "bind" and BINDING.search(name):
             problems.append(f"only cpp/bind may include <{name}>")
+        if (layer, path.name) != ("cuda", "api.h") and TOOLKIT.search(name):
+            problems.append(f"only cpp/cuda/api.h may include <{name}>")
+        if name.startswith("flashbsr/") and is_device_only(Path(name.removeprefix("flashbsr/"))):
+            problems.append(f"<{name}> is the device's")
         if bracket == '"' and "/" in name:
             target = next(part for part in name.split("/") if part != "..")
             if target not in CPP_LAYERS[layer]:

@@ -22,6 +22,18 @@ constexpr const char* element_name(Element e) {
   return kNames[static_cast<int>(e)];
 }
 
+/// Where an array's memory is.
+struct Place {
+  bool cuda = false;
+  int32_t device = 0;  ///< CUDA ordinal; 0 for host memory
+
+  bool operator==(const Place&) const = default;
+};
+
+inline std::string place_text(Place place) {
+  return place.cuda ? "cuda:" + std::to_string(place.device) : "host memory";
+}
+
 /// Borrowed memory; `name` is the caller's name of the argument.
 struct Array {
   static constexpr int kMaxDims = 6;
@@ -31,6 +43,7 @@ struct Array {
   int ndim = 0;
   int64_t shape[kMaxDims] = {};
   int64_t stride[kMaxDims] = {};  ///< in elements
+  Place place;
 
   std::string shape_text() const {
     std::string s = "(";
@@ -43,6 +56,13 @@ struct Array {
     return n;
   }
 };
+
+/// `why` says what fixed the place.
+inline void check_place(const Array& a, Place expected, const std::string& why) {
+  if (a.place == expected) return;
+  throw Error(ErrorCode::kDevice, a.name, "an array in " + place_text(a.place),
+              "one in " + place_text(expected) + ": " + why);
+}
 
 [[noreturn]] inline void bad_shape(const Array& a, const std::string& expected) {
   throw Error(ErrorCode::kShape, a.name, "shape " + a.shape_text(), expected);

@@ -10,18 +10,28 @@ namespace {
 
 using api::Element;
 
+struct TypeRow {
+  uint8_t code, bits;
+  Element element;
+};
+// DLPack 1.1 type codes: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn, 12 e5m2.
+constexpr TypeRow kTypes[] = {
+    {2, 32, Element::kF32},  {2, 16, Element::kF16},  {4, 16, Element::kBF16},
+    {10, 8, Element::kE4M3}, {12, 8, Element::kE5M2}, {0, 32, Element::kI32},
+    {0, 64, Element::kI64},  {1, 8, Element::kU8},    {6, 8, Element::kBool}};
+
 std::optional<Element> element_of(nb::dlpack::dtype t) {
-  struct Row {
-    uint8_t code, bits;
-    Element element;
-  };
-  // DLPack 1.1 type codes: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn, 12 e5m2.
-  constexpr Row kRows[] = {
-      {2, 32, Element::kF32},  {2, 16, Element::kF16},  {4, 16, Element::kBF16},
-      {10, 8, Element::kE4M3}, {12, 8, Element::kE5M2}, {0, 32, Element::kI32},
-      {0, 64, Element::kI64},  {1, 8, Element::kU8},    {6, 8, Element::kBool}};
-  for (const Row& r : kRows) {
+  for (const TypeRow& r : kTypes) {
     if (t.code == r.code && t.bits == r.bits && t.lanes == 1) return r.element;
+  }
+  return std::nullopt;
+}
+
+/// Host memory, memory of a GPU, or memory that both reach (managed).
+std::optional<api::Place> place_of(int device_type, int device_id) {
+  if (device_type == nb::device::cpu::value) return api::Place{};
+  if (device_type == nb::device::cuda::value || device_type == nb::device::cuda_managed::value) {
+    return api::Place{.cuda = true, .device = device_id};
   }
   return std::nullopt;
 }
@@ -42,7 +52,14 @@ Element named_element(const std::string& text, const char* argument) {
 
 }  // namespace
 
-Import::Import(nb::handle object, const char* name, bool writable) {
+nb::dlpack::dtype dlpack_type(const std::string& dtype_name) {
+  for (const TypeRow& r : kTypes) {
+    if (dtype_name == api::element_name(r.element)) return {r.code, r.bits, 1};
+  }
+  throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
+}
+
+Import::Import(nb::handle object, const char* name, bool writable, Memory memory) {
   array_.name = name;
   nb::object source = nb::borrow(object);
   std::optional<Element> named;
@@ -52,9 +69,14 @@ Import::Import(nb::handle object, const char* name, bool writable) {
     named = named_element(nb::cast<std::string>(pair[1]), name);
   }
   const auto fill = [&](const auto& a) {
-    if (a.device_type() != nb::device::cpu::value) {
-      throw Error(ErrorCode::kDevice, name, "an array on a device", "an array in host memory");
+    const std::optional<api::Place> place = place_of(a.device_type(), a.device_id());
+    if (!place) {
+      throw Error(ErrorCode::kDevice, name,
+                  "an array on a device of DLPack type " + std::to_string(a.device_type()),
+                  "an array in host memory or on a CUDA device");
     }
+    array_.place = *place;
+    if (memory == Memory::kHost) api::check_place(array_, {}, "this function works on the host");
     if (a.ndim() > api::Array::kMaxDims) {
       throw Error(ErrorCode::kShape, name, std::to_string(a.ndim()) + " dimensions",
                   "at most " + std::to_string(api::Array::kMaxDims));

@@ -17,10 +17,13 @@ namespace flashbsr::bind {
 
 namespace nb = nanobind;
 
+/// Which memory a function can work in; arrays elsewhere are refused by name.
+enum class Memory { kHost, kAny };
+
 /// Keeps the imported array alive as long as its view is used.
 class Import {
  public:
-  Import(nb::handle object, const char* name, bool writable = false);
+  Import(nb::handle object, const char* name, bool writable = false, Memory memory = Memory::kHost);
 
   const api::Array& array() const { return array_; }
   const api::Array* operator->() const { return &array_; }
@@ -31,11 +34,15 @@ class Import {
   api::Array array_;
 };
 
+/// The DLPack type of an element.
+nb::dlpack::dtype dlpack_type(const std::string& dtype_name);
+
 /// None stays empty.
 class OptionalImport {
  public:
-  OptionalImport(nb::handle object, const char* name, bool writable = false) {
-    if (!object.is_none()) import_.emplace(object, name, writable);
+  OptionalImport(nb::handle object, const char* name, bool writable = false,
+                 Memory memory = Memory::kHost) {
+    if (!object.is_none()) import_.emplace(object, name, writable, memory);
   }
   const api::Array* get() const { return import_ ? &import_->array() : nullptr; }
   std::optional<api::Array> copy() const {
@@ -46,6 +53,8 @@ class OptionalImport {
   std::optional<Import> import_;
 };
 
+void bind_buffers(nb::module_& m);
+void bind_cuda(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_ops(nb::module_& m);
 

@@ -6,11 +6,14 @@
 #include <nanobind/stl/tuple.h>
 
 #include "../api/attention.h"
+#include "../cpu/dispatch.h"
 #include "array.h"
 
 namespace flashbsr::bind {
 
 namespace {
+
+void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
 
 api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& keep) {
   api::Scale scale;
@@ -20,7 +23,7 @@ api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& 
     scale.number = static_cast<float>(number);
     return scale;
   }
-  keep.emplace(object, name);
+  keep.emplace(object, name, false, Memory::kAny);
   scale.per_head = keep->array();
   return scale;
 }
@@ -31,37 +34,45 @@ api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packe
 
 void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
           nb::handle last_page_len, nb::handle kv_lens, nb::handle custom_mask,
-          nb::handle packed_custom_mask) {
+          nb::handle packed_custom_mask, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), pages(kv_indices, "kv_indices"),
       last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
       mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask");
   const Import kv(kv_indptr, "kv_indptr");
-  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed));
+  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed),
+            stream_of(stream));
 }
 
 void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle block_tables,
-                      nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask) {
+                      nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask,
+                      uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
       packed(packed_custom_mask, "packed_custom_mask");
   const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
-  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed));
+  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed),
+                        stream_of(stream));
 }
 
 void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64_t m, int64_t n,
-              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask) {
+              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask,
+              uintptr_t stream) {
   const Import rows(indptr, "indptr"), columns(indices, "indices");
   const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
-  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed));
+  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed), stream_of(stream));
 }
+
+/// Bits of `how` in Engine.run.
+enum RunBits : int { kOverlapPrologue = 1, kOverlapKv = 2, kCheck = 4, kWait = 8 };
 
 void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
          nb::handle lse, nb::handle q_scale, nb::handle k_scale, nb::handle v_scale,
-         nb::handle sinks, nb::handle alibi_slopes) {
-  const Import q_in(q, "q"), k_in(k, v.is_none() ? "kv" : "k");
-  const OptionalImport v_in(v, "v");
-  const Import out_in(out, "out", true);
-  const OptionalImport lse_in(lse, "lse", true), sinks_in(sinks, "sinks"),
-      slopes_in(alibi_slopes, "alibi_slopes");
+         nb::handle sinks, nb::handle alibi_slopes, uintptr_t stream, int how) {
+  constexpr Memory kAny = Memory::kAny;
+  const Import q_in(q, "q", false, kAny), k_in(k, v.is_none() ? "kv" : "k", false, kAny);
+  const OptionalImport v_in(v, "v", false, kAny);
+  const Import out_in(out, "out", true, kAny);
+  const OptionalImport lse_in(lse, "lse", true, kAny), sinks_in(sinks, "sinks", false, kAny),
+      slopes_in(alibi_slopes, "alibi_slopes", false, kAny);
   std::optional<Import> keep[3];
   const api::RunArrays arrays{.q = q_in.array(),
                               .k = k_in.array(),
@@ -73,8 +84,14 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
                               .v_scale = scale_of(v_scale, "v_scale", keep[2]),
                               .sinks = sinks_in.copy(),
                               .alibi_slopes = slopes_in.copy()};
+  const api::RunOptions options{.stream = stream_of(stream),
+                                .overlap = how & kOverlapKv         ? Overlap::kKv
+                                           : how & kOverlapPrologue ? Overlap::kPrologue
+                                                                    : Overlap::kNone,
+                                .check = (how & kCheck) != 0,
+                                .wait = (how & kWait) != 0};
   const nb::gil_scoped_release unlocked;
-  self.run(arrays);
+  self.run(arrays, options);
 }
 
 nb::object plan_buffer(api::Attention& self) {
@@ -87,14 +104,21 @@ nb::object plan_buffer(api::Attention& self) {
 
 nb::dict run_stats(api::Attention& self) {
   nb::dict stats;
+  const api::RunStats last = self.stats();
+  if (last.threads == 0) return stats;  // a GPU's runs are not timed
   nb::list busy;
-  const cpu::RunStats last = self.stats();
   for (const double s : last.busy_seconds) busy.append(s);
   stats["kernel_s"] = last.kernel_seconds;
   stats["busy_s"] = busy;
-  stats["isa"] = self.engine().table().isa;
-  stats["threads"] = self.engine().threads();
+  stats["isa"] = cpu::chosen_table().isa;
+  stats["threads"] = last.threads;
   return stats;
+}
+
+/// The CUDA ordinal; None: the CPU.
+nb::object place(api::Attention& self) {
+  const api::Place place = self.place();
+  return place.cuda ? nb::object(nb::int_(place.device)) : nb::none();
 }
 
 api::AttentionOptions options_from(const nb::dict& d) {
@@ -153,6 +177,15 @@ api::AttentionOptions options_from(const nb::dict& d) {
                 .max_kv_indices = integer("max_kv_pages")};
   o.num_workers = integer("num_workers");
   o.num_threads = integer("num_threads");
+  const std::string backend = text("backend");
+  o.backend = backend == "cuda"  ? api::BackendChoice::kCuda
+              : backend == "cpu" ? api::BackendChoice::kCpu
+                                 : api::BackendChoice::kAuto;
+  o.device = integer("device");
+  const std::string kv = text("kv_dtype");
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
+    if (kv == dtype_name(type)) o.kv_dtype = type;
+  }
   return o;
 }
 
@@ -167,22 +200,36 @@ void bind_engine(nb::module_& m) {
            })
       .def("plan", &plan, nb::arg("qo_indptr").none(), nb::arg("kv_indptr"),
            nb::arg("kv_indices").none(), nb::arg("last_page_len").none(), nb::arg("kv_lens").none(),
-           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none())
+           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(), nb::arg("stream"))
       .def("plan_block_table", &plan_block_table, nb::arg("qo_indptr").none(),
            nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("custom_mask").none(),
-           nb::arg("packed_custom_mask").none())
+           nb::arg("packed_custom_mask").none(), nb::arg("stream"))
       .def("plan_bsr", &plan_bsr, nb::arg("indptr"), nb::arg("indices"), nb::arg("m"), nb::arg("n"),
-           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none())
+           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none(),
+           nb::arg("stream"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
-           nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none())
+           nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
+           nb::arg("stream"), nb::arg("how"))
       .def(
           "set_workspace",
           [](api::Attention& self, nb::handle workspace) {
-            const OptionalImport array(workspace, "workspace", true);
+            const OptionalImport array(workspace, "workspace", true, Memory::kAny);
             self.set_workspace(array.get());
           },
           nb::arg("workspace").none())
+      .def("set_workspace_bytes", &api::Attention::set_workspace_bytes, nb::arg("bytes"))
+      .def(
+          "settle",
+          [](api::Attention& self, int device, const char* argument) {
+            self.settle(device < 0 ? api::Place{} : api::Place{.cuda = true, .device = device},
+                        argument);
+          },
+          nb::arg("device"), nb::arg("argument"))
+      .def("place", &place)
+      .def("kernel_name", &api::Attention::kernel_name)
+      .def("device_name", &api::Attention::device_name)
+      .def("bandwidth", &api::Attention::bandwidth)
       .def("workspace_size", &api::Attention::workspace_size)
       .def("plan_buffer", &plan_buffer)
       .def("run_stats", &run_stats);

@@ -18,8 +18,17 @@
 #define FLASHBSR_FN inline __attribute__((always_inline))
 #endif
 
-// FLASHBSR_DEVICE: a function of device headers (ptx/, tile/, kernel/), which only nvcc and NVRTC see.
+// FLASHBSR_DEVICE: a function of device headers (ptx/, tile/, kernel/), which only nvcc and NVRTC
+// see.
 #define FLASHBSR_DEVICE __device__ __forceinline__
+
+// FLASHBSR_ARCH: the architecture that this pass of the compiler makes code for, 90 for sm_90, and
+// 0 on the host. For kernels whose one source is compiled for several.
+#if defined(__CUDA_ARCH__)
+#define FLASHBSR_ARCH (__CUDA_ARCH__ / 10)
+#else
+#define FLASHBSR_ARCH 0
+#endif
 
 // NVRTC has no <cstdint>; the CUDA toolkit's own copy serves there.
 #if defined(__CUDACC_RTC__)

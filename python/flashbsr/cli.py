@@ -59,9 +59,10 @@ def _positive(text: str) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    from .info import engine_info
+    from .info import cuda_summary, engine_info
 
     info = engine_info()
+    cuda = info["cuda"]
     if args.json:
         print(json.dumps(info, indent=2))
         return 0
@@ -73,17 +74,37 @@ def _info(args: argparse.Namespace) -> int:
         + (f"; also here: {', '.join(others)}" if others else "")
     )
     print(f"  CPU       {info['cores']} cores, {info['threads']} threads")
-    print(f"  kernels   {len(info['kernels'])}")
+    print(f"  CUDA      {cuda['problem'] or _count(len(cuda['devices']), 'device')}")
+    for ordinal, device in enumerate(cuda["devices"]):
+        major, minor = device["compute_capability"]
+        print(
+            f"            cuda:{ordinal} {device['name']}, {major}.{minor}, "
+            f"{device['sm_count']} SMs, "
+            f"{device['memory_bytes'] / 2**30:.0f} GiB, "
+            f"runs {device['kernels']} of {_count(len(cuda['kernels']), 'kernel')}"
+        )
     heading = ("backend", "isa", "compute", "variant", "q_dtypes", "kv_dtypes", "head_dims")
+    print(f"\nCPU kernels: {len(info['kernels'])}")
+    _print_table(heading, info["kernels"])
+    if cuda["kernels"]:
+        print(f"\nCUDA kernels: {len(cuda['kernels'])}")
+        summary = cuda_summary(cuda["kernels"])
+        _print_table(tuple(summary[0]), summary)
+    return 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _print_table(heading: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     table = [[name.replace("_", " ") for name in heading]]
-    for kernel in info["kernels"]:
-        cells = [kernel[name] for name in heading]
+    for row in rows:
+        cells = [row[name] for name in heading]
         table.append([c if isinstance(c, str) else ", ".join(map(str, c)) for c in cells])
     widths = [max(len(row[i]) for row in table) for i in range(len(heading))]
-    print()
-    for row in table:
-        print("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
-    return 0
+    for line in table:
+        print("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -170,8 +191,8 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser(
         "info",
-        help="version, backends, instruction set, kernels shipped",
-        description="Print the version, the backends, the instruction set in use and the kernels.",
+        help="version, backends, instruction set, GPUs, kernels shipped",
+        description="Print the version, the backends, instruction set, GPUs and kernels.",
     )
     info.add_argument("--json", action="store_true", help="print as JSON")
     info.set_defaults(run=_info)

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 __all__ = [
     "CapacityError",
+    "CudaError",
     "DTypeError",
     "DeviceError",
     "FlashbsrError",
@@ -125,3 +126,13 @@ class UnsupportedError(FlashbsrError):
     """
 
     default_code = "unsupported"
+
+
+class CudaError(FlashbsrError):
+    """The CUDA driver refused a call, or is missing. ``code == "cuda"``.
+
+    `argument` names the call and, for a launch, the kernel with its shape; `actual` is what the
+    driver said.
+    """
+
+    default_code = "cuda"

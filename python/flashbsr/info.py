@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["engine_info"]
+__all__ = ["cuda_summary", "engine_info"]
 
 
 def engine_info() -> dict[str, Any]:
@@ -16,21 +16,76 @@ def engine_info() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``version``, ``backends``, ``isa`` (in use), ``isas`` (that this machine can run), ``cores``
-        and ``threads`` (of the default pool), ``kernels`` (list of dict: backend, isa, compute,
-        variant, q_dtypes, kv_dtypes, head_dims).
+        ``version``, ``backends`` (usable here), ``isa`` (in use), ``isas`` (that this machine can
+        run), ``cores`` and ``threads`` (of the default pool), ``kernels`` (the CPU's; list of dict:
+        backend, isa, compute, variant, q_dtypes, kv_dtypes, head_dims) and ``cuda``, a dict:
+        ``available``, ``problem`` (why not, or None), ``devices`` (list of dict: name,
+        compute_capability, sm_count, max_smem_per_block, l2_bytes, memory_bytes, kernels: how many
+        it runs), ``kernels`` (list of dict, one per compiled kernel: name, family, arch,
+        head_dim, kv, rows, variant, targets, threads, smem_bytes, blocks_per_sm, kv_tile,
+        image_bytes).
     """
     import flashbsr
 
     from . import _core
 
     kernels = [dict(kernel) for kernel in _core.kernels()]
+    problem = _core.cuda_problem()
+    backends = {kernel["backend"] for kernel in kernels} | (set() if problem else {"cuda"})
     return {
         "version": flashbsr.__version__,
-        "backends": sorted({kernel["backend"] for kernel in kernels}),
+        "backends": sorted(backends),
         "isa": _core.isa(),
         "isas": list(_core.isa_levels()),
         "cores": os.cpu_count() or 1,
         "threads": _core.num_threads(),
         "kernels": kernels,
+        "cuda": {
+            "available": not problem,
+            "problem": problem or None,
+            "devices": [dict(device) for device in _core.cuda_devices()],
+            "kernels": [dict(kernel) for kernel in _core.cuda_kernels()],
+        },
     }
+
+
+def cuda_summary(kernels: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Fold the CUDA kernels into what they can do: a row per family, architecture and variant.
+
+    Parameters
+    ----------
+    kernels : list of dict
+        ``engine_info()["cuda"]["kernels"]``.
+
+    Returns
+    -------
+    list of dict
+        ``family``, ``arch``, ``variant``, ``targets``, ``kv``, ``head_dims``, ``rows`` and
+        ``kernels``, the number of kernels folded. A row promises no product of its columns where
+        ``kernels`` is smaller than that.
+    """
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for kernel in kernels:
+        variant = kernel["variant"] or "-"
+        key = (kernel["family"], kernel["arch"], variant, kernel["targets"])
+        groups.setdefault(key, []).append(kernel)
+
+    def values(members: list[dict[str, Any]], column: str) -> str:
+        found = list(dict.fromkeys(member[column] for member in members))
+        if all(isinstance(value, int) for value in found):
+            found.sort()
+        return ", ".join("-" if value is None else str(value) for value in found)
+
+    return [
+        {
+            "family": family,
+            "arch": arch,
+            "variant": variant,
+            "targets": targets,
+            "kv": values(members, "kv"),
+            "head_dims": values(members, "head_dim"),
+            "rows": values(members, "rows"),
+            "kernels": str(len(members)),
+        }
+        for (family, arch, variant, targets), members in groups.items()
+    ]

@@ -9,6 +9,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+from . import _core
 from .dtypes import FLOAT8, KV_DTYPES, QO_DTYPES, normalize_dtype
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 
@@ -16,10 +17,10 @@ __all__ = ["AttentionSpec", "TaskInfo"]
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
-BACKENDS = ("auto", "cpu")
-# Known names of backends that this build does not have: asking for one is not a typing error.
+BACKENDS = ("auto", "cpu", "cuda")
+# FlashInfer's names of kernels: asking for one is not a typing error.
 OTHER_BACKENDS = frozenset(
-    ("cuda", "fa2", "fa3", "trtllm-gen", "cudnn", "cutlass", "cute-dsl", "fmha_v2", "xqa")
+    ("fa2", "fa3", "trtllm-gen", "cudnn", "cutlass", "cute-dsl", "fmha_v2", "xqa")
 )
 
 
@@ -135,13 +136,17 @@ class TaskInfo:
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads within a page (paged), or in the whole array (ragged).
     q_dtype, o_dtype : data type, optional
-        float32, float16 or bfloat16, in any framework's notation. None: the query array's.
+        float32 (q: on the CPU only), float16 or bfloat16, in any framework's notation. None: the
+        query array's.
     kv_dtype : data type, optional
-        The type of q, or float8_e4m3fn / float8_e5m2. None: the KV array's.
+        The type of q, or float8_e4m3fn / float8_e5m2. None: the KV array's. On a GPU the first
+        ``run`` with another type than the plan expected (float16 at first) plans once more; say
+        it here where that run is captured into a CUDA graph.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
-        A larger plan raises `CapacityError`, and memory is fixed at construction. None: ``plan``
-        grows as needed (``run`` never does).
+        A larger plan raises `CapacityError`, and memory, kernel and grid stay as they are from
+        the first plan on, so that a captured ``run`` may be replayed over later plans; q may then
+        have more rows than the plan names. None: ``plan`` grows as needed (``run`` never does).
     num_workers : int, optional
         Queues of the plan. Default: as many as the backend has use for.
     num_threads : int, optional
@@ -153,8 +158,16 @@ class TaskInfo:
         Never split a KV range.
     lse_base : {"e", "2"}
         Base of the LSE that ``run`` returns: natural, or 2 as FlashInfer has it.
-    backend : {"auto", "cpu"}
-        Where to compute.
+    backend : {"auto", "cpu", "cuda"}
+        Where to compute. "auto": on the GPU that the workspace or an index array given to ``plan``
+        is on, otherwise where the q of the first ``run`` is; decided once. Arrays of a run are all
+        in that memory.
+    device : int, optional
+        Ordinal of the GPU; ``backend="cuda"`` only. None: that of the arrays.
+    check : bool
+        Validate the page table on the GPU before each run, which then waits for the verdict and
+        raises `IndexRangeError` instead of reading elsewhere. A debugging aid, also switched on by
+        ``FLASHBSR_CHECK=1`` in the environment. The CPU always checks.
 
     Raises
     ------
@@ -191,6 +204,8 @@ class TaskInfo:
     disable_split_kv: bool = False
     lse_base: str = "e"
     backend: str = "auto"
+    device: int | None = None
+    check: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk"):
@@ -219,6 +234,7 @@ class TaskInfo:
             ("num_workers", 1),
             ("num_threads", 1),
             ("fixed_split_size", 1),
+            ("device", 0),
         ):
             value = getattr(self, name)
             if value is not None:
@@ -240,6 +256,9 @@ class TaskInfo:
             )
         check_name("lse_base", self.lse_base, ("e", "2"))
         check_backend(self.backend)
+        if self.device is not None and self.backend != "cuda":
+            raise FlashbsrError("device", self.device, "None unless backend='cuda'")
+        _set(self, "check", bool(self.check))
 
 
 def _set(obj: object, name: str, value: object) -> None:
@@ -299,11 +318,14 @@ def check_llama31(value: Any) -> tuple[float, float, float]:
 
 
 def check_backend(backend: Any) -> None:
-    """Raise unless this build has the backend."""
-    if backend in BACKENDS:
-        return
-    if isinstance(backend, str) and backend in OTHER_BACKENDS:
+    """Raise unless this build and this machine have the backend."""
+    if backend == "cuda":
+        problem = _core.cuda_problem()
+        if problem:
+            raise UnsupportedError("backend", "'cuda'", f"'auto' or 'cpu' here: {problem}")
+    elif isinstance(backend, str) and backend in OTHER_BACKENDS:
         raise UnsupportedError(
-            "backend", repr(backend), "'auto' or 'cpu': this build computes on the CPU"
+            "backend", repr(backend), "'auto', 'cpu' or 'cuda', which chooses the kernel itself"
         )
-    check_name("backend", backend, BACKENDS)
+    else:
+        check_name("backend", backend, BACKENDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import flashbsr
 import pytest
-from toolchain import INCLUDE, ROOT, run
+from toolchain import INCLUDE, ROOT, Outcome, run
 
 CONSUMER = ROOT / "tests/consumer"
 
@@ -58,13 +58,43 @@ def test_as_a_subdirectory_without_python(tmp_path: Path) -> None:
     assert "WRONG" not in build_and_run(tmp_path / "build", *options)
 
 
+def configure(folder: Path, *options: str) -> Outcome:
+    """Configure the compiled core, which is where CUDA comes in."""
+    command = [tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", "-DFLASHBSR_TESTS=ON"]
+    return run([*command, f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", *options])
+
+
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [("ON", "FLASHBSR_CUDA=OFF"), ("maybe", "expected AUTO, ON or OFF")],
+    ("options", "messages"),
+    [
+        (["-DFLASHBSR_CUDA=maybe"], ["got 'maybe'", "expected AUTO, ON or OFF"]),
+        (
+            ["-DFLASHBSR_CUDA=ON", "-DFLASHBSR_CUDA_TOOLKIT=/nowhere"],
+            ["no bin/nvcc in FLASHBSR_CUDA_TOOLKIT=/nowhere", "FLASHBSR_CUDA=OFF"],
+        ),
+    ],
+    ids=["unknown", "no nvcc"],
 )
-def test_cuda_option_fails_with_the_way_out(tmp_path: Path, value: str, message: str) -> None:
-    command = [tool("cmake"), "-S", ROOT, "-B", tmp_path, "-G", "Ninja"]
-    command += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DFLASHBSR_CUDA={value}"]
-    outcome = run(command)
+def test_cuda_option_fails_with_the_way_out(
+    tmp_path: Path, options: list[str], messages: list[str]
+) -> None:
+    outcome = configure(tmp_path, *options)
     assert outcome.status != 0
-    assert message in " ".join(outcome.output.split())
+    text = " ".join(outcome.output.split())
+    assert all(message in text for message in messages), text
+
+
+OLD_NVCC = """#!/bin/sh
+echo "Cuda compilation tools, release 11.8, V11.8.89"
+"""
+
+
+def test_old_nvcc_is_refused(tmp_path: Path) -> None:
+    nvcc = tmp_path / "toolkit/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(OLD_NVCC)
+    nvcc.chmod(0o755)
+    toolkit = f"-DFLASHBSR_CUDA_TOOLKIT={nvcc.parent.parent}"
+    outcome = configure(tmp_path / "build", "-DFLASHBSR_CUDA=ON", toolkit)
+    assert outcome.status != 0
+    assert "is 11.8.89; 12.4 or later is needed" in " ".join(outcome.output.split())

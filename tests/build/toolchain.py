@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include"
@@ -53,3 +55,14 @@ def run(command: list[str | Path], *, stdin: str | None = None, cwd: Path | None
 def run_tool(name: str, *arguments: str | Path) -> Outcome:
     """Run a script of tools/ with this interpreter."""
     return run([sys.executable, ROOT / "tools" / name, *arguments])
+
+
+def load_tool(name: str) -> ModuleType:
+    """Import a script of tools/ for what it knows of the tree."""
+    spec = spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module

@@ -22,7 +22,7 @@ FLASHBSR_FN constexpr int dtype_size(DType t) {
   return t == DType::kF32 ? 4 : (t == DType::kF16 || t == DType::kBF16) ? 2 : 1;
 }
 
-constexpr const char* dtype_name(DType t) {
+FLASHBSR_FN constexpr const char* dtype_name(DType t) {
   constexpr const char* kNames[kNumDTypes] = {"float32", "float16", "bfloat16", "float8_e4m3fn",
                                               "float8_e5m2"};
   return kNames[static_cast<int>(t)];

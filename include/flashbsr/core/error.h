@@ -18,7 +18,8 @@ enum class ErrorCode {
   kIndexRange,
   kCapacity,
   kPlan,
-  kUnsupported
+  kUnsupported,
+  kCuda,
 };
 
 class Error : public std::invalid_argument {

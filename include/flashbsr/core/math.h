@@ -31,6 +31,16 @@ FLASHBSR_FN constexpr T max_of(T a, T b) {
   return a < b ? b : a;
 }
 
-FLASHBSR_FN constexpr float infinity() { return __builtin_inff(); }
+FLASHBSR_FN constexpr float infinity() { return __builtin_bit_cast(float, 0x7f800000u); }
+
+/// 2^x and log2(x) in full precision. Compilers of the host know them without a header, CUDA's have
+/// them as functions.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+FLASHBSR_FN float exp2_of(float x) { return ::exp2f(x); }
+FLASHBSR_FN float log2_of(float x) { return ::log2f(x); }
+#else
+FLASHBSR_FN float exp2_of(float x) { return __builtin_exp2f(x); }
+FLASHBSR_FN float log2_of(float x) { return __builtin_log2f(x); }
+#endif
 
 }  // namespace flashbsr

@@ -26,10 +26,10 @@ FLASHBSR_FN MergeWeights merge_weights(float lse_a, float lse_b) {
   if (lse_a == -infinity() && lse_b == -infinity()) return {0.0f, 0.0f, -infinity()};
   const float top = max_of(lse_a, lse_b);
   // A NaN side must not vanish: max_of keeps lse_a when lse_b is NaN, the exponentials carry it on.
-  const float a = __builtin_exp2f(lse_a - top);
-  const float b = __builtin_exp2f(lse_b - top);
+  const float a = exp2_of(lse_a - top);
+  const float b = exp2_of(lse_b - top);
   const float sum = a + b;
-  return {a / sum, b / sum, top + __builtin_log2f(sum)};
+  return {a / sum, b / sum, top + log2_of(sum)};
 }
 
 /// The factor by which a learned sink (a logit that only joins the denominator) shrinks O, and the

@@ -39,11 +39,7 @@ class AlignedBuffer {
   int64_t size_ = 0;
 };
 
-/// Bytes of partial states that a plan's capacity needs: [slots, tile_rows, D_vo] and [slots,
-/// tile_rows] floats.
-inline int64_t partial_bytes(int64_t slots, int64_t tile_rows, int64_t dim_vo) {
-  return slots * tile_rows * (dim_vo + 1) * 4;
-}
+using flashbsr::partial_bytes;
 
 struct RunStats {
   double kernel_seconds = 0;         ///< from the first claim to the last result

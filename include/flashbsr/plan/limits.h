@@ -96,4 +96,9 @@ inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const D
   return sizes;
 }
 
+/// Bytes of partial states: [slots, tile_rows, D_vo] and [slots, tile_rows] floats.
+inline int64_t partial_bytes(int64_t slots, int64_t tile_rows, int64_t dim_vo) {
+  return slots * tile_rows * (dim_vo + 1) * 4;
+}
+
 }  // namespace flashbsr

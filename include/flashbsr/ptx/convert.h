@@ -9,12 +9,19 @@
 
 namespace flashbsr::ptx {
 
-/// Two floats to a pair of 16-bit elements, `low` in the low half.
-template <DType kType>
+/// Two floats to a pair of 16-bit elements, `low` in the low half. Before sm_80 only fp16 has an
+/// instruction, for one element.
+template <DType kType, int kArch = 80>
 FLASHBSR_DEVICE uint32_t pack2(float low, float high) {
   static_assert(kType == DType::kBF16 || kType == DType::kF16);
   uint32_t r;
-  if constexpr (kType == DType::kBF16) {
+  if constexpr (kArch < 80 && kType == DType::kBF16) {
+    r = static_cast<uint32_t>(float_to_bf16(high)) << 16 | float_to_bf16(low);
+  } else if constexpr (kArch < 80) {
+    asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}"
+        : "=r"(r)
+        : "f"(low), "f"(high));
+  } else if constexpr (kType == DType::kBF16) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));

@@ -21,13 +21,13 @@ struct Alibi {
 
 /// The paper's slopes for `heads` heads: 2^(-8 i / n) for the first n = 2^floor(log2 heads) heads,
 /// and for the rest the odd-numbered slopes of 2 n heads. `head` counts from 0.
-inline float standard_alibi_slope(int32_t head, int32_t heads) {
+FLASHBSR_FN float standard_alibi_slope(int32_t head, int32_t heads) {
   int32_t n = 1;
   while (n * 2 <= heads) n *= 2;
   const float exponent =
       head < n ? 8.0f * static_cast<float>(head + 1) / static_cast<float>(n)
                : 4.0f * static_cast<float>(2 * (head - n) + 1) / static_cast<float>(n);
-  return __builtin_exp2f(-exponent);
+  return exp2_of(-exponent);
 }
 
 }  // namespace flashbsr

@@ -42,7 +42,6 @@ struct LogitsAt {
 /// per row tile, so that a variant which is off costs nothing in the inner loop.
 struct VariantBase {
   static constexpr bool use_softmax = true;
-
   FLASHBSR_FN bool transforms_logits() const { return false; }
   FLASHBSR_FN bool masks_logits() const { return false; }
 

@@ -20,7 +20,10 @@ import numpy.typing as npt
 from ..dtypes import QO_DTYPES
 from ..errors import DTypeError, ShapeError
 
-__all__ = ["Adapter", "adapter_for", "export", "float_dtype", "to_indices", "to_numpy", "to_values"]
+__all__ = [
+    "Adapter", "adapter_for", "device_of", "export", "float_dtype", "stream_handle", "to_indices",
+    "to_numpy", "to_values",
+]  # fmt: skip
 
 
 class Adapter(Protocol):
@@ -34,6 +37,13 @@ class Adapter(Protocol):
     def MUTABLE(self) -> bool:  # noqa: N802
         """Whether arrays can be written: ``out=`` and in-place functions."""
 
+    @property
+    def WAITS(self) -> bool:  # noqa: N802
+        """Whether a call on a GPU returns only when its results are there.
+
+        For a framework that would reuse the memory of its arrays while a kernel still reads them.
+        """
+
     def dtype_name(self, x: Any, argument: str = "array") -> str:
         """Name the element type as `flashbsr.dtypes` does; `DTypeError` for unknown ones."""
 
@@ -42,8 +52,11 @@ class Adapter(Protocol):
 
         Returns an object that nanobind imports (DLPack capsule, buffer), or a tuple
         ``(unsigned view, dtype name)`` for element types that neither can carry. A capsule can be
-        imported once. Raises, naming the `argument`, `DeviceError` where the core cannot reach the
-        memory, `DTypeError` for unknown element types, and either that or `UnsupportedError` for a
+        imported once. For an array on a GPU no stream is ordered after another, except that JAX's
+        arrays are ready on the legacy default stream.
+
+        Raises, naming the `argument`, `DeviceError` where the core cannot reach the memory,
+        `DTypeError` for unknown element types, and either that or `UnsupportedError` for a
         read-only array with ``writable=True``.
         """
 
@@ -55,6 +68,12 @@ class Adapter(Protocol):
 
     def to_numpy(self, x: Any) -> npt.NDArray[Any]:
         """View `x` as a NumPy array on the host, for reading; zero copy on the CPU."""
+
+    def device(self, x: Any) -> int | None:
+        """CUDA ordinal of the device that `x` is on; None for host memory."""
+
+    def stream(self, device: int) -> int:
+        """Handle (``CUstream``) of the framework's current stream on a CUDA device."""
 
 
 # Root of type.__module__ -> adapter module. ml_dtypes arrays are NumPy arrays.
@@ -106,6 +125,48 @@ def _find(kind: type, argument: str) -> Adapter:
 def export(x: Any, argument: str, writable: bool = False) -> Any:
     """Hand an array of any framework to the compiled core; see `Adapter.export`."""
     return adapter_for(x, argument).export(x, writable, argument)
+
+
+def device_of(x: Any) -> int | None:
+    """CUDA ordinal of the device that `x` is on; None for host memory, lists and None."""
+    if x is None or isinstance(x, (list, tuple, np.ndarray)):
+        return None
+    return adapter_for(x).device(x)
+
+
+def stream_handle(stream: Any, argument: str = "stream") -> int:
+    """Handle of a CUDA stream.
+
+    Parameters
+    ----------
+    stream : int, torch.cuda.Stream, cupy.cuda.Stream, or an object with ``__cuda_stream__``
+        A handle as it is, or what has one. 0 and 1: the legacy default stream, 2: the per-thread
+        one.
+    argument : str
+        Name for the error message.
+
+    Raises
+    ------
+    DTypeError
+        None of these.
+
+    Examples
+    --------
+    >>> stream_handle(2)
+    2
+    """
+    found = stream
+    if hasattr(stream, "__cuda_stream__"):  # (version, handle)
+        protocol = stream.__cuda_stream__
+        found = (protocol() if callable(protocol) else protocol)[1]
+    else:
+        for attribute in ("cuda_stream", "ptr"):
+            found = getattr(stream, attribute, found)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise DTypeError(
+            argument, repr(stream), "a CUDA stream: a handle, or a PyTorch or CuPy stream"
+        )
+    return found
 
 
 def float_dtype(x: Any, argument: str) -> str:

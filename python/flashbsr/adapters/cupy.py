@@ -1,36 +1,65 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy arrays.
+"""CuPy arrays, with ml_dtypes for bfloat16 and float8.
 
-They live on a GPU, where this build has no backend: `DeviceError`, naming the way out. Only index
-arrays, whose values are needed on the host, are copied there.
+They live on a GPU. Work goes to CuPy's current stream of that GPU.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
+import cupy
+import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeviceError
+from ..dtypes import normalize_dtype
+from ..errors import DTypeError
 
 name = "cupy"
 MUTABLE = True
+WAITS = False
+
+# float8 has no DLPack export in CuPy: a view of the bits goes with the name.
+_BITS = {"float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+_NAMES: dict[np.dtype[Any], str] = {}  # dtype -> name, for those seen
 
 
-def dtype_name(x: Any, argument: str = "array") -> NoReturn:
-    """Raise `DeviceError`: the CPU backend cannot reach the memory."""
-    raise DeviceError(argument, f"a CuPy array on {x.device}", "an array on the CPU: cupy.asnumpy")
+def dtype_name(x: Any, argument: str = "array") -> str:
+    """Name the element type."""
+    found = _NAMES.get(x.dtype)
+    if found is None:
+        found = normalize_dtype(x.dtype, argument)
+        assert found is not None
+        _NAMES[x.dtype] = found
+    return found
 
 
-def export(x: Any, writable: bool = False, argument: str = "array") -> NoReturn:  # noqa: ARG001
-    """Raise `DeviceError`, as `dtype_name` does."""
-    dtype_name(x, argument)
+def export(x: Any, writable: bool = False, argument: str = "array") -> Any:  # noqa: ARG001
+    """Make a DLPack capsule, or one of the bits of a float8 array and the name of the type.
+
+    No stream is ordered after another (stream -1): the work follows on CuPy's own.
+    """
+    found = dtype_name(x, argument)
+    try:
+        if found in _BITS:
+            return x.view(_BITS[found]).__dlpack__(stream=-1), found
+        return x.__dlpack__(stream=-1)
+    except (BufferError, TypeError) as error:
+        raise DTypeError(argument, f"{found} ({error})", "a type that CuPy exports") from None
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str) -> NoReturn:  # noqa: ARG001
-    """Raise `DeviceError`, as `dtype_name` does."""
-    dtype_name(like)
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
+    """Allocate an array on the GPU of `like`."""
+    if dtype_name == "bfloat16":
+        import ml_dtypes  # present: the caller's arrays have its type, or asked for it
+
+        dtype: Any = ml_dtypes.bfloat16
+    else:
+        dtype = dtype_name
+    with like.device:
+        return cupy.empty(shape, dtype)
 
 
 def finish(x: Any) -> Any:
@@ -41,3 +70,13 @@ def finish(x: Any) -> Any:
 def to_numpy(x: Any) -> npt.NDArray[Any]:
     """Copy the array to the host."""
     return x.get()  # type: ignore[no-any-return]
+
+
+def device(x: Any) -> int:
+    """CUDA ordinal."""
+    return int(x.device.id)
+
+
+def stream(device: int) -> int:
+    """Handle of CuPy's current stream on a GPU."""
+    return int(cupy.cuda.get_current_stream(device).ptr)

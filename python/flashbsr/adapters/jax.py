@@ -1,10 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""JAX arrays on the CPU.
+"""JAX arrays on the CPU or a CUDA device.
 
 JAX arrays cannot be written, so ``out=`` and the in-place functions refuse them. Results are
-written into 64-byte aligned buffers of the core, which JAX then adopts through DLPack without a
-copy (it copies memory that is aligned less).
+written into buffers of the core, which JAX then adopts through DLPack without a copy (on the CPU
+they are 64-byte aligned: it copies memory that is aligned less).
+
+JAX has no current stream, and no way to learn that somebody else's kernel still reads its arrays,
+whose memory it reuses as soon as nothing of its own needs it. On a GPU work goes to the legacy
+default stream, which is made to wait for the inputs, and a call returns when its results are there
+(``WAITS``).
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ from .numpy import export as export_numpy
 
 name = "jax"
 MUTABLE = False
+WAITS = True
+
+_LEGACY = 1  # CU_STREAM_LEGACY, as DLPack numbers it
 
 _Buffer = type(_core.empty_dlpack((0,), "float32"))
 
@@ -38,9 +46,9 @@ def _check(x: jax.Array, argument: str) -> None:
         raise DTypeError(
             argument, "a traced JAX array", "a concrete one: call outside jit, or jax.pure_callback"
         )
-    device = x.device  # a Sharding where the array is spread over several devices
-    if getattr(device, "platform", None) != "cpu":
-        raise DeviceError(argument, f"device {device}", "one CPU device: jax.device_put")
+    where = x.device  # a Sharding where the array is spread over several devices
+    if getattr(where, "platform", None) not in ("cpu", "gpu"):
+        raise DeviceError(argument, f"device {where}", "one CPU or CUDA device: jax.device_put")
 
 
 def export(x: Any, writable: bool = False, argument: str = "array") -> Any:
@@ -55,14 +63,19 @@ def export(x: Any, writable: bool = False, argument: str = "array") -> Any:
             "new ones, or keep this one in NumPy",
         )
     _check(x, argument)
+    if x.device.platform == "gpu":
+        return x.__dlpack__(stream=_LEGACY)
     if x.dtype == jax.numpy.bfloat16:
         return x.__dlpack__()  # waits for the values; half the time of the way through NumPy
     return export_numpy(np.asarray(x), False, argument)
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:  # noqa: ARG001
-    """Allocate a buffer that `finish` turns into a JAX array."""
-    return _core.empty_dlpack(shape, dtype_name)
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
+    """Allocate a buffer where `like` is, which `finish` turns into a JAX array."""
+    ordinal = device(like)
+    if ordinal is None:
+        return _core.empty_dlpack(shape, dtype_name)
+    return _core.empty_on_device(shape, dtype_name, ordinal)
 
 
 def finish(x: Any) -> jax.Array:
@@ -74,3 +87,15 @@ def finish(x: Any) -> jax.Array:
 def to_numpy(x: Any) -> npt.NDArray[Any]:
     """View a CPU array; copy one that is on a device."""
     return np.asarray(x)
+
+
+def device(x: Any) -> int | None:
+    """CUDA ordinal; None on the CPU, and for what `export` refuses."""
+    if isinstance(x, jax.core.Tracer) or getattr(x.device, "platform", None) != "gpu":
+        return None
+    return int(x.device.local_hardware_id)
+
+
+def stream(device: int) -> int:  # noqa: ARG001
+    """Handle of the legacy default stream, after which `export` orders."""
+    return _LEGACY

@@ -14,6 +14,7 @@ from ..errors import DTypeError
 
 name = "numpy"
 MUTABLE = True
+WAITS = False
 
 # Element types that ml_dtypes adds: the buffer protocol cannot carry them, so a view of the bits
 # goes with the name.
@@ -70,3 +71,13 @@ def finish(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def to_numpy(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the array itself."""
     return x
+
+
+def device(x: npt.NDArray[Any]) -> None:  # noqa: ARG001
+    """None: NumPy's memory is the host's."""
+    return
+
+
+def stream(device: int) -> int:  # noqa: ARG001
+    """NumPy has no streams: the legacy default one."""
+    return 0

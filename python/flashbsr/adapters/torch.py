@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch tensors on the CPU.
+"""PyTorch tensors on the CPU or a CUDA device; there, work goes to PyTorch's current stream.
 
 The engine is forward only: a tensor that requires a gradient is read as if detached, and results
 do not require one.
@@ -18,8 +18,7 @@ from ..errors import DeviceError, DTypeError
 
 name = "torch"
 MUTABLE = True
-
-_CPU = torch.device("cpu")
+WAITS = False
 
 # A tenth of the cost of Tensor.__dlpack__, and no stream work.
 to_dlpack = torch.to_dlpack
@@ -45,8 +44,8 @@ def dtype_name(x: torch.Tensor, argument: str = "tensor") -> str:
 
 def export(x: torch.Tensor, writable: bool = False, argument: str = "tensor") -> Any:
     """Make a DLPack capsule, or one of the bits of a float8 tensor and the name of the type."""
-    if not x.is_cpu:
-        raise DeviceError(argument, f"device {x.device}", "device cpu: tensor.cpu()")
+    if not (x.is_cpu or x.is_cuda):
+        raise DeviceError(argument, f"device {x.device}", "device cpu or cuda: tensor.cpu()")
     if writable and x.requires_grad:
         raise DTypeError(argument, "one that requires a gradient", "tensor.detach()")
     if x.dtype in _FLOAT8:
@@ -61,9 +60,9 @@ def export(x: torch.Tensor, writable: bool = False, argument: str = "tensor") ->
         ) from None
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:  # noqa: ARG001
-    """Allocate a tensor on the CPU, whatever torch's default device is."""
-    return torch.empty(shape, dtype=_DTYPES[dtype_name], device=_CPU)
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
+    """Allocate a tensor where `like` is, whatever torch's default device is."""
+    return torch.empty(shape, dtype=_DTYPES[dtype_name], device=like.device)
 
 
 def finish(x: torch.Tensor) -> torch.Tensor:
@@ -79,3 +78,17 @@ def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
     except (RuntimeError, TypeError):  # requires a gradient, or is on a device
         array = x.numpy(force=True)
     return array
+
+
+def device(x: torch.Tensor) -> int | None:
+    """CUDA ordinal; None on the CPU."""
+    return x.device.index if x.is_cuda else None
+
+
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# A tenth of the cost, where this PyTorch has it.
+stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+"""Handle of PyTorch's current stream on a CUDA device."""

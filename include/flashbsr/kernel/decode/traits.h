@@ -7,14 +7,31 @@
 
 #include <flashbsr/core/dtype.h>
 #include <flashbsr/core/math.h>
+#include <flashbsr/core/plan.h>
 
 namespace flashbsr {
+
+/// A work item with what its request adds, as the block keeps it in shared memory.
+struct alignas(16) DecodeItem {
+  int32_t kv_begin;  ///< KV positions [kv_begin, kv_end)
+  int32_t kv_end;
+  int32_t kv_table;  ///< Request::kv_begin
+  int32_t kv_head;
+  int32_t row_begin;  ///< packed rows
+  int32_t row_count;
+  int32_t slot;
+  int32_t merge;
+  int32_t request;
+  int32_t q_begin;
+  int32_t q_len;
+  int32_t kv_len;
+};
 
 /// @tparam arch      instruction set, 80 or 90
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 8 or 16
-template <int arch, int head_dim, DType kv, int rows>
+template <int arch, int head_dim, DType kv, int rows, int stages = 2>
 struct DecodeTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -25,23 +42,34 @@ struct DecodeTraits {
   /// What the tensor cores multiply: float8 is exact in fp16.
   static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
 
-  static constexpr int kEpilogueWarps = 4;
-  /// Eight warps fill an SM of 227 KB. The smaller shared memory of sm_86 and sm_89 (99 KB) holds
-  /// four warps' rings, and so do 256-wide rows.
-  static constexpr int kWarps = arch >= 90 && head_dim <= 128 ? 8 : 4;
+  /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
+  /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room.
+  static constexpr int kWarps =
+      rows > 8 ? (arch >= 90 ? 6 : 4) : (arch >= 90 ? 8 : 4) / (head_dim > 128 ? 2 : 1);
+  /// Warps that merge the others' states and write, so that streaming goes on meanwhile. Two for 16
+  /// rows: 320 threads may have 204 registers each, 384 only 170.
+  static constexpr int kEpilogueWarps = rows > 8 ? 2 : 4;
   static constexpr int kThreads = 32 * (kWarps + kEpilogueWarps);
   static constexpr int kBlocksPerSM = 1;
 
-  /// Tokens of a stage, of one warp: 8 KB of K and V each, or what the matrix shape asks for.
-  static constexpr int kKvTile = 16 * max_of(1, 8192 / (2 * 16 * head_dim * dtype_size(kv)));
-  static constexpr int kStages = 2;
+  /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile.
   static constexpr int kRowBytes = head_dim * dtype_size(kv);
+  static constexpr int kKvTile = max_of(16, 4096 / kRowBytes);
+  static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
 
-  /// [ring of every warp][O of every warp: rows x head_dim floats][max, sum][item records]
-  static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
-  static constexpr int kStateBytes = kWarps * rows * (head_dim * 4 + 8);
-  static constexpr int kSmemBytes = kRingBytes + kStateBytes + 4096;
+  /// Items that fit in shared memory at once; a longer queue is worked off in turns.
+  static constexpr int kItems = arch >= 90 && stages == 2 ? 128 : 32;
+
+  // Shared memory: [rings][row offsets][O of every streaming warp][its maxima and sums][items]
+  // [barriers]
+  static constexpr int kOffsetsOffset = kWarps * kStages * kStageBytes;
+  static constexpr int kStateOffset = kOffsetsOffset + kWarps * 2 * kKvTile * 16;
+  static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
+  static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
+  static constexpr int kBarrierOffset =
+      kItemsOffset + kItems * static_cast<int>(sizeof(DecodeItem));
+  static constexpr int kSmemBytes = kBarrierOffset + 64;
 };
 
 }  // namespace flashbsr

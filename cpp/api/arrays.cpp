@@ -1,0 +1,230 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "arrays.h"
+
+#include <algorithm>
+#include <string>
+
+#include <flashbsr/core/math.h>
+#include <flashbsr/cpu/bits.h>
+
+namespace flashbsr::api {
+
+namespace {
+
+void check_bytes(const char* name, int64_t actual, int64_t expected, const char* what) {
+  if (actual == expected) return;
+  throw Error(ErrorCode::kShape, name, std::to_string(actual) + " elements",
+              std::to_string(expected) + " (" + what + ")");
+}
+
+const Array& one_mask(const MaskArrays& mask) {
+  if (mask.boolean && mask.packed) {
+    throw Error(ErrorCode::kValue, mask.packed->name, "both masks",
+                "a boolean mask or a packed one");
+  }
+  return mask.boolean ? *mask.boolean : *mask.packed;
+}
+
+}  // namespace
+
+void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits) {
+  const Array& a = one_mask(mask);
+  check_contiguous(a);
+  const uint8_t* in = static_cast<const uint8_t*>(a.data);
+  place_masks(layout);
+  bits.assign(static_cast<size_t>(layout.mask_bytes), 0);
+  if (mask.packed) {
+    check_element(a, {Element::kU8});
+    check_bytes(a.name, a.size(), layout.mask_bytes,
+                "bytes: sum of ceil(q_len * kv_len / 8) over the requests");
+    std::copy(in, in + a.size(), bits.begin());
+    return;
+  }
+  check_element(a, {Element::kBool, Element::kU8});
+  check_bytes(a.name, a.size(), layout.mask_bits, "sum of q_len * kv_len over the requests");
+  for (const Request& r : layout.requests) {
+    const int64_t count = static_cast<int64_t>(r.q_len) * r.kv_len;
+    cpu::pack_bits(in, count, bits.data() + r.mask_offset(), true);
+    in += count;
+  }
+}
+
+/// Block masks come block after block, [blocks, r, c]. In the layout a block row is one request
+/// whose columns are its blocks side by side.
+void take_block_mask(const MaskArrays& mask, int64_t r, Layout& layout,
+                     std::vector<uint8_t>& bits) {
+  const Array& a = one_mask(mask);
+  check_contiguous(a);
+  const int64_t c = layout.page_size;
+  const int64_t blocks = static_cast<int64_t>(layout.kv_indices.size());
+  if (mask.packed) {
+    check_element(a, {Element::kU8});
+    check_bytes(a.name, a.size(), ceil_div<int64_t>(blocks * r * c, 8), "ceil(blocks * R * C / 8)");
+  } else {
+    check_element(a, {Element::kBool, Element::kU8});
+    check_shape(a, {blocks, r, c});
+  }
+  const uint8_t* in = static_cast<const uint8_t*>(a.data);
+  const auto kept = [&](int64_t i) { return mask.packed ? in[i / 8] >> (i % 8) & 1 : in[i] != 0; };
+  place_masks(layout);
+  bits.assign(static_cast<size_t>(layout.mask_bytes), 0);
+  for (const Request& request : layout.requests) {
+    uint8_t* out = bits.data() + request.mask_offset();
+    for (int64_t row = 0; row < request.q_len; ++row) {
+      for (int64_t column = 0; column < request.kv_len; ++column) {
+        const int64_t block = request.kv_begin + column / c;
+        const int64_t bit = row * request.kv_len + column;
+        if (kept((block * r + row) * c + column % c)) {
+          out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
+        }
+      }
+    }
+  }
+}
+
+namespace {
+
+/// The arrays of one run; every one must be where the first is.
+class Checker {
+ public:
+  Checker(const AttentionOptions& options, const PlanHeader& plan, Place place)
+      : o_(options), h_(plan), place_(place) {}
+
+  const float* head_vector(const std::optional<Array>& a, int64_t heads) const {
+    if (!a) return nullptr;
+    check_element(*a, {Element::kF32});
+    check_shape(*a, {heads});
+    check_contiguous(*a);
+    here(*a);
+    return static_cast<const float*>(a->data);
+  }
+
+  void here(const Array& a) const {
+    if (a.place == place_) return;
+    check_place(a, place_, "every array of a run is where it is computed");
+  }
+
+  /// A GPU moves rows in pieces of 16 bytes.
+  void aligned_rows(const Array& a) const {
+    if (!place_.cuda || a.size() == 0) return;
+    const int bytes = dtype_size(static_cast<DType>(a.element));
+    const auto refuse = [&](const std::string& actual) {
+      throw Error(ErrorCode::kShape, a.name, actual,
+                  "16-byte aligned rows (base address and strides)");
+    };
+    const auto address = reinterpret_cast<uintptr_t>(a.data);
+    if (address % 16 != 0) refuse("an address " + std::to_string(address % 16) + " bytes past 16");
+    for (int i = 0; i + 1 < a.ndim; ++i) {
+      if (a.shape[i] > 1 && a.stride[i] * bytes % 16 != 0) {
+        refuse("a stride of " + std::to_string(a.stride[i] * bytes) + " bytes in dimension " +
+               std::to_string(i));
+      }
+    }
+  }
+
+  void queries(const Array& q, bool spare_rows, Params& p) const {
+    p.q = ragged_view(q);
+    check_shape(q, {-1, o_.shape.num_qo_heads, o_.head_dim_qk});
+    here(q);
+    aligned_rows(q);
+    if (p.q.tokens == h_.num_q_tokens || (spare_rows && p.q.tokens > h_.num_q_tokens)) return;
+    throw Error(ErrorCode::kPlan, q.name, std::to_string(p.q.tokens) + " query rows",
+                std::to_string(h_.num_q_tokens) + (spare_rows ? " or more" : "") + ", as planned");
+  }
+
+  void cache(const RunArrays& a, Params& p) const {
+    const CacheViews kv = cache_views(a.k, a.v ? &*a.v : nullptr, o_.cache);
+    p.k = kv.k;
+    p.v = kv.v;
+    const Array& v = a.v ? *a.v : a.k;
+    half(p.k, a.k, o_.head_dim_qk);
+    half(p.v, v, o_.head_dim_vo);
+    if (p.k.dtype != p.q.dtype && p.k.dtype != DType::kE4M3 && p.k.dtype != DType::kE5M2) {
+      throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
+                  std::string(dtype_name(p.q.dtype)) + " as q, float8_e4m3fn or float8_e5m2");
+    }
+    if (p.k.dtype != p.v.dtype) {
+      throw Error(ErrorCode::kDType, v.name, dtype_name(p.v.dtype),
+                  std::string(dtype_name(p.k.dtype)) + ", the type of k");
+    }
+  }
+
+  void outputs(const RunArrays& a, Params& p) const {
+    p.out = ragged_view(a.out);
+    check_shape(a.out, {p.q.tokens, o_.shape.num_qo_heads, o_.head_dim_vo});
+    check_no_overlap(a.out);
+    here(a.out);
+    aligned_rows(a.out);
+    if (!a.lse) return;
+    if (o_.activation == Activation::kSigmoid) {
+      throw Error(ErrorCode::kUnsupported, "return_lse", "True with activation='sigmoid'",
+                  "False: sigmoid attention has no normaliser");
+    }
+    check_element(*a.lse, {Element::kF32});
+    check_shape(*a.lse, {p.q.tokens, o_.shape.num_qo_heads});
+    check_no_overlap(*a.lse);
+    here(*a.lse);
+    p.lse = static_cast<float*>(a.lse->data);
+    p.lse_stride_token = a.lse->stride[0];
+    p.lse_stride_head = a.lse->stride[1];
+  }
+
+  void scalars(const RunArrays& a, Params& p) const {
+    if (a.sinks && o_.activation == Activation::kSigmoid) {
+      throw Error(ErrorCode::kUnsupported, "sinks", "an array with activation='sigmoid'",
+                  "None: sinks join a softmax denominator");
+    }
+    const int64_t qo_heads = o_.shape.num_qo_heads, kv_heads = o_.shape.num_kv_heads;
+    p.sm_scale = o_.sm_scale * a.q_scale.number * a.k_scale.number;
+    p.out_scale = a.v_scale.number;
+    p.q_head_scale = head_vector(a.q_scale.per_head, qo_heads);
+    p.k_head_scale = head_vector(a.k_scale.per_head, kv_heads);
+    p.v_head_scale = head_vector(a.v_scale.per_head, kv_heads);
+    p.soft_cap = o_.soft_cap;
+    p.sinks = head_vector(a.sinks, qo_heads);
+    if (o_.position == Position::kAlibi) {
+      p.alibi_slopes = head_vector(a.alibi_slopes, qo_heads);
+    } else if (a.alibi_slopes) {
+      throw Error(ErrorCode::kValue, "alibi_slopes", "an array",
+                  "None unless pos_encoding_mode='ALIBI'");
+    }
+    p.sigmoid_bias = o_.sigmoid_bias;
+    p.lse_unit = o_.lse_base2 ? 1.0f : kLn2;
+  }
+
+ private:
+  void half(const PagedView& view, const Array& array, int32_t dim) const {
+    const int32_t kv_heads = o_.shape.num_kv_heads;
+    if (view.heads != kv_heads || view.dim != dim) {
+      bad_shape(array, std::to_string(kv_heads) + " KV heads of dim " + std::to_string(dim));
+    }
+    // Every id was checked against 0 in plan(); the highest decides here.
+    if (h_.num_kv_rows > view.pages) {
+      throw Error(ErrorCode::kIndexRange, array.name,
+                  std::to_string(view.pages) + (o_.cache.paged ? " pages" : " token rows"),
+                  "at least " + std::to_string(h_.num_kv_rows) + ", which the plan refers to");
+    }
+    here(array);
+    aligned_rows(array);
+  }
+
+  const AttentionOptions& o_;
+  const PlanHeader& h_;
+  Place place_;
+};
+
+}  // namespace
+
+Params params_for(const AttentionOptions& options, const PlanHeader& plan, const RunArrays& arrays,
+                  Place place, bool spare_rows) {
+  const Checker checker(options, plan, place);
+  Params p;
+  checker.queries(arrays.q, spare_rows, p);
+  checker.cache(arrays, p);
+  checker.outputs(arrays, p);
+  checker.scalars(arrays, p);
+  return p;
+}
+
+}  // namespace flashbsr::api

@@ -1,0 +1,50 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arrays of a plan and of a run, and the checks that turn those of a run into Params.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "options.h"
+
+namespace flashbsr::api {
+
+/// At most one of the two.
+struct MaskArrays {
+  std::optional<Array> boolean;  ///< bool or uint8, flattened, sum of q_len * kv_len
+  std::optional<Array> packed;   ///< uint8, little-endian bits, each request starts at a byte
+
+  bool given() const { return boolean || packed; }
+};
+
+/// A scale: one number, or an array with one per head.
+struct Scale {
+  float number = 1.0f;
+  std::optional<Array> per_head;
+};
+
+struct RunArrays {
+  Array q;
+  Array k;  ///< or the stacked cache
+  std::optional<Array> v;
+  Array out;
+  std::optional<Array> lse;
+  Scale q_scale, k_scale, v_scale;
+  std::optional<Array> sinks;
+  std::optional<Array> alibi_slopes;
+};
+
+/// Places the mask's bits behind each other, request by request, and notes where in the layout.
+void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits);
+/// Of a block-sparse matrix with blocks of r rows: [blocks, r, c], or the same packed without gaps.
+void take_block_mask(const MaskArrays& mask, int64_t r, Layout& layout, std::vector<uint8_t>& bits);
+
+/// Checks the arrays of a run against the options, the plan and the place of the computation. What
+/// belongs to the plan (mask, default slopes, RoPE tables, partial states) is the backend's to add.
+/// `spare_rows`: q may have more rows than the plan names.
+Params params_for(const AttentionOptions& options, const PlanHeader& plan, const RunArrays& arrays,
+                  Place place, bool spare_rows);
+
+}  // namespace flashbsr::api

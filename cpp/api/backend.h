@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What api::Attention asks of a device: limits for the scheduler, memory for the plan, a run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <flashbsr/core/launch.h>
+#include <flashbsr/core/params.h>
+#include <flashbsr/plan/limits.h>
+
+#include "array.h"
+
+namespace flashbsr::api {
+
+/// What a batch asks of the kernel, apart from the options.
+struct Batch {
+  int64_t requests = 0;
+  int64_t q_tokens = 0;
+  bool masked = false;
+  DType kv = DType::kF16;
+};
+
+/// All that a plan is, in host memory. It stays there until the next plan.
+struct HostPlan {
+  PlanView plan{};
+  const uint8_t* mask = nullptr;  ///< null: none
+  int64_t mask_bytes = 0;
+  RopeTables rope;
+  int64_t rope_positions = 0;     ///< that the tables cover; 0: no RoPE
+  int64_t rope_capacity = 0;      ///< that they may have to cover later, as far as is known
+  const float* slopes = nullptr;  ///< [H_qo] standard ALiBi slopes; null: no ALiBi
+};
+
+struct RunOptions {
+  void* stream = nullptr;
+  Overlap overlap = Overlap::kNone;
+  bool check = false;  ///< validate page ids on the device first
+  bool wait = false;   ///< return when the results are there
+};
+
+/// Measurements of the last run; seconds are 0 where a device does not measure.
+struct RunStats {
+  double kernel_seconds = 0;
+  std::vector<double> busy_seconds;  ///< per thread
+  int threads = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Where it computes, and so where the arrays of a run must be.
+  virtual Place place() const = 0;
+  /// Chooses the kernel for a batch and says what the scheduler must know of it.
+  virtual DeviceLimits limits(const Batch& batch) = 0;
+  /// Takes a plan that was made with these limits. `workspace`: memory for partial states of the
+  /// caller's; null: of its own.
+  virtual void take_plan(const HostPlan& plan, char* workspace, void* stream) = 0;
+  /// Whether the kernel of the plan is one for these types of arrays.
+  virtual bool serves(const Params& params, void* stream) = 0;
+  virtual void run(Params& params, const RunOptions& options) = 0;
+
+  virtual std::string kernel_name() const = 0;
+  virtual std::string device_name() const = 0;
+  /// Bytes per second that the memory's clock and width give; 0: unknown.
+  virtual double bandwidth() const = 0;
+  virtual RunStats stats() const = 0;
+};
+
+/// Points `params` at partial states in `memory`, as partial_bytes counts them.
+inline void place_partials(Params& params, const PlanHeader& h, char* memory, int64_t dim_vo) {
+  params.partial_out = reinterpret_cast<float*>(memory);
+  params.partial_lse =
+      params.partial_out + static_cast<int64_t>(h.max_slots) * h.tile_rows * dim_vo;
+}
+
+}  // namespace flashbsr::api

@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CPU engine as a backend. The plan stays where the planner wrote it.
+#pragma once
+
+#include <flashbsr/cpu/engine.h>
+
+#include "backend.h"
+#include "options.h"
+
+namespace flashbsr::api {
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const AttentionOptions& options);
+
+  Place place() const override { return {}; }
+  DeviceLimits limits(const Batch& batch) override;
+  void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
+  bool serves(const Params&, void*) override { return true; }
+  void run(Params& params, const RunOptions& options) override;
+
+  std::string kernel_name() const override { return std::string("cpu_") + engine_.table().isa; }
+  std::string device_name() const override { return "cpu"; }
+  double bandwidth() const override { return 0; }
+  RunStats stats() const override;
+
+ private:
+  Activation activation_;
+  int32_t head_dim_vo_;
+  cpu::Engine engine_;
+  HostPlan plan_;
+  char* workspace_ = nullptr;
+  cpu::AlignedBuffer owned_;
+};
+
+}  // namespace flashbsr::api

@@ -1,0 +1,333 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "backend.h"
+
+#include <cstring>
+#include <optional>
+
+#include <flashbsr/core/error.h>
+
+#include "choice.h"
+#include "launcher.h"
+#include "limits.h"
+#include "memory.h"
+
+namespace flashbsr::cuda {
+
+namespace {
+
+using api::Batch;
+using api::HostPlan;
+using api::RunOptions;
+
+constexpr int64_t kAlign = 256;  // of sections in device memory
+
+/// What a captured run holds on to: later plans must leave it where it is.
+struct Captured {
+  const KernelRow* kernel = nullptr;
+  PlanHeader header{};  ///< of the plan then: where the sections are
+  bool masked = false;
+  int64_t q_rows = 0;  ///< most of all captured runs
+  int64_t kv_rows = 0;
+};
+
+class CudaBackend final : public api::Backend {
+ public:
+  CudaBackend(const api::AttentionOptions& options, int device)
+      : o_(options),
+        device_(device),
+        info_(device_info(device)),
+        plan_(device),
+        counters_(device),
+        partials_(device),
+        slopes_(device),
+        coarse_(device),
+        fine_(device),
+        staging_(device),
+        order_(device) {
+    bandwidth_ = memory_bandwidth(device);
+  }
+
+  api::Place place() const override { return {.cuda = true, .device = device_}; }
+  DeviceLimits limits(const Batch& batch) override;
+  void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
+  bool serves(const Params& params, void* stream) override;
+  void run(Params& params, const RunOptions& options) override;
+
+  std::string kernel_name() const override { return kernel_ ? kernel_->name : ""; }
+  std::string device_name() const override { return info_.name; }
+  double bandwidth() const override { return bandwidth_; }
+  api::RunStats stats() const override { return {}; }
+
+ private:
+  void check_kernel(const KernelRow& row) const;
+  void check_captured(const HostPlan& plan) const;
+  void grow(DeviceMemory& memory, int64_t bytes, const char* what);
+  int64_t stage_plan(const HostPlan& plan, int64_t mask_at);
+  void place_rope(const HostPlan& plan, CUstream stream);
+  void place_slopes(const HostPlan& plan, CUstream stream);
+  bool hooks(bool masked) const {
+    return masked || o_.soft_cap > 0 || o_.position != Position::kNone;
+  }
+
+  const api::AttentionOptions o_;
+  const int device_;
+  const DeviceInfo& info_;
+  double bandwidth_ = 0;
+
+  const KernelRow* kernel_ = nullptr;
+  DType kv_ = DType::kF16;
+  PlanHeader header_{};
+  bool masked_ = false;
+  char* workspace_ = nullptr;
+
+  DeviceMemory plan_;  ///< the plan, and behind it the mask
+  int64_t mask_at_ = 0;
+  DeviceMemory counters_;
+  DeviceMemory partials_;
+  DeviceMemory slopes_;
+  DeviceMemory coarse_, fine_;  ///< RoPE tables
+  int64_t rope_rows_ = 0;       ///< of the coarse table that are there
+  Staging staging_;
+  UseOrder order_;
+  std::optional<Captured> captured_;
+};
+
+DeviceLimits CudaBackend::limits(const Batch& batch) {
+  const int group = o_.shape.num_qo_heads / o_.shape.num_kv_heads;
+  if (batch.kv == DType::kF32) {
+    throw Error(ErrorCode::kUnsupported, "kv_dtype", "float32 on " + place_text(place()),
+                "float16, bfloat16 or float8 there; backend='cpu' computes in float32");
+  }
+  const Need need{.head_dim = max_of(o_.head_dim_qk, o_.head_dim_vo),
+                  .kv = batch.kv,
+                  .hooks = hooks(batch.masked),
+                  .sigmoid = o_.activation == Activation::kSigmoid,
+                  .rows = static_cast<double>(batch.q_tokens) * group /
+                          static_cast<double>(max_of<int64_t>(batch.requests, 1))};
+  const KernelRow& row = choose_kernel(need, info_);
+  check_kernel(row);
+  prepare(row, device_);
+  kernel_ = &row;
+  kv_ = batch.kv;
+  const int bytes_per_token = (o_.head_dim_qk + o_.head_dim_vo) * dtype_size(kv_);
+  return limits_of(row, info_, bytes_per_token, bandwidth_);
+}
+
+void CudaBackend::check_kernel(const KernelRow& row) const {
+  if (captured_ && captured_->kernel != &row) {
+    throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + row.name,
+                std::string("one for ") + captured_->kernel->name +
+                    ", which a captured run has (custom masks and average lengths decide); "
+                    "capture with such a batch, or give TaskInfo a capacity, or take another "
+                    "flashbsr.Attention");
+  }
+  if (o_.position == Position::kRopeLlama && row.head_dim != o_.head_dim_qk) {
+    throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
+                "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o_.head_dim_qk) + " on " +
+                    place_text(place()),
+                "head_dim_qk of 64, 128 or 256, not below head_dim_vo; or rotate q and k with "
+                "apply_rope first");
+  }
+}
+
+/// A replay has the arguments of the captured launch: pointers, arrays, grid. Whatever they could
+/// not serve must not be planned.
+void CudaBackend::check_captured(const HostPlan& plan) const {
+  if (!captured_) return;
+  const Captured& c = *captured_;
+  const PlanHeader& h = plan.plan.header();
+  const auto refuse = [](const char* name, const std::string& actual, const std::string& most) {
+    throw Error(ErrorCode::kCapacity, name, actual, most + ", since a captured run has that much");
+  };
+  if ((plan.mask != nullptr) != c.masked) {
+    throw Error(ErrorCode::kPlan, "custom_mask", c.masked ? "None" : "an array",
+                std::string(c.masked ? "an array" : "None") +
+                    ", as for the captured run; another flashbsr.Attention for the other");
+  }
+  if (h.num_q_tokens > c.q_rows) {
+    refuse("qo_indptr", std::to_string(h.num_q_tokens) + " query tokens",
+           "at most " + std::to_string(c.q_rows));
+  }
+  if (h.num_kv_rows > c.kv_rows) {
+    refuse(o_.cache.paged ? "kv_indices" : "kv_indptr",
+           std::to_string(h.num_kv_rows) + (o_.cache.paged ? " pages" : " token rows"),
+           "at most " + std::to_string(c.kv_rows));
+  }
+  const bool moved =
+      h.off_items != c.header.off_items || h.off_queue_indptr != c.header.off_queue_indptr ||
+      h.off_queue_items != c.header.off_queue_items || h.off_merges != c.header.off_merges ||
+      h.off_kv_indices != c.header.off_kv_indices || h.num_workers != c.header.num_workers ||
+      h.max_slots != c.header.max_slots;
+  if (moved) {
+    throw Error(ErrorCode::kCapacity, "plan", "a batch that outgrows the plan of a captured run",
+                "TaskInfo(max_batch_size=, max_q_tokens=, max_kv_pages=): a capacity fixes the "
+                "memory");
+  }
+}
+
+void CudaBackend::grow(DeviceMemory& memory, int64_t bytes, const char* what) {
+  if (captured_ && memory.data() && bytes > memory.size()) {
+    throw Error(ErrorCode::kCapacity, what, std::to_string(bytes) + " bytes",
+                "at most " + std::to_string(memory.size()) +
+                    ", which a captured run holds; plan the largest batch before the capture");
+  }
+  memory.fit(bytes);
+}
+
+/// Writes the parts in use at their offsets into the pinned buffer; the gaps between are never
+/// read. Returns the bytes to copy.
+int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
+  const PlanHeader& h = plan.plan.header();
+  const int64_t plan_bytes = 4 * (static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices);
+  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes : plan_bytes;
+  char* out = staging_.next(bytes);
+  const auto put = [&](int64_t at, int64_t words) {
+    std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
+  };
+  put(0, h.off_requests + 8 * static_cast<int64_t>(h.num_requests));
+  put(h.off_items, 8 * static_cast<int64_t>(h.num_items));
+  put(h.off_queue_indptr, h.num_workers + 1);
+  put(h.off_queue_items, h.num_items);
+  put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
+  put(h.off_kv_indices, h.num_kv_indices);
+  if (plan.mask_bytes) std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
+  return bytes;
+}
+
+void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_handle) {
+  const CUstream stream = static_cast<CUstream>(stream_handle);
+  const ContextGuard context(device_);
+  const RelaxedCapture relaxed;
+  if (capturing(stream)) {
+    throw Error(ErrorCode::kPlan, "stream", "a stream that is being captured",
+                "plan() outside of the capture, and for arrays whose type or device the TaskInfo "
+                "leaves open one run() before it");
+  }
+  check_captured(plan);
+  const PlanHeader& h = plan.plan.header();
+  const int64_t mask_at = round_up<int64_t>(4 * static_cast<int64_t>(h.total_size), kAlign);
+  grow(plan_, mask_at + plan.mask_bytes, "plan");
+  const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
+  const bool fresh = 4 * num_counters > counters_.size();
+  grow(counters_, 4 * num_counters, "plan");
+  if (!workspace) {
+    const int64_t bytes = partial_bytes(h.max_slots, h.tile_rows, o_.head_dim_vo);
+    if (bytes) grow(partials_, bytes, "workspace");
+  }
+  const int64_t bytes = stage_plan(plan, mask_at);
+  order_.before(stream);
+  staging_.copy(plan_.address(), bytes, stream);
+  if (fresh) {
+    // Zero before a kernel and after it: once is enough.
+    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(num_counters), stream),
+          "cuMemsetD32Async");
+  }
+  place_rope(plan, stream);
+  place_slopes(plan, stream);
+  order_.after(stream);
+  header_ = h;
+  masked_ = plan.mask != nullptr;
+  mask_at_ = mask_at;
+  workspace_ = workspace ? workspace : partials_.data();
+}
+
+/// Copies the tables, whole where they moved, otherwise the rows that are new. Their source is not
+/// pinned, so that it has been read when the copy returns.
+void CudaBackend::place_rope(const HostPlan& plan, CUstream stream) {
+  if (plan.rope_positions == 0) return;
+  const auto rows_for = [](int64_t positions) { return positions / RopeTables::kFine + 1; };
+  const int64_t row_bytes = 4 * static_cast<int64_t>(o_.head_dim_qk);
+  const auto copy = [&](CUdeviceptr to, const float* from, int64_t bytes) {
+    check(api().memcpy_htod_async(to, from, static_cast<size_t>(bytes), stream),
+          "cuMemcpyHtoDAsync of RoPE tables");
+  };
+  if (!fine_.data()) {
+    fine_.fit(RopeTables::kFine * row_bytes);
+    copy(fine_.address(), plan.rope.fine, RopeTables::kFine * row_bytes);
+  }
+  const int64_t rows = rows_for(plan.rope_positions);
+  if (rows <= rope_rows_) return;
+  if (rows * row_bytes > coarse_.size()) {
+    const int64_t room = max_of(2 * rows, rows_for(plan.rope_capacity));
+    grow(coarse_, room * row_bytes, "RoPE tables");
+    rope_rows_ = 0;
+  }
+  const int64_t old = rope_rows_ * row_bytes;
+  copy(coarse_.address() + static_cast<CUdeviceptr>(old), plan.rope.coarse + old / 4,
+       rows * row_bytes - old);
+  rope_rows_ = rows;
+}
+
+void CudaBackend::place_slopes(const HostPlan& plan, CUstream stream) {
+  if (!plan.slopes || slopes_.data()) return;
+  const int64_t bytes = 4 * static_cast<int64_t>(o_.shape.num_qo_heads);
+  slopes_.fit(bytes);
+  check(api().memcpy_htod_async(slopes_.address(), plan.slopes, static_cast<size_t>(bytes), stream),
+        "cuMemcpyHtoDAsync of ALiBi slopes");
+}
+
+bool CudaBackend::serves(const Params& params, void*) {
+  if (params.q.dtype == DType::kF32) {
+    throw Error(ErrorCode::kUnsupported, "q", "float32 in " + place_text(place()),
+                "float16 or bfloat16 there; arrays in host memory and backend='cpu' compute in "
+                "float32");
+  }
+  return kernel_ && params.k.dtype == kv_;
+}
+
+void CudaBackend::run(Params& params, const RunOptions& options) {
+  const CUstream stream = static_cast<CUstream>(options.stream);
+  const ContextGuard context(device_);
+  const bool captured = capturing(stream);
+  // A replay may find items where there are none now.
+  if (header_.num_items == 0 && !captured) return;
+  const auto floats = [](const DeviceMemory& m) {
+    return reinterpret_cast<const float*>(m.data());
+  };
+  if (masked_) params.custom_mask = reinterpret_cast<const uint8_t*>(plan_.data() + mask_at_);
+  if (o_.position == Position::kRopeLlama) params.rope = {floats(coarse_), floats(fine_)};
+  if (o_.position == Position::kAlibi && !params.alibi_slopes)
+    params.alibi_slopes = floats(slopes_);
+  api::place_partials(params, header_, workspace_, o_.head_dim_vo);
+  KernelArgs args = kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
+                                reinterpret_cast<int32_t*>(counters_.data()));
+  args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
+  if (!captured) order_.before(stream);
+  launch(*kernel_,
+         {.device = device_,
+          .stream = stream,
+          .grid_x = header_.num_workers,
+          .overlap = args.overlap != Overlap::kNone},
+         args);
+  if (captured) {
+    if (!captured_) captured_ = Captured{kernel_, header_, masked_};
+    captured_->q_rows = max_of(captured_->q_rows, params.q.tokens);
+    captured_->kv_rows = max_of(captured_->kv_rows, min_of(params.k.pages, params.v.pages));
+  } else {
+    order_.after(stream);
+  }
+  if (options.wait) check(api().stream_synchronize(stream), "cuStreamSynchronize");
+}
+
+}  // namespace
+
+std::string why_unavailable() { return available() ? "" : unavailable_reason(); }
+
+int current_device() {
+  CUcontext context = nullptr;
+  if (!available() || api().ctx_get_current(&context) != CUDA_SUCCESS || !context) return 0;
+  CUdevice device = 0;
+  check(api().ctx_get_device(&device), "cuCtxGetDevice");
+  return static_cast<int>(device);
+}
+
+std::unique_ptr<api::Backend> make_backend(const api::AttentionOptions& options, int device) {
+  if (!available()) {
+    throw Error(ErrorCode::kUnsupported, "backend", "'cuda'",
+                "'auto' or 'cpu': " + unavailable_reason());
+  }
+  return std::make_unique<CudaBackend>(options, device);
+}
+
+}  // namespace flashbsr::cuda

@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "choice.h"
+
+namespace flashbsr::cuda {
+
+namespace {
+
+struct Tile {
+  const char* family;
+  int rows;
+};
+
+/// By the rows that they hold.
+constexpr Tile kTiles[] = {{"decode", 8}, {"decode", 16}, {"prefill", 64}, {"prefill", 128}};
+constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
+
+const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
+  // "standard" does what "plain" does, in more registers.
+  const char* softmax[] = {"plain", "standard"};
+  const char* sigmoid[] = {"sigmoid"};
+  const std::span<const char* const> variants =
+      need.sigmoid ? std::span<const char* const>(sigmoid)
+                   : std::span<const char* const>(softmax).subspan(need.hooks ? 1 : 0);
+  for (const char* variant : variants) {
+    const KernelRow* row = try_find({.family = tile.family,
+                                     .head_dim = need.head_dim,
+                                     .kv = kv_name(need.kv),
+                                     .rows = tile.rows,
+                                     .variant = variant},
+                                    device.cc);
+    if (row && row->shape.smem_bytes <= device.max_smem_per_block) return row;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
+  int wanted = 0;
+  while (wanted + 1 < kNumTiles && need.rows > kTiles[wanted].rows) ++wanted;
+  for (int i = wanted; i < kNumTiles; ++i) {
+    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return *row;
+  }
+  for (int i = wanted - 1; i >= 0; --i) {
+    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return *row;
+  }
+  return find({.family = kTiles[wanted].family,
+               .head_dim = need.head_dim,
+               .kv = kv_name(need.kv),
+               .rows = kTiles[wanted].rows,
+               .variant = need.sigmoid ? "sigmoid"
+                          : need.hooks ? "standard"
+                                       : "plain"},
+              device.cc);
+}
+
+}  // namespace flashbsr::cuda

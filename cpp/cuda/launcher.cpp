@@ -1,0 +1,145 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher.h"
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include <flashbsr/core/error.h>
+
+#include "memory.h"
+
+namespace flashbsr::cuda {
+
+namespace {
+
+constexpr int kMaxDevices = 64;  // the bits of `ready`
+
+/// What happened to a row so far. Both are read without a lock on every launch.
+struct State {
+  std::atomic<CUkernel> kernel{nullptr};
+  std::atomic<uint64_t> ready{0};  ///< devices that it is prepared for
+};
+
+std::mutex& mutex() {
+  static std::mutex instance;
+  return instance;
+}
+
+State& state_of(const KernelRow& row) {
+  static std::vector<State> states(kernel_rows().size());
+  return states[static_cast<size_t>(&row - kernel_rows().data())];
+}
+
+std::string on_device(const char* call, const KernelRow& row, int device) {
+  return std::string(call) + " of " + row.name + " on cuda:" + std::to_string(device) + " (" +
+         device_info(device).name + ")";
+}
+
+void load(const KernelRow& row, State& state, int device) {
+  if (state.kernel.load(std::memory_order_relaxed)) return;
+  CUlibrary library;
+  check(api().library_load_data(&library, row.image, nullptr, nullptr, 0, nullptr, nullptr, 0),
+        on_device("cuLibraryLoadData", row, device));
+  CUkernel kernel;
+  check(api().library_get_kernel(&kernel, library, row.name),
+        on_device("cuLibraryGetKernel", row, device));
+  state.kernel.store(kernel, std::memory_order_release);
+}
+
+void prepare_slow(const KernelRow& row, State& state, int device) {
+  const DeviceInfo& info = device_info(device);
+  if (device >= kMaxDevices) {
+    throw Error(ErrorCode::kDevice, "device", "cuda:" + std::to_string(device),
+                "at most " + std::to_string(kMaxDevices) + " devices in a process");
+  }
+  if (!row.runs_on(info.cc)) {
+    throw Error(ErrorCode::kUnsupported, row.name, info.name + ", sm_" + std::to_string(info.cc),
+                "a device that runs one of " + row.targets());
+  }
+  if (row.shape.smem_bytes > info.max_smem_per_block) {
+    throw Error(ErrorCode::kUnsupported, row.name,
+                std::to_string(row.shape.smem_bytes) + " bytes of shared memory on " + info.name,
+                "at most " + std::to_string(info.max_smem_per_block) +
+                    " there; a kernel of fewer rows or of a smaller head_dim fits");
+  }
+  const ContextGuard context(device);
+  const RelaxedCapture relaxed;  // loading may allocate
+  const std::lock_guard lock(mutex());
+  load(row, state, device);
+  const CUkernel kernel = state.kernel.load(std::memory_order_relaxed);
+  if (row.shape.smem_bytes) {
+    CUdevice handle;
+    check(api().device_get(&handle, device), "cuDeviceGet");
+    check(api().kernel_set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                     row.shape.smem_bytes, kernel, handle),
+          on_device("cuKernelSetAttribute", row, device));
+  }
+  // Loads the code into this context now; the driver would otherwise do so at the first launch.
+  CUfunction function;
+  check(api().kernel_get_function(&function, kernel),
+        on_device("cuKernelGetFunction", row, device));
+  state.ready.fetch_or(uint64_t{1} << device, std::memory_order_release);
+}
+
+std::string shape_text(const KernelRow& row, const CUlaunchConfig& c, int device) {
+  return on_device("cuLaunchKernelEx", row, device) + ", grid " + std::to_string(c.gridDimX) + "x" +
+         std::to_string(c.gridDimY) + ", " + std::to_string(c.blockDimX) + " threads, " +
+         std::to_string(c.sharedMemBytes) + " bytes of shared memory";
+}
+
+}  // namespace
+
+void prepare(const KernelRow& row, int device) {
+  State& state = state_of(row);
+  if (device < 0 || device >= kMaxDevices ||
+      !(state.ready.load(std::memory_order_acquire) >> device & 1)) {
+    prepare_slow(row, state, device);
+  }
+}
+
+void launch(const KernelRow& row, const Launch& where, void** params) {
+  if (where.grid_x == 0 || where.grid_y == 0) return;
+  prepare(row, where.device);
+  const ContextGuard context(where.device);
+  CUlaunchConfig config{};
+  config.gridDimX = static_cast<unsigned>(where.grid_x);
+  config.gridDimY = static_cast<unsigned>(where.grid_y);
+  config.gridDimZ = 1;
+  config.blockDimX = static_cast<unsigned>(where.threads ? where.threads : row.shape.threads);
+  config.blockDimY = 1;
+  config.blockDimZ = 1;
+  config.sharedMemBytes =
+      static_cast<unsigned>(where.smem_bytes >= 0 ? where.smem_bytes : row.shape.smem_bytes);
+  config.hStream = where.stream;
+  CUlaunchAttribute attribute{};
+  if (where.overlap && device_info(where.device).cc >= 90) {
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  // A kernel is accepted where a function is: the driver finds the one of the current context.
+  const auto function =
+      reinterpret_cast<CUfunction>(state_of(row).kernel.load(std::memory_order_acquire));
+  const CUresult result = api().launch_kernel_ex(&config, function, params, nullptr);
+  if (result != CUDA_SUCCESS) check(result, shape_text(row, config, where.device));
+}
+
+KernelUse kernel_use(const KernelRow& row, int device) {
+  prepare(row, device);
+  CUdevice handle;
+  check(api().device_get(&handle, device), "cuDeviceGet");
+  const CUkernel kernel = state_of(row).kernel.load(std::memory_order_acquire);
+  const auto attribute = [&](CUfunction_attribute which) {
+    int value = 0;
+    check(api().kernel_get_attribute(&value, which, kernel, handle),
+          on_device("cuKernelGetAttribute", row, device));
+    return value;
+  };
+  return {attribute(CU_FUNC_ATTRIBUTE_NUM_REGS), attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
+          attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)};
+}
+
+}  // namespace flashbsr::cuda

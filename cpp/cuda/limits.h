@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the scheduler is told about a kernel on a device. For sources of cpp/cuda only.
+#pragma once
+
+#include <flashbsr/plan/gpu.h>
+
+#include "api.h"
+#include "choice.h"
+
+namespace flashbsr::cuda {
+
+/// Bytes per second of a device's memory by its clock and width, two transfers a clock; 0: unknown.
+inline double memory_bandwidth(int device) {
+  CUdevice handle = 0;
+  int khz = 0, bits = 0;
+  const bool known = api().device_get(&handle, device) == CUDA_SUCCESS &&
+                     api().device_get_attribute(&khz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+                                                handle) == CUDA_SUCCESS &&
+                     api().device_get_attribute(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+                                                handle) == CUDA_SUCCESS;
+  return known ? 2e3 * khz * (bits / 8) : 0;
+}
+
+inline DeviceLimits limits_of(const KernelRow& row, const DeviceInfo& info, int bytes_per_token,
+                              double bandwidth) {
+  GpuKernel kernel{.sms = info.sm_count,
+                   .blocks_per_sm = row.shape.blocks_per_sm,
+                   .rows = row.rows,
+                   .kv_tile = row.shape.kv_tile,
+                   .bytes_per_token = bytes_per_token};
+  // What clock and width promise is 5 % more than a kernel reads (H200: 4.8 and 4.55 TB/s).
+  if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
+  return is_decode(row) ? gpu_decode_limits(kernel) : gpu_prefill_limits(kernel);
+}
+
+}  // namespace flashbsr::cuda

@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "memory.h"
+
+#include <algorithm>
+
+#include <flashbsr/core/error.h>
+
+#include "device_array.h"
+
+namespace flashbsr::cuda {
+
+namespace {
+
+std::string bytes_on(const char* call, int64_t bytes, int device) {
+  return std::string(call) + " of " + std::to_string(bytes) +
+         " bytes on cuda:" + std::to_string(device);
+}
+
+/// Of a destructor: at the end of the process the driver may be gone, and there is nobody to tell.
+template <class Free>
+void quietly(int device, const Free& free) noexcept {
+  try {
+    const ContextGuard context(device);
+    const RelaxedCapture relaxed;
+    free();
+  } catch (const Error&) {
+  }
+}
+
+/// The default streams: they live as long as the context, and none of them is ever captured.
+bool is_default(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY; }
+
+}  // namespace
+
+DeviceMemory::~DeviceMemory() {
+  if (pointer_) quietly(device_, [&] { api().mem_free(pointer_); });
+}
+
+bool DeviceMemory::fit(int64_t bytes) {
+  if (bytes <= size_) return false;
+  if (pointer_) check(api().mem_free(pointer_), bytes_on("cuMemFree", size_, device_));
+  pointer_ = 0;
+  size_ = 0;
+  check(api().mem_alloc(&pointer_, static_cast<size_t>(bytes)),
+        bytes_on("cuMemAlloc", bytes, device_));
+  size_ = bytes;
+  return true;
+}
+
+Event::~Event() {
+  if (event_) quietly(device_, [&] { api().event_destroy(event_); });
+}
+
+CUevent Event::get() {
+  if (!event_) check(api().event_create(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  return event_;
+}
+
+Staging::Half::~Half() {
+  if (memory) quietly(device, [&] { api().mem_free_host(memory); });
+}
+
+char* Staging::next(int64_t bytes) {
+  turn_ ^= 1;
+  Half& half = halves_[turn_];
+  if (half.copied.exists()) {
+    check(api().event_synchronize(half.copied.get()), "cuEventSynchronize of a plan's copy");
+  }
+  if (bytes > half.size) {
+    if (half.memory) check(api().mem_free_host(half.memory), "cuMemFreeHost");
+    half.memory = nullptr;
+    // Lengths grow by a page now and then; not every step shall allocate.
+    const int64_t size = std::max(bytes, half.size + half.size / 2);
+    half.size = 0;
+    void* memory = nullptr;
+    check(api().mem_host_alloc(&memory, static_cast<size_t>(size), 0),
+          bytes_on("cuMemHostAlloc", size, half.device));
+    half.memory = static_cast<char*>(memory);
+    half.size = size;
+  }
+  return half.memory;
+}
+
+void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
+  Half& half = halves_[turn_];
+  check(api().memcpy_htod_async(to, half.memory, static_cast<size_t>(bytes), stream),
+        bytes_on("cuMemcpyHtoDAsync", bytes, half.device));
+  check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
+}
+
+void UseOrder::before(CUstream stream) {
+  if (!used_) return;
+  unsigned long long id = 0;
+  check(api().stream_get_id(stream, &id), "cuStreamGetId");
+  if (id == last_id_) return;
+  if (!recorded_) check(api().event_record(event_.get(), last_), "cuEventRecord");
+  recorded_ = true;
+  check(api().stream_wait_event(stream, event_.get(), 0), "cuStreamWaitEvent");
+}
+
+/// An event on every use would keep the kernel after it from overlapping with it
+/// (programmatic dependent launch). A default stream can take the event later, when somebody waits;
+/// any other stream may be gone by then.
+void UseOrder::after(CUstream stream) {
+  check(api().stream_get_id(stream, &last_id_), "cuStreamGetId");
+  last_ = stream;
+  used_ = true;
+  recorded_ = !is_default(stream);
+  if (recorded_) check(api().event_record(event_.get(), stream), "cuEventRecord");
+}
+
+bool capturing(CUstream stream) {
+  if (is_default(stream)) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  check(api().stream_is_capturing(stream, &status), "cuStreamIsCapturing");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void* allocate(int device, int64_t bytes) {
+  const ContextGuard context(device);
+  CUdeviceptr pointer = 0;
+  check(api().mem_alloc(&pointer, static_cast<size_t>(std::max<int64_t>(bytes, 1))),
+        bytes_on("cuMemAlloc", bytes, device));
+  return reinterpret_cast<void*>(pointer);
+}
+
+void release(int device, void* memory) noexcept {
+  quietly(device, [&] { api().mem_free(reinterpret_cast<CUdeviceptr>(memory)); });
+}
+
+void synchronize(int device, void* stream) {
+  const ContextGuard context(device);
+  check(api().stream_synchronize(static_cast<CUstream>(stream)), "cuStreamSynchronize");
+}
+
+}  // namespace flashbsr::cuda

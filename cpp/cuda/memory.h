@@ -1,0 +1,110 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Device memory, pinned memory, events, and the order of what uses them. The context of the device
+// must be current. For sources of cpp/cuda only.
+#pragma once
+
+#include <utility>
+
+#include "api.h"
+
+namespace flashbsr::cuda {
+
+/// Allocation and waiting at plan time disturb no capture of another thread.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { swap(); }
+  ~RelaxedCapture() { swap(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void swap() { api().thread_exchange_stream_capture_mode(&mode_); }
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+/// Memory on a device that only grows. Growing loses the contents and waits for the work that uses
+/// them (cuMemFree does).
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(int device) : device_(device) {}
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  /// Returns whether the memory moved.
+  bool fit(int64_t bytes);
+  char* data() const { return reinterpret_cast<char*>(pointer_); }
+  CUdeviceptr address() const { return pointer_; }
+  int64_t size() const { return size_; }
+
+ private:
+  int device_;
+  CUdeviceptr pointer_ = 0;
+  int64_t size_ = 0;
+};
+
+class Event {
+ public:
+  explicit Event(int device) : device_(device) {}
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  /// Created at the first use. Without timing: those cost the least.
+  CUevent get();
+  bool exists() const { return event_ != nullptr; }
+
+ private:
+  int device_;
+  CUevent event_ = nullptr;
+};
+
+/// Two pinned buffers in turn, so that a plan is written while the copy of the one before is still
+/// under way.
+class Staging {
+ public:
+  explicit Staging(int device) : halves_{Half(device), Half(device)} {}
+
+  /// A buffer that no copy reads any more.
+  char* next(int64_t bytes);
+  /// Copies the buffer's first bytes to the device. `bytes` is what next() was asked for, or less.
+  void copy(CUdeviceptr to, int64_t bytes, CUstream stream);
+
+ private:
+  struct Half {
+    explicit Half(int device) : device(device), copied(device) {}
+    ~Half();
+    int device;
+    char* memory = nullptr;
+    int64_t size = 0;
+    Event copied;
+  };
+  Half halves_[2];
+  int turn_ = 0;
+};
+
+/// The order of all that touches one engine's memory on a device, from whatever streams: each use
+/// follows the one before. Uses on one stream are in order by themselves and cost nothing.
+class UseOrder {
+ public:
+  explicit UseOrder(int device) : event_(device) {}
+
+  /// Before work is put on `stream`.
+  void before(CUstream stream);
+  /// After it was.
+  void after(CUstream stream);
+
+ private:
+  Event event_;
+  CUstream last_ = nullptr;
+  unsigned long long last_id_ = 0;
+  bool used_ = false;
+  bool recorded_ = false;
+};
+
+/// Whether work put on `stream` now becomes part of a CUDA graph.
+bool capturing(CUstream stream);
+
+}  // namespace flashbsr::cuda

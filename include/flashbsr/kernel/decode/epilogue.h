@@ -1,0 +1,151 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the streaming warps' states to the item's result. The streaming warps leave O, maximum and
+// sum in shared memory and go on; the epilogue warps contract them, write the output or the partial
+// state, and merge a split tile when its last part has arrived.
+#pragma once
+
+#include <flashbsr/kernel/decode/mainloop.h>
+#include <flashbsr/kernel/finish.h>
+#include <flashbsr/ptx/mbarrier.h>
+
+namespace flashbsr {
+
+/// Pointers into the block's shared memory.
+template <class Traits>
+struct DecodeShared {
+  char* base;
+
+  FLASHBSR_DEVICE uint32_t ring(int warp) const {
+    return ptx::shared_address(base) + warp * Traits::kStages * Traits::kStageBytes;
+  }
+  FLASHBSR_DEVICE DecodeOffsets* offsets(int warp) const {
+    return reinterpret_cast<DecodeOffsets*>(base + Traits::kOffsetsOffset) +
+           warp * 2 * Traits::kKvTile;
+  }
+  FLASHBSR_DEVICE float* o(int warp, int row) const {
+    return reinterpret_cast<float*>(base + Traits::kStateOffset) +
+           (warp * Traits::kRows + row) * Traits::kHeadDim;
+  }
+  /// (maximum, sum) of a row.
+  FLASHBSR_DEVICE float2* sums(int warp, int row) const {
+    return reinterpret_cast<float2*>(base + Traits::kSumsOffset) + warp * Traits::kRows + row;
+  }
+  FLASHBSR_DEVICE DecodeItem* items() const {
+    return reinterpret_cast<DecodeItem*>(base + Traits::kItemsOffset);
+  }
+  /// Completed when every streaming warp has left its state, and when the epilogue has read it.
+  FLASHBSR_DEVICE uint32_t full() const {
+    return ptx::shared_address(base) + Traits::kBarrierOffset;
+  }
+  FLASHBSR_DEVICE uint32_t empty() const { return full() + 8; }
+  /// One word that the epilogue warps share.
+  FLASHBSR_DEVICE int* flag() const {
+    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 16);
+  }
+};
+
+/// A streaming warp's state to shared memory. `item_count` counts the items before this one.
+template <class Traits>
+FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState<Traits>& state,
+                                 int row_count, int warp, int lane, int item_count) {
+  using State = DecodeState<Traits>;
+  const int g = lane >> 2, t = lane & 3;
+  if (item_count > 0) ptx::mbarrier_wait<Traits::kArch>(shared.empty(), (item_count - 1) & 1);
+#pragma unroll
+  for (int n = 0; n < State::kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = state.sum[n][i];
+#pragma unroll
+      for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
+      const int row = 8 * n + 2 * t + i;
+      if (row >= row_count) continue;
+      float* o = shared.o(warp, row);
+#pragma unroll
+      for (int j = 0; j < State::kSteps; ++j) {
+        const int d = State::value_dim(j, g);
+        if constexpr (State::kPairStep == 1) {
+          *reinterpret_cast<float2*>(o + d) = {state.o[j][n][i], state.o[j][n][2 + i]};
+        } else {
+          o[d] = state.o[j][n][i];
+          o[d + State::kPairStep] = state.o[j][n][2 + i];
+        }
+      }
+      if (g == 0) *shared.sums(warp, row) = {state.max[n][i], sum};
+    }
+  }
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(shared.full());
+}
+
+/// Contracts the warps' states of one item; thread `thread` of the epilogue warps.
+template <class Traits>
+FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Traits>& shared,
+                                 const DecodeItem& item, int thread) {
+  constexpr int kQuads = Traits::kHeadDim / 4;
+  constexpr float kShift = Traits::kCompute == DType::kF16 ? 8.0f : 0.0f;  // as in DecodeMath
+  const Params& p = args.params;
+  const int32_t tile_rows = args.header->tile_rows;
+  for (int unit = thread; unit < item.row_count * kQuads; unit += 32 * Traits::kEpilogueWarps) {
+    const int row = unit / kQuads, d = unit % kQuads * 4;
+    float top = -infinity();
+#pragma unroll
+    for (int w = 0; w < Traits::kWarps; ++w) top = ptx::max(top, shared.sums(w, row)->x);
+    float o[4] = {}, sum = 0;
+#pragma unroll
+    for (int w = 0; w < Traits::kWarps; ++w) {
+      const float2 s = *shared.sums(w, row);
+      const float weight = s.x == -infinity() ? (s.y == s.y ? 0.0f : s.y) : ptx::exp2(s.x - top);
+      const float4 x = *reinterpret_cast<const float4*>(shared.o(w, row) + d);
+      sum += weight * s.y;
+      o[0] += weight * x.x;
+      o[1] += weight * x.y;
+      o[2] += weight * x.z;
+      o[3] += weight * x.w;
+    }
+    const float lse = sum == 0 ? -infinity() : top + ptx::log2(sum) - kShift;
+    if (item.slot >= 0) {
+      const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+      float* part = partial_out_row(p, tile_rows, item.slot, row) + d;
+      if (d < p.v.dim) {
+        *reinterpret_cast<float4*>(part) = {o[0] * inverse, o[1] * inverse, o[2] * inverse,
+                                            o[3] * inverse};
+      }
+      if (d == 0) *partial_lse(p, tile_rows, item.slot, row) = lse;
+      continue;
+    }
+    const int packed = item.row_begin + row;
+    const int token = args.group.quotient(packed);
+    const int head =
+        item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
+    const RowEnd end = end_row<true>(p, head, item.kv_head, sum, lse);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[i] *= end.factor;
+    store_values(p.out.row(item.q_begin + token, head), p.out.dtype, d, p.v.dim, o);
+    if (d == 0) write_lse(p, item.q_begin + token, head, end.lse);
+  }
+}
+
+/// The epilogue warps' part of `count` items; `done` counts the items before them.
+template <class Traits>
+FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>& shared, int count,
+                              int done, int thread) {
+  constexpr int kBarrier = 1;
+  constexpr int kThreads = 32 * Traits::kEpilogueWarps;
+  for (int i = 0; i < count; ++i) {
+    const DecodeItem& item = shared.items()[i];
+    ptx::mbarrier_wait<Traits::kArch>(shared.full(), (done + i) & 1);
+    finish_item<Traits>(args, shared, item, thread);
+    __syncwarp();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.empty());
+    if (item.slot < 0) continue;
+    ptx::named_barrier_sync(kBarrier, kThreads);
+    if (thread == 0) *shared.flag() = arrive(args, item.merge);
+    ptx::named_barrier_sync(kBarrier, kThreads);
+    if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, item.merge, thread, kThreads);
+  }
+}
+
+}  // namespace flashbsr

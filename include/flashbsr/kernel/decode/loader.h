@@ -1,0 +1,227 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ring of one streaming warp: it loads for itself, so no barrier of the block is in the loop.
+// A stage is kKvTile tokens of K and V; warp w takes the stages w, w + kWarps, ... of each item.
+// Page ids are looked up two stages ahead of the copies that need them.
+#pragma once
+
+#include <flashbsr/core/launch.h>
+#include <flashbsr/kernel/decode/traits.h>
+#include <flashbsr/ptx/cp_async.h>
+
+namespace flashbsr {
+
+/// Where 16-byte chunk `chunk` of token `row` lies in a tile of shared memory: rows of 128 bytes
+/// (64 for the shortest), chunks exchanged so that ldmatrix meets every bank once.
+template <class Traits>
+FLASHBSR_DEVICE uint32_t decode_tile_offset(int row, int chunk) {
+  if constexpr (Traits::kRowBytes >= 128) {
+    return (chunk >> 3) * (Traits::kKvTile * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
+  } else {
+    return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
+  }
+}
+
+/// Byte offsets of a token's rows from the beginning of K and of V.
+struct alignas(16) DecodeOffsets {
+  int64_t k;
+  int64_t v;
+};
+
+template <class Traits>
+class DecodeRing {
+ public:
+  /// `offsets`: 2 x kKvTile of them in shared memory, this warp's own.
+  FLASHBSR_DEVICE DecodeRing(const KernelArgs& args, const DecodeItem* items, uint32_t ring,
+                             DecodeOffsets* offsets, int warp, int lane)
+      : args_(args), items_(items), ring_(ring), offsets_(offsets), warp_(warp), lane_(lane) {
+    policy_ = ptx::evict_first_policy();
+    const int chunk = lane % kChunks;
+    k_inside_ = chunk * 16 < args.params.k.dim * kSize;
+    v_inside_ = chunk * 16 < args.params.v.dim * kSize;
+  }
+
+  /// Starts over with `count` items in shared memory. Looks page ids up, copies nothing.
+  FLASHBSR_DEVICE void begin(int count) {
+    count_ = count;
+    current_.item = -1;
+    next_item(current_);
+    look_up(current_);
+    Place first[kLooks];
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) first[i] = found_[i];
+    next_ = current_;
+    advance(next_);
+    look_up(next_);  // both look-ups are under way before the first is used
+    note(current_, first, 0);
+    buffer_ = 0;
+  }
+
+  /// Asks L2 for the first stage: a hint, allowed while a kernel before still writes.
+  FLASHBSR_DEVICE void prefetch() {
+    if (current_.item >= count_) return;
+    __syncwarp();
+    for (int row = lane_; row < current_rows(); row += 32) {
+      const DecodeOffsets at = offsets_[row];
+      for (int byte = 0; byte < Traits::kRowBytes; byte += 128) {
+        if (byte < args_.params.k.dim * kSize) ptx::prefetch_l2(k_data() + at.k + byte);
+        if (byte < args_.params.v.dim * kSize) ptx::prefetch_l2(v_data() + at.v + byte);
+      }
+    }
+  }
+
+  /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
+  FLASHBSR_DEVICE void produce_keys() {
+    __syncwarp();
+    if (current_.item < count_) copy_tile(true);
+    ptx::cp_async_commit();
+  }
+
+  /// The same for its V; then goes on to the stage after it.
+  FLASHBSR_DEVICE void produce_values() {
+    __syncwarp();
+    if (current_.item < count_) {
+      copy_tile(false);
+      current_ = next_;
+      buffer_ ^= 1;
+      note(current_, found_, buffer_);
+      advance(next_);
+      look_up(next_);
+    }
+    ptx::cp_async_commit();
+    write_slot_ = write_slot_ + 1 == Traits::kStages ? 0 : write_slot_ + 1;
+  }
+
+  /// Waits for the oldest K tile and gives its address. It is handed back by produce_keys().
+  FLASHBSR_DEVICE uint32_t wait_for_keys() {
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();
+    __syncwarp();
+    return ring_ + read_slot_ * Traits::kStageBytes;
+  }
+
+  /// Waits for the V tile that belongs to it. It is handed back by produce_values().
+  FLASHBSR_DEVICE uint32_t wait_for_values() {
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();
+    __syncwarp();
+    const uint32_t tile = ring_ + read_slot_ * Traits::kStageBytes + kValues;
+    read_slot_ = read_slot_ + 1 == Traits::kStages ? 0 : read_slot_ + 1;
+    return tile;
+  }
+
+ private:
+  static constexpr int kSize = dtype_size(Traits::kKv);
+  static constexpr int kChunks = Traits::kRowBytes / 16;  // of a row
+  static constexpr int kRowsAtOnce = 32 / kChunks;
+  static constexpr int kPasses = Traits::kKvTile / kRowsAtOnce;
+  static constexpr int kValues = Traits::kKvTile * Traits::kRowBytes;  // where V lies in a stage
+  static constexpr int kLooks = max_of(1, Traits::kKvTile / 32);       // tokens looked up by a lane
+
+  struct Cursor {
+    int item;
+    int32_t position;  // first token of the stage
+  };
+  struct Place {
+    int32_t page;
+    int32_t token;
+  };
+
+  FLASHBSR_DEVICE const char* k_data() const {
+    return static_cast<const char*>(args_.params.k.data);
+  }
+  FLASHBSR_DEVICE const char* v_data() const {
+    return static_cast<const char*>(args_.params.v.data);
+  }
+
+  /// To this warp's first stage of the next item that has one.
+  FLASHBSR_DEVICE void next_item(Cursor& c) {
+    while (++c.item < count_) {
+      c.position = items_[c.item].kv_begin + warp_ * Traits::kKvTile;
+      if (c.position < items_[c.item].kv_end) return;
+    }
+  }
+
+  FLASHBSR_DEVICE void advance(Cursor& c) {
+    if (c.item >= count_) return;
+    c.position += Traits::kWarps * Traits::kKvTile;
+    if (c.position >= items_[c.item].kv_end) next_item(c);
+  }
+
+  FLASHBSR_DEVICE int current_rows() const {
+    return min_of(Traits::kKvTile, items_[current_.item].kv_end - current_.position);
+  }
+
+  /// Starts to read the pages of a stage's tokens, a token per lane.
+  FLASHBSR_DEVICE void look_up(const Cursor& c) {
+    if (c.item >= count_) return;
+    const DecodeItem& item = items_[c.item];
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      // Lanes past the end look at the last token; its rows are not copied for them.
+      const int32_t position = min_of(c.position + lane_ + 32 * i, item.kv_end - 1);
+      const int32_t page = args_.page_size.quotient(position);
+      found_[i].page =
+          args_.kv_indices ? __ldg(args_.kv_indices + item.kv_table + page) : item.kv_table + page;
+      found_[i].token = args_.page_size.remainder(position, page);
+    }
+  }
+
+  /// Writes down where the rows of the stage at `c` are.
+  FLASHBSR_DEVICE void note(const Cursor& c, const Place (&found)[kLooks], int buffer) {
+    if (c.item >= count_) return;
+    const PagedView& k = args_.params.k;
+    const PagedView& v = args_.params.v;
+    const int64_t head = items_[c.item].kv_head;
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int64_t page = found[i].page, token = found[i].token;
+      const DecodeOffsets at{
+          (page * k.stride_page + token * k.stride_token + head * k.stride_head) * kSize,
+          (page * v.stride_page + token * v.stride_token + head * v.stride_head) * kSize};
+      const int row = lane_ + 32 * i;
+      if (row < Traits::kKvTile) offsets_[buffer * Traits::kKvTile + row] = at;
+    }
+  }
+
+  FLASHBSR_DEVICE void copy_tile(bool keys) {
+    const int chunk = lane_ % kChunks, first = lane_ / kChunks;
+    const uint32_t tile = ring_ + write_slot_ * Traits::kStageBytes + (keys ? 0 : kValues);
+    const int64_t* at = &offsets_[buffer_ * Traits::kKvTile + first].k + (keys ? 0 : 1);
+    // Chunks beyond a row's dims are zeros; no address beyond the array is formed for them.
+    const bool mine = keys ? k_inside_ : v_inside_;
+    const char* data = (keys ? k_data() : v_data()) + (mine ? chunk * 16 : 0);
+    const int rows = current_rows() - first;
+    int64_t offset[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) offset[pass] = at[2 * pass * kRowsAtOnce];
+    const bool whole = __all_sync(~0u, mine && rows > (kPasses - 1) * kRowsAtOnce);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const uint32_t to = tile + decode_tile_offset<Traits>(first + pass * kRowsAtOnce, chunk);
+      if (whole) {
+        ptx::cp_async_16(to, data + offset[pass], policy_);
+      } else {
+        ptx::cp_async_16(to, data + offset[pass], mine && pass * kRowsAtOnce < rows, policy_);
+      }
+    }
+  }
+
+  const KernelArgs& args_;
+  const DecodeItem* items_;
+  uint32_t ring_;
+  DecodeOffsets* offsets_;
+  int warp_;
+  int lane_;
+  bool k_inside_;  // this lane's chunk lies within the rows' dims
+  bool v_inside_;
+  int count_ = 0;
+  int write_slot_ = 0;
+  int read_slot_ = 0;
+  int buffer_ = 0;
+  uint64_t policy_;
+  Cursor current_;  // the next stage to copy, its offsets in offsets_[buffer_]
+  Cursor next_;     // the one after it, its pages on their way to found_
+  Place found_[kLooks];
+};
+
+}  // namespace flashbsr

@@ -1,0 +1,333 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One stage of one warp: S^T = K Q^T, online softmax, O^T += V^T P^T. Keys are the rows of the
+// matrix instruction (M = 16) and queries its 8 columns, so 8 packed rows waste nothing.
+//
+// Lane (g, t) = (lane / 4, lane % 4) holds the logits of tokens g, g + 8 and packed rows 2 t,
+// 2 t + 1 of every 16 x 8 tile, and of O the same rows at dims that value_dim() names.
+#pragma once
+
+#include <flashbsr/kernel/decode/loader.h>
+#include <flashbsr/kernel/decode/query.h>
+#include <flashbsr/ptx/math.h>
+#include <flashbsr/ptx/mma.h>
+#include <flashbsr/variant/variant.h>
+
+namespace flashbsr {
+
+/// Softmax state of the rows of one lane.
+template <class Traits>
+struct DecodeState {
+  static constexpr int kSteps = Traits::kHeadDim / 16;
+  static constexpr int kTiles = Traits::kRows / 8;
+
+  float o[kSteps][kTiles][4];
+  float max[kTiles][2];  ///< base 2
+  float sum[kTiles][2];  ///< this lane's part
+
+  FLASHBSR_DEVICE void clear() {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) o[j][n][0] = o[j][n][1] = o[j][n][2] = o[j][n][3] = 0;
+      max[n][0] = max[n][1] = -infinity();
+      sum[n][0] = sum[n][1] = 0;
+    }
+  }
+
+  /// Dim of o[j][n][0] and [1]; [2] and [3] are at dim + kPairStep.
+  static constexpr int kPairStep = Traits::kFloat8 ? 1 : 8;
+  FLASHBSR_DEVICE static int value_dim(int j, int g) {
+    return 16 * j + (Traits::kFloat8 ? 2 * g : g);
+  }
+};
+
+/// What an item says about its logits.
+struct DecodeMask {
+  int32_t whole_begin;  ///< every row sees [whole_begin, whole_end)
+  int32_t whole_end;
+  bool causal;
+  int32_t window_left;
+};
+
+template <class Traits, class Variant>
+class DecodeMath {
+ public:
+  using Query = DecodeQuery<Traits>;
+  using State = DecodeState<Traits>;
+
+  FLASHBSR_DEVICE DecodeMath(const KernelArgs& args, int lane)
+      : args_(args), variant_(args.params), g_(lane >> 2), t_(lane & 3), lane_(lane) {}
+
+  FLASHBSR_DEVICE void begin(const DecodeItem& item, const Query& query) {
+    const PlanHeader& h = *args_.header;
+    mask_.causal = h.flags & kPlanCausal;
+    mask_.window_left = h.window_left;
+    const int first = args_.group.quotient(item.row_begin);
+    const int last = args_.group.quotient(item.row_begin + max_of(item.row_count, 1) - 1);
+    mask_.whole_begin = span(item, last).begin;
+    mask_.whole_end = min_of(span(item, first).end, item.kv_end);
+    const Params& p = args_.params;
+    const float k_scale = p.k_head_scale ? p.k_head_scale[item.kv_head] : 1.0f;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int packed = item.row_begin + min_of(8 * n + 2 * t_ + i, item.row_count - 1);
+        const int head = q_head(item, packed, args_.group.quotient(packed));
+        // The query's scale is known where its row is: lane g = 2 t + i.
+        const float unfit = __shfl_sync(~0u, query.scale[n], 4 * (2 * t_ + i));
+        scale_[n][i] =
+            p.sm_scale * (p.q_head_scale ? p.q_head_scale[head] : 1.0f) * k_scale * unfit;
+      }
+    }
+  }
+
+  /// The next stage of the ring, whose first token is KV position `position`. K goes back to the
+  /// ring as soon as it has been multiplied, V at the end: the more is under way, the better.
+  FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, DecodeRing<Traits>& ring,
+                            int32_t position, State& state) {
+    float s[kSubTiles][kTiles][4];
+    scores(query, ring.wait_for_keys(), s);
+    ring.produce_keys();
+    const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
+    const bool hooks = variant_.transforms_logits() || variant_.masks_logits();
+    if (cut || hooks) {
+      masked(item, position, s);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kSubTiles; ++u) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[u][n][i] *= scale_[n][i & 1] * kLog2e;
+        }
+      }
+    }
+    raise_max(s, state);
+    accumulate(ring.wait_for_values(), s, state);
+    ring.produce_values();
+  }
+
+ private:
+  static constexpr int kTiles = Traits::kRows / 8;
+  static constexpr int kSubTiles = Traits::kKvTile / 16;
+  static constexpr int kSteps = Traits::kHeadDim / 16;
+  static constexpr DType kType = Traits::kCompute;
+  /// Weights in fp16 are kept 2^8 larger, so that small ones are not lost as subnormals.
+  static constexpr float kShift = kType == DType::kF16 ? 8.0f : 0.0f;
+
+  FLASHBSR_DEVICE int q_head(const DecodeItem& item, int packed, int token) const {
+    return item.kv_head * static_cast<int>(args_.group.divisor) +
+           args_.group.remainder(packed, token);
+  }
+
+  FLASHBSR_DEVICE Span span(const DecodeItem& item, int token) const {
+    PlanHeader h;
+    h.flags = mask_.causal ? kPlanCausal : 0;
+    h.window_left = mask_.window_left;
+    Request r;
+    r.q_len = item.q_len;
+    r.kv_len = item.kv_len;
+    return visible_span(h, r, token);
+  }
+
+  /// Two k-steps of K, rows 16 u to 16 u + 15: `first` and `second` are A operands.
+  FLASHBSR_DEVICE void load_keys(uint32_t tile, int u, int pair, uint32_t (&first)[4],
+                                 uint32_t (&second)[4]) const {
+    const int row = 16 * u + (lane_ & 15);
+    if constexpr (Traits::kFloat8) {
+      uint32_t raw[4];
+      ptx::ldmatrix_x4(raw, tile + decode_tile_offset<Traits>(row, 2 * pair + (lane_ >> 4)));
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[0], first[0], first[2]);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[1], first[1], first[3]);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[2], second[0], second[2]);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[3], second[1], second[3]);
+    } else {
+      ptx::ldmatrix_x4(first, tile + decode_tile_offset<Traits>(row, 4 * pair + (lane_ >> 4)));
+      ptx::ldmatrix_x4(second, tile + decode_tile_offset<Traits>(row, 4 * pair + 2 + (lane_ >> 4)));
+    }
+  }
+
+  FLASHBSR_DEVICE void scores(const Query& query, uint32_t tile,
+                              float (&s)[kSubTiles][kTiles][4]) const {
+#pragma unroll
+    for (int u = 0; u < kSubTiles; ++u) {
+      float even[kTiles][4], odd[kTiles][4];  // two chains: the instruction's latency is long
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) even[n][i] = odd[n][i] = 0;
+      }
+#pragma unroll
+      for (int pair = 0; pair < kSteps / 2; ++pair) {
+        uint32_t first[4], second[4];
+        load_keys(tile, u, pair, first, second);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          const auto& b = query.b[n];
+          ptx::mma_m16n8k16<kType>(even[n], first, b[2 * pair][0], b[2 * pair][1]);
+          ptx::mma_m16n8k16<kType>(odd[n], second, b[2 * pair + 1][0], b[2 * pair + 1][1]);
+        }
+      }
+      add(even, odd, s[u]);
+    }
+  }
+
+  FLASHBSR_DEVICE static void add(const float (&a)[kTiles][4], const float (&b)[kTiles][4],
+                                  float (&s)[kTiles][4]) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = a[n][i] + b[n][i];
+    }
+  }
+
+  /// Scaled logits in base 2, -inf where a row does not see the token.
+  FLASHBSR_DEVICE void masked(const DecodeItem& item, int32_t position,
+                              float (&s)[kSubTiles][kTiles][4]) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int packed = item.row_begin + min_of(8 * n + 2 * t_ + i, item.row_count - 1);
+        const int token = args_.group.quotient(packed);
+        const Span visible = span(item, token);
+        const int head = q_head(item, packed, token);
+#pragma unroll
+        for (int u = 0; u < kSubTiles; ++u) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int32_t at = position + 16 * u + g_ + 8 * h;
+            float& x = s[u][n][2 * h + i];
+            x = logit(item, token, head, at, x * scale_[n][i]);
+            if (at < visible.begin || at >= min_of(visible.end, item.kv_end)) x = -infinity();
+          }
+        }
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE float logit(const DecodeItem& item, int token, int head, int32_t position,
+                              float x) const {
+    if (!variant_.transforms_logits() && !variant_.masks_logits()) return x * kLog2e;
+    if (position >= item.kv_end) return -infinity();  // no mask bit is read beyond the request
+    const LogitsAt<ThreadMath> at{.request = args_.requests + item.request,
+                                  .q_token = token,
+                                  .q_position = item.kv_len - item.q_len + token,
+                                  .q_head = head,
+                                  .kv_head = item.kv_head,
+                                  .kv_first = position,
+                                  .lanes = 1,
+                                  .kv_position = position};
+    if (variant_.transforms_logits()) x = variant_.template logits_transform<ThreadMath>(x, at);
+    if (variant_.masks_logits() && !variant_.template logits_mask<ThreadMath>(at)) {
+      return -infinity();
+    }
+    return x * kLog2e;
+  }
+
+  /// New maxima, and what was accumulated under the old ones shrunk to them.
+  FLASHBSR_DEVICE void raise_max(const float (&s)[kSubTiles][kTiles][4], State& state) const {
+    float peak[kTiles][2];
+    bool grows = false;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float x = ptx::max(s[0][n][i], s[0][n][2 + i]);
+#pragma unroll
+        for (int u = 1; u < kSubTiles; ++u) {
+          x = ptx::max(x, ptx::max(s[u][n][i], s[u][n][2 + i]));
+        }
+#pragma unroll
+        for (int lane = 4; lane < 32; lane *= 2) x = ptx::max(x, __shfl_xor_sync(~0u, x, lane));
+        peak[n][i] = x;
+        grows = grows || x > state.max[n][i];
+      }
+    }
+    if (!__any_sync(~0u, grows)) return;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float top = ptx::max(state.max[n][i], peak[n][i]);
+        // From -inf there is nothing to shrink, and to -inf nothing has come yet.
+        const float factor = top == -infinity() ? 1.0f : ptx::exp2(state.max[n][i] - top);
+        state.max[n][i] = top;
+        state.sum[n][i] *= factor;
+#pragma unroll
+        for (int j = 0; j < kSteps; ++j) {
+          state.o[j][n][i] *= factor;
+          state.o[j][n][2 + i] *= factor;
+        }
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE void accumulate(uint32_t values, const float (&s)[kSubTiles][kTiles][4],
+                                  State& state) const {
+#pragma unroll
+    for (int u = 0; u < kSubTiles; ++u) {
+      uint32_t b[kTiles][2];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        float p[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float top = state.max[n][i & 1];
+          p[i] = ptx::exp2(s[u][n][i] - (top == -infinity() ? 0.0f : top) + kShift);
+        }
+        state.sum[n][0] += p[0] + p[2];
+        state.sum[n][1] += p[1] + p[3];
+        // Tokens g x rows 2t, 2t+1 become rows g x tokens 2t, 2t+1: the B operand.
+        b[n][0] = ptx::movmatrix_trans(ptx::pack2<kType>(p[0], p[1]));
+        b[n][1] = ptx::movmatrix_trans(ptx::pack2<kType>(p[2], p[3]));
+      }
+#pragma unroll
+      for (int pair = 0; pair < kSteps / 2; ++pair) {
+        uint32_t first[4], second[4];
+        load_values(values, u, pair, first, second);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          ptx::mma_m16n8k16<kType>(state.o[2 * pair][n], first, b[n][0], b[n][1]);
+          ptx::mma_m16n8k16<kType>(state.o[2 * pair + 1][n], second, b[n][0], b[n][1]);
+        }
+      }
+    }
+  }
+
+  /// V^T of 16 tokens and dims 32 pair to 32 pair + 31, as two A operands.
+  FLASHBSR_DEVICE void load_values(uint32_t values, int u, int pair, uint32_t (&first)[4],
+                                   uint32_t (&second)[4]) const {
+    if constexpr (Traits::kFloat8) {
+      // Transposed in pairs of bytes: a register holds dims 2g, 2g+1 of tokens 2t and 2t+1.
+      const int row = 16 * u + (lane_ & 15);
+      uint32_t raw[4];
+      ptx::ldmatrix_x4_trans(raw,
+                             values + decode_tile_offset<Traits>(row, 2 * pair + (lane_ >> 4)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) raw[i] = ptx::permute_bytes(raw[i], 0, 0x3120);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[0], first[0], first[1]);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[1], first[2], first[3]);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[2], second[0], second[1]);
+      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[3], second[2], second[3]);
+    } else {
+      const int row = 16 * u + (lane_ & 7) + ((lane_ >> 4) << 3);
+      const int chunk = 4 * pair + ((lane_ >> 3) & 1);
+      ptx::ldmatrix_x4_trans(first, values + decode_tile_offset<Traits>(row, chunk));
+      ptx::ldmatrix_x4_trans(second, values + decode_tile_offset<Traits>(row, chunk + 2));
+    }
+  }
+
+  const KernelArgs& args_;
+  const Variant variant_;
+  const int g_;
+  const int t_;
+  const int lane_;
+  DecodeMask mask_;
+  float scale_[kTiles][2];
+};
+
+}  // namespace flashbsr

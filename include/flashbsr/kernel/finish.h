@@ -1,0 +1,201 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The last steps of a row, shared by every kernel: sink, v scale, output type, LSE unit; partial
+// states of split tiles, the arrival of their parts, and the merge. cpu/epilogue.h is the same on
+// the CPU.
+//
+//   unsplit: end_row -> store_values, write_lse
+//   split:   partial_out_row, partial_lse -> block barrier -> one thread: arrive -> block barrier
+//            -> in the last block: merge_split_tile
+#pragma once
+
+#include <flashbsr/core/launch.h>
+#include <flashbsr/ptx/convert.h>
+#include <flashbsr/ptx/math.h>
+#include <flashbsr/ptx/sync.h>
+
+namespace flashbsr {
+
+/// What is left to do to a row: O times `factor`, and its LSE in base 2.
+struct RowEnd {
+  float factor;
+  float lse;
+};
+
+/// `o` still has to be divided by `sum` (1 where it is normalised, 0 where the row saw nothing);
+/// `lse` is in base 2, without the sink. Without softmax both are ignored.
+template <bool kSoftmax>
+FLASHBSR_DEVICE RowEnd end_row(const Params& p, int32_t q_head, int32_t kv_head, float sum,
+                               float lse) {
+  const float v_scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
+  if constexpr (!kSoftmax) return {v_scale, 0.0f};
+  float factor = sum == 0.0f ? 0.0f : v_scale / sum;
+  if (p.sinks) {
+    // state.h's sink_weights, with the device's exponentials.
+    const float sink = p.sinks[q_head] * kLog2e;
+    if (lse != -infinity() || sink != -infinity()) {
+      const float top = max_of(lse, sink);
+      const float row = ptx::exp2(lse - top), both = row + ptx::exp2(sink - top);
+      factor *= row / both;
+      lse = top + ptx::log2(both);
+    }
+  }
+  return {factor, lse};
+}
+
+/// `lse` in base 2. One thread of a row calls it.
+FLASHBSR_DEVICE void write_lse(const Params& p, int64_t token, int32_t q_head, float lse) {
+  if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
+}
+
+/// Stores row[d, d + kCount) in the run-time type `t` (f32, f16 or bf16), nothing where
+/// d >= dim. `row` is 16-byte aligned, d a multiple of kCount, dim of 8.
+template <int kArch = 80, int kCount>
+FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
+                                  const float (&x)[kCount]) {
+  static_assert(kCount == 2 || kCount == 4 || kCount == 8);
+  if (d >= dim) return;
+  if (t == DType::kF32) {
+    float* dst = reinterpret_cast<float*>(row) + d;
+    if constexpr (kCount == 2) {
+      *reinterpret_cast<float2*>(dst) = {x[0], x[1]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        *reinterpret_cast<float4*>(dst + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+      }
+    }
+    return;
+  }
+  uint32_t pair[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    pair[i] = t == DType::kBF16 ? ptx::pack2<DType::kBF16, kArch>(x[2 * i], x[2 * i + 1])
+                                : ptx::pack2<DType::kF16, kArch>(x[2 * i], x[2 * i + 1]);
+  }
+  char* dst = row + 2 * d;
+  if constexpr (kCount == 2) *reinterpret_cast<uint32_t*>(dst) = pair[0];
+  if constexpr (kCount == 4) *reinterpret_cast<uint2*>(dst) = {pair[0], pair[1]};
+  if constexpr (kCount == 8) {
+    *reinterpret_cast<uint4*>(dst) = {pair[0], pair[1], pair[2], pair[3]};
+  }
+}
+
+/// Partial O [D_vo] of a split tile's row, normalised fp32, rows 32-byte aligned.
+FLASHBSR_DEVICE float* partial_out_row(const Params& p, int32_t tile_rows, int32_t slot,
+                                       int32_t row) {
+  return p.partial_out + (static_cast<int64_t>(slot) * tile_rows + row) * p.v.dim;
+}
+
+/// Partial LSE of a split tile's row, base 2.
+FLASHBSR_DEVICE float* partial_lse(const Params& p, int32_t tile_rows, int32_t slot, int32_t row) {
+  return p.partial_lse + static_cast<int64_t>(slot) * tile_rows + row;
+}
+
+/// Counts a block's partial state as written; true in the block that must merge. One thread calls
+/// it, between a barrier after the stores of all and a barrier before the merge.
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t merge) {
+  int32_t* counter = args.counters + 1 + merge;
+  const int32_t parts = args.merges[merge].slot_count;
+  const bool last = ptx::atomic_add_acq_rel(counter, 1) == parts - 1;
+  if (last) *counter = 0;  // for the next run
+  return last;
+}
+
+namespace detail {
+
+/// Past L1: another SM wrote it during this kernel.
+FLASHBSR_DEVICE float load_cg(const float* p) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+  return x;
+}
+FLASHBSR_DEVICE float4 load_cg4(const float* p) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(p)
+               : "memory");
+  return x;
+}
+
+}  // namespace detail
+
+/// Contracts the partial states of a split tile in slot order, so that the result does not depend
+/// on who arrived when, and writes the output and LSE. `thread` of `threads` calls it with all the
+/// others; each takes four dims of a row at a time. States of variants without softmax add up.
+template <bool kSoftmax, int kArch = 80>
+FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t merge, int32_t thread,
+                                      int32_t threads) {
+  const Params& p = args.params;
+  const Merge m = args.merges[merge];
+  const int32_t q_begin = args.requests[m.request].q_begin;
+  const int32_t tile_rows = args.header->tile_rows;
+  const int32_t chunks = p.v.dim / 4;
+  const int64_t slot_floats = static_cast<int64_t>(tile_rows) * p.v.dim;
+
+  for (int32_t unit = thread; unit < m.row_count * chunks; unit += threads) {
+    const int32_t row = unit / chunks;
+    const int32_t d = (unit - row * chunks) * 4;
+    const float* part = partial_out_row(p, tile_rows, m.slot_begin, row) + d;
+    const float* part_lse = partial_lse(p, tile_rows, m.slot_begin, row);
+    float o[4] = {};
+    float top = -infinity(), sum = 0.0f;
+
+    // Eight slots in flight hide the latency of L2; the maximum is taken over eight at a time.
+    constexpr int kBatch = 8;
+    for (int32_t first = 0; first < m.slot_count; first += kBatch) {
+      float4 x[kBatch];
+      float weight[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        x[i] = {};
+        weight[i] = kSoftmax ? -infinity() : 0.0f;
+        if (first + i < m.slot_count) {
+          x[i] = detail::load_cg4(part + (first + i) * slot_floats);
+          weight[i] = 1.0f;
+          if constexpr (kSoftmax) {
+            weight[i] = detail::load_cg(part_lse + static_cast<int64_t>(first + i) * tile_rows);
+          }
+        }
+      }
+      if constexpr (kSoftmax) {
+        float new_top = top;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) new_top = ptx::max(new_top, weight[i]);
+        const float shrink = top == -infinity() ? 0.0f : ptx::exp2(top - new_top);
+        top = new_top;
+        sum *= shrink;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[i] *= shrink;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          weight[i] = weight[i] == -infinity() ? 0.0f : ptx::exp2(weight[i] - top);
+          sum += weight[i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        o[0] += weight[i] * x[i].x;
+        o[1] += weight[i] * x[i].y;
+        o[2] += weight[i] * x[i].z;
+        o[3] += weight[i] * x[i].w;
+      }
+    }
+
+    const int32_t packed = m.row_begin + row;
+    const int32_t in_request = args.group.quotient(packed);
+    const int32_t q_head = m.kv_head * static_cast<int32_t>(args.group.divisor) +
+                           args.group.remainder(packed, in_request);
+    const int64_t token = static_cast<int64_t>(q_begin) + in_request;
+    const float lse = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
+    const RowEnd end = end_row<kSoftmax>(p, q_head, m.kv_head, sum, lse);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[i] *= end.factor;
+    store_values<kArch>(p.out.row(token, q_head), p.out.dtype, d, p.v.dim, o);
+    if (d == 0) write_lse(p, token, q_head, end.lse);
+  }
+}
+
+}  // namespace flashbsr

@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels around attention get: append to a paged cache, rotary embedding, merge of
+// states, bit packing, index arithmetic, the page check. Plain data that host and device compilers
+// read.
+//
+// Index arrays stay on the device, so the host does not see their values. A kernel skips what they
+// name outside of the caller's arrays, and writes nothing there.
+#pragma once
+
+#include <flashbsr/core/launch.h>
+#include <flashbsr/core/math.h>
+#include <flashbsr/core/view.h>
+
+namespace flashbsr::ops {
+
+/// Threads of a block, of every kernel here but `segment_indptr`.
+inline constexpr int kThreads = 256;
+inline constexpr int kWarps = kThreads / 32;
+/// Blocks that an SM shall hold: enough loads in flight to saturate the memory.
+inline constexpr int kCopyBlocks = 4;
+inline constexpr int kMergeBlocks = 4;
+inline constexpr int kConvertBlocks = 2;
+/// Items of one launch: what FastDiv divides. The host cuts larger inputs.
+inline constexpr int64_t kMaxItems = int64_t{1} << 30;
+
+/// A 1-D index array in device memory, int32 or int64.
+struct Indices {
+  const void* data = nullptr;
+  int64_t size = 0;
+  bool wide = false;
+
+  FLASHBSR_FN int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+/// Where the rows of an append go: token t is position positions[t] of request batch_indices[t].
+struct Slots {
+  Indices batch_indices;  ///< -1: padding
+  Indices positions;
+  Indices kv_indices;
+  Indices kv_indptr;
+  FastDiv page_size;
+  int64_t pages = 0;  ///< of the cache
+};
+
+/// Elements of a converted unit.
+inline constexpr int kUnit = 8;
+/// Units that a lane has in flight: an item is 32 times as many.
+inline constexpr int kUnitsInFlight = 4;
+
+/// K or V of an append.
+struct AppendRows {
+  RaggedView in;
+  PagedView cache;
+  float inverse_scale = 1.0f;
+  int32_t copy_bytes =
+      0;              ///< of a unit, a power of two up to 16, where rows are copied bit for bit
+  int32_t unit = 1;   ///< elements of a unit; where rows are converted, kUnit or 1
+  int32_t units = 0;  ///< of a token: heads x dim / unit
+  int32_t parts = 0;  ///< items of a token
+  FastDiv row_units;  ///< units of a head: dim / unit
+};
+
+struct AppendArgs {
+  AppendRows k, v;
+  Slots slots;
+  int64_t first_token = 0;  ///< of this launch
+  int32_t tokens = 0;
+  FastDiv parts;  ///< items of a token, of K and V
+};
+
+/// Angles of a rotary embedding: of a table, or computed.
+struct Rotation {
+  static constexpr int kMaxPairs = 256;
+
+  int32_t rotary_dim = 0;
+  bool interleave = false;
+  const float* cos_sin = nullptr;  ///< [max_position][cosines, then sines] or null
+  int64_t cos_sin_stride = 0;
+  int64_t max_position = 0;
+  /// Turns of pair i per position, as a fraction of 2^64. position x turns, which wraps, is the
+  /// angle exactly: no range reduction, and no loss at large positions.
+  uint64_t turns[kMaxPairs] = {};
+};
+
+/// Rows of one array that are rotated, converted or copied: q, k or v.
+struct RopeRows {
+  RaggedView in;
+  RaggedView out;  ///< where no cache is written
+  float inverse_scale = 1.0f;
+  int32_t parts = 0;   ///< items of a token
+  FastDiv row_units;   ///< units of a row
+  FastDiv tail_units;  ///< of its part behind rotary_dim
+};
+
+/// Rotates q and k; with a cache k, and v as it is, go there.
+struct RopeArgs {
+  RopeRows q, k, v;
+  PagedView k_cache, v_cache;
+  bool append = false;
+  Slots slots;
+  Indices positions;
+  Rotation rotation;
+  int64_t first_token = 0;
+  int32_t tokens = 0;
+  int32_t unit = 1;        ///< elements of a unit, kUnit or 1
+  int32_t item_heads = 1;  ///< heads of an item
+  FastDiv parts;           ///< items of a token, of q, k and v
+};
+
+struct StateView {
+  RaggedView v;
+  const float* s = nullptr;  ///< [tokens, heads], natural or base 2
+  int64_t s_stride_token = 0;
+  int64_t s_stride_head = 1;
+};
+
+struct MergeArgs {
+  StateView a;        ///< merge_state: the first. merge_states: state 0
+  StateView b;        ///< merge_state only
+  int32_t count = 2;  ///< states
+  int64_t v_stride_state = 0;
+  int64_t s_stride_state = 0;
+  StateView out;
+  float* s_out = nullptr;         ///< [tokens, heads]; may be the s of an input
+  const uint8_t* mask = nullptr;  ///< [tokens] or null: rows with 0 stay as they are
+  float unit = 1.0f;              ///< ln 2 for natural LSEs, 1 for base 2
+  bool aligned = false;           ///< every row is a run of whole 16-byte units
+  int32_t group_log2 = 0;         ///< lanes of a row
+  int64_t first_token = 0;
+  int32_t rows = 0;  ///< tokens x heads of this launch
+  FastDiv heads;
+};
+
+struct PackArgs {
+  const uint8_t* x = nullptr;
+  int64_t size = 0;
+  uint8_t* out = nullptr;
+  bool little = false;
+  /// Of segment_packbits: [segments + 1], checked to ascend by the host. Null: one segment.
+  Indices indptr;
+  const int32_t* out_indptr = nullptr;
+};
+
+/// out_indptr[i + 1] = out_indptr[i] + ceil((indptr[i + 1] - indptr[i]) / 8), in one block.
+inline constexpr int kScanThreads = 1024;
+struct SegmentIndptrArgs {
+  Indices indptr;
+  int32_t* out_indptr = nullptr;
+};
+
+struct BatchIndicesArgs {
+  Indices append_indptr;
+  Indices seq_lens;
+  int64_t nnz = 0;
+  int32_t* batch_indices = nullptr;
+  int32_t* positions = nullptr;
+};
+
+struct SeqLensArgs {
+  Indices kv_indptr;
+  Indices last_page_len;
+  int32_t page_size = 1;
+  int32_t* seq_lens = nullptr;
+};
+
+/// Validates the page ids of a plan in device memory.
+struct CheckPagesArgs {
+  const PlanHeader* header = nullptr;
+  const int32_t* kv_indices = nullptr;
+  int64_t pages = 0;  ///< of the smaller cache
+  /// Lowered to (index << 32 | id) of the first bad id. `kNoBadPage` before.
+  uint64_t* first_bad = nullptr;
+};
+inline constexpr uint64_t kNoBadPage = ~uint64_t{0};
+
+}  // namespace flashbsr::ops

@@ -1,0 +1,206 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The merge of attention states (core/state.h) of equal rows: two states of two arrays, or any
+// number along a dimension. A group of lanes, a power of two, takes a row; each lane 16 bytes of
+// it, of up to four states at once. Accumulated in float in the order of the states.
+#pragma once
+
+#include <flashbsr/kernel/ops/unit.h>
+
+namespace flashbsr::ops {
+
+/// States that a lane has in flight.
+inline constexpr int kMergeChunk = 4;
+
+/// Elements of a lane: 16 bytes, or one element where rows are not made of 16-byte units. Kept as
+/// they come until they are added up, so that states in flight cost few registers.
+template <DType kType, bool kAligned>
+struct MergeUnit {
+  static constexpr int kElements = 16 / dtype_size(kType);
+  uint4 bits;
+
+  FLASHBSR_DEVICE static MergeUnit load(const char* p) {
+    return {*reinterpret_cast<const uint4*>(p)};
+  }
+
+  FLASHBSR_DEVICE void add_to(float (&sum)[kElements], float weight) const {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kType == DType::kF32) {
+        sum[i] += weight * bits_float(words[i]);
+      } else {
+        sum[2 * i] += weight * ptx::unpack_low<kType>(words[i]);
+        sum[2 * i + 1] += weight * ptx::unpack_high<kType>(words[i]);
+      }
+    }
+  }
+
+  template <int kArch>
+  FLASHBSR_DEVICE static void store(char* p, const float (&x)[kElements]) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kType == DType::kF32) {
+        words[i] = float_bits(x[i]);
+      } else {
+        words[i] = pack<kArch, kType>(x[2 * i], x[2 * i + 1]);
+      }
+    }
+    *reinterpret_cast<uint4*>(p) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+template <DType kType>
+struct MergeUnit<kType, false> {
+  static constexpr int kElements = 1;
+  float x;
+
+  FLASHBSR_DEVICE static MergeUnit load(const char* p) { return {load_as_float(p, 0, kType)}; }
+  FLASHBSR_DEVICE void add_to(float (&sum)[1], float weight) const { sum[0] += weight * x; }
+  template <int kArch>
+  FLASHBSR_DEVICE static void store(char* p, const float (&x)[1]) {
+    store_from_float(p, 0, kType, x[0]);
+  }
+};
+
+/// State i of a row in one array.
+struct StackedStates {
+  const char* v;
+  const float* s;
+  int64_t v_stride;  ///< bytes
+  int64_t s_stride;
+
+  FLASHBSR_DEVICE const char* row(int32_t i) const { return v + i * v_stride; }
+  FLASHBSR_DEVICE float lse(int32_t i) const { return s[i * s_stride]; }
+};
+
+/// Two states of two arrays.
+struct TwoStates {
+  const char* v[2];
+  const float* s[2];
+
+  FLASHBSR_DEVICE const char* row(int32_t i) const { return i ? v[1] : v[0]; }
+  FLASHBSR_DEVICE float lse(int32_t i) const { return i ? *s[1] : *s[0]; }
+};
+
+/// Merges `count` states of one unit; `offset` bytes into the row. Returns the merged LSE.
+///
+/// A state of weight 0 is skipped, not multiplied: where its LSE is -inf its O may be anything.
+template <int kArch, class MUnit, int kChunk, class States>
+FLASHBSR_DEVICE float merge_unit(const States& states, int32_t count, int64_t offset, char* out,
+                                 float unit) {
+  constexpr int kElements = MUnit::kElements;
+  float acc[kElements] = {};
+  float top = -infinity(), sum = 0.0f;
+  const float per_unit = 1.0f / unit;
+  for (int32_t first = 0; first < count; first += kChunk) {
+    float lse[kChunk];
+    MUnit in[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      lse[i] = -infinity();
+      if (first + i < count) {
+        lse[i] = states.lse(first + i);
+        in[i] = MUnit::load(states.row(first + i) + offset);
+      }
+    }
+    float chunk_top = top;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) chunk_top = fmaxf(chunk_top, lse[i]);
+    if (chunk_top > top) {
+      const float rescale = exp2f((top - chunk_top) * per_unit);  // exp2(-inf) = 0 at first
+      sum *= rescale;
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) acc[j] *= rescale;
+      top = chunk_top;
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float weight = lse[i] == -infinity() ? 0.0f : exp2f((lse[i] - top) * per_unit);
+      sum += weight;
+      if (weight != 0.0f) in[i].add_to(acc, weight);
+    }
+  }
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) acc[j] *= inverse;
+  MUnit::template store<kArch>(out + offset, acc);
+  return sum == 0.0f ? -infinity() : top + log2f(sum) * unit;
+}
+
+/// Rows of `a`, a group of lanes each.
+template <int kArch, DType kType, bool kAligned, bool kStacked>
+FLASHBSR_DEVICE void merge_rows(const MergeArgs& a) {
+  using MUnit = MergeUnit<kType, kAligned>;
+  constexpr int kSize = dtype_size(kType);
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  const int32_t group = 1 << a.group_log2;
+  const int32_t rows_of_warp = 32 >> a.group_log2;
+  const int32_t in_group = lane & (group - 1);
+  const int32_t units = a.out.v.dim / MUnit::kElements;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps * rows_of_warp;
+  int64_t base = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * rows_of_warp;
+  for (; base < a.rows; base += stride) {
+    const int64_t row = base + (lane >> a.group_log2);
+    const int32_t t = a.heads.quotient(static_cast<int32_t>(min_of<int64_t>(row, a.rows - 1)));
+    const int64_t token = a.first_token + t;
+    const int32_t head = a.heads.remainder(static_cast<int32_t>(row), t);
+    const bool live = row < a.rows && (a.mask == nullptr || a.mask[token] != 0);
+    float lse = 0.0f;
+    if (live) {
+      char* out = a.out.v.row(token, head);
+      const auto merge = [&](const auto& states) {
+        for (int32_t u = in_group; u < units; u += group) {
+          lse = merge_unit<kArch, MUnit, kStacked ? kMergeChunk : 2>(
+              states, kStacked ? a.count : 2, static_cast<int64_t>(u) * MUnit::kElements * kSize,
+              out, a.unit);
+        }
+      };
+      const char* v = a.a.v.row(token, head);
+      const float* s = a.a.s + token * a.a.s_stride_token + head * a.a.s_stride_head;
+      if constexpr (kStacked) {
+        merge(StackedStates{v, s, a.v_stride_state * kSize, a.s_stride_state});
+      } else {
+        merge(TwoStates{{v, a.b.v.row(token, head)},
+                        {s, a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head}});
+      }
+    }
+    __syncwarp();  // in place, the LSE written is what the other lanes of the group have read
+    if (live && in_group == 0) {
+      a.s_out[token * a.out.s_stride_token + head * a.out.s_stride_head] = lse;
+    }
+  }
+}
+
+template <int kArch, bool kStacked>
+FLASHBSR_DEVICE void merge(const MergeArgs& a) {
+  switch (a.out.v.dtype) {
+    case DType::kF32:
+      a.aligned ? merge_rows<kArch, DType::kF32, true, kStacked>(a)
+                : merge_rows<kArch, DType::kF32, false, kStacked>(a);
+      break;
+    case DType::kF16:
+      a.aligned ? merge_rows<kArch, DType::kF16, true, kStacked>(a)
+                : merge_rows<kArch, DType::kF16, false, kStacked>(a);
+      break;
+    case DType::kBF16:
+      a.aligned ? merge_rows<kArch, DType::kBF16, true, kStacked>(a)
+                : merge_rows<kArch, DType::kBF16, false, kStacked>(a);
+      break;
+    default: break;  // the host refuses float8 states
+  }
+}
+
+template <int kArch>
+FLASHBSR_DEVICE void merge_state(const MergeArgs& a) {
+  merge<kArch, false>(a);
+}
+
+template <int kArch>
+FLASHBSR_DEVICE void merge_states(const MergeArgs& a) {
+  merge<kArch, true>(a);
+}
+
+}  // namespace flashbsr::ops

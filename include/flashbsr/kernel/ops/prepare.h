@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From views to a launch: how wide a unit may be, how a token is cut into items, how many blocks.
+// Arithmetic only; the caller has checked shapes and types.
+#pragma once
+
+#include <flashbsr/kernel/ops/args.h>
+
+namespace flashbsr::ops {
+
+/// The largest power of two, up to 16, that divides every address of a row and its length.
+FLASHBSR_FN int32_t alignment_of(const void* data, int64_t stride_a, int64_t stride_b,
+                                 int64_t stride_c, int64_t dim, DType t) {
+  const int64_t bytes = (stride_a | stride_b | stride_c | dim) * dtype_size(t);
+  const uint64_t bits = reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(bytes) | 16;
+  return static_cast<int32_t>(bits & (~bits + 1));
+}
+FLASHBSR_FN int32_t alignment_of(const RaggedView& v) {
+  return alignment_of(v.data, v.stride_token, v.stride_head, 0, v.dim, v.dtype);
+}
+FLASHBSR_FN int32_t alignment_of(const PagedView& v) {
+  return alignment_of(v.data, v.stride_page, v.stride_token, v.stride_head, v.dim, v.dtype);
+}
+
+/// Whether rows can be read or written in units of kUnit elements. float32 has no such unit.
+template <class View>
+FLASHBSR_FN bool has_units(const View& v) {
+  return v.dtype != DType::kF32 && alignment_of(v) >= kUnit * dtype_size(v.dtype);
+}
+
+/// Blocks for so many warps' worth of items.
+FLASHBSR_FN uint32_t blocks_for(int64_t warps) {
+  return static_cast<uint32_t>(ceil_div<int64_t>(warps, kWarps));
+}
+/// Blocks for a thread per element, up to what fills any device.
+FLASHBSR_FN uint32_t blocks_for_threads(int64_t threads) {
+  return static_cast<uint32_t>(
+      min_of<int64_t>(max_of<int64_t>(ceil_div<int64_t>(threads, kThreads), 1), 4096));
+}
+
+FLASHBSR_FN bool copied(const AppendRows& r) {
+  return r.in.dtype == r.cache.dtype && r.inverse_scale == 1.0f;
+}
+
+FLASHBSR_FN void prepare(AppendRows& r, bool copy) {
+  const int32_t size = dtype_size(r.in.dtype);
+  r.copy_bytes = copy ? min_of(alignment_of(r.in), alignment_of(r.cache)) : 0;
+  if (copy) {
+    // A row whose elements are not aligned to themselves does not exist.
+    r.unit = max_of(r.copy_bytes / size, 1);
+  } else {
+    r.unit = has_units(r.in) && has_units(r.cache) ? kUnit : 1;
+  }
+  const int32_t row = r.in.dim / r.unit;
+  r.units = r.in.heads * row;
+  r.row_units = FastDiv(static_cast<uint32_t>(max_of(row, 1)));
+  r.parts = ceil_div(r.units, 32 * kUnitsInFlight);
+}
+
+/// Fills in what follows from the views. Returns whether `append_paged_kv` serves; otherwise it is
+/// `append_paged_kv_convert`.
+FLASHBSR_FN bool prepare(AppendArgs& a) {
+  const bool copy = copied(a.k) && copied(a.v);
+  prepare(a.k, copy);
+  prepare(a.v, copy);
+  a.parts = FastDiv(static_cast<uint32_t>(max_of(a.k.parts + a.v.parts, 1)));
+  return copy;
+}
+
+/// Fills in what follows from the views, for launches of up to `tokens` tokens.
+FLASHBSR_FN void prepare(RopeArgs& a, int64_t tokens) {
+  const int32_t half = a.rotation.rotary_dim / 2;
+  bool units = half % kUnit == 0 && has_units(a.q.in) && has_units(a.q.out) && has_units(a.k.in);
+  units = units && (a.append ? has_units(a.v.in) && has_units(a.k_cache) && has_units(a.v_cache)
+                             : has_units(a.k.out));
+  a.unit = units ? kUnit : 1;
+  // Four rounds of a warp keep the cosines and sines busy; with few tokens, more warps are better.
+  const int32_t heads = units ? max_of(32 / max_of(half / kUnit, 1), 1) : 1;
+  a.item_heads = tokens <= 256 ? heads : 4 * heads;
+  const auto cut = [&](RopeRows& r) {
+    r.parts = ceil_div(r.in.heads, a.item_heads);
+    r.row_units = FastDiv(static_cast<uint32_t>(max_of(r.in.dim / a.unit, 1)));
+    r.tail_units =
+        FastDiv(static_cast<uint32_t>(max_of((r.in.dim - a.rotation.rotary_dim) / a.unit, 1)));
+  };
+  cut(a.q);
+  cut(a.k);
+  if (a.append) cut(a.v);
+  a.parts = FastDiv(static_cast<uint32_t>(max_of(a.q.parts + a.k.parts + a.v.parts, 1)));
+}
+
+/// `stacked`: the states are `count` of a.a; else a.a and a.b.
+FLASHBSR_FN void prepare(MergeArgs& a, bool stacked) {
+  int32_t alignment = min_of(alignment_of(a.a.v), alignment_of(a.out.v));
+  alignment =
+      min_of(alignment, stacked ? alignment_of(a.a.v.data, a.v_stride_state, 0, 0, 0, a.a.v.dtype)
+                                : alignment_of(a.b.v));
+  a.aligned = alignment == 16;
+  const int32_t units = a.aligned ? a.out.v.dim * dtype_size(a.out.v.dtype) / 16 : a.out.v.dim;
+  a.group_log2 = 0;
+  while (a.group_log2 < 5 && (1 << a.group_log2) < units) ++a.group_log2;
+  a.heads = FastDiv(static_cast<uint32_t>(max_of(a.out.v.heads, 1)));
+}
+FLASHBSR_FN uint32_t blocks_for(const MergeArgs& a) {
+  return blocks_for(ceil_div<int64_t>(a.rows, 32 >> a.group_log2));
+}
+
+}  // namespace flashbsr::ops

@@ -1,0 +1,44 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The prefill kernel's shapes on Turing: fp16 only, 64 KB of shared memory per SM. Constants only,
+// so that the host's registry reads them too.
+#pragma once
+
+#include <flashbsr/core/dtype.h>
+#include <flashbsr/core/math.h>
+
+namespace flashbsr::sm75 {
+
+/// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
+/// @tparam kv        type of Q, K and V: fp16
+/// @tparam rows      packed rows of an item, 64
+template <int head_dim, DType kv, int rows>
+struct PrefillTraits {
+  static_assert(kv == DType::kF16 && rows == 64);
+  static constexpr int kArch = 75;
+  static constexpr int kHeadDim = head_dim;
+  static constexpr DType kKv = kv;
+  static constexpr int kRows = rows;
+  static constexpr bool kFloat8 = false;
+  static constexpr DType kCompute = kv;
+
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocksPerSM = head_dim == 256 ? 1 : 2;
+  /// Tokens of a tile of K or V.
+  static constexpr int kKvTile = head_dim == 256 ? 16 : 32;
+
+  static constexpr int kQueryBytes = rows * head_dim * 2;
+  static constexpr int kTileBytes = kKvTile * head_dim * 2;
+  static constexpr int kRowRecordBytes = 16;  ///< sizeof(PrefillRow)
+  /// [Q][K][V][rows][scale of every row][the next item, and whether to merge]
+  static constexpr int kKeyOffset = kQueryBytes;
+  static constexpr int kValueOffset = kKeyOffset + kTileBytes;
+  static constexpr int kRowOffset = kValueOffset + kTileBytes;
+  static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
+  static constexpr int kControlOffset = kScaleOffset + rows * 4;
+  static constexpr int kSmemBytes = kControlOffset + 16;
+};
+
+}  // namespace flashbsr::sm75

@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a warp's registers to the output, or to the partial state of a split tile.
+#pragma once
+
+#include <flashbsr/kernel/finish.h>
+#include <flashbsr/kernel/sm80/mainloop.h>
+
+namespace flashbsr::sm80 {
+
+namespace detail {
+
+/// Gives store(d, x) the values of a thread's row, in runs of 4 (float8) or 2 neighbouring dims.
+template <class Traits, int kDimTiles, class Store>
+FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int32_t lane,
+                                  float factor, const Store& store) {
+  if constexpr (Traits::kFloat8) {  // tiles 2c and 2c + 1 hold even and odd dims
+#pragma unroll
+    for (int n = 0; n < kDimTiles; n += 2) {
+      const float x[4] = {o[n][2 * half] * factor, o[n + 1][2 * half] * factor,
+                          o[n][2 * half + 1] * factor, o[n + 1][2 * half + 1] * factor};
+      store(n * 8 + lane % 4 * 4, x);
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < kDimTiles; ++n) {
+      const float x[2] = {o[n][2 * half] * factor, o[n][2 * half + 1] * factor};
+      store(n * 8 + lane % 4 * 2, x);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Every thread of the warp calls it.
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const WorkItem& item, int32_t q_begin,
+                                const PrefillRow* rows, const Mainloop<Traits, Variant>& loop,
+                                int32_t lane) {
+  using Loop = Mainloop<Traits, Variant>;
+  const Params& p = args.params;
+#pragma unroll
+  for (int b = 0; b < Loop::kBands; ++b) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = loop.sum[b][h];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const int32_t r = loop.row_of(b, h);
+      if (r >= item.row_count) continue;
+      const float lse = sum == 0.0f ? -infinity() : loop.max[b][h] + ptx::log2(sum) - Loop::kShift;
+      // Without softmax the weights' shift is all there is to undo.
+      constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
+      if (item.slot < 0) {
+        const PrefillRow row = rows[r];
+        RowEnd end = end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum, lse);
+        if constexpr (!Variant::use_softmax) end.factor *= kUnit;
+        const int64_t token = static_cast<int64_t>(q_begin) + row.token;
+        char* out = p.out.row(token, row.q_head);
+        detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
+          store_values<Traits::kArch>(out, p.out.dtype, d, p.v.dim, x);
+        });
+        if (lane % 4 == 0) write_lse(p, token, row.q_head, end.lse);
+      } else {
+        float factor = kUnit;
+        if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const int32_t tile_rows = args.header->tile_rows;
+        char* out = reinterpret_cast<char*>(partial_out_row(p, tile_rows, item.slot, r));
+        detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
+          store_values<Traits::kArch>(out, DType::kF32, d, p.v.dim, x);
+        });
+        if (lane % 4 == 0) {
+          *partial_lse(p, tile_rows, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashbsr::sm80

@@ -1,0 +1,336 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One warp's rows against a tile of K and V: S = Q K^T, softmax, O += P V. S, P and O stay in
+// registers; S becomes the A operand of P V as it lies (FlashAttention-2, Dao, 2023).
+//
+// Softmax is online, in base 2, and lazy: O is rescaled only when a row's maximum grew by more
+// than 8. Weights therefore reach 2^8; fp16 ones are shifted up by 2^7 more, so that as many small
+// ones as possible stay above its smallest number.
+#pragma once
+
+#include <flashbsr/core/state.h>
+#include <flashbsr/ptx/math.h>
+#include <flashbsr/tile/fragments.h>
+#include <flashbsr/tile/rope.h>
+#include <flashbsr/tile/rows.h>
+#include <flashbsr/variant/standard.h>
+
+namespace flashbsr::sm80 {
+
+inline constexpr float kRescaleStep = 8.0f;
+
+/// RoPE and the hooks of logits: `Plain` has none, and saves their registers.
+template <class Variant>
+inline constexpr bool kHasHooks = !flashbsr::detail::kSame<Variant, Plain>;
+
+template <class Traits, class Variant>
+  requires AttentionVariant<Variant, ThreadMath>
+class Mainloop {
+ public:
+  static constexpr int kRowsPerWarp = Traits::kRows / Traits::kWarps;
+  static constexpr int kBands = kRowsPerWarp / 16;  ///< A operands that share each B operand
+  static constexpr int kTokenTiles = Traits::kKvTile / 8;
+  static constexpr int kDimTiles = Traits::kHeadDim / 8;
+  /// log2 of what weights are multiplied by.
+  static constexpr float kShift = Traits::kCompute != DType::kF16 ? 0.0f
+                                  : Variant::use_softmax          ? 7.0f
+                                                                  : 15.0f;
+
+  /// A thread has rows g and g + 8 of each band, g = lane / 4, and of O columns as in out_column().
+  float o[kBands][kDimTiles][4];
+  float max[kBands][2];  ///< reference of the exponents, base 2; -inf while nothing was visible
+  float sum[kBands][2];  ///< this thread's part of the denominators
+
+  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const PrefillRow* rows, const float* scales,
+                           int32_t thread)
+      : args_(args),
+        variant_(args.params),
+        rows_(rows),
+        scales_(scales),
+        first_row_(thread / 32 * kRowsPerWarp),
+        lane_(thread % 32) {}
+
+  FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
+    return first_row_ + band * 16 + half * 8 + lane_ / 4;
+  }
+
+  /// Once rows and scales of an item are in shared memory.
+  FLASHBSR_DEVICE void begin(const WorkItem& item, const Request& request) {
+    item_ = &item;
+    request_ = &request;
+    const int32_t end = min_of(item.row_count, first_row_ + kRowsPerWarp);
+    visible_ = Visibility::of(rows_, first_row_, end);
+    // The short way multiplies inside the exponent, after the maximum: only for positive scales.
+    transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        max[b][h] = -infinity();
+        sum[b][h] = 0.0f;
+        factor_[b][h] = scales_[row_of(b, h)] * kLog2e;
+        if (!(factor_[b][h] > 0.0f)) transforms_ = true;
+      }
+#pragma unroll
+      for (int n = 0; n < kDimTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[b][n][e] = 0.0f;
+      }
+    }
+    transforms_ = __any_sync(0xffffffffu, transforms_);
+    if (transforms_) {
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) factor_[b][0] = factor_[b][1] = 1.0f;
+    }
+  }
+
+  FLASHBSR_DEVICE bool sees(int32_t begin) const {
+    return visible_.sees(begin, begin + Traits::kKvTile);
+  }
+
+  /// S = Q K^T, for the tile of K at KV position `begin`.
+  FLASHBSR_DEVICE void score(uint32_t query_tile, uint32_t key_tile, int32_t begin) {
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s_[b][n][e] = 0.0f;
+      }
+    }
+    const Queries queries(query_tile, first_row_, lane_);
+    const Keys keys(key_tile, lane_);
+    if constexpr (kHasHooks<Variant>) {
+      if (args_.params.rope.fine) return score_rotated(queries, keys, begin);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[kBands][4];
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) queries.load(a[b], b * 16, step);
+#pragma unroll
+      for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
+        uint32_t k[Keys::kTokens / 8][2];
+        keys.load(k, token, step);
+        multiply(a, k, token / 8);
+      }
+    }
+  }
+
+  /// S becomes weights; maxima and sums follow.
+  FLASHBSR_DEVICE void soften(int32_t begin) {
+    if (transforms_ || !visible_.whole(begin, begin + Traits::kKvTile)) transform(begin);
+    if constexpr (Variant::use_softmax) {
+      float top[kBands][2];
+      bool grown = false;
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float x = ptx::max(s_[b][0][2 * h], s_[b][0][2 * h + 1]);
+#pragma unroll
+          for (int n = 1; n < kTokenTiles; ++n) {
+            x = ptx::max(x, ptx::max(s_[b][n][2 * h], s_[b][n][2 * h + 1]));
+          }
+          x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 1));
+          x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 2));
+          top[b][h] = x * factor_[b][h];
+          grown |= top[b][h] > max[b][h] + kRescaleStep;
+        }
+      }
+      if (__any_sync(0xffffffffu, grown)) rescale(top);
+    }
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if constexpr (Variant::use_softmax) {
+          const float base = (max[b][h] == -infinity() ? 0.0f : max[b][h]) - kShift;
+#pragma unroll
+          for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+            for (int e = 2 * h; e < 2 * h + 2; ++e) {
+              s_[b][n][e] = ptx::exp2(s_[b][n][e] * factor_[b][h] - base);
+              sum[b][h] += s_[b][n][e];
+            }
+          }
+        }
+      }
+    }
+  }
+
+  /// O += P V.
+  FLASHBSR_DEVICE void accumulate(uint32_t value_tile) {
+    const Values values(value_tile, lane_);
+#pragma unroll
+    for (int token = 0; token < Traits::kKvTile; token += 16) {
+      uint32_t p[kBands][4];
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float (&pair)[4] = s_[b][token / 8 + i / 2];
+          p[b][i] =
+              ptx::pack2<Traits::kCompute, Traits::kArch>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+        }
+      }
+#pragma unroll
+      for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
+        uint32_t v[Values::kDims / 8][2];
+        values.load(v, token, d);
+#pragma unroll
+        for (int i = 0; i < Values::kDims / 8; ++i) {
+#pragma unroll
+          for (int b = 0; b < kBands; ++b) {
+            mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[b], v[i][0], v[i][1]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSteps = Traits::kHeadDim / 16;
+  using Queries = QueryFragments<Traits::kHeadDim * 2>;
+  using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+  using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+
+  template <int kCount>
+  FLASHBSR_DEVICE void multiply(const uint32_t (&a)[kBands][4], const uint32_t (&k)[kCount][2],
+                                int first) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+        mma_16x8x16<Traits::kArch, Traits::kCompute>(s_[b][first + i], a[b], k[i][0], k[i][1]);
+      }
+    }
+  }
+
+  /// The same with every key turned to its position. Dims i and i + head_dim / 2 are in the same
+  /// thread, kSteps / 2 steps apart.
+  FLASHBSR_DEVICE void score_rotated(const Queries& queries, const Keys& keys, int32_t begin) {
+    for (int step = 0; step < kSteps / 2; ++step) {
+      uint32_t a[2][kBands][4];
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+        queries.load(a[0][b], b * 16, step);
+        queries.load(a[1][b], b * 16, step + kSteps / 2);
+      }
+#pragma unroll
+      for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
+        uint32_t x[Keys::kTokens / 8][2], y[Keys::kTokens / 8][2];
+        keys.load(x, token, step);
+        keys.load(y, token, step + kSteps / 2);
+#pragma unroll
+        for (int i = 0; i < Keys::kTokens / 8; ++i) {
+          // Past the item's end keys are zeros, and the tables may end too.
+          const int32_t position = min_of(begin + token + 8 * i + lane_ / 4, item_->kv_end - 1);
+          const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            turn_pair(angles, Keys::column_of(step, half, lane_), x[i][half], y[i][half]);
+          }
+        }
+        multiply(a[0], x, token / 8);
+        multiply(a[1], y, token / 8);
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE static void turn_pair(const RopeRow& angles, int column, uint32_t& x,
+                                        uint32_t& y) {
+    constexpr DType kType = Traits::kCompute;
+    float x0 = ptx::unpack_low<kType>(x), x1 = ptx::unpack_high<kType>(x);
+    float y0 = ptx::unpack_low<kType>(y), y1 = ptx::unpack_high<kType>(y);
+    angles.at(column).turn(x0, y0);
+    angles.at(column + 1).turn(x1, y1);
+    x = ptx::pack2<kType, Traits::kArch>(x0, x1);
+    y = ptx::pack2<kType, Traits::kArch>(y0, y1);
+  }
+
+  /// The long way: masks, and where `transforms_` also scales and hooks, after which S is in base-2
+  /// units (without softmax: the weights).
+  FLASHBSR_DEVICE void transform(int32_t begin) {
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int32_t r = row_of(b, h);
+        const PrefillRow row = rows_[r];
+        const float scale = scales_[r];
+#pragma unroll
+        for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; ++e) {
+            const int32_t position = begin + n * 8 + lane_ % 4 * 2 + e % 2;
+            const bool inside = position >= row.span.begin && position < row.span.end;
+            s_[b][n][e] = transformed(s_[b][n][e], row, scale, position, inside);
+          }
+        }
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE float transformed(float raw, const PrefillRow& row, float scale, int32_t position,
+                                    bool inside) const {
+    float x = transforms_ ? raw * scale : raw;
+    if constexpr (kHasHooks<Variant>) {
+      const LogitsAt<ThreadMath> at{.request = request_,
+                                    .q_token = row.token,
+                                    .q_position = request_->kv_len - request_->q_len + row.token,
+                                    .q_head = row.q_head,
+                                    .kv_head = item_->kv_head,
+                                    .kv_first = position,
+                                    .lanes = 1,
+                                    .kv_position = position};
+      if (variant_.transforms_logits()) {
+        x = variant_.template logits_transform<ThreadMath>(x, at);
+      }
+      // Bits outside the span may not exist.
+      if (inside && variant_.masks_logits()) {
+        inside = variant_.template logits_mask<ThreadMath>(at);
+      }
+    }
+    if constexpr (Variant::use_softmax) {
+      return !inside ? -infinity() : transforms_ ? x * kLog2e : x;
+    } else {
+      constexpr float kUnit = kShift == 0.0f ? 1.0f : 32768.0f;  // 2^kShift
+      return inside ? kUnit * variant_.template activation<ThreadMath>(x) : 0.0f;
+    }
+  }
+
+  FLASHBSR_DEVICE void rescale(const float (&top)[kBands][2]) {
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float grown = ptx::max(max[b][h], top[b][h]);
+        const float shrink = max[b][h] == -infinity() ? 0.0f : ptx::exp2(max[b][h] - grown);
+        max[b][h] = grown;
+        sum[b][h] *= shrink;
+#pragma unroll
+        for (int n = 0; n < kDimTiles; ++n) {
+          o[b][n][2 * h] *= shrink;
+          o[b][n][2 * h + 1] *= shrink;
+        }
+      }
+    }
+  }
+
+  const KernelArgs& args_;
+  const Variant variant_;
+  const PrefillRow* rows_;
+  const float* scales_;
+  const WorkItem* item_;
+  const Request* request_;
+  const int32_t first_row_;
+  const int32_t lane_;
+  Visibility visible_;
+  bool transforms_;
+  float factor_[kBands][2];
+  float s_[kBands][kTokenTiles][4];
+};
+
+}  // namespace flashbsr::sm80

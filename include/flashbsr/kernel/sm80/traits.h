@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The prefill kernel's shapes: what its template parameters mean in threads and bytes. Constants
+// only, so that the host's registry reads them too.
+#pragma once
+
+#include <flashbsr/core/dtype.h>
+#include <flashbsr/core/math.h>
+
+namespace flashbsr::sm80 {
+
+/// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
+/// @tparam kv        type of K and V: that of Q, or float8
+/// @tparam rows      packed rows of an item, 64 or 128
+/// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
+template <int head_dim, DType kv, int rows, int arch = 80>
+struct PrefillTraits {
+  static constexpr int kArch = arch;
+  static constexpr int kHeadDim = head_dim;
+  static constexpr DType kKv = kv;
+  static constexpr int kRows = rows;
+
+  static constexpr bool kFloat8 = dtype_size(kv) == 1;
+  /// What the tensor cores multiply: float8 is exact in fp16.
+  static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
+
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocksPerSM = 2;
+  /// Tokens of a tile of K or V.
+  static constexpr int kKvTile = head_dim == 256 ? 32 : 64;
+  /// 1: K and V have a buffer each, and each loads while the other is in use. 2: two each.
+  static constexpr int kStages = 1;
+
+  static constexpr int kQueryBytes = rows * head_dim * 2;
+  static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
+  static constexpr int kRowRecordBytes = 16;  ///< sizeof(PrefillRow)
+  /// [Q][K][V][rows][scale of every row][the next item, and whether to merge]
+  static constexpr int kKeyOffset = kQueryBytes;
+  static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
+  static constexpr int kRowOffset = kValueOffset + kStages * kTileBytes;
+  static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
+  static constexpr int kControlOffset = kScaleOffset + rows * 4;
+  static constexpr int kSmemBytes = kControlOffset + 16;
+};
+
+}  // namespace flashbsr::sm80

@@ -1,0 +1,309 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The half of `Attention` before a run: construction and plans."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import _core
+from ._launch import always
+from ._typing import Array
+from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
+from .errors import DTypeError, FlashbsrError, UnsupportedError
+from .plan import Plan
+from .spec import AttentionSpec, TaskInfo
+
+__all__ = ["Planned"]
+
+
+class Planned:
+    """An engine and its plan; `Attention` documents the parameters."""
+
+    def __init__(
+        self, spec: AttentionSpec, task: TaskInfo, workspace: Array | int | None = None
+    ) -> None:
+        for name, value, kind in (("spec", spec, AttentionSpec), ("task", task, TaskInfo)):
+            if not isinstance(value, kind):
+                raise DTypeError(name, type(value).__name__, f"a flashbsr.{kind.__name__}")
+        self.spec = spec
+        self.task = task
+        if spec.pos_encoding_mode == "ROPE_LLAMA" and task.head_dim_qk % 2:
+            raise FlashbsrError("head_dim_qk", task.head_dim_qk, "an even number for ROPE_LLAMA")
+        self._head_dim_vo = task.head_dim_vo or task.head_dim_qk
+        self._engine = _core.Engine(_options(spec, task))
+        self._how = always(task.check)
+        # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
+        self._open = task.backend == "auto" or (task.backend == "cuda" and task.device is None)
+        self._streams: tuple[Adapter, int] | None = None
+        self._workspace: Any = None  # keeps the caller's memory alive
+        if isinstance(workspace, int):
+            if workspace < 0:
+                raise FlashbsrError("workspace", workspace, "a size in bytes, at least 0")
+            self._engine.set_workspace_bytes(workspace)
+        elif workspace is not None:
+            self._workspace = workspace
+            adapter = adapter_for(workspace, "workspace")
+            self._engine.set_workspace(adapter.export(workspace, True, "workspace"))
+            self._settled_by(adapter, adapter.device(workspace))
+
+    def _settled_by(self, adapter: Adapter, device: int | None) -> None:
+        """Remember that the place is decided and, on a GPU, whose current stream to use."""
+        self._open = False
+        if device is not None:
+            self._streams = adapter, device
+
+    def settle(self, array: Array, argument: str = "array") -> None:
+        """Compute where `array` is, unless that is decided already.
+
+        ``plan`` and ``run`` do this themselves; a call before ``plan`` saves planning twice when
+        all of its arrays are on the host.
+
+        Parameters
+        ----------
+        array : array
+            One on the device.
+        argument : str
+            Name for the error message.
+
+        Raises
+        ------
+        DeviceError, UnsupportedError
+            There is no GPU, or no kernel for it.
+        """
+        if self._open:
+            adapter = adapter_for(array, argument)
+            device = adapter.device(array)
+            self._engine.settle(-1 if device is None else device, argument)
+            self._settled_by(adapter, device)
+
+    def _plan_stream(self, stream: Any, **arrays: Array) -> int:
+        """Let index arrays on a GPU decide where to compute; the stream to copy the plan on."""
+        if self._open:
+            for name, x in arrays.items():
+                if device_of(x) is not None:
+                    self.settle(x, name)
+                    break
+        if stream is not None:
+            return stream_handle(stream)
+        return 0 if self._streams is None else self._streams[0].stream(self._streams[1])
+
+    def plan(
+        self,
+        qo_indptr: Array | None,
+        kv_indptr: Array,
+        kv_indices: Array | None = None,
+        *,
+        last_page_len: Array | None = None,
+        kv_lens: Array | None = None,
+        custom_mask: Array | None = None,
+        packed_custom_mask: Array | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Plan a ragged or a paged batch.
+
+        On a GPU the plan is on its way there, asynchronously, when this returns.
+
+        Parameters
+        ----------
+        qo_indptr : int32 or int64 array, shape (batch_size + 1,), or None
+            Rows of q of request b: ``qo_indptr[b]`` to ``qo_indptr[b + 1]``. None: one each
+            (decode).
+        kv_indptr : int32 or int64 array, shape (batch_size + 1,)
+            Paged: entries of `kv_indices`. Ragged: rows of k and v.
+        kv_indices : int32 or int64 array, shape (>= kv_indptr[-1],), optional
+            Page ids (paged only).
+        last_page_len : int32 or int64 array, shape (batch_size,), optional
+            Tokens in each request's last page, 1 to page_size. Ignored for requests without pages.
+        kv_lens : int32 or int64 array, shape (batch_size,), optional
+            Instead: tokens of each request; it may hold more pages than it needs.
+        custom_mask : bool or uint8 array, shape (sum of q_len * kv_len,), optional
+            Row-major per request; True keeps. It replaces causality; a window still applies.
+        packed_custom_mask : uint8 array, shape (sum of ceil(q_len * kv_len / 8),), optional
+            The same as little-endian bits, each request starting at a byte.
+        stream : CUDA stream or int, optional
+            Where the copy to the GPU is made. Default: the current stream of the framework whose
+            arrays were seen last (before the first: the legacy default stream). Runs on other
+            streams wait for it by themselves; a replay of a captured run does not, so that it
+            belongs on this stream.
+
+        Index arrays on a GPU are copied to the host, once each; from host arrays nothing is waited
+        for.
+
+        Raises
+        ------
+        ShapeError, DTypeError, IndexRangeError
+            Wrong lengths or types; indptr that does not start at 0 or decreases; page ids, lengths
+            out of range.
+        CapacityError
+            More than the capacity of `TaskInfo`, than the caller's workspace, or than a captured
+            run has.
+        UnsupportedError, CudaError
+            No kernel for this on the GPU; the driver refused.
+        """
+        handle = self._plan_stream(
+            stream, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices
+        )
+        self._engine.plan(
+            _optional(qo_indptr, "qo_indptr"),
+            to_values(kv_indptr, "kv_indptr"),
+            _optional(kv_indices, "kv_indices"),
+            _optional(last_page_len, "last_page_len"),
+            _optional(kv_lens, "kv_lens"),
+            _optional(custom_mask, "custom_mask"),
+            _optional(packed_custom_mask, "packed_custom_mask"),
+            handle,
+        )
+
+    def plan_block_table(
+        self,
+        qo_indptr: Array | None,
+        block_tables: Array,
+        kv_lens: Array,
+        *,
+        custom_mask: Array | None = None,
+        packed_custom_mask: Array | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Plan a paged batch from a dense table of pages.
+
+        Parameters
+        ----------
+        qo_indptr : int32 or int64 array, shape (batch_size + 1,), or None
+            As in `plan`.
+        block_tables : int32 or int64 array, shape (batch_size, max_pages)
+            Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
+        kv_lens : int32 or int64 array, shape (batch_size,)
+            Tokens of each request.
+        custom_mask, packed_custom_mask, stream
+            As in `plan`.
+
+        Raises
+        ------
+        As `plan`; also `FlashbsrError` where the task has no page size.
+        """
+        if self.task.page_size is None:
+            raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
+        handle = self._plan_stream(
+            stream, qo_indptr=qo_indptr, block_tables=block_tables, kv_lens=kv_lens
+        )
+        self._engine.plan_block_table(
+            _optional(qo_indptr, "qo_indptr"),
+            to_values(block_tables, "block_tables"),
+            to_values(kv_lens, "kv_lens"),
+            _optional(custom_mask, "custom_mask"),
+            _optional(packed_custom_mask, "packed_custom_mask"),
+            handle,
+        )
+
+    def plan_bsr(
+        self,
+        indptr: Array,
+        indices: Array,
+        m: int,
+        n: int,
+        r: int,
+        c: int,
+        *,
+        mask: Array | None = None,
+        packed_mask: Array | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Plan attention over a block-sparse matrix of `m` query rows and `n` KV columns.
+
+        The task's page_size must be `c`: a block column is a page.
+
+        Parameters
+        ----------
+        indptr : int32 or int64 array, shape (ceil(m / r) + 1,)
+            Blocks of each block row.
+        indices : int32 or int64 array, shape (indptr[-1],)
+            Block columns, each below ``n / c``.
+        m, n, r, c : int
+            Matrix and block shape. `n` is a multiple of `c`; the last block row may be short.
+        mask : bool or uint8 array, shape (indptr[-1], r, c), optional
+            True keeps; rows past `m` are ignored.
+        packed_mask : uint8 array, shape (ceil(indptr[-1] * r * c / 8),), optional
+            The same flattened, as little-endian bits without gaps.
+        stream
+            As in `plan`.
+
+        Raises
+        ------
+        As `plan`; also `UnsupportedError` for causality, windows and position encodings, whose
+        positions a block-sparse matrix does not have.
+        """
+        if self.task.page_size != c:
+            raise FlashbsrError("C", c, f"the task's page_size = {self.task.page_size}")
+        spec = self.spec
+        for name, on in (
+            ("causal", spec.causal),
+            ("window_left", spec.window_left >= 0),
+            ("pos_encoding_mode", spec.pos_encoding_mode != "NONE"),
+        ):
+            if on:
+                raise UnsupportedError(
+                    name,
+                    getattr(spec, name),
+                    "the default with plan_bsr: write it into the blocks and the mask (for causal "
+                    "BlockSparseAttentionWrapper does so), rotate with apply_rope first",
+                )
+        self._engine.plan_bsr(
+            to_values(indptr, "indptr"),
+            to_values(indices, "indices"),
+            m,
+            n,
+            r,
+            c,
+            _optional(mask, "mask"),
+            _optional(packed_mask, "packed_mask"),
+            self._plan_stream(stream, indptr=indptr, indices=indices),
+        )
+
+    def workspace_size(self) -> int:
+        """Bytes of partial states: of the capacity if one is fixed, otherwise of the last plan."""
+        return int(self._engine.workspace_size())
+
+    @property
+    def plan_info(self) -> Plan:
+        """The current plan, a copy. Raises `PlanError` before `plan`."""
+        buffer: Any = self._engine.plan_buffer()
+        return Plan(buffer)
+
+
+def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
+    """What ``_core.Engine`` takes."""
+    return {
+        "num_qo_heads": task.num_qo_heads,
+        "num_kv_heads": task.num_kv_heads,
+        "head_dim_qk": task.head_dim_qk,
+        "head_dim_vo": task.head_dim_vo or task.head_dim_qk,
+        "page_size": task.page_size or 0,
+        "kv_layout": task.kv_layout,
+        "causal": spec.causal,
+        "window_left": spec.window_left,
+        "sm_scale": 1 / math.sqrt(task.head_dim_qk) if spec.sm_scale is None else spec.sm_scale,
+        "logits_soft_cap": spec.logits_soft_cap or 0.0,
+        "pos_encoding_mode": spec.pos_encoding_mode,
+        "rope_scale": spec.rope_scale,
+        "rope_theta": spec.rope_theta,
+        "rope_llama31": spec.rope_llama31,
+        "activation": spec.activation,
+        "sigmoid_bias": spec.sigmoid_bias,
+        "lse_base": task.lse_base,
+        "fixed_split_size": task.fixed_split_size or 0,
+        "disable_split_kv": task.disable_split_kv,
+        "max_batch_size": -1 if task.max_batch_size is None else task.max_batch_size,
+        "max_q_tokens": -1 if task.max_q_tokens is None else task.max_q_tokens,
+        "max_kv_pages": -1 if task.max_kv_pages is None else task.max_kv_pages,
+        "num_workers": task.num_workers or 0,
+        "num_threads": task.num_threads or 0,
+        "backend": task.backend,
+        "device": -1 if task.device is None else task.device,
+        "kv_dtype": task.kv_dtype or "",
+    }
+
+
+def _optional(x: Any, name: str) -> Any:
+    return None if x is None else to_values(x, name)

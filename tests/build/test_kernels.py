@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table of CUDA kernels: how CMake expands it, and what is read of ptxas. No nvcc is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_consumer import tool
+from toolchain import ROOT, Outcome, load_tool, run
+
+REGISTERS = load_tool("kernel_registers")
+
+# instances.cmake alone, with a compiler that notes what it was asked for.
+SCRIPT = """
+set(PROJECT_SOURCE_DIR {root})
+set(FLASHBSR_CUDA_ARCHS {archs})
+list(GET FLASHBSR_CUDA_ARCHS -1 FLASHBSR_HIGHEST_ARCH)
+include({root}/cmake/instances.cmake)
+flashbsr_expand_instances({table} kernels)
+foreach(kernel IN LISTS kernels)
+  flashbsr_kernel_targets("${{kernel}}" "${{kernels}}" sass ptx)
+  message(NOTICE "${{kernel}}: ${{sass}} +${{ptx}}")
+endforeach()
+"""
+
+
+def expand(folder: Path, text: str, archs: str = "75;80;90") -> Outcome:
+    table, script = folder / "instances.txt", folder / "expand.cmake"
+    table.write_text(text)
+    script.write_text(SCRIPT.format(root=ROOT, table=table, archs=archs))
+    return run([tool("cmake"), "-P", script])
+
+
+def targets(folder: Path, text: str, archs: str) -> dict[str, str]:
+    outcome = expand(folder, text, archs)
+    assert outcome.status == 0, outcome.output
+    return dict(re.findall(r"^(\w+\|\w+)\|\S*: (.*)$", outcome.output, re.MULTILINE))
+
+
+def test_products(tmp_path: Path) -> None:
+    text = "# a comment\n\nf sm80,sm90 64,128 bf16 8 plain  # another\ng sm75 - - - -\n"
+    outcome = expand(tmp_path, text)
+    assert outcome.status == 0, outcome.output
+    kernels = [line.split(":")[0] for line in outcome.output.split("\n") if line]
+    assert kernels == [
+        "f|sm80|64|bf16|8|plain",
+        "f|sm90|64|bf16|8|plain",
+        "f|sm80|128|bf16|8|plain",
+        "f|sm90|128|bf16|8|plain",
+        "g|sm75|-|-|-|-",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nf sm80 64 bf16 8", "instances.txt:2: got 5 columns; expected 6"),
+        ("f sm80 64 bf16 8 plain\nf sm80 32,64 bf16 8 plain", "instances.txt:2: got 'f sm80 64"),
+        ("f sm80 64,64 bf16 8 plain", "a second time"),
+        ("f sm80 64 bf17 8 plain", "instances.txt:1: kv: got 'bf17'"),
+        ("f sm80 64 bf16 8 fancy", "variant: got 'fancy'"),
+        ("f 80 64 bf16 8 plain", "arch: got '80'; expected sm75"),
+        ("f sm80 d64 bf16 8 plain", "head_dim: got 'd64'; expected a number or -"),
+        ("f; sm80 64 bf16 8 plain", "family: got"),
+        ("- sm80 64 bf16 8 plain", "family: got '-'"),
+    ],
+)
+def test_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+    outcome = expand(tmp_path, text)
+    assert outcome.status != 0
+    assert message in " ".join(outcome.output.split())
+
+
+TABLE = """
+decode sm80,sm90 64 bf16 8 plain
+prefill sm75 64 f16 64 plain
+prefill sm80 64 bf16 64 plain
+op sm75 - - - -
+"""
+
+
+@pytest.mark.parametrize(
+    ("archs", "expected"),
+    [
+        ("75;80;90", {"decode|sm80": "80 +0", "decode|sm90": "90 +90", "prefill|sm75": "75 +0",
+                      "prefill|sm80": "80;90 +90", "op|sm75": "75;80;90 +90"}),
+        ("90", {"decode|sm80": " +0", "decode|sm90": "90 +90", "prefill|sm75": " +0",
+                "prefill|sm80": "90 +90", "op|sm75": "90 +90"}),
+        ("75;80", {"decode|sm80": "80 +80", "decode|sm90": " +0", "prefill|sm75": "75 +0",
+                   "prefill|sm80": "80 +80", "op|sm75": "75;80 +80"}),
+        ("89;120", {"decode|sm80": "89 +0", "decode|sm90": "120 +120", "prefill|sm75": " +0",
+                    "prefill|sm80": "89;120 +120", "op|sm75": "89;120 +120"}),
+    ],
+    ids=lambda value: value.replace(";", "-") if isinstance(value, str) else "",
+)  # fmt: skip
+def test_targets(tmp_path: Path, archs: str, expected: dict[str, str]) -> None:
+    """Machine code up to the family's next row; PTX with the last."""
+    assert targets(tmp_path, TABLE, archs) == expected
+
+
+LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'one_d64' for 'sm_80'
+ptxas info    : Function properties for one_d64
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 96 registers, used 1 barriers, 128 bytes smem, 800 bytes cmem[0]
+ptxas info    : Compiling entry function 'one_d64' for 'sm_90'
+ptxas info    : Function properties for one_d64
+    {stack} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
+ptxas info    : Used 112 registers, used 1 barriers
+"""
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/nvcc_version.txt").write_text("13.0.88\n")
+    (tmp_path / "kernels/one_d64.cu").touch()
+    (tmp_path / "kernels/one_d64.log").write_text(LOG.format(stack=0, spill=0))
+    return tmp_path
+
+
+def test_registers_are_read_and_compared(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = build / "registers.md"
+    argv = [str(build), "--table", str(table)]
+    assert REGISTERS.main(argv) == 0
+    text = table.read_text()
+    assert "| `one_d64` | sm_80 | 96 | 128 | 0 | 0 | 0 |" in text
+    assert "| `one_d64` | sm_90 | 112 | 0 | 0 | 0 | 0 |" in text
+    assert REGISTERS.main([*argv, "--check"]) == 0
+    table.write_text(text.replace("| 112 |", "| 111 |"))
+    assert REGISTERS.main([*argv, "--check"]) == 1
+    assert "stale" in capsys.readouterr().out
+
+
+def test_a_spill_fails(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (build / "kernels/one_d64.log").write_text(LOG.format(stack=16, spill=24))
+    assert REGISTERS.main([str(build), "--table", str(build / "registers.md")]) == 1
+    assert "spills: one_d64 for sm_90: 24 + 24 bytes" in capsys.readouterr().out
+
+
+def test_another_compiler_is_not_compared(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = build / "registers.md"
+    argv = [str(build), "--table", str(table)]
+    assert REGISTERS.main(argv) == 0
+    (build / "kernels/nvcc_version.txt").write_text("12.4.131\n")
+    (build / "kernels/one_d64.log").write_text(LOG.format(stack=0, spill=0).replace("96", "97"))
+    assert REGISTERS.main([*argv, "--check"]) == 0
+    assert "the table is CUDA 13.0's, this is 12.4's" in capsys.readouterr().out
+
+
+def test_a_build_without_reports_fails(tmp_path: Path) -> None:
+    assert REGISTERS.main([str(tmp_path)]) == 2
+
+
+def test_the_table_in_the_tree_has_every_kernel_and_no_spill() -> None:
+    """CI compares the numbers with a build; names and spills are seen without one."""
+    rows = re.findall(r"^\| `(\w+)` \| sm_\d+ \|.*\| (\d+) \| (\d+) \|$",
+                      REGISTERS.TABLE.read_text(), re.MULTILINE)  # fmt: skip
+    assert rows
+    assert all(spills == ["0", "0"] for _, *spills in rows)

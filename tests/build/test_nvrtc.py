@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every header that a GPU sees compiles alone under NVRTC, and so does every kernel template."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from nvrtc import nvrtc
+from toolchain import INCLUDE, ROOT, load_tool
+
+LAYERING = load_tool("check_layering")
+TARGETS = ("sm_75", "sm_80", "sm_89", "sm_90a")
+HEADERS = sorted(
+    path.relative_to(INCLUDE).as_posix()
+    for path in INCLUDE.rglob("*.h")
+    if LAYERING.is_freestanding(path.relative_to(INCLUDE / "flashbsr"))
+)
+EMPTY_KERNEL = 'extern "C" __global__ void kernel() {}\n'
+
+
+def test_headers_were_found() -> None:
+    assert "flashbsr/config.h" in HEADERS
+    assert "flashbsr/core/plan.h" in HEADERS
+    assert "flashbsr/core/error.h" not in HEADERS
+    assert {name.split("/")[1] for name in HEADERS} >= {"core", "variant", "ptx", "kernel"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("header", HEADERS)
+def test_header_compiles_alone(header: str, target: str) -> None:
+    source = f"#include <{header}>\n#include <{header}>\n{EMPTY_KERNEL}"
+    compiled, messages = nvrtc().compile(source, target)
+    assert compiled, messages
+    assert "warning" not in messages, messages
+
+
+def test_broken_source_fails() -> None:
+    compiled, messages = nvrtc().compile(f"#include <vector>\n{EMPTY_KERNEL}", "sm_80")
+    assert not compiled
+    assert "vector" in messages
+
+
+def first_rows() -> list[tuple[str, ...]]:
+    """A row of cpp/instances.txt per template: its first values."""
+    text = re.sub("#.*", "", (ROOT / "cpp/instances.txt").read_text())
+    rows: dict[tuple[str, str], tuple[str, ...]] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        for arch in fields[1].split(",") if fields else []:
+            values = tuple(field.split(",")[0] for field in fields)
+            rows.setdefault((fields[0], arch), (fields[0], arch, *values[2:]))
+    return list(rows.values())
+
+
+@pytest.mark.parametrize("row", first_rows(), ids=lambda row: f"{row[0]}-{row[1]}")
+def test_shipped_kernel_compiles(row: tuple[str, ...]) -> None:
+    """Ahead of time or at run time, the source of a kernel is one."""
+    family, arch, head_dim, kv, rows, variant = row
+    templates = [ROOT / f"cpp/kernels/{name}.cu.in" for name in (f"{family}_{arch}", family)]
+    source = next(path for path in templates if path.exists()).read_text()
+    settings = (ROOT / "cmake/instances.cmake").read_text()
+    meaning = dict(re.findall(r"set\(FLASHBSR_(\w+) (flashbsr::[\w:]+)\)", settings))
+    for name, value in {
+        "NAME": "kernel",
+        "ARCH": arch.removeprefix("sm"),
+        "HEAD_DIM": head_dim,
+        "ROWS": rows,
+        "KV": meaning.get(f"KV_{kv}", ""),
+        "VARIANT": meaning.get(f"VARIANT_{variant}", ""),
+    }.items():
+        source = source.replace(f"@{name}@", value)
+    assert "@" not in source
+    compiled, messages = nvrtc().compile(source, arch.replace("sm", "sm_"))
+    assert compiled, messages
