@@ -23,6 +23,9 @@ MAGIC = 0x52534246
 VERSION = 1
 HEADER_WORDS = 64
 
+# How the KV ranges were cut: ``PlanHeader.policy``.
+_POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail")
+
 FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
@@ -233,6 +236,45 @@ class Plan:
         """Mean over most loaded worker by the scheduler's cost model: 1.0 is perfect."""
         return self.header.mean_cost / self.header.max_cost if self.header.max_cost else 1.0
 
+    @property
+    def policy(self) -> str:
+        """How KV ranges were cut: ``algorithm 1``, ``disabled``, ``fixed``, or by price.
+
+        The cheapest of several cuts, on GPUs: ``whole``, ``quota``, ``even``, ``tail``.
+        """
+        return _POLICIES[self.header.policy]
+
+    @property
+    def reason(self) -> str:
+        """Why KV ranges were cut as they are, in one line."""
+        h = self.header
+        chunk = f"{h.kv_chunk} KV tokens"
+        above = h.max_cost / h.mean_cost - 1 if h.mean_cost else 0.0
+        mine, other = (f"{p / (h.units_per_us or 1):.1f}" for p in (h.price, h.other_price))
+        if not h.num_items:
+            return "nothing to do"
+        match self.policy:
+            case "disabled":
+                return "whole tiles: splits are disabled"
+            case "fixed":
+                return f"at multiples of {chunk}, whatever else is in the batch"
+            case "algorithm 1" if h.num_merges:
+                return f"tiles beyond {chunk}, a worker's share of the work, are split"
+            case "algorithm 1":
+                return f"whole tiles: none is beyond {chunk}, a worker's share or the least part"
+            case "whole":
+                text = f"whole tiles: the longest queue is {above:.0%} above the mean"
+                if h.other_price <= 0:
+                    return f"{text}, and no split would better it"
+                return f"{text}; {mine} us by the model, with splits at least {other}"
+            case "quota":
+                text = f"tiles beyond {chunk}, {h.policy_percent} % of a worker's share, are split"
+            case "even":
+                text = f"few long tiles: equal parts of at most {chunk} fill the workers"
+            case _:
+                text = f"whole rounds of all workers, what is left in parts of at most {chunk}"
+        return f"{text}; {mine} us by the model, whole {other}"
+
     def __str__(self) -> str:
         h = self.header
         kind = [
@@ -247,9 +289,9 @@ class Plan:
             f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads\n"
             f"  requests  {h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens, "
             f"longest {h.max_kv_len}\n"
-            f"  items     {h.num_items} of at most {h.max_rows} packed rows, split beyond "
-            f"{h.kv_chunk} KV tokens\n"
+            f"  items     {h.num_items} of at most {h.max_rows} packed rows\n"
             f"  splits    {split}\n"
+            f"  cut       {self.reason}\n"
             f"  workers   {h.num_workers}, balance {self.balance:.3f}\n"
             f"  memory    {4 * h.total_size} bytes"
         )

@@ -72,6 +72,7 @@ class Candidates {
       best_.cut.whole(tiles, limits, shape);
     } else if (split.fixed_size > 0) {
       best_.policy = kPolicyFixed;
+      best_.kv_chunk = split.fixed_size;
       best_.cut.fixed(tiles, limits, shape, split.fixed_size);
     } else if (!limits.price_splits) {
       best_.policy = kPolicyAlgorithm1;

@@ -103,7 +103,8 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     merges = f", {h.num_merges} merged tiles" if h.num_merges else ", no tile split"
     ax.set_title(
         f"{count_of(h.num_requests, 'request')}: {count_of(h.num_items, 'work item')} on "
-        f"{count_of(workers, 'worker')}{merges}, balance {plan.balance:.3f}",
+        f"{count_of(workers, 'worker')}{merges}, balance {plan.balance:.3f}\n"
+        f"cut: {plan.reason}",
         loc="left",
         fontsize=11,
         fontweight="bold",
