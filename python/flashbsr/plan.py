@@ -251,24 +251,26 @@ class Plan:
         chunk = f"{h.kv_chunk} KV tokens"
         above = h.max_cost / h.mean_cost - 1 if h.mean_cost else 0.0
         mine, other = (f"{p / (h.units_per_us or 1):.1f}" for p in (h.price, h.other_price))
+        if h.cost_per_kv_row:  # the bound is one of cost
+            chunk += f" at {h.tile_rows} rows"
         if not h.num_items:
             return "nothing to do"
         match self.policy:
             case "disabled":
                 return "whole tiles: splits are disabled"
             case "fixed":
-                return f"at multiples of {chunk}, whatever else is in the batch"
+                return f"at multiples of {h.kv_chunk} KV tokens, whatever else is in the batch"
             case "algorithm 1" if h.num_merges:
-                return f"tiles beyond {chunk}, a worker's share of the work, are split"
+                return f"tiles beyond a worker's share of the work ({chunk}) are split"
             case "algorithm 1":
-                return f"whole tiles: none is beyond {chunk}, a worker's share or the least part"
+                return f"whole tiles: none is beyond a worker's share or the least part ({chunk})"
             case "whole":
                 text = f"whole tiles: the longest queue is {above:.0%} above the mean"
                 if h.other_price <= 0:
                     return f"{text}, and no split would better it"
                 return f"{text}; {mine} us by the model, with splits at least {other}"
             case "quota":
-                text = f"tiles beyond {chunk}, {h.policy_percent} % of a worker's share, are split"
+                text = f"tiles beyond {h.policy_percent} % of a worker's share ({chunk}) are split"
             case "even":
                 text = f"few long tiles: equal parts of at most {chunk} fill the workers"
             case _:

@@ -262,7 +262,7 @@ TEST_P(Schedule, CapacityHoldsEveryPlanWithinIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Random, Schedule, testing::Range(0u, 120u));
+INSTANTIATE_TEST_SUITE_P(Random, Schedule, testing::Range(0u, 240u));
 
 TEST(ScheduleCapacity, SectionsStayWhereTheyAre) {
   const Capacity capacity{.max_requests = 8, .max_q_tokens = 64, .max_kv_indices = 72000};
