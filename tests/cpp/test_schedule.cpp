@@ -68,8 +68,9 @@ class Schedule : public testing::TestWithParam<uint32_t> {
 
   int64_t cost(const WorkItem& item) const {
     const DeviceLimits& l = problem_.limits;
-    return l.cost_per_item + static_cast<int64_t>(item.kv_end - item.kv_begin) *
-                                 (l.cost_per_kv + l.cost_per_kv_row * item.row_count) +
+    return l.cost_per_item +
+           static_cast<int64_t>(item.kv_end - item.kv_begin) *
+               (l.cost_per_kv + l.cost_per_kv_row * item.row_count) +
            (item.slot >= 0 ? l.cost_per_split : 0);
   }
 
