@@ -203,6 +203,7 @@ def test_sections_fit_the_capacity(problem: Problem) -> None:
     assert h.max_kv_len == max((kv_len for _, kv_len in problem.lens), default=0)
     sections = [
         (0, 64),
+        (64, 16 * h.num_workers),
         (h.off_requests, 8 * h.max_requests),
         (h.off_items, 8 * h.max_items),
         (h.off_queue_indptr, h.num_workers + 1),

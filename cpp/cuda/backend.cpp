@@ -102,6 +102,7 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   const Need need{.head_dim = max_of(o_.head_dim_qk, o_.head_dim_vo),
                   .kv = batch.kv,
                   .hooks = hooks(batch.masked),
+                  .rotates = o_.position == Position::kRopeLlama,
                   .sigmoid = o_.activation == Activation::kSigmoid,
                   .rows = static_cast<double>(batch.q_tokens) * group /
                           static_cast<double>(max_of<int64_t>(batch.requests, 1))};

@@ -16,6 +16,7 @@ constexpr Tile kTiles[] = {{"decode", 8}, {"decode", 16}, {"prefill", 64}, {"pre
 constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 
 const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
+  if (need.rotates && std::string_view(tile.family) == "decode") return nullptr;
   // "standard" does what "plain" does, in more registers.
   const char* softmax[] = {"plain", "standard"};
   const char* sigmoid[] = {"sigmoid"};

@@ -16,6 +16,7 @@ struct Need {
   int head_dim = 0;  ///< the larger of the two
   DType kv = DType::kF16;
   bool hooks = false;    ///< soft-cap, ALiBi, RoPE or a custom mask: more than plain attention
+  bool rotates = false;  ///< RoPE inside attention: the decode family has none
   bool sigmoid = false;  ///< instead of softmax
   double rows = 1;       ///< packed rows of a request, on average
 };

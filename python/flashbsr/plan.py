@@ -20,7 +20,7 @@ from .errors import DTypeError, FlashbsrError, ShapeError
 __all__ = ["Plan", "PlanHeader"]
 
 MAGIC = 0x52534246
-VERSION = 1
+VERSION = 2
 HEADER_WORDS = 64
 
 # How the KV ranges were cut: ``PlanHeader.policy``.

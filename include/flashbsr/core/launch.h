@@ -48,6 +48,7 @@ struct KernelArgs {
 
   // The plan's sections, in device memory.
   const PlanHeader* header = nullptr;
+  const WorkerStart* starts = nullptr;
   const Request* requests = nullptr;
   const WorkItem* items = nullptr;
   const int32_t* queue_indptr = nullptr;
@@ -70,6 +71,7 @@ FLASHBSR_FN KernelArgs kernel_args(const Params& params, const PlanHeader& heade
   KernelArgs a;
   a.params = params;
   a.header = reinterpret_cast<const PlanHeader*>(plan);
+  a.starts = reinterpret_cast<const WorkerStart*>(plan + header.off_starts);
   a.requests = reinterpret_cast<const Request*>(plan + header.off_requests);
   a.items = reinterpret_cast<const WorkItem*>(plan + header.off_items);
   a.queue_indptr = plan + header.off_queue_indptr;

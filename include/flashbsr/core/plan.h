@@ -3,7 +3,8 @@
 //
 // The plan: one flat int32 buffer that every backend consumes.
 //
-//   [PlanHeader][Request x max][WorkItem x max][queue_indptr][queue_items][Merge x max][kv_indices]
+//   [PlanHeader][WorkerStart x workers][Request x max][WorkItem x
+//   max][queue_indptr][queue_items][Merge x max][kv_indices]
 //
 // Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers
 // and the grid stay the same while the contents change. Everything here is plain old data.
@@ -23,7 +24,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 1;
+inline constexpr int32_t kPlanVersion = 2;
 
 /// One request: where its query rows and its KV live.
 struct Request {
@@ -64,6 +65,14 @@ struct Merge {
   int32_t slot_count;
   int32_t reserved0;
   int32_t reserved1;
+};
+
+/// What a worker needs to begin, in one place: the first item of its queue and that item's request.
+/// (Through queue_indptr, queue_items, items and requests it would be four loads, one after
+/// another.)
+struct WorkerStart {
+  WorkItem item;  ///< request -1: the queue is empty
+  Request request;
 };
 
 enum PlanFlags : int32_t {
@@ -141,10 +150,13 @@ struct PlanHeader {
   int32_t other_price;     ///< least of its alternatives: splits for kPolicyWhole, otherwise whole
   int32_t units_per_us;    ///< units of cost in a microsecond; 0: the model has no scale
 
-  int32_t reserved[21];
+  int32_t off_starts;  ///< WorkerStart, one per worker
+
+  int32_t reserved[20];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
+static_assert(sizeof(WorkerStart) == 64);
 static_assert(sizeof(PlanHeader) == 64 * sizeof(int32_t));
 
 /// Typed access to a plan buffer. Owns nothing.
@@ -153,6 +165,9 @@ struct PlanView {
 
   FLASHBSR_FN const PlanHeader& header() const {
     return *reinterpret_cast<const PlanHeader*>(data);
+  }
+  FLASHBSR_FN const WorkerStart* starts() const {
+    return reinterpret_cast<const WorkerStart*>(data + header().off_starts);
   }
   FLASHBSR_FN const Request* requests() const {
     return reinterpret_cast<const Request*>(data + header().off_requests);

@@ -63,8 +63,8 @@ struct PlanSizes {
   int64_t kv_indices = 0;
 
   int64_t total_words(int32_t workers) const {
-    return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 8 * (requests + items + merges) +
-           (workers + 1) + items + kv_indices;
+    return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 16 * static_cast<int64_t>(workers) +
+           8 * (requests + items + merges) + (workers + 1) + items + kv_indices;
   }
 };
 

@@ -53,6 +53,7 @@ class Planner {
     write_items(shape, cut);
     chosen.deal.write_queues(limits.price_splits, buffer_.data() + header().off_queue_indptr,
                              buffer_.data() + header().off_queue_items);
+    write_starts();
     return PlanView{buffer_.data()};
   }
 
@@ -120,7 +121,8 @@ class Planner {
     h.max_merges = i32(sizes_.merges);
     h.max_slots = i32(sizes_.slots);
     h.max_kv_indices = i32(sizes_.kv_indices);
-    h.off_requests = sizeof(PlanHeader) / 4;
+    h.off_starts = sizeof(PlanHeader) / 4;
+    h.off_requests = h.off_starts + 16 * limits.num_workers;
     h.off_items = h.off_requests + 8 * h.max_requests;
     h.off_queue_indptr = h.off_items + 8 * h.max_items;
     h.off_queue_items = h.off_queue_indptr + limits.num_workers + 1;
@@ -195,6 +197,19 @@ class Planner {
                                            0,
                                            0};
       }
+    }
+  }
+
+  void write_starts() {
+    WorkerStart* start = reinterpret_cast<WorkerStart*>(buffer_.data() + header().off_starts);
+    const PlanView plan{buffer_.data()};
+    const int32_t* queue = plan.queue_indptr();
+    for (int32_t w = 0; w < header().num_workers; ++w, ++start) {
+      *start = WorkerStart{};
+      start->item.request = -1;
+      if (queue[w] == queue[w + 1]) continue;
+      start->item = plan.items()[plan.queue_items()[queue[w]]];
+      start->request = plan.requests()[start->item.request];
     }
   }
 

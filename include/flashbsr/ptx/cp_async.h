@@ -23,7 +23,7 @@ FLASHBSR_DEVICE uint64_t evict_first_policy() {
 
 /// Copies 16 bytes, or writes zeros where not `inside`; then `src` is not read. (The form with a
 /// number of bytes costs eight instructions more on sm_90.)
-FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, bool inside) {
+FLASHBSR_DEVICE void cp_async_16_if(uint32_t dst, const void* src, bool inside) {
   asm volatile(
       "{.reg .pred outside; setp.eq.u32 outside, %2, 0;\n"
       " cp.async.cg.shared.global [%0], [%1], 16, outside;}" ::"r"(dst),
@@ -32,7 +32,7 @@ FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, bool inside) {
 }
 
 /// The same with an L2 policy.
-FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, bool inside, uint64_t policy) {
+FLASHBSR_DEVICE void cp_async_16_if(uint32_t dst, const void* src, bool inside, uint64_t policy) {
   asm volatile(
       "{.reg .pred outside; setp.eq.u32 outside, %2, 0;\n"
       " cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, outside, %3;}" ::"r"(dst),
@@ -40,7 +40,7 @@ FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, bool inside, uin
       : "memory");
 }
 
-/// Without the condition.
+/// Without a condition.
 FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                "l"(policy)

@@ -40,9 +40,11 @@ struct DecodeShared {
     return ptx::shared_address(base) + Traits::kBarrierOffset;
   }
   FLASHBSR_DEVICE uint32_t empty() const { return full() + 8; }
+  /// Completed when the items of a turn are there.
+  FLASHBSR_DEVICE uint32_t staged() const { return full() + 16; }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
-    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 16);
+    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 24);
   }
 };
 
@@ -83,11 +85,10 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
 /// Contracts the warps' states of one item; thread `thread` of the epilogue warps.
 template <class Traits>
 FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Traits>& shared,
-                                 const DecodeItem& item, int thread) {
+                                 const DecodeItem& item, int32_t tile_rows, int thread) {
   constexpr int kQuads = Traits::kHeadDim / 4;
   constexpr float kShift = Traits::kCompute == DType::kF16 ? 8.0f : 0.0f;  // as in DecodeMath
   const Params& p = args.params;
-  const int32_t tile_rows = args.header->tile_rows;
   for (int unit = thread; unit < item.row_count * kQuads; unit += 32 * Traits::kEpilogueWarps) {
     const int row = unit / kQuads, d = unit % kQuads * 4;
     float top = -infinity();
@@ -128,24 +129,19 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
   }
 }
 
-/// The epilogue warps' part of `count` items; `done` counts the items before them.
+/// Hands the shared state back; a split tile is merged where its last part has arrived.
 template <class Traits>
-FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>& shared, int count,
-                              int done, int thread) {
+FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Traits>& shared,
+                                   const DecodeItem& item, int thread) {
   constexpr int kBarrier = 1;
   constexpr int kThreads = 32 * Traits::kEpilogueWarps;
-  for (int i = 0; i < count; ++i) {
-    const DecodeItem& item = shared.items()[i];
-    ptx::mbarrier_wait<Traits::kArch>(shared.full(), (done + i) & 1);
-    finish_item<Traits>(args, shared, item, thread);
-    __syncwarp();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.empty());
-    if (item.slot < 0) continue;
-    ptx::named_barrier_sync(kBarrier, kThreads);
-    if (thread == 0) *shared.flag() = arrive(args, item.merge);
-    ptx::named_barrier_sync(kBarrier, kThreads);
-    if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, item.merge, thread, kThreads);
-  }
+  __syncwarp();
+  if (thread % 32 == 0) ptx::mbarrier_arrive(shared.empty());
+  if (item.slot < 0) return;
+  ptx::named_barrier_sync(kBarrier, kThreads);
+  if (thread == 0) *shared.flag() = arrive(args, item.merge);
+  ptx::named_barrier_sync(kBarrier, kThreads);
+  if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, item.merge, thread, kThreads);
 }
 
 }  // namespace flashbsr

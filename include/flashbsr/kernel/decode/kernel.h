@@ -14,47 +14,91 @@
 
 namespace flashbsr {
 
-/// Items [first, first + count) of this block's queue, with what their requests add.
-template <class Traits>
-FLASHBSR_DEVICE void stage_items(const KernelArgs& args, DecodeItem* items, int first, int count) {
-  for (int i = threadIdx.x; i < count; i += Traits::kThreads) {
-    const WorkItem item = args.items[args.queue_items[first + i]];
-    const Request request = args.requests[item.request];
-    items[i] = {.kv_begin = item.kv_begin,
-                .kv_end = item.kv_end,
-                .kv_table = request.kv_begin,
-                .kv_head = item.kv_head,
-                .row_begin = item.row_begin,
-                .row_count = item.row_count,
-                .slot = item.slot,
-                .merge = item.merge,
-                .request = item.request,
-                .q_begin = request.q_begin,
-                .q_len = request.q_len,
-                .kv_len = request.kv_len};
-  }
+FLASHBSR_DEVICE DecodeItem decode_item(const WorkItem& item, const Request& request) {
+  return {.kv_begin = item.kv_begin,
+          .kv_end = item.kv_end,
+          .kv_table = request.kv_begin,
+          .kv_head = item.kv_head,
+          .row_begin = item.row_begin,
+          .row_count = item.row_count,
+          .slot = item.slot,
+          .merge = item.merge,
+          .request = item.request,
+          .q_begin = request.q_begin,
+          .q_len = request.q_len,
+          .kv_len = request.kv_len};
 }
 
-/// A streaming warp's part of `count` items, whose first stages `ring` has begun to load.
+/// Puts items [known, count) of this block's queue from `first` on into shared memory, with what
+/// their requests add; thread `thread` of the epilogue warps.
+template <class Traits>
+FLASHBSR_DEVICE void stage_items(const KernelArgs& args, const DecodeShared<Traits>& shared,
+                                 int first, int known, int count, int thread) {
+  for (int i = known + thread; i < count; i += 32 * Traits::kEpilogueWarps) {
+    const WorkItem item = args.items[args.queue_items[first + i]];
+    shared.items()[i] = decode_item(item, args.requests[item.request]);
+  }
+  __syncwarp();
+  if (thread % 32 == 0) ptx::mbarrier_arrive(shared.staged());
+}
+
+/// A streaming warp's part of the queue [begin, end).
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& shared,
-                            DecodeRing<Traits>& ring, int count, int done) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
+                            int end, int warp, int lane) {
+  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.offsets(warp),
+                          shared.staged(), warp, lane);
   DecodeMath<Traits, Variant> math(args, lane);
   DecodeQuery<Traits> query;
   DecodeState<Traits> state;
 #pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    const DecodeItem& item = shared.items()[i];
-    query.load(args, item, lane);
-    math.begin(item, query);
-    state.clear();
+  for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
+    const int count = min_of(Traits::kItems, end - first);
+    if (turn > 0) __syncthreads();  // nobody needs the items before
+    ring.begin(count, turn == 0 ? 1 : 0, turn, turn == 0 && args.overlap == Overlap::kPrologue);
+    const bool early = args.overlap == Overlap::kKv;
+    if (turn == 0 && !early) ptx::wait_for_prerequisites<Traits::kArch>();
 #pragma unroll 1
-    for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
-         position += Traits::kWarps * Traits::kKvTile) {
-      math.step(item, query, ring, position, state);
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      ring.produce_keys();
+      ring.produce_values();
     }
-    leave_state(shared, state, item.row_count, warp, lane, done + i);
+    if (turn == 0 && early) ptx::wait_for_prerequisites<Traits::kArch>();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const DecodeItem& item = shared.items()[i];
+      query.load(args, item, lane);
+      math.begin(item, query);
+      state.clear();
+#pragma unroll 1
+      for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
+           position += Traits::kWarps * Traits::kKvTile) {
+        math.step(item, query, ring, position, state);
+      }
+      leave_state(shared, state, item.row_count, warp, lane, first - begin + i);
+    }
+  }
+}
+
+/// The epilogue warps' part; thread `thread` of them.
+template <class Traits>
+FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
+                              int end, int thread) {
+  const int32_t tile_rows = args.header->tile_rows;
+#pragma unroll 1
+  for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
+    const int count = min_of(Traits::kItems, end - first);
+    if (turn > 0) __syncthreads();
+    stage_items(args, shared, first, turn == 0 ? 1 : 0, count, thread);
+    ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
+    if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const DecodeItem& item = shared.items()[i];
+      ptx::mbarrier_wait<Traits::kArch>(shared.full(), (first - begin + i) & 1);
+      finish_item<Traits>(args, shared, item, tile_rows, thread);
+      merge_if_last<Traits>(args, shared, item, thread);
+    }
   }
 }
 
@@ -65,39 +109,26 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   const DecodeShared<Traits> shared{flashbsr_shared};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  // The plan is written by copies, which a dependent launch waits for: it may be read at once.
+  // The plan is written by copies, which a dependent launch waits for: it may be read at once. The
+  // first item comes with its request in one load; the others follow behind the streaming.
   if (args.overlap != Overlap::kNone) ptx::launch_dependents<Traits::kArch>();
+  const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
   if (threadIdx.x == 0) {
+    const WorkerStart start = args.starts[blockIdx.x];
+    shared.items()[0] = decode_item(start.item, start.request);
     ptx::mbarrier_init(shared.full(), Traits::kWarps);
     ptx::mbarrier_init(shared.empty(), Traits::kEpilogueWarps);
+    ptx::mbarrier_init(shared.staged(), Traits::kEpilogueWarps);
   }
-  const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
-  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.offsets(warp), warp,
-                          lane);
-#pragma unroll 1
-  for (int first = begin; first < end || first == begin; first += Traits::kItems) {
-    const int count = min_of(Traits::kItems, end - first);
-    if (first > begin) __syncthreads();  // everybody is done with the items before
-    stage_items<Traits>(args, shared.items(), first, count);
-    __syncthreads();
-    const bool streams = warp < Traits::kWarps;
-    if (streams) {
-      ring.begin(count);
-      if (first == begin && args.overlap == Overlap::kPrologue) ring.prefetch();
-    }
-    const bool early = args.overlap == Overlap::kKv && first == begin;
-    if (first == begin && !(early && streams)) ptx::wait_for_prerequisites<Traits::kArch>();
-    if (!streams) {
-      epilogue<Traits>(args, shared, count, first - begin, threadIdx.x - 32 * Traits::kWarps);
-      continue;
-    }
-#pragma unroll 1
-    for (int stage = 0; stage < Traits::kStages; ++stage) {
-      ring.produce_keys();
-      ring.produce_values();
-    }
-    if (early) ptx::wait_for_prerequisites<Traits::kArch>();
-    stream<Traits, Variant>(args, shared, ring, count, first - begin);
+  __syncthreads();
+  if (begin == end) {
+    ptx::wait_for_prerequisites<Traits::kArch>();
+    return;
+  }
+  if (warp >= Traits::kWarps) {
+    epilogue<Traits>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
+  } else {
+    stream<Traits, Variant>(args, shared, begin, end, warp, lane);
   }
 }
 

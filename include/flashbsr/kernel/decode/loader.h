@@ -9,6 +9,7 @@
 #include <flashbsr/core/launch.h>
 #include <flashbsr/kernel/decode/traits.h>
 #include <flashbsr/ptx/cp_async.h>
+#include <flashbsr/ptx/mbarrier.h>
 
 namespace flashbsr {
 
@@ -32,42 +33,50 @@ struct alignas(16) DecodeOffsets {
 template <class Traits>
 class DecodeRing {
  public:
-  /// `offsets`: 2 x kKvTile of them in shared memory, this warp's own.
+  /// `offsets`: 2 x kKvTile of them in shared memory, this warp's own. `staged`: the barrier that
+  /// completes when the items of a turn are in shared memory.
   FLASHBSR_DEVICE DecodeRing(const KernelArgs& args, const DecodeItem* items, uint32_t ring,
-                             DecodeOffsets* offsets, int warp, int lane)
-      : args_(args), items_(items), ring_(ring), offsets_(offsets), warp_(warp), lane_(lane) {
+                             DecodeOffsets* offsets, uint32_t staged, int warp, int lane)
+      : args_(args),
+        items_(items),
+        ring_(ring),
+        offsets_(offsets),
+        staged_(staged),
+        warp_(warp),
+        lane_(lane) {
     policy_ = ptx::evict_first_policy();
     const int chunk = lane % kChunks;
     k_inside_ = chunk * 16 < args.params.k.dim * kSize;
     v_inside_ = chunk * 16 < args.params.v.dim * kSize;
   }
 
-  /// Starts over with `count` items in shared memory. Looks page ids up, copies nothing.
-  FLASHBSR_DEVICE void begin(int count) {
+  /// Starts turn `turn` of `count` items, of which `known` are in shared memory already. Looks page
+  /// ids up, copies nothing. `prefetches`: asks L2 for the first stage, a hint that is allowed
+  /// while a kernel before still writes.
+  FLASHBSR_DEVICE void begin(int count, int known, int turn, bool prefetches) {
     count_ = count;
+    known_ = known;
+    turn_ = turn;
+    buffer_ = 0;
     current_.item = -1;
     next_item(current_);
     look_up(current_);
     Place first[kLooks];
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) first[i] = found_[i];
+    // Where the next stage is of the same item, both look-ups are under way together.
     next_ = current_;
-    advance(next_);
-    look_up(next_);  // both look-ups are under way before the first is used
+    const bool longer = current_.item < count_ && current_rows() == Traits::kKvTile &&
+                        next_.position + kStep < items_[next_.item].kv_end;
+    if (longer) {
+      next_.position += kStep;
+      look_up(next_);
+    }
     note(current_, first, 0);
-    buffer_ = 0;
-  }
-
-  /// Asks L2 for the first stage: a hint, allowed while a kernel before still writes.
-  FLASHBSR_DEVICE void prefetch() {
-    if (current_.item >= count_) return;
-    __syncwarp();
-    for (int row = lane_; row < current_rows(); row += 32) {
-      const DecodeOffsets at = offsets_[row];
-      for (int byte = 0; byte < Traits::kRowBytes; byte += 128) {
-        if (byte < args_.params.k.dim * kSize) ptx::prefetch_l2(k_data() + at.k + byte);
-        if (byte < args_.params.v.dim * kSize) ptx::prefetch_l2(v_data() + at.v + byte);
-      }
+    if (prefetches) prefetch();
+    if (!longer) {
+      advance(next_);
+      look_up(next_);
     }
   }
 
@@ -111,7 +120,8 @@ class DecodeRing {
 
  private:
   static constexpr int kSize = dtype_size(Traits::kKv);
-  static constexpr int kChunks = Traits::kRowBytes / 16;  // of a row
+  static constexpr int kStep = Traits::kWarps * Traits::kKvTile;  // from a stage to the next
+  static constexpr int kChunks = Traits::kRowBytes / 16;          // of a row
   static constexpr int kRowsAtOnce = 32 / kChunks;
   static constexpr int kPasses = Traits::kKvTile / kRowsAtOnce;
   static constexpr int kValues = Traits::kKvTile * Traits::kRowBytes;  // where V lies in a stage
@@ -133,9 +143,25 @@ class DecodeRing {
     return static_cast<const char*>(args_.params.v.data);
   }
 
+  FLASHBSR_DEVICE void prefetch() {
+    if (current_.item >= count_) return;
+    __syncwarp();
+    for (int row = lane_; row < current_rows(); row += 32) {
+      const DecodeOffsets at = offsets_[row];
+      for (int byte = 0; byte < Traits::kRowBytes; byte += 128) {
+        if (byte < args_.params.k.dim * kSize) ptx::prefetch_l2(k_data() + at.k + byte);
+        if (byte < args_.params.v.dim * kSize) ptx::prefetch_l2(v_data() + at.v + byte);
+      }
+    }
+  }
+
   /// To this warp's first stage of the next item that has one.
   FLASHBSR_DEVICE void next_item(Cursor& c) {
     while (++c.item < count_) {
+      if (c.item >= known_) {
+        ptx::mbarrier_wait<Traits::kArch>(staged_, turn_ & 1);
+        known_ = count_;
+      }
       c.position = items_[c.item].kv_begin + warp_ * Traits::kKvTile;
       if (c.position < items_[c.item].kv_end) return;
     }
@@ -143,7 +169,7 @@ class DecodeRing {
 
   FLASHBSR_DEVICE void advance(Cursor& c) {
     if (c.item >= count_) return;
-    c.position += Traits::kWarps * Traits::kKvTile;
+    c.position += kStep;
     if (c.position >= items_[c.item].kv_end) next_item(c);
   }
 
@@ -201,7 +227,7 @@ class DecodeRing {
       if (whole) {
         ptx::cp_async_16(to, data + offset[pass], policy_);
       } else {
-        ptx::cp_async_16(to, data + offset[pass], mine && pass * kRowsAtOnce < rows, policy_);
+        ptx::cp_async_16_if(to, data + offset[pass], mine && pass * kRowsAtOnce < rows, policy_);
       }
     }
   }
@@ -210,11 +236,14 @@ class DecodeRing {
   const DecodeItem* items_;
   uint32_t ring_;
   DecodeOffsets* offsets_;
+  uint32_t staged_;
   int warp_;
   int lane_;
   bool k_inside_;  // this lane's chunk lies within the rows' dims
   bool v_inside_;
   int count_ = 0;
+  int known_ = 0;
+  int turn_ = 0;
   int write_slot_ = 0;
   int read_slot_ = 0;
   int buffer_ = 0;

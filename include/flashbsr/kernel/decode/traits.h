@@ -69,7 +69,7 @@ struct DecodeTraits {
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
       kItemsOffset + kItems * static_cast<int>(sizeof(DecodeItem));
-  static constexpr int kSmemBytes = kBarrierOffset + 64;
+  static constexpr int kSmemBytes = kBarrierOffset + 32;
 };
 
 }  // namespace flashbsr

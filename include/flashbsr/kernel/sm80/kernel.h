@@ -27,10 +27,10 @@ struct AsyncCopy {
   uint32_t tile;
 
   FLASHBSR_DEVICE void operator()(uint32_t offset, const char* src, uint32_t bytes) const {
-    ptx::cp_async_16(tile + offset, src, bytes);
+    ptx::cp_async_16_if(tile + offset, src, bytes != 0);
   }
   FLASHBSR_DEVICE void operator()(int, uint32_t offset, const char* src, uint32_t bytes) const {
-    ptx::cp_async_16(tile + offset, src, bytes);
+    ptx::cp_async_16_if(tile + offset, src, bytes != 0);
   }
 };
 
