@@ -77,6 +77,7 @@ class PlanHeader(NamedTuple):
     price: int
     other_price: int
     units_per_us: int
+    off_starts: int
 
 
 def _record(*fields: str) -> np.dtype[np.void]:
