@@ -110,14 +110,30 @@ FLASHBSR_DEVICE float* partial_lse(const Params& p, int32_t tile_rows, int32_t s
   return p.partial_lse + static_cast<int64_t>(slot) * tile_rows + row;
 }
 
+/// A merge with what its request and the plan add. Three loads, one after another: a kernel makes
+/// them while it waits for something else.
+struct SplitTile {
+  int32_t index;  ///< of the merge
+  Merge merge;
+  int32_t q_begin;
+  int32_t tile_rows;
+};
+
+FLASHBSR_DEVICE SplitTile split_tile(const KernelArgs& args, int32_t index) {
+  const Merge merge = args.merges[index];
+  return {index, merge, args.requests[merge.request].q_begin, args.header->tile_rows};
+}
+
 /// Counts a block's partial state as written; true in the block that must merge. One thread calls
 /// it, between a barrier after the stores of all and a barrier before the merge.
-FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t merge) {
-  int32_t* counter = args.counters + 1 + merge;
-  const int32_t parts = args.merges[merge].slot_count;
-  const bool last = ptx::atomic_add_acq_rel(counter, 1) == parts - 1;
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, const SplitTile& tile) {
+  int32_t* counter = args.counters + 1 + tile.index;
+  const bool last = ptx::atomic_add_acq_rel(counter, 1) == tile.merge.slot_count - 1;
   if (last) *counter = 0;  // for the next run
   return last;
+}
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t index) {
+  return arrive(args, split_tile(args, index));
 }
 
 namespace detail {
@@ -143,12 +159,11 @@ FLASHBSR_DEVICE float4 load_cg4(const float* p) {
 /// on who arrived when, and writes the output and LSE. `thread` of `threads` calls it with all the
 /// others; each takes four dims of a row at a time. States of variants without softmax add up.
 template <bool kSoftmax, int kArch = 80>
-FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t merge, int32_t thread,
+FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& tile, int32_t thread,
                                       int32_t threads) {
   const Params& p = args.params;
-  const Merge m = args.merges[merge];
-  const int32_t q_begin = args.requests[m.request].q_begin;
-  const int32_t tile_rows = args.header->tile_rows;
+  const Merge& m = tile.merge;
+  const int32_t q_begin = tile.q_begin, tile_rows = tile.tile_rows;
   const int32_t chunks = p.v.dim / 4;
   const int64_t slot_floats = static_cast<int64_t>(tile_rows) * p.v.dim;
 
@@ -213,6 +228,12 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t merge, int
     store_values<kArch>(p.out.row(token, q_head), p.out.dtype, d, p.v.dim, o);
     if (d == 0) write_lse(p, token, q_head, end.lse);
   }
+}
+
+template <bool kSoftmax, int kArch = 80>
+FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int32_t thread,
+                                      int32_t threads) {
+  merge_split_tile<kSoftmax, kArch>(args, split_tile(args, index), thread, threads);
 }
 
 }  // namespace flashbsr
