@@ -213,6 +213,18 @@ def append(w: World, **changes: Any) -> Any:
     return w.call(flashbsr.append_paged_kv_cache, **{**arguments, **changes})
 
 
+def rope_append(w: World, **changes: Any) -> Any:
+    """Likewise."""
+    arguments = {
+        "q": w.rows,
+        "append_key": w.rows,
+        "append_value": w.rows,
+        "paged_kv_cache": w.cache if changes else w.cache.copy(),
+        **APPEND,
+    }
+    return w.call(flashbsr.rope_append_paged_kv_cache, **{**arguments, **changes})
+
+
 def merge(w: World, **changes: Any) -> Any:
     arguments = {"v_a": w.states, "s_a": w.state_lse, "v_b": w.states, "s_b": w.state_lse}
     return w.call(flashbsr.merge_state, **{**arguments, **changes})
@@ -372,6 +384,7 @@ GOOD: list[Callable[..., Any]] = [
     run_ragged,
     run_out,
     append,
+    rope_append,
     merge,
     merge_in_place,
     merge_many,
@@ -399,7 +412,7 @@ class Bad(NamedTuple):
     names: str
     why: str
     changes: dict[str, Any] | Callable[[World], dict[str, Any]]
-    #: Only who reads the array can see it: the helper functions do not bring it back from a GPU.
+    #: Only who reads the array can see it: the helper functions bring it back from a GPU if asked.
     contents: bool = False
     #: About what the CPU has not got, or before any array.
     cpu_only: bool = False

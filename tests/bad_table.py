@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from bad_calls import (
     BF16,
@@ -30,6 +31,7 @@ from bad_calls import (
     prefill_wrapper,
     ragged_wrapper,
     rope,
+    rope_append,
     rope_cache,
     rope_ids,
     run_out,
@@ -291,7 +293,7 @@ BAD = [
     Bad(append, "kv_indices", "page out of range",
         {"kv_indices": i32(6, 0, 7, 5, 1)}, contents=True),
     Bad(append, "kv_indices", "negative page", {"kv_indices": i32(6, 0, -1, 5, 1)}, contents=True),
-    Bad(append, "kv_indices", "too short", {"kv_indices": i32(6, 0, 2)}),
+    Bad(append, "kv_indices", "too short", {"kv_indices": i32(6, 0, 2)}, contents=True),
     Bad(append, "kv_indptr", "decreases", {"kv_indptr": i32(0, 4, 3, 5)}, contents=True),
     Bad(append, "kv_last_page_len", "above the page size",
         {"kv_last_page_len": i32(2, 5, 3)}, contents=True),
@@ -302,6 +304,18 @@ BAD = [
     Bad(append, "paged_kv_cache", "one array in a tuple",
         lambda w: {"paged_kv_cache": (w.k_cache,)}),
     Bad(append, "k_scale", "zero", {"k_scale": 0.0}),
+    Bad(rope_append, "q", "rank", lambda w: {"q": w.rows[:, 0]}),
+    Bad(rope_append, "q|append_key", "rows", lambda w: {"q": w.rows[:4]}),
+    Bad(rope_append, "q_out", "type", lambda w: {"q_out": w.rows.astype(np.float16)}),
+    Bad(rope_append, "append_key", "float8",
+        lambda w: {"append_key": w.rows.astype(ml_dtypes.float8_e5m2)}),
+    Bad(rope_append, "rotary_dim", "odd", {"rotary_dim": 7}),
+    Bad(rope_append, "rope_theta", "zero", {"rope_theta": 0.0}),
+    Bad(rope_append, "rope_llama31|llama31", "two numbers", {"llama31": (1.0, 4.0)}),
+    Bad(rope_append, "cos_sin_cache", "with rotary_dim",
+        {"cos_sin_cache": np.ones((16, 16), F32), "rotary_dim": 16}),
+    Bad(rope_append, "positions", "beyond the table",
+        {"cos_sin_cache": np.ones((8, 16), F32)}, contents=True),
     Bad(seq_lens, "page_size", "zero", {"page_size": 0}),
     Bad(seq_lens, "kv_last_page_len", "zero", {"kv_last_page_len": i32(0, 4)}, contents=True),
     Bad(seq_lens, "kv_last_page_len", "length", {"kv_last_page_len": i32(1, 4, 4)}),

@@ -30,7 +30,8 @@ LAYERS = {
 # Folder of cpp -> the folders of cpp that its quoted includes may name.
 CPP_LAYERS = {
     "cpu": {"cpu"},
-    "cuda": {"cuda"},
+    # A backend implements what api/backend.h declares; the API makes backends.
+    "cuda": {"cuda", "api"},
     "api": {"api", "cpu", "cuda"},
     "bind": {"bind", "api", "cpu", "cuda"},
 }
@@ -40,7 +41,7 @@ FREESTANDING = {"core", "variant", "ptx", "tile", "kernel"}
 HOST_ONLY = {"core/error.h", "variant/rope.h"}
 # Headers of these compile for a device only, but for what both sides read: shapes and arguments.
 DEVICE = {"ptx", "tile", "kernel"}
-SHARED = {"traits.h", "args.h"}
+SHARED = {"traits.h", "args.h", "prepare.h"}
 # Nowhere in include/: a CUDA runtime to link, or static initialisers of streams.
 BANNED = re.compile(r"cuda_runtime|cuda\.h|iostream|nanobind|Python\.h|numpy|torch")
 BINDING = re.compile(r"nanobind|Python\.h|numpy/|torch/")

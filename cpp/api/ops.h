@@ -1,8 +1,14 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checked entry points of the functions around attention. Every value is checked before anything is
-// written, so that a call that raises leaves the caller's arrays as they were.
+// Checked entry points of the functions around attention. The arrays of a call are in host memory,
+// where it is carried out before it returns, or all on one CUDA device, where it is put on
+// `stream`.
+//
+// On the host every value is checked before anything is written, so that a call that raises leaves
+// the caller's arrays as they were. On a device only shapes and types are known: kernels skip
+// indices that name nothing of the caller's. With FLASHBSR_CHECK=1 in the environment index arrays
+// are copied back and checked as on the host.
 #pragma once
 
 #include <optional>
@@ -23,28 +29,49 @@ struct AppendArrays {
   Array kv_indices;
   Array kv_indptr;
   Array kv_last_page_len;
+  bool hnd = false;
+  float k_scale = 1.0f;
+  float v_scale = 1.0f;
 };
 
-void append_paged_kv_cache(const AppendArrays& a, bool hnd, float k_scale, float v_scale);
+void append_paged_kv_cache(const AppendArrays& a, void* stream);
+
+/// Angles that are computed, or those of a table.
+struct RopeSettings {
+  int32_t rotary_dim = 0;  ///< without a table
+  bool interleave = false;
+  RopeFrequencies frequencies;
+  /// [max_position, rotary_dim] float: cosines, then sines.
+  std::optional<Array> cos_sin;
+};
 
 struct RopeArrays {
   Array q, k, q_out, k_out;  ///< [nnz, heads, D]; outputs may be the inputs
 };
 
-void apply_rope(const RopeArrays& a, const Array& positions, int32_t rotary_dim, bool interleave,
-                const RopeFrequencies& frequencies);
-/// `cos_sin` [max_position, rotary_dim] float: cosines, then sines.
-void apply_rope_cos_sin(const RopeArrays& a, const Array& positions, const Array& cos_sin,
-                        bool interleave);
+/// A position per token; or, on a device, indptr [B + 1] and the first position of each request.
+struct RopePositions {
+  std::optional<Array> positions;
+  std::optional<Array> indptr, offsets;
+};
+
+void apply_rope(const RopeArrays& a, const RopePositions& positions, const RopeSettings& rope,
+                void* stream);
+
+/// Rotates q into q_out, and keys on their way into the cache. Rows of padding of q are copied.
+void rope_append_paged_kv_cache(const Array& q, const Array& q_out, const AppendArrays& a,
+                                const RopeSettings& rope, void* stream);
 
 void get_batch_indices_positions(const Array& append_indptr, const Array& seq_lens,
-                                 const Array& batch_indices, const Array& positions);
+                                 const Array& batch_indices, const Array& positions, void* stream);
 void get_seq_lens(const Array& kv_indptr, const Array& last_page_len, int32_t page_size,
-                  const Array& out);
+                  const Array& out, void* stream);
 
-void packbits(const Array& x, const Array& out, bool little);
+void packbits(const Array& x, const Array& out, bool little, void* stream);
+/// `indptr` is in host memory. Where x is on a device, `device_indptr` is the same there.
 void segment_packbits(const Array& x, const Array& indptr, const Array& out,
-                      const Array& out_indptr, bool little);
+                      const Array& out_indptr, bool little, const Array* device_indptr,
+                      void* stream);
 
 struct State {
   Array v;  ///< [n, heads, D], or [n, states, heads, D]
@@ -52,7 +79,8 @@ struct State {
 };
 
 /// `mask` [n]: rows with 0 keep `a`. `out` may be `a`.
-void merge_state(const State& a, const State& b, const State& out, const Array* mask, bool base2);
-void merge_states(const State& in, const State& out, bool base2);
+void merge_state(const State& a, const State& b, const State& out, const Array* mask, bool base2,
+                 void* stream);
+void merge_states(const State& in, const State& out, bool base2, void* stream);
 
 }  // namespace flashbsr::api

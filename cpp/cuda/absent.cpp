@@ -6,11 +6,21 @@
 
 #include "backend.h"
 #include "device_array.h"
+#include "driver.h"
+#include "ops.h"
+#include "registry.h"
 
 namespace flashbsr::cuda {
 
 std::string why_unavailable() {
   return "this build has no CUDA kernels; install from source where nvcc 12.4 or later is found";
+}
+
+std::span<const KernelRow> kernel_rows() { return {}; }
+
+const std::vector<DeviceInfo>& devices() {
+  static const std::vector<DeviceInfo> none;
+  return none;
 }
 
 int current_device() { return 0; }
@@ -27,5 +37,14 @@ void* allocate(int, int64_t) {
 void release(int, void*) noexcept {}
 
 void synchronize(int, void*) {}
+
+// The checks refuse arrays on a device before these are reached.
+void launch_op(const char* family, const Queue&, int64_t, int, const void*) {
+  throw Error(ErrorCode::kUnsupported, family, "a GPU", "host memory: " + why_unavailable());
+}
+
+std::vector<int64_t> download(const ops::Indices&, const Queue&) {
+  throw Error(ErrorCode::kUnsupported, "device", "a GPU", "host memory: " + why_unavailable());
+}
 
 }  // namespace flashbsr::cuda

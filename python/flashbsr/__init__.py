@@ -27,7 +27,12 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
-from .page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
+from .page import (
+    append_paged_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+    rope_append_paged_kv_cache,
+)
 from .plan import Plan
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 from .quantization import packbits, segment_packbits
@@ -87,6 +92,7 @@ __all__ = [
     "merge_state_in_place",
     "merge_states",
     "packbits",
+    "rope_append_paged_kv_cache",
     "segment_packbits",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",

@@ -4,22 +4,68 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
+from ._call import Call, checking
 from ._typing import Array
-from .adapters import adapter_for, export, float_dtype, to_indices, to_values
+from .adapters import adapter_for, export, float_dtype, to_indices
 from .errors import FlashbsrError, IndexRangeError, ShapeError
 from .spec import check_float, check_int
 
-__all__ = ["ragged_positions", "rotate", "rotate_by_table"]
+__all__ = [
+    "check_frequencies", "check_rotary_dim", "check_table", "ragged_positions", "rotate",
+    "rotate_by_table",
+]  # fmt: skip
 
 
-def ragged_positions(q: Array, indptr: Array, offsets: Array) -> npt.NDArray[np.int64]:
+def check_rotary_dim(rotary_dim: int | None, head_dim: int) -> int:
+    """Default of the rotary dims, and whether they are an even part of the head."""
+    rotary_dim = check_int("rotary_dim", head_dim if rotary_dim is None else rotary_dim, 2)
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise FlashbsrError("rotary_dim", rotary_dim, f"an even number up to head_dim={head_dim}")
+    return rotary_dim
+
+
+def check_frequencies(rope_scale: float, rope_theta: float) -> tuple[float, float]:
+    """Both positive."""
+    scale, theta = check_float("rope_scale", rope_scale), check_float("rope_theta", rope_theta)
+    for name, value in (("rope_scale", scale), ("rope_theta", theta)):
+        if value <= 0:
+            raise FlashbsrError(name, value, "a positive number")
+    return scale, theta
+
+
+def check_table(cos_sin_cache: Array, head_dim: int, name: str) -> None:
+    """Whether a table of cosines and sines fits heads of `head_dim`, an argument called `name`."""
+    adapter_for(cos_sin_cache, "cos_sin_cache")
+    shape = tuple(cos_sin_cache.shape)
+    if len(shape) != 2 or shape[1] % 2 or not 2 <= shape[1] <= head_dim:
+        raise ShapeError(
+            "cos_sin_cache",
+            f"shape {shape}",
+            f"[max_position, rotary_dim], rotary_dim even and at most {name}={head_dim}",
+        )
+
+
+@dataclass(frozen=True)
+class RaggedPositions:
+    """Positions that run on from an offset in every request; worked out by the kernel."""
+
+    indptr: Array
+    offsets: Array
+
+
+def ragged_positions(
+    q: Array, indptr: Array, offsets: Array
+) -> npt.NDArray[np.int64] | RaggedPositions:
     """Position of every row: its place within the request, plus the request's offset."""
+    if Call(q, "q").on_device and not checking():
+        return RaggedPositions(indptr, offsets)
     bounds, starts = to_indices(indptr, "indptr"), to_indices(offsets, "offsets")
     if not bounds.size:
         raise ShapeError("indptr", "no elements", "[B + 1]")
@@ -34,6 +80,8 @@ def ragged_positions(q: Array, indptr: Array, offsets: Array) -> npt.NDArray[np.
             f"from {bounds[0]} to {bounds[-1]}",
             f"ascending from 0 to the {nnz} rows of q",
         )
+    if Call(q, "q").on_device:
+        return RaggedPositions(indptr, offsets)
     positions: npt.NDArray[np.int64] = np.arange(nnz) + np.repeat(starts - bounds[:-1], lengths)
     return positions
 
@@ -41,7 +89,7 @@ def ragged_positions(q: Array, indptr: Array, offsets: Array) -> npt.NDArray[np.
 def rotate(
     q: Array,
     k: Array,
-    positions: Array,
+    positions: Array | RaggedPositions,
     rotary_dim: int | None,
     interleave: bool,
     rope_scale: float,
@@ -54,15 +102,14 @@ def rotate(
     shape = tuple(q.shape)
     if len(shape) != 3:
         raise ShapeError("q", f"shape {shape}", "[nnz, num_qo_heads, head_dim]")
-    if rotary_dim is None:
-        rotary_dim = shape[2]
-    rotary_dim = check_int("rotary_dim", rotary_dim, 2)
-    if rotary_dim % 2 or rotary_dim > shape[2]:
-        raise FlashbsrError("rotary_dim", rotary_dim, f"an even number up to head_dim={shape[2]}")
-    scale, theta = check_float("rope_scale", rope_scale), check_float("rope_theta", rope_theta)
-    for name, value in (("rope_scale", scale), ("rope_theta", theta)):
-        if value <= 0:
-            raise FlashbsrError(name, value, "a positive number")
+    rotary_dim = check_rotary_dim(rotary_dim, shape[2])
+    scale, theta = check_frequencies(rope_scale, rope_theta)
+    call = Call(q, "q")
+    per_token, indptr, offsets = None, None, None
+    if isinstance(positions, RaggedPositions):
+        indptr, offsets = export(positions.indptr, "indptr"), export(positions.offsets, "offsets")
+    else:
+        per_token = call.values(positions, "pos_ids")
     q_out = q if in_place else a.empty(q, shape, float_dtype(q, "q"))
     k_out = k if in_place else b.empty(k, tuple(k.shape), float_dtype(k, "k"))
     try:
@@ -71,15 +118,20 @@ def rotate(
             b.export(k, False, "k"),
             a.export(q_out, True, "q"),
             b.export(k_out, True, "k"),
-            to_values(positions, "pos_ids"),
+            per_token,
+            indptr,
+            offsets,
             rotary_dim,
             bool(interleave),
             scale,
             theta,
             llama31,
+            None,
+            call.stream,
         )
     except FlashbsrError as error:
         raise error.respell({"positions": "pos_ids", "q_out": "q", "k_out": "k"}) from None
+    call.done()
     return a.finish(q_out), b.finish(k_out)
 
 
@@ -90,8 +142,8 @@ def _heads(x: Array, name: str, head_size: int) -> tuple[Any, tuple[int, int, in
         raise ShapeError(name, f"shape {shape}", f"[nnz, num_heads * {head_size}]")
     split = (shape[0], shape[1] // head_size, head_size)
     adapter = adapter_for(x, name)
-    if adapter.name == "jax":
-        adapter.export(x, False, name)  # refuses what is not on the CPU
+    if adapter.name == "jax" and adapter.device(x) is None:
+        adapter.export(x, False, name)  # refuses what is not concrete
         return adapter.to_numpy(x).reshape(split), split  # JAX's own reshape may copy
     return x.reshape(split), split
 
@@ -107,14 +159,8 @@ def rotate_by_table(
 ) -> tuple[Array, Array]:
     """Rotate by a table, into new arrays or in place."""
     head_size = check_int("head_size", head_size, 1)
-    adapter_for(cos_sin_cache, "cos_sin_cache")
-    shape = tuple(cos_sin_cache.shape)
-    if len(shape) != 2 or shape[1] % 2 or not 2 <= shape[1] <= head_size:
-        raise ShapeError(
-            "cos_sin_cache",
-            f"shape {shape}",
-            f"[max_position, rotary_dim], rotary_dim even and at most head_size={head_size}",
-        )
+    check_table(cos_sin_cache, head_size, "head_size")
+    call = Call(query, "query")
     results, exported = [], []
     for name, x in (("query", query), ("key", key)):
         a = adapter_for(x, name)
@@ -125,18 +171,26 @@ def rotate_by_table(
         exported.append((export(view, name), a.export(out, True, name)))
         results.append((a, out, tuple(x.shape)))
     try:
-        _core.apply_rope_cos_sin(
+        _core.apply_rope(
             exported[0][0],
             exported[1][0],
             exported[0][1],
             exported[1][1],
-            to_values(positions, "positions"),
-            export(cos_sin_cache, "cos_sin_cache"),
+            call.values(positions, "positions"),
+            None,
+            None,
+            0,
             not is_neox,
+            1.0,
+            1e4,
+            None,
+            export(cos_sin_cache, "cos_sin_cache"),
+            call.stream,
         )
     except FlashbsrError as error:
         names = {"q": "query", "k": "key", "q_out": "query", "k_out": "key"}
         raise error.respell(names) from None
+    call.done()
     if in_place:
         return query, key
     q_out, k_out = (a.finish(out).reshape(shape) for a, out, shape in results)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from .attention import Attention
 from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name
+
+if TYPE_CHECKING:
+    from .explain import Explanation
 
 __all__ = ["Wrapper", "fold_data_type", "pages_to_tokens", "reject"]
 
@@ -280,6 +283,31 @@ class Wrapper:
     def plan_info(self) -> Plan:
         """The current plan."""
         return self._planned().plan_info
+
+    def explain(
+        self,
+        *,
+        bandwidth: float | None = None,
+        flops: float | None = None,
+        time_s: float | None = None,
+    ) -> Explanation:
+        """Say what the plan does and why: `Attention.explain` of the current plan.
+
+        Parameters
+        ----------
+        bandwidth, flops, time_s : float, optional
+            As there.
+
+        Returns
+        -------
+        Explanation
+
+        Raises
+        ------
+        PlanError
+            Before ``plan``.
+        """
+        return self._planned().explain(bandwidth=bandwidth, flops=flops, time_s=time_s)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:

@@ -14,8 +14,9 @@ functions here take the natural logarithm, as ``run`` returns it; ``lse_base="2"
 from __future__ import annotations
 
 from . import _core
+from ._call import Call
 from ._typing import Array
-from .adapters import adapter_for, export, float_dtype, to_values
+from .adapters import adapter_for, export, float_dtype
 from .errors import ShapeError
 from .spec import check_name
 
@@ -67,6 +68,7 @@ def merge_state(
     adapter_for(s_a, "s_a")  # before its shape is read
     v = a.empty(v_a, tuple(v_a.shape), float_dtype(v_a, "v_a"))
     s = a.empty(v_a, tuple(s_a.shape), "float32")
+    call = Call(v_a, "v_a")
     _core.merge_state(
         a.export(v_a, False, "v_a"),
         export(s_a, "s_a"),
@@ -75,7 +77,9 @@ def merge_state(
         a.export(v, True),
         a.export(s, True),
         base2,
+        call.stream,
     )
+    call.done()
     return a.finish(v), a.finish(s)
 
 
@@ -117,13 +121,15 @@ def merge_state_in_place(
     >>> v[:, 0, 0].tolist(), np.exp(s[:, 0]).round(5).tolist()
     ([2.0, 1.0], [2.0, 1.0])
     """
+    call = Call(v, "v")
     _core.merge_state_in_place(
         export(v, "v", True),
         export(s, "s", True),
         export(v_other, "v_other"),
         export(s_other, "s_other"),
-        None if mask is None else to_values(mask, "mask"),
+        None if mask is None else call.values(mask, "mask"),
         _base2(lse_base),
+        call.stream,
     )
 
 
@@ -165,11 +171,14 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Arr
         raise ShapeError("v", f"shape {shape}", "[n, num_states, num_heads, head_dim]")
     v_out = a.empty(v, (shape[0], *shape[2:]), float_dtype(v, "v"))
     s_out = a.empty(v, (shape[0], shape[2]), "float32")
+    call = Call(v, "v")
     _core.merge_states(
         a.export(v, False, "v"),
         export(s, "s"),
         a.export(v_out, True),
         a.export(s_out, True),
         base2,
+        call.stream,
     )
+    call.done()
     return a.finish(v_out), a.finish(s_out)

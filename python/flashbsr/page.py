@@ -4,13 +4,34 @@
 
 from __future__ import annotations
 
-from . import _core
-from ._typing import Array
-from .adapters import adapter_for, export, to_values
-from .errors import FlashbsrError, ShapeError
-from .spec import check_float, check_int, check_name
+from typing import Any
 
-__all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
+from . import _core
+from ._call import Call
+from ._rotate import check_frequencies, check_rotary_dim, check_table
+from ._typing import Array
+from .adapters import adapter_for, export, float_dtype
+from .errors import FlashbsrError, ShapeError
+from .spec import check_float, check_int, check_llama31, check_name
+
+__all__ = [
+    "append_paged_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "rope_append_paged_kv_cache",
+]
+
+_NAMES = {"k_cache": "paged_kv_cache[0]", "v_cache": "paged_kv_cache[1]"}
+
+
+def _export_cache(paged_kv_cache: Array | tuple[Array, Array]) -> tuple[Any, Any]:
+    """Hand over a stacked cache and None, or k and v."""
+    if not isinstance(paged_kv_cache, (tuple, list)):
+        return export(paged_kv_cache, "paged_kv_cache", True), None
+    if len(paged_kv_cache) != 2:
+        raise ShapeError("paged_kv_cache", f"{len(paged_kv_cache)} arrays", "(k, v)")
+    k, v = paged_kv_cache
+    return export(k, "paged_kv_cache[0]", True), export(v, "paged_kv_cache[1]", True)
 
 
 def append_paged_kv_cache(
@@ -29,8 +50,10 @@ def append_paged_kv_cache(
 ) -> None:
     """Write new keys and values into their slots.
 
-    Row *t* goes to position ``positions[t]`` of request ``batch_indices[t]``. All indices are
-    checked before anything is written.
+    Row *t* goes to position ``positions[t]`` of request ``batch_indices[t]``. On the CPU all
+    indices are checked before anything is written. On a GPU their values are not looked at: rows
+    whose request, position or page does not exist are skipped (``FLASHBSR_CHECK=1`` in the
+    environment has them checked, at the price of a synchronisation).
 
     Parameters
     ----------
@@ -79,33 +102,150 @@ def append_paged_kv_cache(
     ([0.0, 0.0, 0.0, 1.0], [2.0, 0.0, 0.0, 0.0])
     """
     check_name("kv_layout", kv_layout, ("NHD", "HND"))
-    if isinstance(paged_kv_cache, (tuple, list)):
-        if len(paged_kv_cache) != 2:
-            raise ShapeError("paged_kv_cache", f"{len(paged_kv_cache)} arrays", "(k, v)")
-        k, v = paged_kv_cache
-        k_cache = export(k, "paged_kv_cache[0]", True)
-        v_cache = export(v, "paged_kv_cache[1]", True)
-    else:
-        k_cache = export(paged_kv_cache, "paged_kv_cache", True)
-        v_cache = None
+    call = Call(append_key, "append_key")
+    k_cache, v_cache = _export_cache(paged_kv_cache)
     try:
         _core.append_paged_kv_cache(
             export(append_key, "append_key"),
             export(append_value, "append_value"),
-            to_values(batch_indices, "batch_indices"),
-            to_values(positions, "positions"),
+            call.values(batch_indices, "batch_indices"),
+            call.values(positions, "positions"),
             k_cache,
             v_cache,
-            to_values(kv_indices, "kv_indices"),
-            to_values(kv_indptr, "kv_indptr"),
-            to_values(kv_last_page_len, "kv_last_page_len"),
+            call.values(kv_indices, "kv_indices"),
+            call.values(kv_indptr, "kv_indptr"),
+            call.values(kv_last_page_len, "kv_last_page_len"),
             kv_layout,
             check_float("k_scale", k_scale),
             check_float("v_scale", v_scale),
+            call.stream,
         )
     except FlashbsrError as error:
-        names = {"k_cache": "paged_kv_cache[0]", "v_cache": "paged_kv_cache[1]"}
-        raise error.respell(names) from None
+        raise error.respell(_NAMES) from None
+    call.done()
+
+
+def rope_append_paged_kv_cache(
+    q: Array,
+    append_key: Array,
+    append_value: Array,
+    batch_indices: Array,
+    positions: Array,
+    paged_kv_cache: Array | tuple[Array, Array],
+    kv_indices: Array,
+    kv_indptr: Array,
+    kv_last_page_len: Array,
+    kv_layout: str = "NHD",
+    *,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1.0,
+    rope_theta: float = 1e4,
+    llama31: tuple[float, float, float] | None = None,
+    cos_sin_cache: Array = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    q_out: Array = None,
+) -> Array:
+    """Rotate queries and new keys, and write keys and values into their slots, in one pass.
+
+    The same as `apply_rope_pos_ids` followed by `append_paged_kv_cache`, except that a key is
+    rounded once, to the type of the cache.
+
+    Parameters
+    ----------
+    q : array [nnz, num_qo_heads, head_dim]
+        float32, float16 or bfloat16. Any strides but the last.
+    append_key : array [nnz, num_kv_heads, head_dim]
+        Likewise; not rotated yet.
+    append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, \
+    kv_last_page_len, kv_layout, k_scale, v_scale
+        As for `append_paged_kv_cache`. `positions` give the angles as well.
+    rotary_dim, interleave, rope_scale, rope_theta
+        As for `apply_rope`.
+    llama31 : tuple (low_freq_factor, high_freq_factor, old_context_len), optional
+        Frequencies of Llama 3.1, as for `apply_llama31_rope`.
+    cos_sin_cache : float32 array [max_position, rotary_dim], optional
+        A table of cosines and sines, as for `apply_rope_with_cos_sin_cache`, in place of
+        frequencies.
+    q_out : array [nnz, num_qo_heads, head_dim], optional
+        Written and returned; may be `q`. Not a JAX array.
+
+    Returns
+    -------
+    array [nnz, num_qo_heads, head_dim]
+        Rotated queries, of the kind and type of `q`. Rows of padding are copies.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, IndexRangeError, FlashbsrError
+    UnsupportedError
+        An immutable cache.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cache = np.zeros((1, 2, 4, 1, 8), np.float32)
+    >>> x = np.ones((2, 1, 8), np.float32)
+    >>> q = rope_append_paged_kv_cache(
+    ...     x, x, x, np.array([0, 0], np.int32), np.array([0, 1], np.int32), cache,
+    ...     kv_indices=np.array([0], np.int32), kv_indptr=np.array([0, 1], np.int32),
+    ...     kv_last_page_len=np.array([2], np.int32),
+    ... )
+    >>> bool((q == cache[0, 0, :2]).all()), cache[0, 1, :2, 0, 0].tolist()
+    (True, [1.0, 1.0])
+    """
+    check_name("kv_layout", kv_layout, ("NHD", "HND"))
+    call = Call(q, "q")
+    a = adapter_for(q, "q")
+    shape = tuple(q.shape)
+    if len(shape) != 3:
+        raise ShapeError("q", f"shape {shape}", "[nnz, num_qo_heads, head_dim]")
+    if cos_sin_cache is None:
+        rotary_dim = check_rotary_dim(rotary_dim, shape[2])
+    else:
+        check_table(cos_sin_cache, shape[2], "head_dim")
+        if rotary_dim is not None or llama31 is not None:
+            raise FlashbsrError(
+                "cos_sin_cache",
+                "a table and " + ("rotary_dim" if rotary_dim is not None else "llama31"),
+                "one or the other: the table has the angles and their number",
+            )
+        rotary_dim = 0
+    scale, theta = check_frequencies(rope_scale, rope_theta)
+    if llama31 is not None:
+        llama31 = check_llama31(llama31)
+    out = a.empty(q, shape, float_dtype(q, "q")) if q_out is None else q_out
+    out_adapter = a if q_out is None else adapter_for(q_out, "q_out")
+    k_cache, v_cache = _export_cache(paged_kv_cache)
+    try:
+        _core.rope_append_paged_kv_cache(
+            a.export(q, False, "q"),
+            out_adapter.export(out, True, "q_out"),
+            export(append_key, "append_key"),
+            export(append_value, "append_value"),
+            call.values(batch_indices, "batch_indices"),
+            call.values(positions, "positions"),
+            k_cache,
+            v_cache,
+            call.values(kv_indices, "kv_indices"),
+            call.values(kv_indptr, "kv_indptr"),
+            call.values(kv_last_page_len, "kv_last_page_len"),
+            kv_layout,
+            check_float("k_scale", k_scale),
+            check_float("v_scale", v_scale),
+            rotary_dim,
+            bool(interleave),
+            scale,
+            theta,
+            llama31,
+            None if cos_sin_cache is None else export(cos_sin_cache, "cos_sin_cache"),
+            call.stream,
+        )
+    except FlashbsrError as error:
+        raise error.respell(_NAMES) from None
+    call.done()
+    return out_adapter.finish(out)
 
 
 def get_batch_indices_positions(
@@ -148,6 +288,7 @@ def get_batch_indices_positions(
     [[0, 1, 1, -1], [4, 0, 1, 0]]
     """
     nnz = check_int("nnz", nnz, 0)
+    call = Call(append_indptr, "append_indptr")
     a = adapter_for(append_indptr, "append_indptr")
     outputs = []
     for name, given in (("batch_indices", batch_indices), ("positions", positions)):
@@ -160,11 +301,13 @@ def get_batch_indices_positions(
                 raise ShapeError(name, f"shape {tuple(given.shape)}", f"({nnz},): nnz")
             outputs.append((b, given, b.export(given, True, name)))
     _core.get_batch_indices_positions(
-        to_values(append_indptr, "append_indptr"),
-        to_values(seq_lens, "seq_lens"),
+        call.values(append_indptr, "append_indptr"),
+        call.values(seq_lens, "seq_lens"),
         outputs[0][2],
         outputs[1][2],
+        call.stream,
     )
+    call.done()
     return outputs[0][0].finish(outputs[0][1]), outputs[1][0].finish(outputs[1][1])
 
 
@@ -193,13 +336,16 @@ def get_seq_lens(kv_indptr: Array, kv_last_page_len: Array, page_size: int) -> A
     >>> get_seq_lens(np.array([0, 2, 2], np.int32), np.array([3, 0], np.int32), 16).tolist()
     [19, 0]
     """
+    call = Call(kv_indptr, "kv_indptr")
     a = adapter_for(kv_indptr, "kv_indptr")
     adapter_for(kv_last_page_len, "kv_last_page_len")  # before its shape is read
     out = a.empty(kv_indptr, tuple(kv_last_page_len.shape), "int32")
     _core.get_seq_lens(
-        to_values(kv_indptr, "kv_indptr"),
-        to_values(kv_last_page_len, "kv_last_page_len"),
+        call.values(kv_indptr, "kv_indptr"),
+        call.values(kv_last_page_len, "kv_last_page_len"),
         check_int("page_size", page_size, 1),
         a.export(out, True),
+        call.stream,
     )
+    call.done()
     return a.finish(out)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import _core
+from ._call import Call
 from ._typing import Array
-from .adapters import adapter_for, to_indices, to_values
+from .adapters import adapter_for, export, to_indices
 from .errors import ShapeError
 from .spec import check_name
 
@@ -48,12 +49,16 @@ def packbits(x: Array, bitorder: str = "big") -> Array:
     if len(shape) != 1:
         raise ShapeError("x", f"shape {shape}", "[n]")
     out = a.empty(x, (-(-shape[0] // 8),), "uint8")
-    _core.packbits(to_values(x, "x"), a.export(out, True), bitorder == "little")
+    call = Call(x, "x")
+    _core.packbits(call.values(x, "x"), a.export(out, True), bitorder == "little", call.stream)
+    call.done()
     return a.finish(out)
 
 
 def segment_packbits(x: Array, indptr: Array, bitorder: str = "big") -> tuple[Array, Array]:
     """Pack booleans segment by segment, each from a byte on.
+
+    On a GPU the values of `indptr` are copied to the host, to know the size of the result.
 
     Parameters
     ----------
@@ -86,7 +91,8 @@ def segment_packbits(x: Array, indptr: Array, bitorder: str = "big") -> tuple[Ar
     """
     check_name("bitorder", bitorder, ("big", "little"))
     a, b = adapter_for(x, "x"), adapter_for(indptr, "indptr")
-    values, bounds = to_values(x, "x"), to_indices(indptr, "indptr")
+    call = Call(x, "x")
+    values, bounds = call.values(x, "x"), to_indices(indptr, "indptr")
     # Only to size the output. The core checks indptr; a descending one must get that far.
     lengths = np.maximum(np.diff(bounds), 0)
     out = a.empty(x, (int((-(-lengths // 8)).sum()),), "uint8")
@@ -97,5 +103,8 @@ def segment_packbits(x: Array, indptr: Array, bitorder: str = "big") -> tuple[Ar
         a.export(out, True),
         b.export(out_indptr, True),
         bitorder == "little",
+        export(indptr, "indptr") if call.on_device else None,
+        call.stream,
     )
+    call.done()
     return a.finish(out), b.finish(out_indptr)

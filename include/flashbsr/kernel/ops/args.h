@@ -39,10 +39,10 @@ struct Indices {
 /// Where the rows of an append go: token t is position positions[t] of request batch_indices[t].
 struct Slots {
   Indices batch_indices;  ///< -1: padding
-  Indices positions;
+  Indices positions{};
   Indices kv_indices;
   Indices kv_indptr;
-  FastDiv page_size;
+  FastDiv page_size{};
   int64_t pages = 0;  ///< of the cache
 };
 
@@ -61,7 +61,7 @@ struct AppendRows {
   int32_t unit = 1;   ///< elements of a unit; where rows are converted, kUnit or 1
   int32_t units = 0;  ///< of a token: heads x dim / unit
   int32_t parts = 0;  ///< items of a token
-  FastDiv row_units;  ///< units of a head: dim / unit
+  FastDiv row_units{};  ///< units of a head: dim / unit
 };
 
 struct AppendArgs {
@@ -69,7 +69,7 @@ struct AppendArgs {
   Slots slots;
   int64_t first_token = 0;  ///< of this launch
   int32_t tokens = 0;
-  FastDiv parts;  ///< items of a token, of K and V
+  FastDiv parts{};  ///< items of a token, of K and V
 };
 
 /// Angles of a rotary embedding: of a table, or computed.
@@ -89,11 +89,11 @@ struct Rotation {
 /// Rows of one array that are rotated, converted or copied: q, k or v.
 struct RopeRows {
   RaggedView in;
-  RaggedView out;  ///< where no cache is written
+  RaggedView out{};  ///< where no cache is written
   float inverse_scale = 1.0f;
   int32_t parts = 0;   ///< items of a token
-  FastDiv row_units;   ///< units of a row
-  FastDiv tail_units;  ///< of its part behind rotary_dim
+  FastDiv row_units{};   ///< units of a row
+  FastDiv tail_units{};  ///< of its part behind rotary_dim
 };
 
 /// Rotates q and k; with a cache k, and v as it is, go there.
@@ -102,13 +102,16 @@ struct RopeArgs {
   PagedView k_cache, v_cache;
   bool append = false;
   Slots slots;
-  Indices positions;
+  /// A position per token; or, where null, the tokens of request r run on from offsets[r].
+  Indices positions{};
+  Indices indptr{};
+  Indices offsets{};
   Rotation rotation;
   int64_t first_token = 0;
   int32_t tokens = 0;
   int32_t unit = 1;        ///< elements of a unit, kUnit or 1
   int32_t item_heads = 1;  ///< heads of an item
-  FastDiv parts;           ///< items of a token, of q, k and v
+  FastDiv parts{};           ///< items of a token, of q, k and v
 };
 
 struct StateView {
@@ -132,23 +135,24 @@ struct MergeArgs {
   int32_t group_log2 = 0;         ///< lanes of a row
   int64_t first_token = 0;
   int32_t rows = 0;  ///< tokens x heads of this launch
-  FastDiv heads;
+  FastDiv heads{};
 };
 
 struct PackArgs {
   const uint8_t* x = nullptr;
   int64_t size = 0;
+  int64_t stride = 1;  ///< of x
   uint8_t* out = nullptr;
   bool little = false;
   /// Of segment_packbits: [segments + 1], checked to ascend by the host. Null: one segment.
-  Indices indptr;
+  Indices indptr{};
   const int32_t* out_indptr = nullptr;
 };
 
 /// out_indptr[i + 1] = out_indptr[i] + ceil((indptr[i + 1] - indptr[i]) / 8), in one block.
 inline constexpr int kScanThreads = 1024;
 struct SegmentIndptrArgs {
-  Indices indptr;
+  Indices indptr{};
   int32_t* out_indptr = nullptr;
 };
 

@@ -15,9 +15,9 @@ FLASHBSR_DEVICE uint8_t gather_bits(uint64_t flags, bool little) {
                               56);
 }
 
-/// Up to eight booleans at x.
-FLASHBSR_DEVICE uint8_t pack_byte(const uint8_t* x, int64_t live, bool little) {
-  if (live >= 8 && reinterpret_cast<uint64_t>(x) % 8 == 0) {
+/// Up to eight booleans at x, `stride` apart.
+FLASHBSR_DEVICE uint8_t pack_byte(const uint8_t* x, int64_t stride, int64_t live, bool little) {
+  if (stride == 1 && live >= 8 && reinterpret_cast<uint64_t>(x) % 8 == 0) {
     const uint2 words = *reinterpret_cast<const uint2*>(x);
     const uint64_t low = __vcmpne4(words.x, 0) & 0x01010101u;
     const uint64_t high = __vcmpne4(words.y, 0) & 0x01010101u;
@@ -25,7 +25,7 @@ FLASHBSR_DEVICE uint8_t pack_byte(const uint8_t* x, int64_t live, bool little) {
   }
   uint32_t byte = 0;
   for (int j = 0; j < 8 && j < live; ++j) {
-    byte |= static_cast<uint32_t>(x[j] != 0) << (little ? j : 7 - j);
+    byte |= static_cast<uint32_t>(x[j * stride] != 0) << (little ? j : 7 - j);
   }
   return static_cast<uint8_t>(byte);
 }
@@ -35,7 +35,7 @@ FLASHBSR_DEVICE void packbits(const PackArgs& a) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < bytes;
        i += stride) {
-    a.out[i] = pack_byte(a.x + 8 * i, a.size - 8 * i, a.little);
+    a.out[i] = pack_byte(a.x + 8 * i * a.stride, a.stride, a.size - 8 * i, a.little);
   }
 }
 
@@ -46,7 +46,7 @@ FLASHBSR_DEVICE void segment_packbits(const PackArgs& a) {
     const int64_t begin = a.indptr[s], size = a.indptr[s + 1] - begin;
     uint8_t* out = a.out + a.out_indptr[s];
     for (int64_t i = threadIdx.x; 8 * i < size; i += kThreads) {
-      out[i] = pack_byte(a.x + begin + 8 * i, size - 8 * i, a.little);
+      out[i] = pack_byte(a.x + (begin + 8 * i) * a.stride, a.stride, size - 8 * i, a.little);
     }
   }
 }

@@ -4,7 +4,7 @@
 // Index arithmetic around a paged cache, and the check of a plan's page ids (FLASHBSR_CHECK=1).
 #pragma once
 
-#include <flashbsr/kernel/ops/args.h>
+#include <flashbsr/kernel/ops/search.h>
 
 namespace flashbsr::ops {
 
@@ -12,21 +12,6 @@ FLASHBSR_DEVICE int64_t first_index() {
   return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
 }
 FLASHBSR_DEVICE int64_t index_stride() { return static_cast<int64_t>(gridDim.x) * kThreads; }
-
-/// The last request whose rows start at or before `row`: a binary search, a thread per row, so that
-/// one long request costs as much as many short ones.
-FLASHBSR_DEVICE int64_t request_of(const Indices& indptr, int64_t row) {
-  int64_t low = 0, high = indptr.size - 1;
-  while (low < high - 1) {
-    const int64_t middle = (low + high) / 2;
-    if (indptr[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 FLASHBSR_DEVICE void get_batch_indices_positions(const BatchIndicesArgs& a) {
   const int64_t requests = a.append_indptr.size - 1;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/kernel/ops/append.h>
+#include <flashbsr/kernel/ops/search.h>
 
 namespace flashbsr::ops {
 
@@ -206,6 +207,12 @@ FLASHBSR_DEVICE void move_rows(const TokenRows& rows, const FastDiv& units, int3
   }
 }
 
+FLASHBSR_DEVICE int64_t position_of(const RopeArgs& a, int64_t token) {
+  if (a.positions.data) return a.positions[token];
+  const int64_t request = request_of(a.indptr, token);
+  return a.offsets[request] + token - a.indptr[request];
+}
+
 template <int kArch>
 FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part) {
   const bool is_q = part < a.q.parts;
@@ -221,7 +228,7 @@ FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part) {
   const int32_t end = min_of(head + a.item_heads, rows.heads);
 
   // V, rows of padding and positions outside of the table keep their values.
-  const int64_t position = is_v ? 0 : a.positions[token];
+  const int64_t position = is_v ? 0 : position_of(a, token);
   const bool turned =
       !is_v && (!a.append || slot.valid) &&
       (a.rotation.cos_sin == nullptr || (position >= 0 && position < a.rotation.max_position));

@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "ops_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <flashbsr/cpu/cache_ops.h>
+
+namespace flashbsr::api {
+
+using flashbsr::detail::at;
+using flashbsr::detail::bad_index;
+
+namespace {
+
+/// The page size of a cache whose shape is not fixed by a plan.
+int32_t page_size_of(const Array& k, bool stacked, bool hnd) {
+  const int full = stacked ? 5 : 4;
+  if (k.ndim == full - 1) return 1;
+  check_rank(k, full, stacked ? "[pages, 2, ...]" : "[pages, ...]");
+  return static_cast<int32_t>(k.shape[full - (hnd ? 2 : 3)]);
+}
+
+void check_last_page_len(const IndexView& indptr, const IndexView& last, int32_t page_size) {
+  for (int64_t r = 0; r + 1 < indptr.size; ++r) {
+    if (indptr[r + 1] > indptr[r] && (last[r] < 1 || last[r] > page_size)) {
+      bad_index(at("kv_last_page_len", r), last[r],
+                "a value in [1, page_size = " + std::to_string(page_size) + "]");
+    }
+  }
+}
+
+/// Every destination is checked before any is written. `v` has its index arrays on the host.
+void check_slots(const AppendViews& v, const Array& kv_indices) {
+  const int64_t requests = flashbsr::detail::check_indptr("kv_indptr", v.kv_indptr);
+  if (v.kv_indices.size < v.kv_indptr[requests]) {
+    bad_shape(kv_indices,
+              "at least kv_indptr[-1] = " + std::to_string(v.kv_indptr[requests]) + " ids");
+  }
+  check_last_page_len(v.kv_indptr, v.last_page_len, v.page_size);
+  for (int64_t t = 0; t < v.key.tokens; ++t) {
+    const int64_t b = v.batch[t];
+    if (b == -1) continue;
+    if (b < 0 || b >= requests) {
+      bad_index(at("batch_indices", t), b,
+                "-1 (padding), or a request below " + std::to_string(requests));
+    }
+    const int64_t held = v.kv_indptr[b + 1] - v.kv_indptr[b];
+    const int64_t length = held ? (held - 1) * v.page_size + v.last_page_len[b] : 0;
+    if (v.positions[t] < 0 || v.positions[t] >= length) {
+      bad_index(at("positions", t), v.positions[t],
+                "a position in [0, " + std::to_string(length) + "), the length of request " +
+                    std::to_string(b));
+    }
+    const int64_t entry = v.kv_indptr[b] + v.positions[t] / v.page_size;
+    const int64_t page = v.kv_indices[entry];
+    if (page < 0 || page >= v.cache.k.pages) {
+      bad_index(at("kv_indices", entry), page,
+                "a page of the cache, in [0, " + std::to_string(v.cache.k.pages) + ")");
+    }
+  }
+}
+
+}  // namespace
+
+AppendViews check_append(const AppendArrays& a, void* stream) {
+  const Array* v_cache = a.v_cache ? &*a.v_cache : nullptr;
+  AppendViews v;
+  v.place = common_place({&a.key, &a.value, &a.batch_indices, &a.positions, &a.k_cache, v_cache,
+                          &a.kv_indices, &a.kv_indptr, &a.kv_last_page_len});
+  v.key = ragged_view(a.key, true);
+  v.value = ragged_view(a.value, true);
+  v.page_size = max_of(page_size_of(a.k_cache, !v_cache, a.hnd), 1);
+  v.cache =
+      cache_views(a.k_cache, v_cache, {.paged = true, .page_size = v.page_size, .hnd = a.hnd});
+  check_shape(a.key, {-1, v.cache.k.heads, v.cache.k.dim});
+  check_shape(a.value, {v.key.tokens, v.cache.v.heads, v.cache.v.dim});
+  for (const auto& [scale, name] :
+       {std::pair{a.k_scale, "k_scale"}, std::pair{a.v_scale, "v_scale"}}) {
+    if (!(scale > 0) || scale == infinity()) {
+      throw Error(ErrorCode::kValue, name, std::to_string(scale), "a positive number");
+    }
+  }
+  check_no_overlap(a.k_cache);
+  if (v_cache) check_no_overlap(*v_cache);
+  if (v.cache.k.pages != v.cache.v.pages) {
+    bad_shape(v_cache ? *v_cache : a.k_cache, "as many pages as k");
+  }
+
+  v.batch = indices(a.batch_indices);
+  v.positions = indices(a.positions);
+  v.kv_indices = indices(a.kv_indices);
+  v.kv_indptr = indices(a.kv_indptr);
+  v.last_page_len = indices(a.kv_last_page_len);
+  check_shape(a.batch_indices, {v.key.tokens});
+  check_shape(a.positions, {v.key.tokens});
+  check_shape(a.kv_last_page_len, {requests_of("kv_indptr", v.kv_indptr)});
+  if (!v.place.cuda) {
+    check_slots(v, a.kv_indices);
+  } else if (checking()) {
+    const HostIndices batch(a.batch_indices, stream), positions(a.positions, stream),
+        kv_indices(a.kv_indices, stream), kv_indptr(a.kv_indptr, stream),
+        last(a.kv_last_page_len, stream);
+    AppendViews values = v;
+    values.batch = batch.view();
+    values.positions = positions.view();
+    values.kv_indices = kv_indices.view();
+    values.kv_indptr = kv_indptr.view();
+    values.last_page_len = last.view();
+    check_slots(values, a.kv_indices);
+  }
+  return v;
+}
+
+ops::Slots device_slots(const AppendViews& v) {
+  return {device_indices(v.batch),
+          device_indices(v.positions),
+          device_indices(v.kv_indices),
+          device_indices(v.kv_indptr),
+          FastDiv(static_cast<uint32_t>(v.page_size)),
+          v.cache.k.pages};
+}
+
+void append_paged_kv_cache(const AppendArrays& a, void* stream) {
+  const AppendViews v = check_append(a, stream);
+  if (v.place.cuda) {
+    ops::AppendArgs args;
+    args.k = {.in = v.key, .cache = v.cache.k, .inverse_scale = 1.0f / a.k_scale};
+    args.v = {.in = v.value, .cache = v.cache.v, .inverse_scale = 1.0f / a.v_scale};
+    args.slots = device_slots(v);
+    return cuda::append_paged_kv(args, v.key.tokens, {v.place.device, stream});
+  }
+  for (int64_t t = 0; t < v.key.tokens; ++t) {
+    if (v.batch[t] < 0) continue;
+    const cpu::Slot slot =
+        cpu::find_slot(v.kv_indices, v.kv_indptr, v.page_size, v.batch[t], v.positions[t]);
+    cpu::store_token(v.key, t, v.cache.k, slot.page, slot.offset, 1.0f / a.k_scale);
+    cpu::store_token(v.value, t, v.cache.v, slot.page, slot.offset, 1.0f / a.v_scale);
+  }
+}
+
+namespace {
+
+void check_appended(const IndexView& indptr, const IndexView& lens, int64_t nnz) {
+  const int64_t requests = flashbsr::detail::check_indptr("append_indptr", indptr);
+  if (nnz < indptr[requests]) {
+    bad_index("nnz", nnz, "at least append_indptr[-1] = " + std::to_string(indptr[requests]));
+  }
+  for (int64_t b = 0; b < requests; ++b) {
+    if (lens[b] < indptr[b + 1] - indptr[b]) {
+      bad_index(at("seq_lens", b), lens[b],
+                "at least the " + std::to_string(indptr[b + 1] - indptr[b]) + " tokens appended");
+    }
+    flashbsr::detail::narrow("seq_lens", b, lens[b]);
+  }
+}
+
+}  // namespace
+
+void get_batch_indices_positions(const Array& append_indptr, const Array& seq_lens,
+                                 const Array& batch_indices, const Array& positions, void* stream) {
+  const Place place = common_place({&append_indptr, &seq_lens, &batch_indices, &positions});
+  const IndexView indptr = indices(append_indptr), lens = indices(seq_lens);
+  const int64_t requests = requests_of("append_indptr", indptr);
+  flashbsr::detail::check_length("seq_lens", lens.size, requests, "one per request");
+  const int64_t nnz = batch_indices.size();
+  int32_t* batch = int32_out(batch_indices, nnz);
+  int32_t* position = int32_out(positions, nnz);
+  if (place.cuda) {
+    if (checking()) {
+      const HostIndices host_indptr(append_indptr, stream), host_lens(seq_lens, stream);
+      check_appended(host_indptr.view(), host_lens.view(), nnz);
+    }
+    return cuda::get_batch_indices_positions(
+        {device_indices(indptr), device_indices(lens), nnz, batch, position},
+        {place.device, stream});
+  }
+  check_appended(indptr, lens, nnz);
+  for (int64_t b = 0; b < requests; ++b) {
+    const int64_t first = lens[b] - (indptr[b + 1] - indptr[b]);
+    for (int64_t t = indptr[b]; t < indptr[b + 1]; ++t) {
+      batch[t] = static_cast<int32_t>(b);
+      position[t] = static_cast<int32_t>(first + t - indptr[b]);
+    }
+  }
+  std::fill(batch + indptr[requests], batch + nnz, -1);
+  std::fill(position + indptr[requests], position + nnz, 0);
+}
+
+namespace {
+
+/// Calls `take(request, length)` for every request, lengths checked.
+template <class Take>
+void for_each_length(const IndexView& indptr, const IndexView& last, int32_t page_size,
+                     const Take& take) {
+  const int64_t requests = flashbsr::detail::check_indptr("kv_indptr", indptr);
+  check_last_page_len(indptr, last, page_size);
+  for (int64_t b = 0; b < requests; ++b) {
+    const int64_t pages = indptr[b + 1] - indptr[b];
+    const int64_t len = pages ? (pages - 1) * page_size + last[b] : 0;
+    take(b, flashbsr::detail::narrow("kv length of request", b, len));
+  }
+}
+
+}  // namespace
+
+void get_seq_lens(const Array& kv_indptr, const Array& last_page_len, int32_t page_size,
+                  const Array& out, void* stream) {
+  const Place place = common_place({&kv_indptr, &last_page_len, &out});
+  const IndexView indptr = indices(kv_indptr), last = indices(last_page_len);
+  const int64_t requests = requests_of("kv_indptr", indptr);
+  flashbsr::detail::check_length("kv_last_page_len", last.size, requests, "one per request");
+  if (page_size < 1) {
+    throw Error(ErrorCode::kValue, "page_size", std::to_string(page_size), "at least 1");
+  }
+  int32_t* lens = int32_out(out, requests);
+  if (place.cuda) {
+    if (checking()) {
+      const HostIndices host_indptr(kv_indptr, stream), host_last(last_page_len, stream);
+      for_each_length(host_indptr.view(), host_last.view(), page_size, [](int64_t, int32_t) {});
+    }
+    return cuda::get_seq_lens({device_indices(indptr), device_indices(last), page_size, lens},
+                              {place.device, stream});
+  }
+  for_each_length(indptr, last, page_size, [&](int64_t b, int32_t len) { lens[b] = len; });
+}
+
+}  // namespace flashbsr::api

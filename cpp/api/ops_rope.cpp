@@ -1,0 +1,213 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include <flashbsr/cpu/cache_ops.h>
+
+#include "ops_cache.h"
+
+namespace flashbsr::api {
+
+using flashbsr::detail::at;
+using flashbsr::detail::bad_index;
+
+namespace {
+
+/// Checks the table and takes its width; `widest` is the smallest head dim.
+int32_t check_rotation(const RopeSettings& rope, int32_t widest) {
+  int32_t rotary_dim = rope.rotary_dim;
+  if (rope.cos_sin) {
+    check_element(*rope.cos_sin, {Element::kF32});
+    check_rank(*rope.cos_sin, 2, "[max_position, rotary_dim]");
+    check_rows(*rope.cos_sin);
+    rotary_dim = static_cast<int32_t>(rope.cos_sin->shape[1]);
+  }
+  if (rotary_dim < 2 || rotary_dim % 2 || rotary_dim > widest) {
+    throw Error(ErrorCode::kValue, rope.cos_sin ? "cos_sin_cache" : "rotary_dim",
+                std::to_string(rotary_dim) + " rotary dims",
+                "an even number in [2, head_dim = " + std::to_string(widest) + "]");
+  }
+  return rotary_dim;
+}
+
+/// `batch`: requests of the tokens, of which those below 0 are padding; or null.
+void check_table_rows(const Array& cos_sin, const IndexView& positions, const IndexView* batch) {
+  for (int64_t t = 0; t < positions.size; ++t) {
+    if (batch && (*batch)[t] < 0) continue;
+    if (positions[t] < 0 || positions[t] >= cos_sin.shape[0]) {
+      bad_index(at("positions", t), positions[t],
+                "a row of cos_sin_cache, in [0, " + std::to_string(cos_sin.shape[0]) + ")");
+    }
+  }
+}
+
+/// Cosines and sines of a token, computed or looked up.
+class HostRotation {
+ public:
+  HostRotation(const RopeSettings& rope, int32_t rotary_dim)
+      : rotary_dim_(rotary_dim),
+        interleave_(rope.interleave),
+        table_(rope.cos_sin ? &*rope.cos_sin : nullptr),
+        computed_(rope.frequencies, rotary_dim) {}
+
+  void move_to(int64_t position) {
+    if (table_) {
+      cosines_ = static_cast<const float*>(table_->data) + position * table_->stride[0];
+      sines_ = cosines_ + rotary_dim_ / 2;
+      return;
+    }
+    computed_.move_to(position);
+    cosines_ = computed_.cosines();
+    sines_ = computed_.sines();
+  }
+  void rotate(const RaggedView& in, const RaggedView& out, int64_t token) const {
+    cpu::rotate_token(in, out, token, rotary_dim_, interleave_, cosines_, sines_);
+  }
+
+ private:
+  int32_t rotary_dim_;
+  bool interleave_;
+  const Array* table_;
+  cpu::TokenRotation computed_;
+  const float* cosines_ = nullptr;
+  const float* sines_ = nullptr;
+};
+
+ops::Rotation device_rotation(const RopeSettings& rope, int32_t rotary_dim) {
+  ops::Rotation r;
+  r.rotary_dim = rotary_dim;
+  r.interleave = rope.interleave;
+  if (rope.cos_sin) {
+    r.cos_sin = static_cast<const float*>(rope.cos_sin->data);
+    r.cos_sin_stride = rope.cos_sin->stride[0];
+    r.max_position = rope.cos_sin->shape[0];
+    return r;
+  }
+  if (rotary_dim > 2 * ops::Rotation::kMaxPairs) {
+    throw Error(ErrorCode::kUnsupported, "rotary_dim", std::to_string(rotary_dim),
+                "at most " + std::to_string(2 * ops::Rotation::kMaxPairs) +
+                    " on a GPU; apply_rope_with_cos_sin_cache has no limit");
+  }
+  for (int32_t i = 0; i < rotary_dim / 2; ++i) {
+    const double turns = rope.frequencies(i, rotary_dim) / (2.0 * M_PI);
+    r.turns[i] = static_cast<uint64_t>(std::ldexp(turns - std::floor(turns), 64));
+  }
+  return r;
+}
+
+void check_out(const Array& out, const Array& in, const RaggedView& view) {
+  check_shape(out, {view.tokens, view.heads, view.dim});
+  check_element(out, {in.element});
+  check_no_overlap(out);
+}
+
+}  // namespace
+
+void apply_rope(const RopeArrays& a, const RopePositions& at_token, const RopeSettings& rope,
+                void* stream) {
+  const Array* table = rope.cos_sin ? &*rope.cos_sin : nullptr;
+  const Array* positions = at_token.positions ? &*at_token.positions : nullptr;
+  const Array* indptr = positions ? nullptr : &*at_token.indptr;
+  const Array* offsets = positions ? nullptr : &*at_token.offsets;
+  const Place place =
+      common_place({&a.q, &a.k, &a.q_out, &a.k_out, positions, indptr, offsets, table});
+  const RaggedView q = ragged_view(a.q), k = ragged_view(a.k), q_out = ragged_view(a.q_out),
+                   k_out = ragged_view(a.k_out);
+  check_shape(a.k, {q.tokens, -1, -1});
+  check_out(a.q_out, a.q, q);
+  check_out(a.k_out, a.k, k);
+  const int32_t rotary_dim = check_rotation(rope, min_of(q.dim, k.dim));
+  if (positions) {
+    flashbsr::detail::check_length("positions", indices(*positions).size, q.tokens,
+                                   "one per token");
+  } else {
+    flashbsr::detail::check_length("offsets", indices(*offsets).size,
+                                   requests_of("indptr", indices(*indptr)), "one per request");
+  }
+
+  if (place.cuda) {
+    if (positions && table && checking()) {
+      check_table_rows(*table, HostIndices(*positions, stream).view(), nullptr);
+    }
+    ops::RopeArgs args;
+    args.q = {.in = q, .out = q_out};
+    args.k = {.in = k, .out = k_out};
+    if (positions) {
+      args.positions = device_indices(indices(*positions));
+    } else {
+      args.indptr = device_indices(indices(*indptr));
+      args.offsets = device_indices(indices(*offsets));
+      if (args.offsets.size == 0) return;  // no requests, and so no tokens
+    }
+    args.rotation = device_rotation(rope, rotary_dim);
+    return cuda::rope(args, q.tokens, {place.device, stream});
+  }
+  const IndexView host = indices(*positions);
+  if (table) check_table_rows(*table, host, nullptr);
+  HostRotation rotation(rope, rotary_dim);
+  for (int64_t t = 0; t < q.tokens; ++t) {
+    rotation.move_to(host[t]);
+    rotation.rotate(q, q_out, t);
+    rotation.rotate(k, k_out, t);
+  }
+}
+
+void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const AppendArrays& a,
+                                const RopeSettings& rope, void* stream) {
+  const Array* table = rope.cos_sin ? &*rope.cos_sin : nullptr;
+  const Place place = common_place({&a.key, &q_in, &q_to, table});
+  const RaggedView q = ragged_view(q_in), q_out = ragged_view(q_to);
+  float_dtype(a.key);  // what is rotated is not quantised yet
+  check_out(q_to, q_in, q);
+  const AppendViews v = check_append(a, stream);
+  check_shape(q_in, {v.key.tokens, -1, -1});
+  const int32_t rotary_dim = check_rotation(rope, min_of(q.dim, v.key.dim));
+  if (table && (!place.cuda || checking())) {
+    const HostIndices batch(a.batch_indices, stream), positions(a.positions, stream);
+    check_table_rows(*table, positions.view(), &batch.view());
+  }
+
+  if (place.cuda) {
+    ops::RopeArgs args;
+    args.q = {.in = q, .out = q_out};
+    args.k = {.in = v.key, .inverse_scale = 1.0f / a.k_scale};
+    args.v = {.in = v.value, .inverse_scale = 1.0f / a.v_scale};
+    args.k_cache = v.cache.k;
+    args.v_cache = v.cache.v;
+    args.append = true;
+    args.slots = device_slots(v);
+    args.positions = args.slots.positions;
+    args.rotation = device_rotation(rope, rotary_dim);
+    return cuda::rope(args, v.key.tokens, {place.device, stream});
+  }
+  HostRotation rotation(rope, rotary_dim);
+  // A key is rotated in float and rounded once, to the type of the cache.
+  const int64_t heads = v.key.heads, dim = v.key.dim;
+  std::vector<float> turned(static_cast<size_t>(heads * dim));
+  const RaggedView row{turned.data(), DType::kF32, 1, v.key.heads, v.key.dim, heads * dim, dim};
+  for (int64_t t = 0; t < v.key.tokens; ++t) {
+    if (v.batch[t] < 0) {
+      for (int32_t h = 0; h < q.heads; ++h) {
+        std::memmove(q_out.row(t, h), q.row(t, h),
+                     static_cast<size_t>(q.dim * dtype_size(q.dtype)));
+      }
+      continue;
+    }
+    rotation.move_to(v.positions[t]);
+    rotation.rotate(q, q_out, t);
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t d = 0; d < dim; ++d) {
+        turned[static_cast<size_t>(h * dim + d)] = load_as_float(v.key.row(t, h), d, v.key.dtype);
+      }
+    }
+    rotation.rotate(row, row, 0);
+    const cpu::Slot slot =
+        cpu::find_slot(v.kv_indices, v.kv_indptr, v.page_size, v.batch[t], v.positions[t]);
+    cpu::store_token(row, 0, v.cache.k, slot.page, slot.offset, 1.0f / a.k_scale);
+    cpu::store_token(v.value, t, v.cache.v, slot.page, slot.offset, 1.0f / a.v_scale);
+  }
+}
+
+}  // namespace flashbsr::api

@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "api.h"
+#include "launcher.h"
+#include "ops.h"
+
+namespace flashbsr::cuda {
+
+void launch_op(const char* family, const Queue& queue, int64_t blocks, int threads,
+               const void* args) {
+  const KernelRow& row = find({.family = family}, device_info(queue.device).cc);
+  void* params[] = {const_cast<void*>(args)};
+  launch(row,
+         {.device = queue.device,
+          .stream = static_cast<Stream>(queue.stream),
+          .grid_x = static_cast<int>(blocks),
+          .threads = threads,
+          .smem_bytes = 0},
+         static_cast<void**>(params));
+}
+
+std::vector<int64_t> download(const ops::Indices& indices, const Queue& queue) {
+  const size_t count = static_cast<size_t>(indices.size);
+  std::vector<int64_t> values(count);
+  if (indices.size == 0) return values;
+  std::vector<int32_t> narrow(indices.wide ? 0 : count);
+  void* to = indices.wide ? static_cast<void*>(values.data()) : narrow.data();
+  const ContextGuard current(queue.device);
+  const Stream stream = static_cast<Stream>(queue.stream);
+  check(api().memcpy_dtoh_async(to, reinterpret_cast<CUdeviceptr>(indices.data),
+                                count * (indices.wide ? 8 : 4), stream),
+        "cuMemcpyDtoHAsync (index array)");
+  check(api().stream_synchronize(stream), "cuStreamSynchronize (index array)");
+  if (!indices.wide) values.assign(narrow.begin(), narrow.end());
+  return values;
+}
+
+}  // namespace flashbsr::cuda

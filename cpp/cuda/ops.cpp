@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "ops.h"
+
+#include <flashbsr/kernel/ops/prepare.h>
+
+namespace flashbsr::cuda {
+
+using namespace ops;
+
+namespace {
+
+template <class Args>
+void launch_op(const char* family, const Queue& queue, int64_t blocks, const Args& args,
+               int threads = kThreads) {
+  if (blocks > 0) launch_op(family, queue, blocks, threads, static_cast<const void*>(&args));
+}
+
+/// Runs `launch` over the tokens, as many at once as 31-bit items allow.
+template <class Args, class Launch>
+void cut(Args& args, int64_t tokens, int64_t items_per_token, const Launch& launch) {
+  const int64_t most = max_of<int64_t>(kMaxItems / max_of<int64_t>(items_per_token, 1), 1);
+  for (args.first_token = 0; args.first_token < tokens; args.first_token += most) {
+    launch(min_of(tokens - args.first_token, most));
+  }
+}
+
+}  // namespace
+
+void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
+  const char* family = prepare(args) ? "append_paged_kv" : "append_paged_kv_convert";
+  const int64_t items = args.k.parts + args.v.parts;
+  cut(args, tokens, items, [&](int64_t count) {
+    args.tokens = static_cast<int32_t>(count);
+    launch_op(family, queue, blocks_for(count * items), args);
+  });
+}
+
+void rope(RopeArgs args, int64_t tokens, const Queue& queue) {
+  prepare(args, tokens);
+  const int64_t items = args.q.parts + args.k.parts + args.v.parts;
+  cut(args, tokens, items, [&](int64_t count) {
+    args.tokens = static_cast<int32_t>(count);
+    launch_op("rope", queue, blocks_for(count * items), args);
+  });
+}
+
+void merge(MergeArgs args, bool stacked, int64_t tokens, const Queue& queue) {
+  prepare(args, stacked);
+  const int64_t heads = args.out.v.heads;
+  cut(args, tokens, heads, [&](int64_t count) {
+    args.rows = static_cast<int32_t>(count * heads);
+    launch_op(stacked ? "merge_states" : "merge_state", queue, blocks_for(args), args);
+  });
+}
+
+void packbits(const PackArgs& args, int32_t* out_indptr, const Queue& queue) {
+  if (!out_indptr) {
+    launch_op("packbits", queue,
+              args.size ? blocks_for_threads(ceil_div<int64_t>(args.size, 8)) : 0, args);
+    return;
+  }
+  launch_op("segment_indptr", queue, 1, SegmentIndptrArgs{args.indptr, out_indptr}, kScanThreads);
+  // A block per segment, as far as that fills a device.
+  launch_op("segment_packbits", queue, min_of<int64_t>(args.indptr.size - 1, 4096), args);
+}
+
+void get_batch_indices_positions(const BatchIndicesArgs& args, const Queue& queue) {
+  launch_op("get_batch_indices_positions", queue, args.nnz ? blocks_for_threads(args.nnz) : 0,
+            args);
+}
+
+void get_seq_lens(const SeqLensArgs& args, const Queue& queue) {
+  const int64_t requests = args.last_page_len.size;
+  launch_op("get_seq_lens", queue, requests ? blocks_for_threads(requests) : 0, args);
+}
+
+}  // namespace flashbsr::cuda

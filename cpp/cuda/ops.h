@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Launches of the kernels around attention. The views in the arguments are checked; here follow
+// units, items and grids. Asynchronous, without allocation: every call can be captured in a CUDA
+// graph, except for download().
+#pragma once
+
+#include <vector>
+
+#include <flashbsr/kernel/ops/args.h>
+
+namespace flashbsr::cuda {
+
+/// Where a kernel runs.
+struct Queue {
+  int device = 0;
+  void* stream = nullptr;
+};
+
+void append_paged_kv(ops::AppendArgs args, int64_t tokens, const Queue& queue);
+void rope(ops::RopeArgs args, int64_t tokens, const Queue& queue);
+/// The states a and b; or, with `stacked`, those along a dimension of a.
+void merge(ops::MergeArgs args, bool stacked, int64_t tokens, const Queue& queue);
+/// With indptr, segment by segment: out_indptr is written first.
+void packbits(const ops::PackArgs& args, int32_t* out_indptr, const Queue& queue);
+void get_batch_indices_positions(const ops::BatchIndicesArgs& args, const Queue& queue);
+void get_seq_lens(const ops::SeqLensArgs& args, const Queue& queue);
+
+/// Values of an index array, after the work that is on the stream. Waits.
+std::vector<int64_t> download(const ops::Indices& indices, const Queue& queue);
+
+/// Launches the kernel of a family that has one row: `args` is its parameter.
+void launch_op(const char* family, const Queue& queue, int64_t blocks, int threads,
+               const void* args);
+
+}  // namespace flashbsr::cuda
