@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], ""),
         # The same cases as on a real GPU: layouts, variants, types, outputs.
-        (["test_attention.py"], "cuda and not page_sizes"),
+        (["test_attention.py"], "cuda and not page_sizes and not huge"),
     ],
     ids=["host path", "cases"],
 )
