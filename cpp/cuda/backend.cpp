@@ -224,7 +224,8 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   staging_.copy(plan_.address(), bytes, stream);
   if (fresh) {
     // Zero before a kernel and after it: once is enough.
-    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(num_counters), stream),
+    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(counters_.size() / 4),
+                                 stream),
           "cuMemsetD32Async");
   }
   place_rope(plan, stream);
