@@ -141,7 +141,8 @@ def test_plan_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["plan", "--kv-lens", "5", "--shared-prefix", "16"], "--page-size"),
         (["plan", "--kv-lens", "5", "--out", "plan.docx"], "docx"),
         (["bench", "--only", "nothing-*"], "got 'nothing-*'"),
-        (["bench", "--device", "cuda"], "invalid choice: 'cuda'"),
+        (["bench", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["bench", "--device", "cuda", "--only", "decode-1024-bf16"], "got 'decode-1024-bf16'"),
         (["bench", "--json", "/nowhere/at/all.json"], "a folder that exists"),
     ],
 )

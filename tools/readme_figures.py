@@ -5,8 +5,9 @@
     python tools/readme_figures.py            rewrite the part between the markers
     python tools/readme_figures.py --check    exit 1 if README and record differ; say if it is stale
 
-The record is the newest of benchmarks/results/*.json. Its hash of the engine's headers is compared
-with the sources: a record that was taken on other kernels is named, in the README as well.
+The records are the newest of benchmarks/results/*.json, one of the CPU and one of a GPU. Their hash
+of the engine's headers is compared with the sources: a record that was taken on other kernels is
+named, in the README as well. Without a record of a GPU that section is empty.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import readme_cuda
+from readme_cuda import table
+
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- figures -->\n", "<!-- /figures -->"
+MARKERS = {"cpu": "figures", "cuda": "cuda-figures"}
 
 
 def source_hash() -> str:
@@ -35,12 +39,6 @@ def metric(results: dict[str, Any], name: str, key: str, form: str) -> str:
     """One cell; a dash where it was not measured."""
     value = results.get(name, {}).get("metrics", {}).get(key)
     return "-" if value is None else form.format(value)
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 MACHINE = """\
@@ -110,28 +108,45 @@ def figures(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+def newest(device: str) -> Path | None:
+    """Find the latest record of a device."""
+    found = []
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        record = json.loads(path.read_text())
+        if record.get("device", "cpu") == device:
+            found.append((record["machine"]["date"], path))
+    return max(found)[1] if found else None
+
+
+def between(text: str, marker: str, content: str) -> str:
+    """Replace what is between the markers."""
+    begin, end = f"<!-- {marker} -->\n", f"<!-- /{marker} -->"
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}{content}{end}{rest.split(end, 1)[1]}"
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     check = parser.parse_args().check
-    records = sorted(
-        (ROOT / "benchmarks" / "results").glob("*.json"),
-        key=lambda p: json.loads(p.read_text())["machine"]["date"],
-    )
-    if not records:
+    cpu, cuda = newest("cpu"), newest("cuda")
+    if cpu is None:
         print("readme_figures: no record in benchmarks/results")
         return 1
     readme = ROOT / "README.md"
     text = readme.read_text()
-    before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    wanted = f"{before}{BEGIN}{figures(records[-1])}\n{END}{after}"
+    wanted = between(text, MARKERS["cpu"], figures(cpu) + "\n")
+    filled = "" if cuda is None else readme_cuda.figures(cuda, source_hash()) + "\n"
+    wanted = between(wanted, MARKERS["cuda"], filled)
     if not check:
         readme.write_text(wanted)
         return 0
-    stale = json.loads(records[-1].read_text())["machine"]["source_hash"] != source_hash()
-    print(f"readme_figures: {records[-1].name} is {'STALE' if stale else 'current'}")
+    stale = json.loads(cpu.read_text())["machine"]["source_hash"] != source_hash()
+    print(f"readme_figures: {cpu.name} is {'STALE' if stale else 'current'}")
+    if cuda is not None:
+        stale = readme_cuda.is_stale(cuda, json.loads(cuda.read_text()), source_hash())
+        print(f"readme_figures: {cuda.name} is {'STALE' if stale else 'current'}")
     if text != wanted:
         print("readme_figures: README.md differs from the record: run tools/readme_figures.py")
         return 1

@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--quick", action="store_true", help="a short list with short budgets")
     bench.add_argument(
-        "--device", choices=["cpu"], default="cpu", help="where to run (default: cpu)"
+        "--device", choices=["cpu", "cuda"], default="cpu", help="where to run (default: cpu)"
     )
     bench.add_argument("--no-peer", action="store_true", help="do not time PyTorch")
     bench.add_argument(

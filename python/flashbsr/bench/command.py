@@ -8,15 +8,19 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
 from flashbsr.errors import FlashbsrError
 from flashbsr.viz.style import load_pyplot
 
+from .cuda_runner import CudaSession, find_gpu, run_cuda_workload
+from .cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
 from .report import plot_results, render_table, to_json
+from .results import Result
 from .runner import Session, run_workload
-from .workloads import KINDS, WORKLOADS, select
+from .workloads import KINDS, WORKLOADS, Workload, select
 
 __all__ = ["run"]
 
@@ -52,34 +56,47 @@ class _Bar:
             self.stream.flush()
 
 
-def _list() -> int:
-    width = max(len(w.name) for w in WORKLOADS)
-    for kind, title in KINDS.items():
+def _list(kinds: dict[str, str], workloads: tuple[Workload, ...]) -> int:
+    width = max(len(w.name) for w in workloads)
+    for kind, title in kinds.items():
         print(f"{title} ({kind})")
-        for workload in WORKLOADS:
+        for workload in workloads:
             if workload.kind == kind:
                 print(f"  {workload.name:<{width}}  {workload.describe()}")
     return 0
 
 
+def _session(
+    args: argparse.Namespace, tick: Callable[[float], None]
+) -> tuple[Session | CudaSession, Callable[[Workload], Result]]:
+    """Give the device's session and what runs a workload in it."""
+    if args.device == "cuda":
+        cuda = CudaSession(find_gpu(), quick=args.quick, peer=not args.no_peer, tick=tick)
+        return cuda, lambda workload: run_cuda_workload(workload, cuda)
+    cpu = Session(quick=args.quick, peer=not args.no_peer, tick=tick)
+    return cpu, lambda workload: run_workload(workload, cpu)
+
+
 def run(args: argparse.Namespace) -> int:
     """Carry out the command with the options of ``flashbsr.cli``; returns the exit status."""
+    on_cuda = args.device == "cuda"
+    table = CUDA_WORKLOADS if on_cuda else WORKLOADS
     if args.list:
-        return _list()
-    workloads = select(args.only, quick=args.quick)
+        return _list(CUDA_KINDS if on_cuda else KINDS, table)
+    workloads = select(args.only, quick=args.quick, workloads=table)
     for option, path in (("--json", args.json), ("--plot", args.plot)):
         if path is not None and not path.absolute().parent.is_dir():
             raise FlashbsrError(option, f"{str(path)!r}", "a file in a folder that exists")
     if args.plot is not None:
         load_pyplot("--plot")  # fail before the measurement, not after
     bar = _Bar(sys.stderr, len(workloads))
-    session = Session(quick=args.quick, peer=not args.no_peer, tick=bar.draw)
+    session, run_one = _session(args, bar.draw)
     started = time.monotonic()
     results = []
     try:
         for index, workload in enumerate(workloads):
             bar.begin(index, workload.name)
-            results.append(run_workload(workload, session))
+            results.append(run_one(workload))
     finally:
         bar.clear()
     session.finish(results)

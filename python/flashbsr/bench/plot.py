@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     results = [r for r in record["results"] if r["times"]]
     panels = [
         (painter, found)
-        for painter, kinds in (
-            (_prefill, ("prefill",)),
-            (_decode, ("decode",)),
-            (_uneven, ("skew", "balance")),
-            (_host, ("plan", "overhead")),
-        )
+        for painter, kinds in (_CUDA if record.get("device") == "cuda" else _CPU)
         if (found := [r for r in results if r["kind"] in kinds])
     ]
     columns = min(2, len(panels)) or 1
@@ -35,7 +31,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     fig, axes = plt.subplots(
         rows,
         columns,
-        figsize=(5.6 * columns, 3.7 * rows + 0.5),
+        figsize=(5.6 * columns, (4.6 if record.get("device") == "cuda" else 3.7) * rows + 0.5),
         squeeze=False,
         layout="constrained",
     )
@@ -48,17 +44,18 @@ def draw(record: dict[str, Any], path: Path) -> None:
         ax.set_axisbelow(True)
     for ax in flat[len(panels) :]:
         ax.set_axis_off()
-    machine = record["machine"]
-    versions = machine["versions"]
-    peer = f", torch {versions['torch']}" if "torch" in versions else ""
-    fig.suptitle(
-        f"flashbsr {versions['flashbsr']} on {machine['cores']} cores of {machine['cpu']['name']}"
-        f" ({machine['isa']}){peer}, {machine['date'][:10]}",
-        fontsize=10.5,
-        color=INK,
-    )
+    fig.suptitle(_machine(record["machine"]), fontsize=10.5, color=INK)
     fig.savefig(path, dpi=160, facecolor="white")
     plt.close(fig)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    versions = machine["versions"]
+    peer = f", torch {versions['torch']}" if "torch" in versions else ""
+    where = f"{machine['cores']} cores of {machine['cpu']['name']} ({machine['isa']})"
+    if "device" in machine:
+        where = f"one {machine['device']['name']}"
+    return f"flashbsr {versions['flashbsr']} on {where}{peer}, {machine['date'][:10]}"
 
 
 def _title(ax: Any, text: str, ylabel: str) -> None:
@@ -165,7 +162,8 @@ def _uneven(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> Non
 def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
     bars = []
     for r in found:
-        value = r["metrics"]["plan_us" if r["kind"] == "plan" else "overhead_us"]
+        names = ("plan_us", "overhead_us", "host_us")
+        value = next(r["metrics"][name] for name in names if name in r["metrics"])
         bars.append((r["name"], max(value, 0.1), f"{value:.1f} us", "#4c6085"))
     _title(ax, "Host time", "")
     ax.bar_label(_bars(ax, bars), [b[2] for b in bars], padding=4, fontsize=8.5, color=INK)
@@ -175,3 +173,69 @@ def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
     ax.xaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
     ax.set_xlabel("us, median (log)", fontsize=9, color=INK)
+
+
+PEERS = {"flashbsr": "#d1495b", "flash": "#8fa3b5", "cudnn": "#c9b458"}
+
+
+def _gpu_memory(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
+    """GB/s of what reads or copies memory, beside what the device reads and copies."""
+    bars = []
+    for r in found:
+        metrics = r["metrics"]
+        label = f"{metrics['us']:.1f} us, {metrics['read_fraction']:.0%} of read"
+        if r["kind"] in ("gpu-append", "gpu-merge"):
+            label = f"{metrics['us']:.1f} us, {metrics['copy_fraction']:.0%} of copy"
+        color = OURS["float16" if r["kind"] == "gpu-fp8" else "bfloat16"]
+        bars.append((r["name"], metrics["gbs"], label, color))
+    _title(ax, "Decode, append, merge", "")
+    _bars(ax, bars)
+    for row, (_, value, label, _) in enumerate(bars):
+        inside = value > 0.5 * limits["read_gbs"]
+        ax.annotate(
+            label,
+            (0 if inside else value, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            color="white" if inside else INK,
+            fontsize=6.5,
+        )
+    for name, style in (("read_gbs", "-"), ("copy_gbs", ":")):
+        ax.axvline(limits[name], color=MUTED, linewidth=1, linestyle=style)
+    ax.tick_params(axis="y", labelsize=7)
+    ax.set_xlabel("GB/s (least bytes); line: read, dotted: copy", fontsize=9, color=INK)
+
+
+def _gpu_prefill(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
+    """TFLOP/s of ours and of PyTorch's backends, side by side."""
+    metrics = {"flashbsr": "tflops", "flash": "flash_tflops", "cudnn": "cudnn_tflops"}
+    width = 0.26
+    for offset, (side, metric) in enumerate(metrics.items()):
+        points = [
+            (row + (offset - 1) * width, r["metrics"][metric])
+            for row, r in enumerate(found)
+            if metric in r["metrics"]
+        ]
+        if points:
+            drawn = ax.bar(*zip(*points, strict=True), width, color=PEERS[side], label=side)
+            ax.bar_label(drawn, fmt="{:.0f}", fontsize=7, color=INK)
+    names = [r["name"].removeprefix("prefill-").replace("paged-", "paged\n") for r in found]
+    ax.set_xticks(range(len(found)), names, fontsize=8)
+    _title(ax, "Prefill, causal, bf16", "TFLOP/s (unmasked pairs)")
+    ax.axhline(limits["matmul_tflops"], color=MUTED, linewidth=1, linestyle=":")
+    ax.legend(fontsize=8, frameon=False, ncols=3)
+
+
+_Panel = tuple[Callable[[Any, list[dict[str, Any]], dict[str, Any]], None], tuple[str, ...]]
+_CPU: tuple[_Panel, ...] = (
+    (_prefill, ("prefill",)),
+    (_decode, ("decode",)),
+    (_uneven, ("skew", "balance")),
+    (_host, ("plan", "overhead")),
+)
+_CUDA: tuple[_Panel, ...] = (
+    (_gpu_memory, ("gpu-decode", "gpu-fp8", "gpu-append", "gpu-merge")),
+    (_gpu_prefill, ("gpu-prefill",)),
+    (_host, ("gpu-plan", "gpu-run")),
+)

@@ -4,23 +4,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import hashlib
-import importlib.util
-import os
-import platform
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .cuda_workloads import CUDA_KINDS
+from .machine import describe_machine, source_hash
 from .results import Result
-from .runner import Session
 from .workloads import KINDS
+
+if TYPE_CHECKING:
+    from .cuda_runner import CudaSession
+    from .runner import Session
 
 __all__ = ["describe_machine", "plot_results", "render_table", "source_hash", "to_json"]
 
 SCHEMA = 1
+
+_GPU_DECODE = (
+    ("us_scaled", "us at 4.55 TB/s", "{:.1f}"),
+    ("gbs", "GB/s", "{:.0f}"),
+    ("read_fraction", "of read", "{:.1%}"),
+    ("copy_fraction", "of copy", "{:.1%}"),
+    ("flash_speedup", "x flash", "{:.2f}x"),
+    ("cudnn_speedup", "x cuDNN", "{:.2f}x"),
+    ("page_penalty", "over page 16", "{:+.1%}"),
+)
+_GPU_COPY = (("gbs", "GB/s", "{:.0f}"), ("copy_fraction", "of copy", "{:.1%}"))
 
 # kind -> (metric, heading, format) of its columns between time and goal.
 _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -54,6 +64,21 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("kernel_us", "kernel us", "{:.1f}"),
         ("overhead_us", "above us", "{:.1f}"),
     ),
+    "gpu-decode": _GPU_DECODE,
+    "gpu-fp8": _GPU_DECODE,
+    "gpu-prefill": (
+        ("tflops", "TFLOP/s", "{:.0f}"),
+        ("matmul_fraction", "of matmul", "{:.0%}"),
+        ("flash_tflops", "flash", "{:.0f}"),
+        ("flash_speedup", "x flash", "{:.2f}x"),
+        ("cudnn_tflops", "cuDNN", "{:.0f}"),
+        ("cudnn_speedup", "x cuDNN", "{:.2f}x"),
+        ("paged_penalty", "over ragged", "{:+.1%}"),
+    ),
+    "gpu-append": _GPU_COPY,
+    "gpu-merge": _GPU_COPY,
+    "gpu-plan": (("plan_us", "us", "{:.1f}"),),
+    "gpu-run": (("host_us", "us", "{:.1f}"),),
 }
 
 
@@ -75,6 +100,16 @@ def _goals(result: Result) -> str:
     return ", ".join(parts)
 
 
+def _limits(limits: dict[str, Any]) -> str:
+    if "matmul_tflops" in limits:
+        return (
+            f"copy {limits['copy_gbs']:.0f} GB/s, read {limits['read_gbs']:.0f} GB/s "
+            f"({limits['read_method']}), bf16 product {limits['matmul_tflops']:.0f} TFLOP/s"
+        )
+    rates = "".join(f", {d} product {r:.0f} GFLOP/s" for d, r in limits["matmul_gflops"].items())
+    return f"triad {limits['triad_gbs']:.1f} GB/s, read {limits['read_gbs']:.1f} GB/s{rates}"
+
+
 def render_table(results: Sequence[Result], limits: dict[str, Any] | None = None) -> str:
     """Format the results as text, a block per kind.
 
@@ -82,16 +117,12 @@ def render_table(results: Sequence[Result], limits: dict[str, Any] | None = None
     ----------
     results : sequence of Result
     limits : dict, optional
-        `Session.limits()`, printed first.
+        `limits()` of the session, printed first.
     """
     lines: list[str] = []
     if limits is not None:
-        rates = "".join(
-            f", {d} product {r:.0f} GFLOP/s" for d, r in limits["matmul_gflops"].items()
-        )
-        memory = f"triad {limits['triad_gbs']:.1f} GB/s, read {limits['read_gbs']:.1f} GB/s"
-        lines += [f"This machine: {memory}{rates}", ""]
-    for kind, title in KINDS.items():
+        lines += [f"This machine: {_limits(limits)}", ""]
+    for kind, title in {**KINDS, **CUDA_KINDS}.items():
         block = [r for r in results if r.workload.kind == kind]
         if not block:
             continue
@@ -114,72 +145,14 @@ def render_table(results: Sequence[Result], limits: dict[str, Any] | None = None
     return "\n".join(lines).rstrip()
 
 
-def source_hash() -> str:
-    """First 12 hex digits of SHA-256 over the engine's installed headers, names and contents.
-
-    A record whose hash differs from the installed package's was taken on other kernels.
-    """
-    import flashbsr
-
-    root = Path(flashbsr.get_include())
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("flashbsr/**/*.h")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _cpu_model() -> dict[str, Any]:
-    """Name, family, model and L3 of the first CPU as Linux reports them; else what Python knows."""
-    found: dict[str, Any] = {"name": platform.processor() or platform.machine()}
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        fields: dict[str, str] = {}
-        for line in info.read_text().split("\n\n")[0].splitlines():
-            key, _, value = line.partition(":")
-            fields[key.strip()] = value.strip()
-        found["name"] = fields.get("model name", found["name"])
-        for key, label in (("cpu family", "family"), ("model", "model"), ("cache size", "cache")):
-            if key in fields:
-                found[label] = fields[key]
-    l3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-    if l3.exists():
-        found["l3"] = l3.read_text().strip()
-    return found
-
-
-def describe_machine(threads: int) -> dict[str, Any]:
-    """Collect the machine and the versions that a result depends on."""
-    import flashbsr
-    from flashbsr.info import engine_info
-
-    engine = engine_info()
-    versions = {"python": platform.python_version(), "flashbsr": flashbsr.__version__}
-    for package in ("numpy", "ml_dtypes", "torch"):
-        if importlib.util.find_spec(package) is not None:
-            versions[package] = metadata.version(package)
-    machine: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": threads,
-        "isa": engine["isa"],
-        "system": f"{platform.system()} {platform.release()}",
-        "versions": versions,
-        "source_hash": source_hash(),
-        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-    }
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        machine["memory_gib"] = round(size / 2**30, 1)
-    return machine
-
-
-def to_json(results: Sequence[Result], session: Session) -> dict[str, Any]:
+def to_json(results: Sequence[Result], session: Session | CudaSession) -> dict[str, Any]:
     """Everything of a run, ready for `json.dump`."""
     return {
         "schema": SCHEMA,
-        "machine": describe_machine(session.threads),
+        "device": session.device,
+        "machine": session.machine(),
         "quick": session.quick,
-        "limits": {**session.limits(), "bandwidth_samples": session.bandwidth},
+        "limits": session.limits(),
         "results": [r.as_dict() for r in results],
     }
 

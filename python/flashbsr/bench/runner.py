@@ -15,6 +15,7 @@ import numpy as np
 import flashbsr
 
 from .data import Arrays, Pages, check_rows, page_table, supports
+from .machine import describe_machine
 from .peers import as_torch, torch_decode, torch_or_none, torch_prefill
 from .results import Result
 from .timing import Budget, Side, interleave, matmul_gflops, measure_bandwidth
@@ -58,6 +59,12 @@ class Session:
     tick: Callable[[float], None] = field(default=lambda _: None)
     _matmul: dict[str, float] | None = None
 
+    device = "cpu"
+
+    def machine(self) -> dict[str, Any]:
+        """Describe the machine."""
+        return describe_machine(self.threads)
+
     def torch(self, workload: Workload) -> bool:
         """Whether this workload also times PyTorch."""
         return workload.peer and self.peer and torch_or_none() is not None
@@ -81,6 +88,7 @@ class Session:
             "triad_gbs": statistics.median(b["triad_gbs"] for b in self.bandwidth),
             "read_gbs": statistics.median(b["read_gbs"] for b in self.bandwidth),
             "matmul_gflops": self._matmul,
+            "bandwidth_samples": self.bandwidth,
         }
 
     def finish(self, results: Iterable[Result]) -> None:

@@ -21,7 +21,7 @@ KINDS = {
     "overhead": "run() above the kernel",
 }
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 # 16 lengths, Zipf with exponent 1, mean about 1024.
 ZIPF_1024 = (808, 4846, 373, 485, 1212, 303, 606, 2423, 441, 323, 1615, 538, 346, 692, 404, 969)
@@ -61,6 +61,8 @@ class Workload:
         A key of `KINDS`: which runner measures it.
     dtype : str
         Of q, K, V and the output.
+    kv_dtype : str, optional
+        Of K and V if it is another.
     q_lens, kv_lens : tuple[int, ...]
         Tokens per request.
     page_size : int or None
@@ -73,6 +75,8 @@ class Workload:
         Also run PyTorch's ``scaled_dot_product_attention``.
     arrays : str
         The framework whose arrays are passed: "numpy" or "torch".
+    states : int
+        States that are merged per row, where merging is what is measured.
     quick : bool
         Part of ``--quick``.
     goals : tuple[Goal, ...]
@@ -91,6 +95,8 @@ class Workload:
     head_dim: int = 128
     peer: bool = False
     arrays: str = "numpy"
+    kv_dtype: str | None = None
+    states: int = 0
     quick: bool = False
     goals: tuple[Goal, ...] = field(default=())
 
@@ -103,7 +109,7 @@ class Workload:
         peer = ", against torch" if self.peer else ""
         return (
             f"batch {len(kv)}, {lengths} KV tokens, {self.num_qo_heads}/{self.num_kv_heads} heads, "
-            f"head dim {self.head_dim}, {self.dtype}, {layout}{mask}{peer}"
+            f"head dim {self.head_dim}, {self.kv_dtype or self.dtype}, {layout}{mask}{peer}"
         )
 
 
@@ -126,7 +132,8 @@ def attention_flops(workload: Workload) -> int:
 def kv_bytes(workload: Workload, kv_lens: tuple[int, ...] | None = None) -> int:
     """Bytes of K and V, each element once."""
     tokens = sum(workload.kv_lens if kv_lens is None else kv_lens)
-    row = workload.num_kv_heads * workload.head_dim * ITEMSIZE[workload.dtype]
+    itemsize = ITEMSIZE[workload.kv_dtype or workload.dtype]
+    row = workload.num_kv_heads * workload.head_dim * itemsize
     return 2 * tokens * row
 
 
@@ -240,7 +247,12 @@ WORKLOADS: tuple[Workload, ...] = (
 )
 
 
-def select(patterns: str | None = None, *, quick: bool = False) -> tuple[Workload, ...]:
+def select(
+    patterns: str | None = None,
+    *,
+    quick: bool = False,
+    workloads: tuple[Workload, ...] = WORKLOADS,
+) -> tuple[Workload, ...]:
     """Choose the workloads that ``--only`` and ``--quick`` leave, in table order.
 
     Parameters
@@ -249,6 +261,8 @@ def select(patterns: str | None = None, *, quick: bool = False) -> tuple[Workloa
         Names, kinds or shell patterns (``decode-*-bf16``), separated by commas. None: all.
     quick : bool
         Keep only the short list. Ignored for workloads that `patterns` names.
+    workloads : tuple of Workload
+        To choose from.
 
     Raises
     ------
@@ -256,11 +270,11 @@ def select(patterns: str | None = None, *, quick: bool = False) -> tuple[Workloa
         A pattern matches no workload.
     """
     if patterns is None:
-        return tuple(w for w in WORKLOADS if w.quick or not quick)
+        return tuple(w for w in workloads if w.quick or not quick)
     chosen: set[str] = set()
     for pattern in filter(None, (p.strip() for p in patterns.split(","))):
-        hits = [w.name for w in WORKLOADS if w.kind == pattern or fnmatch.fnmatch(w.name, pattern)]
+        hits = [w.name for w in workloads if w.kind == pattern or fnmatch.fnmatch(w.name, pattern)]
         if not hits:
             raise FlashbsrError("--only", repr(pattern), "a name of 'flashbsr bench --list'")
         chosen.update(hits)
-    return tuple(w for w in WORKLOADS if w.name in chosen)
+    return tuple(w for w in workloads if w.name in chosen)

@@ -1,0 +1,364 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one workload on a GPU: makes its data, checks rows, times replays, adds the peers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import flashbsr
+from flashbsr.errors import FlashbsrError
+from flashbsr.info import engine_info
+
+from .cuda_data import Row, check_rows, io_bytes, normal, paged_rows, paged_sets, set_count
+from .cuda_peers import time_peers
+from .cuda_timing import Gpu, measure, measure_limits
+from .cuda_workloads import REFERENCE_READ_GBS
+from .data import Pages, page_table
+from .machine import describe_machine
+from .results import Result
+from .runner import usable_cores
+from .timing import Budget, Samples, Side, interleave
+from .workloads import ITEMSIZE, Workload, attention_flops, kv_bytes
+
+__all__ = ["CudaSession", "find_gpu", "run_cuda_workload"]
+
+HOST_CALLS = 1000
+
+
+def find_gpu() -> Gpu:
+    """Return the current CUDA device.
+
+    Raises
+    ------
+    FlashbsrError
+        Without PyTorch, a GPU or a build with CUDA; says which.
+    """
+    missing = "PyTorch, which makes the arrays and the graphs"
+    if importlib.util.find_spec("torch") is not None:
+        torch = importlib.import_module("torch")
+        missing = "a GPU that PyTorch sees"
+        if torch.cuda.is_available():
+            missing = "a build of flashbsr with CUDA"
+            if "cuda" in engine_info()["backends"]:
+                return Gpu(torch)
+    raise FlashbsrError("--device", "'cuda'", f"{missing}; 'flashbsr bench' runs on the CPU")
+
+
+def describe_device(gpu: Gpu) -> dict[str, Any]:
+    """Name, size and driver of the device."""
+    properties = gpu.torch.cuda.get_device_properties(gpu.device)
+    driver = "unknown"
+    if shutil.which("nvidia-smi") is not None:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        driver = done.stdout.partition("\n")[0].strip() or driver
+    return {
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "driver": driver,
+        "cuda": gpu.torch.version.cuda,
+    }
+
+
+@dataclass(slots=True)
+class CudaSession:
+    """Settings, and the device's limits, measured before the first workload and after the last.
+
+    Attributes
+    ----------
+    gpu : Gpu
+    quick : bool
+        Recorded only: a quick run has fewer workloads, measured alike.
+    peer : bool
+        Also time PyTorch.
+    tick : callable
+        Gets the fraction of the current workload that is done.
+    samples : list of dict
+        What `measure_limits` gave.
+    """
+
+    gpu: Gpu
+    quick: bool = False
+    peer: bool = True
+    tick: Callable[[float], None] = field(default=lambda _: None)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    device = "cuda"
+
+    def sample_limits(self) -> None:
+        """Measure copy, read and product once more."""
+        self.samples.append(measure_limits(self.gpu))
+
+    def limits(self) -> dict[str, Any]:
+        """Mean of the measurements."""
+        if not self.samples:
+            self.sample_limits()
+        found = {
+            name: statistics.fmean(sample[name] for sample in self.samples)
+            for name in ("copy_gbs", "read_gbs", "matmul_tflops")
+        }
+        return {**found, "read_method": self.samples[0]["read_method"], "samples": self.samples}
+
+    def machine(self) -> dict[str, Any]:
+        """Describe host and device."""
+        return {**describe_machine(usable_cores()), "device": describe_device(self.gpu)}
+
+    def finish(self, results: Iterable[Result]) -> None:
+        """Add the metrics that are relative to the limits."""
+        self.sample_limits()
+        limits = self.limits()
+        for result in results:
+            metrics = result.metrics
+            if "gbs" in metrics:
+                metrics["read_fraction"] = metrics["gbs"] / limits["read_gbs"]
+                metrics["copy_fraction"] = metrics["gbs"] / limits["copy_gbs"]
+            if "tflops" in metrics:
+                metrics["matmul_fraction"] = metrics["tflops"] / limits["matmul_tflops"]
+            if "us" in metrics:
+                metrics["us_scaled"] = metrics["us"] * limits["read_gbs"] / REFERENCE_READ_GBS
+
+
+def run_cuda_workload(workload: Workload, session: CudaSession) -> Result:
+    """Measure one workload.
+
+    Raises
+    ------
+    RuntimeError
+        A side computes something else than float64 attention.
+    """
+    if not session.samples:
+        session.sample_limits()
+    return _RUNNERS[workload.kind](workload, session)
+
+
+def _scale(w: Workload) -> float:
+    return float(w.head_dim**-0.5)
+
+
+def _plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
+    wrapper.plan(
+        pages.indptr,
+        pages.indices,
+        pages.last_page_len,
+        w.num_qo_heads,
+        w.num_kv_heads,
+        w.head_dim,
+        w.page_size,
+        q_data_type=w.dtype,
+        kv_data_type=w.kv_dtype or w.dtype,
+    )
+
+
+def _decode_call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
+    """Plan, run and check a decode batch; the call and its sets."""
+    caches, pages = paged_sets(gpu, w)
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
+    _plan_decode(wrapper, w, pages)
+    q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
+    out = gpu.torch.full_like(q, float("nan"))
+
+    def call(index: int) -> Any:
+        return wrapper.run(q, caches[index], out=out)
+
+    call(0)
+    check_rows(gpu, "flashbsr", paged_rows(w, q, caches[0], pages, out), w.dtype, _scale(w))
+    return call, len(caches)
+
+
+def _add_peers(result: Result, session: CudaSession) -> None:
+    """Time PyTorch's backends and note the ratios of their times to ours."""
+    if not (result.workload.peer and session.peer):
+        return
+    found = time_peers(session.gpu, result.workload)
+    ours = result.times["flashbsr"].median
+    for name, (samples, _) in found.items():
+        result.times[name] = samples
+        result.metrics[f"{name}_speedup"] = samples.median / ours
+    result.note = ", ".join(f"{name}: {form}" for name, (_, form) in found.items())
+
+
+def _run_decode(w: Workload, session: CudaSession) -> Result:
+    clock = session.gpu.clock
+    result = Result(w, {"flashbsr": measure(clock, *_decode_call(w, session.gpu))})
+    if w.page_size == 1:
+        twin = replace(w, page_size=16)
+        result.times["page 16"] = measure(clock, *_decode_call(twin, session.gpu))
+        times = result.times
+        penalty = times["flashbsr"].median / times["page 16"].median - 1
+        result.metrics["page_penalty"] = penalty
+    seconds = result.times["flashbsr"].median
+    result.metrics |= {"us": seconds * 1e6, "gbs": io_bytes(w) / seconds * 1e-9}
+    _add_peers(result, session)
+    return result
+
+
+def _prefill_call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
+    """Plan, run and check a prefill batch, paged or ragged; the call and its sets."""
+    indptr = np.concatenate([[0], np.cumsum(w.q_lens)]).astype(np.int32)
+    q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
+    out = gpu.torch.full_like(q, float("nan"))
+    types = {"causal": w.causal, "q_data_type": w.dtype, "kv_data_type": w.dtype}
+    shape = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
+    sets: list[Any]
+    if w.page_size is None:
+        ragged = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, backend=gpu.backend)
+        ragged.plan(indptr, indptr, *shape, **types)
+        kv_shape = (sum(w.kv_lens), *shape[1:])
+        count = set_count(kv_bytes(w))
+        sets = [[normal(gpu, kv_shape, w.dtype) for _ in range(2)] for _ in range(count)]
+
+        def call(index: int) -> Any:
+            return ragged.run(q, *sets[index], out=out)
+
+        call(0)
+        rows = _ragged_rows(w, q, sets[0], out)
+    else:
+        sets, pages = paged_sets(gpu, w)
+        paged = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None, backend=gpu.backend)
+        table = (pages.indptr, pages.indices, pages.last_page_len)
+        paged.plan(indptr, *table, *shape, w.page_size, **types)
+
+        def call(index: int) -> Any:
+            return paged.run(q, sets[index], out=out)
+
+        call(0)
+        rows = paged_rows(w, q, sets[0], pages, out)
+    check_rows(gpu, "flashbsr", rows, w.dtype, _scale(w))
+    return call, len(sets)
+
+
+def _ragged_rows(w: Workload, q: Any, kv: list[Any], out: Any) -> list[Row]:
+    """Sample the last request: first, middle and last token, two heads."""
+    length, start = w.q_lens[-1], sum(w.q_lens[:-1])
+    rows = []
+    for token in (0, length // 2, length - 1):
+        for head in (0, w.num_qo_heads - 1):
+            at, kv_head = start + token, head // (w.num_qo_heads // w.num_kv_heads)
+            k, v = (x[start : at + 1, kv_head] for x in kv)
+            rows.append(Row(out[at, head], q[at, head], k, v))
+    return rows
+
+
+def _run_prefill(w: Workload, session: CudaSession) -> Result:
+    clock, gpu = session.gpu.clock, session.gpu
+    result = Result(w, {"flashbsr": measure(clock, *_prefill_call(w, gpu), compute_bound=True)})
+    seconds = result.times["flashbsr"].median
+    if w.page_size is not None:
+        twin = _prefill_call(replace(w, page_size=None), gpu)
+        result.times["ragged"] = measure(clock, *twin, compute_bound=True)
+        result.metrics["paged_penalty"] = seconds / result.times["ragged"].median - 1
+    flops = attention_flops(w)
+    result.metrics["tflops"] = flops / seconds * 1e-12
+    _add_peers(result, session)
+    for name in ("flash", "cudnn"):
+        if name in result.times:
+            result.metrics[f"{name}_tflops"] = flops / result.times[name].median * 1e-12
+    return result
+
+
+def _run_append(w: Workload, session: CudaSession) -> Result:
+    """All tokens of the batch, from contiguous rows into permuted pages."""
+    gpu, clock = session.gpu, session.gpu.clock
+    caches, pages = paged_sets(gpu, w)
+    torch, tokens = gpu.torch, sum(w.q_lens)
+    shape = (tokens, w.num_kv_heads, w.head_dim)
+    rows = [(normal(gpu, shape, w.dtype), normal(gpu, shape, w.dtype)) for _ in caches]
+
+    def there(x: Any) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(x, np.int32)).to(gpu.device)
+
+    requests = there(np.repeat(np.arange(len(w.q_lens)), w.q_lens))
+    positions = there(np.concatenate([np.arange(n) for n in w.q_lens]))
+    table = there(pages.indices), there(pages.indptr), there(pages.last_page_len)
+
+    def call(index: int) -> None:
+        flashbsr.append_paged_kv_cache(*rows[index], requests, positions, caches[index], *table)
+
+    caches[0].fill_(float("nan"))
+    call(0)
+    assert w.page_size is not None
+    page, slot = (x.tolist() for x in pages.tokens(len(w.q_lens) - 1, w.kv_lens[-1], w.page_size))
+    for side in (0, 1):
+        if not torch.equal(caches[0][page, side, slot], rows[0][side][-w.kv_lens[-1] :]):
+            raise RuntimeError("append_paged_kv_cache: wrong result")
+    samples = measure(clock, call, len(caches))
+    size = 4 * math.prod(shape) * ITEMSIZE[w.dtype]  # K and V, read and written
+    return _memory_result(w, samples, size)
+
+
+def _memory_result(w: Workload, samples: Samples, size: int) -> Result:
+    seconds = samples.median
+    return Result(w, {"flashbsr": samples}, {"us": seconds * 1e6, "gbs": size / seconds * 1e-9})
+
+
+def _run_merge(w: Workload, session: CudaSession) -> Result:
+    gpu, torch = session.gpu, session.gpu.torch
+    (rows,) = w.q_lens
+    shape = (rows, w.states, w.num_qo_heads, w.head_dim)
+    size = (w.states + 1) * rows * w.num_qo_heads * (w.head_dim * ITEMSIZE[w.dtype] + 4)
+    sets = [
+        (normal(gpu, shape, w.dtype), normal(gpu, shape[:-1], "float32"))
+        for _ in range(set_count(size))
+    ]
+    v, s = sets[0]
+    weights = torch.softmax(s[-1].double(), 0)
+    expected = (weights[..., None] * v[-1].double()).sum(0)
+    got = flashbsr.merge_states(v, s)[0][-1].double()
+    if not float((got - expected).abs().max()) <= 3e-2:
+        raise RuntimeError("merge_states: wrong result")
+    samples = measure(gpu.clock, lambda i: flashbsr.merge_states(*sets[i]), len(sets))
+    return _memory_result(w, samples, size)
+
+
+def _run_plan(w: Workload, session: CudaSession) -> Result:
+    """Median of `plan()` over page tables that differ, so that nothing can be remembered."""
+    assert w.page_size is not None
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=session.gpu.backend)
+    tables = [
+        page_table(w.kv_lens[shift:] + w.kv_lens[:shift], w.page_size, seed=shift)
+        for shift in range(8)
+    ]
+    side = Side(lambda i: _plan_decode(wrapper, w, tables[i % len(tables)]))
+    budget = Budget(0.5, 4, 20, calls_per_round=40)
+    times = interleave({"flashbsr": side}, budget, tick=session.tick)
+    return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})
+
+
+def _run_host(w: Workload, session: CudaSession) -> Result:
+    """Time what the caller waits for in `run()`: checks and launch, the stream never full."""
+    call, _ = _decode_call(w, session.gpu)
+    seconds = []
+    for index in range(HOST_CALLS):
+        if index % 50 == 0:
+            session.gpu.clock.synchronize()
+        start = time.perf_counter_ns()
+        call(0)
+        seconds.append((time.perf_counter_ns() - start) * 1e-9)
+    session.gpu.clock.synchronize()
+    samples = Samples(seconds)
+    return Result(w, {"flashbsr": samples}, {"host_us": samples.median * 1e6})
+
+
+_RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
+    "gpu-decode": _run_decode,
+    "gpu-fp8": _run_decode,
+    "gpu-prefill": _run_prefill,
+    "gpu-append": _run_append,
+    "gpu-merge": _run_merge,
+    "gpu-plan": _run_plan,
+    "gpu-run": _run_host,
+}

@@ -1,0 +1,154 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The named workloads of ``flashbsr bench --device cuda``: shapes and goals.
+
+Goals in microseconds were set on an H200 that reads 4.55 TB/s; ``us_scaled`` is the time that the
+device would take at that bandwidth, so units that differ by a few percent are judged alike.
+"""
+
+from __future__ import annotations
+
+from .workloads import ZIPF_1024, Goal, Workload
+
+__all__ = ["CUDA_KINDS", "CUDA_WORKLOADS", "REFERENCE_READ_GBS"]
+
+#: Read bandwidth of the device that the goals in microseconds are for.
+REFERENCE_READ_GBS = 4550.0
+
+#: kind -> the heading of its block in the table.
+CUDA_KINDS = {
+    "gpu-decode": "Decode, bf16, paged",
+    "gpu-fp8": "Decode, e4m3 K/V, paged",
+    "gpu-prefill": "Prefill, causal, bf16",
+    "gpu-append": "append_paged_kv_cache, bf16",
+    "gpu-merge": "merge_states, bf16",
+    "gpu-plan": "plan(), decode wrapper, host time",
+    "gpu-run": "run(), host time of the call",
+}
+
+#: 16 lengths, uniform between 512 and 1024.
+UNIFORM_1024 = (
+    *(993, 593, 669, 843, 554, 788, 561, 533),
+    *(721, 945, 960, 512, 657, 1018, 538, 629),
+)
+
+
+def _at_most(metric: str, bound: float | None) -> tuple[Goal, ...]:
+    return () if bound is None else (Goal(metric, bound, at_least=False),)
+
+
+def _decode(name: str, kv_lens: tuple[int, ...], us: float | None, **changes: object) -> Workload:
+    fields: dict[str, object] = {
+        "kind": "gpu-decode",
+        "page_size": 16,
+        "goals": _at_most("us_scaled", us),
+        # A dense peer needs equal lengths.
+        "peer": len(set(kv_lens)) == 1 and "kv_dtype" not in changes,
+        **changes,
+    }
+    return Workload(name, dtype="bfloat16", q_lens=(1,) * len(kv_lens), kv_lens=kv_lens, **fields)  # type: ignore[arg-type]
+
+
+def _page_one(name: str, kv_lens: tuple[int, ...]) -> Workload:
+    """Pages of one token, against pages of 16 in the same run."""
+    goals = (Goal("page_penalty", 0.04, at_least=False),)
+    return _decode(name, kv_lens, None, page_size=1, goals=goals, peer=False)
+
+
+def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = False) -> Workload:
+    return _decode(name, kv_lens, us, kind="gpu-fp8", kv_dtype="float8_e4m3fn", quick=quick)
+
+
+def _prefill(
+    batch: int, length: int, page_size: int | None, goals: tuple[Goal, ...] = ()
+) -> Workload:
+    return Workload(
+        name=f"prefill-{'' if page_size is None else 'paged-'}{batch}x{length}",
+        kind="gpu-prefill",
+        dtype="bfloat16",
+        q_lens=(length,) * batch,
+        kv_lens=(length,) * batch,
+        page_size=page_size,
+        causal=True,
+        peer=page_size is None,
+        quick=(batch, length) == (4, 4096),
+        goals=goals,
+    )
+
+
+def _append(length: int) -> Workload:
+    return Workload(
+        name=f"append-16x{length}",
+        kind="gpu-append",
+        dtype="bfloat16",
+        q_lens=(length,) * 16,
+        kv_lens=(length,) * 16,
+        page_size=16,
+        quick=length == 1024,
+        goals=(Goal("copy_fraction", 0.95),),
+    )
+
+
+def _merge(rows: int, states: int) -> Workload:
+    return Workload(
+        name=f"merge-states-{rows}x{states}",
+        kind="gpu-merge",
+        dtype="bfloat16",
+        q_lens=(rows,),
+        kv_lens=(rows,),
+        states=states,
+        quick=states == 4,
+        goals=(Goal("copy_fraction", 0.95),),
+    )
+
+
+def _plan(batch: int, bound_us: float) -> Workload:
+    # 512 to 1536 tokens in an order without structure, mean about 1024.
+    lengths = tuple(512 + (i * 397 + 101) % 1025 for i in range(batch))
+    goals = _at_most("plan_us", bound_us)
+    name = f"plan-{batch}"
+    return _decode(name, lengths, None, kind="gpu-plan", peer=False, quick=True, goals=goals)
+
+
+_PAGED = (Goal("paged_penalty", 0.04, at_least=False),)
+
+CUDA_WORKLOADS: tuple[Workload, ...] = (
+    _decode("decode-16x8192", (8192,) * 16, 124.5, quick=True),
+    _decode("decode-64x4096", (4096,) * 64, 247.0),
+    _decode("decode-1x131072", (131072,), 125.5),
+    _decode("decode-128x1024", (1024,) * 128, 125.0),
+    _decode("decode-mha-16x4096", (4096,) * 16, 246.0, num_kv_heads=32),
+    _decode("decode-gqa8-16x4096", (4096,) * 16, 64.0, num_qo_heads=64),
+    _page_one("decode-page1-16x8192", (8192,) * 16),
+    _page_one("decode-page1-16x1024", (1024,) * 16),
+    _decode("decode-16x1024", (1024,) * 16, 17.8, quick=True),
+    _decode("decode-uniform", UNIFORM_1024, 15.5),
+    _decode("decode-zipf", ZIPF_1024, 19.0, quick=True),
+    _decode("decode-skewed", (512,) * 31 + (131072,) + (512,) * 32, 158.0, quick=True),
+    _fp8("fp8-16x8192", (8192,) * 16, 67.0, quick=True),
+    _fp8("fp8-64x4096", (4096,) * 64, 131.0),
+    _fp8("fp8-16x1024", (1024,) * 16, 11.0),
+    _fp8("fp8-uniform", UNIFORM_1024, None),
+    _fp8("fp8-zipf", ZIPF_1024, 13.5),
+    _prefill(4, 4096, None, (Goal("tflops", 385.0), Goal("flash_speedup", 1.15))),
+    _prefill(4, 4096, 16, _PAGED),
+    _prefill(1, 8192, None),
+    _prefill(1, 8192, 16),
+    _prefill(16, 1024, None),
+    _prefill(16, 1024, 16),
+    _append(1024),
+    _append(8192),
+    _merge(16384, 4),
+    _merge(4096, 16),
+    _plan(16, 20.0),
+    _plan(1024, 200.0),
+    _decode(
+        "run-host",
+        (256,) * 16,
+        None,
+        kind="gpu-run",
+        peer=False,
+        quick=True,
+        goals=_at_most("host_us", 10.0),
+    ),
+)

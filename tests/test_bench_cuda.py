@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""``flashbsr bench --device cuda`` without a GPU: PyTorch's CPU and the host's clock stand in."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashbsr.bench import (
+    cuda_data,
+    cuda_peers,
+    cuda_runner,
+    cuda_timing,
+    plot_results,
+    render_table,
+    select,
+    to_json,
+)
+from flashbsr.bench.cuda_runner import CudaSession, run_cuda_workload
+from flashbsr.bench.cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
+from flashbsr.bench.timing import Budget
+from flashbsr.bench.workloads import Workload
+from flashbsr.cli import main
+from harness import DEVICES, framework
+
+torch = framework("torch")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class HostClock(cuda_timing.Clock):
+    """Runs what it would record, and asks the host's clock."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.rests = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+        return work
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def synchronize(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+def small(w: Workload) -> Workload:
+    """Shrink a workload to what a CPU does in no time."""
+    heads = (4, 4) if w.num_qo_heads == w.num_kv_heads else (4, 2)
+    lens = [tuple(min(n, 40) for n in x[:4]) for x in (w.q_lens, w.kv_lens)]
+    return dataclasses.replace(
+        w,
+        q_lens=lens[0],
+        kv_lens=lens[1],
+        num_qo_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=32,
+    )
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> CudaSession:
+    monkeypatch.setattr(cuda_data, "ROTATE_BYTES", 1 << 18)
+    monkeypatch.setattr(cuda_timing, "BANDWIDTH_BYTES", 1 << 20)
+    monkeypatch.setattr(cuda_timing, "MATMUL_SIZE", 64)
+    monkeypatch.setattr(cuda_timing, "REPLAYS", 3)
+    monkeypatch.setattr(cuda_timing, "REPLAY_S", 1e-4)
+    monkeypatch.setattr(cuda_runner, "HOST_CALLS", 60)
+    monkeypatch.setattr(cuda_runner, "Budget", lambda *_, **__: Budget(0.0, 1, 2))
+    monkeypatch.setattr(cuda_runner, "describe_device", lambda _: {"name": "NVIDIA Abacus"})
+    gpu = cuda_timing.Gpu(torch, device="cpu", backend="cpu")
+    gpu.clock = HostClock()
+    return CudaSession(gpu)
+
+
+def test_every_workload_runs_and_every_goal_is_judged(
+    session: CudaSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goals, columns, the plot and the README refer to metrics that the runners give."""
+    results = [run_cuda_workload(small(w), session) for w in CUDA_WORKLOADS]
+    session.finish(results)
+    text = render_table(results, session.limits())
+    assert "read" in text.splitlines()[0]
+    for w, result in zip(CUDA_WORKLOADS, results, strict=True):
+        assert w.name in text
+        assert result.times["flashbsr"].median > 0
+        assert all(np.isfinite(value) for value in result.metrics.values())
+        # cuDNN is no matter of the CPU; flash is where PyTorch has it.
+        missing = {goal.metric for goal in w.goals} - set(result.metrics)
+        assert missing <= {"flash_speedup"}
+    assert {w.kind for w in CUDA_WORKLOADS} == set(CUDA_KINDS)
+    assert len({w.name for w in CUDA_WORKLOADS}) == len(CUDA_WORKLOADS)
+    record = json.loads(json.dumps(to_json(results, session)))
+    assert record["device"] == "cuda"
+    assert record["limits"]["read_method"] == "torch.sum"
+    assert len(record["limits"]["samples"]) == 2
+    plot_results(record, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    readme_cuda = importlib.import_module("readme_cuda")
+    record["machine"]["device"]["driver"] = "580.1"
+    path = tmp_path / "abacus.json"
+    path.write_text(json.dumps(record))
+    text = readme_cuda.figures(path, record["machine"]["source_hash"])
+    assert "NVIDIA Abacus" in text
+    assert "changed since" not in text
+    assert "| 63 x 512 and 1 x 131072 |" in text
+    assert "changed since" in readme_cuda.figures(path, "other")
+
+
+def test_peers_take_part(session: CudaSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that refuses is left out; the fastest form is the one that counts."""
+    monkeypatch.setattr(cuda_peers, "BACKENDS", {"flash": "MATH", "cudnn": "CUDNN_ATTENTION"})
+    for name in ("decode-16x1024", "prefill-4x4096"):
+        (w,) = select(name, workloads=CUDA_WORKLOADS)
+        result = run_cuda_workload(small(w), session)
+        assert set(result.times) == {"flashbsr", "flash"}
+        assert result.metrics["flash_speedup"] > 0
+        assert result.note in ("flash: gqa", "flash: fold")
+
+
+def test_goals_scale_with_the_read_bandwidth(
+    session: CudaSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that reads less than the reference, more microseconds are allowed."""
+    (w,) = select("decode-16x8192", workloads=CUDA_WORKLOADS)
+    limits = {"copy_gbs": 4000.0, "read_gbs": 4550.0 / 1.04, "matmul_tflops": 700.0}
+    monkeypatch.setattr(cuda_runner, "measure_limits", lambda _: {**limits, "read_method": ""})
+    result = run_cuda_workload(small(w), session)
+    result.metrics |= {"us": 129.0, "gbs": 4000.0}
+    session.finish([result])
+    assert result.metrics["us_scaled"] == pytest.approx(129.0 / 1.04)
+    assert result.goals_met()
+    assert result.metrics["copy_fraction"] == 1
+
+
+def test_rotation_and_rest() -> None:
+    """Every set has its turn, in one recording of the target's length; rest comes on demand."""
+    clock, seen = HostClock(), []
+    cuda_timing.measure(clock, lambda index: (seen.append(index), time.sleep(1e-3)), 3)
+    assert set(seen) == {0, 1, 2}
+    assert clock.recorded == 2
+    assert clock.rests == 0
+    samples = cuda_timing.measure(clock, lambda _: time.sleep(2e-3), compute_bound=True)
+    assert clock.rests == 1
+    assert len(samples.seconds) == cuda_timing.REPLAYS
+    assert 2e-3 <= samples.median < 20e-3
+
+
+def test_wrong_results_are_not_timed(session: CudaSession) -> None:
+    gpu: Any = session.gpu
+    q, k, v = (cuda_data.normal(gpu, shape, "float16") for shape in ((8,), (5, 8), (5, 8)))
+    right = torch.softmax(k.double() @ q.double(), 0) @ v.double()
+    cuda_data.check_rows(gpu, "side", [cuda_data.Row(right, q, k, v)], "float16", 1.0)
+    for wrong in (right + 0.1, right * float("nan")):
+        with pytest.raises(RuntimeError, match="side: wrong result"):
+            cuda_data.check_rows(gpu, "side", [cuda_data.Row(wrong, q, k, v)], "float16", 1.0)
+
+
+@pytest.mark.skipif(any(device.is_cuda for device in DEVICES), reason="there is a GPU")
+def test_without_a_gpu_the_error_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--device", "cuda", "--only", "plan-16"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("flashbsr: error: --device: got 'cuda'; expected a")
+    assert error.count("\n") == 1
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--device", "cuda", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert all(w.name in text for w in CUDA_WORKLOADS)

@@ -1,0 +1,206 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of tools/gpu_record.py: each runs a program and reads its outcome."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from gpu_hash import ROOT
+
+KEPT_FAILURES = 40
+KEPT_LINES = 30
+
+
+class StepError(RuntimeError):
+    """A step that could not run to its end."""
+
+
+def run(
+    command: list[str], limit: float, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` in the tree for at most `limit` seconds; output and errors together."""
+    try:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        said = expired.stdout or b""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        raise StepError(
+            f"ran out of {limit:.0f} s: {' '.join(command[:6])} ... {tail(text, 5)}"
+        ) from None
+
+
+def tail(text: str, lines: int = KEPT_LINES) -> str:
+    """Keep the last lines."""
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def slug(name: str) -> str:
+    """``NVIDIA H200`` -> ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def describe_device() -> dict[str, Any]:
+    """Ask the driver's own tool for name, capability and driver of the first GPU."""
+    if shutil.which("nvidia-smi") is None:
+        raise SystemExit("gpu_record: no nvidia-smi: recording needs a GPU (--check does not)")
+    query = "name,compute_cap,driver_version,memory.total"
+    done = run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 60)
+    if done.returncode:
+        raise SystemExit(f"gpu_record: nvidia-smi failed: {tail(done.stdout, 3)}")
+    name, capability, driver, memory = (
+        cell.strip() for cell in done.stdout.splitlines()[0].split(",")
+    )
+    return {"name": name, "compute_capability": capability, "driver": driver, "memory": memory}
+
+
+def summary(step: dict[str, Any]) -> str:
+    """Say in a few words what a step found."""
+    if "counts" in step:
+        return ", ".join(f"{n} {what}" for what, n in step["counts"].items() if n) or "nothing ran"
+    if "kernels" in step:
+        return f"{step['errors']} errors over {len(step['kernels'])} kernels"
+    if "figures" in step:
+        return f"{len(step['figures'])} workloads, {len(step['missed'])} goals missed"
+    return step.get("output", "did not run")
+
+
+def tests(limit: float, jobs: int) -> dict[str, Any]:
+    """Run every test whose name says that it is of the CUDA device."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests",
+        "-q",
+        "-k",
+        "cuda",
+        "-p",
+        "no:cacheprovider",
+    ]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(jobs or os.cpu_count() or 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        done = run([*command, f"--junitxml={report}"], limit, {"FLASHBSR_TEST_CUDA": "1"})
+        if not report.exists():
+            raise StepError(f"pytest wrote no report:\n{tail(done.stdout)}")
+        return read_junit(report.read_text())
+
+
+def read_junit(text: str) -> dict[str, Any]:
+    """Count a JUnit report and name what failed."""
+    counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0}
+    failures = []
+    for case in ET.fromstring(text).iter("testcase"):
+        kinds = {child.tag for child in case}
+        found = next(
+            (name for tag, name in (("error", "errors"), ("failure", "failed"), ("skipped",) * 2)
+             if tag in kinds),
+            "passed",
+        )  # fmt: skip
+        counts[found] += 1
+        if found in ("failed", "errors"):
+            failures.append(f"{case.get('classname')}.{case.get('name')}")
+    ok = not counts["failed"] and not counts["errors"] and counts["passed"] > 0
+    return {"ok": ok, "counts": counts, "failures": failures[:KEPT_FAILURES]}
+
+
+def bench(limit: float, results: Path, plot: Path) -> dict[str, Any]:
+    """Run the named workloads; full result and plot go to benchmarks/results."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "flashbsr", "bench", "--device", "cuda"]
+    done = run([*command, "--json", str(results), "--plot", str(plot)], limit)
+    if done.returncode:
+        raise StepError(f"flashbsr bench failed:\n{tail(done.stdout)}")
+    print(done.stdout)
+    return read_bench(json.loads(results.read_text()))
+
+
+def read_bench(content: dict[str, Any]) -> dict[str, Any]:
+    """Take the figures, and the goals that were missed."""
+    missed = [
+        f"{r['name']}: {goal['metric']} {r['metrics'][goal['metric']]:.4g}, "
+        f"goal {'>=' if 'at_least' in goal else '<='} {goal.get('at_least', goal.get('at_most'))}"
+        for r in content["results"]
+        for goal in r["goals"]
+        if not goal["met"]
+    ]
+    limits = {k: v for k, v in content["limits"].items() if not isinstance(v, list)}
+    figures = {r["name"]: r["metrics"] for r in content["results"]}
+    return {"ok": True, "limits": limits, "figures": figures, "missed": missed}
+
+
+def sanitize(tool: str, limit: float) -> dict[str, Any]:
+    """Run one tool of compute-sanitizer over a small case of every kernel."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(program).exists():
+        raise StepError("compute-sanitizer is not installed")
+    script = ROOT / "tools" / "sanitizer_cases.py"
+    command = [program, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+    # One allocation per tensor: inside a pool nothing is out of bounds.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+    done = run([*command, sys.executable, str(script)], limit, environment)
+    return read_sanitizer(done.stdout, done.returncode)
+
+
+def read_sanitizer(text: str, status: int) -> dict[str, Any]:
+    """Take the errors that the tool counted and the kernels that ran under it."""
+    kernels = re.findall(r"^ran (\S+)", text, re.MULTILINE)
+    counted = re.search(r"ERROR SUMMARY: (\d+) error", text)
+    hazards = re.search(r"RACECHECK SUMMARY: (\d+) hazard", text)
+    found = counted or hazards
+    if found is None:
+        raise StepError(f"compute-sanitizer gave no summary (status {status}):\n{tail(text)}")
+    missing = re.findall(r"^not run: (.+)", text, re.MULTILINE)
+    errors = int(found[1])
+    outcome: dict[str, Any] = {
+        "ok": errors == 0 and status == 0 and not missing and bool(kernels),
+        "errors": errors,
+        "kernels": kernels,
+    }
+    if not outcome["ok"]:
+        said = [line for line in text.splitlines() if line.startswith("=========")]
+        outcome["failures"] = [f"not run: {name}" for name in missing]
+        outcome["failures"] += [line.removeprefix("========= ") for line in said[:KEPT_LINES]]
+        if status and not errors:
+            outcome["problem"] = tail(text, 8)
+    return outcome
+
+
+def consumer(limit: float) -> dict[str, Any]:
+    """Compile the consumer's own kernel for this GPU and run it; it checks its result itself."""
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not Path(nvcc).exists():
+        raise StepError("nvcc is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "consumer")
+        source = str(ROOT / "tests" / "consumer" / "kernel.cu")
+        command = [nvcc, "-std=c++20", "-O3", "-arch=native", f"-I{ROOT / 'include'}", source]
+        done = run([*command, "-o", program], limit)
+        if done.returncode:
+            raise StepError(f"nvcc failed:\n{tail(done.stdout)}")
+        done = run([program], limit)
+    return {
+        "ok": done.returncode == 0 and "ok" in done.stdout and "WRONG" not in done.stdout,
+        "output": tail(done.stdout, 3),
+    }

@@ -1,0 +1,247 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a small problem through every CUDA kernel that this device can reach, by the public API.
+
+For compute-sanitizer (tools/gpu_record.py runs it), and useful alone as a smoke test. Shapes, types
+and options lead to each row of the registry; it prints ``ran <kernel>`` for each, and ``not run:``
+for a row that its problem did not lead to, with what ran instead. Arrays are PyTorch's; its
+allocator should not pool (PYTORCH_NO_CUDA_MEMORY_CACHING=1), or what is out of bounds is not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import flashbsr
+import numpy as np
+import torch
+from flashbsr.info import engine_info
+
+DEVICE = "cuda"
+GROUP = 4  # query heads of a KV head
+# Rows of a tile -> query tokens of a request that fill it on average.
+TOKENS = {8: (1, 1, 1, 2), 16: (4, 3, 4, 3), 64: (10, 17, 5, 12), 128: (40, 17, 90, 33)}
+KV_LENS = (70, 17, 100, 300)
+PAGE_SIZE = 16
+TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+# What is more than plain attention, one or more of these in turn.
+HOOKS: tuple[dict[str, Any], ...] = (
+    {"logits_soft_cap": 5.0, "window_left": 50},
+    {"pos_encoding_mode": "ALIBI", "causal": True},
+    {"pos_encoding_mode": "ROPE_LLAMA", "causal": True},
+    {"mask": True},
+)
+
+
+def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, Any]]:
+    """Of the rows that differ in nothing but their architecture, the highest that runs here."""
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for kernel in kernels:
+        arch = int(kernel["arch"].removeprefix("sm"))
+        if arch <= capability:
+            key = tuple(kernel[name] for name in ("family", "head_dim", "kv", "rows", "variant"))
+            if key not in best or arch > int(best[key]["arch"].removeprefix("sm")):
+                best[key] = kernel
+    return list(best.values())
+
+
+def offsets(lens: tuple[int, ...]) -> np.ndarray:
+    """Offsets of consecutive runs."""
+    return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+
+
+def specs(variant: str) -> list[dict[str, Any]]:
+    """Fields of AttentionSpec that need the variant; ``mask`` asks for a custom mask."""
+    if variant == "plain":
+        return [{"causal": True}, {"window_left": 40}]
+    if variant == "standard":
+        return list(HOOKS)
+    return [{"activation": "sigmoid", "causal": True}, {"activation": "sigmoid", "mask": True}]
+
+
+def normal(shape: tuple[int, ...], dtype: str) -> Any:
+    """Numbers on the GPU, made on the host: fewer foreign kernels under the sanitizer."""
+    x = torch.randn(shape)
+    return x.to(getattr(torch, dtype)).to(DEVICE)
+
+
+def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
+    """Run a problem for `kernel`; the name of the kernel that ran."""
+    q_lens, kv_lens = TOKENS[kernel["rows"]], KV_LENS
+    kv_dtype = TYPES[kernel["kv"]]
+    q_dtype = kv_dtype if not kv_dtype.startswith("float8") else "bfloat16" if paged else "float16"
+    # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
+    dim = kernel["head_dim"]
+    dim_vo = dim if paged else dim - 24
+    fields = {name: value for name, value in spec.items() if name != "mask"}
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(**fields),
+        flashbsr.TaskInfo(
+            num_qo_heads=2 * GROUP,
+            num_kv_heads=2,
+            head_dim_qk=dim,
+            head_dim_vo=dim_vo,
+            page_size=PAGE_SIZE if paged else None,
+            backend=DEVICE,
+            kv_dtype=kv_dtype,
+            # Splits and merges in one half of the problems, whole tiles in the other.
+            fixed_split_size=48 if paged else None,
+            check=paged,
+        ),
+    )
+    masks: dict[str, Any] = {}
+    if spec.get("mask"):
+        size = sum(q * kv for q, kv in zip(q_lens, kv_lens, strict=True))
+        masks["custom_mask"] = np.random.default_rng(0).random(size) < 0.5
+    q = normal((sum(q_lens), 2 * GROUP, dim), q_dtype)
+    kv: Any
+    if paged:
+        pages = offsets(tuple(-(-n // PAGE_SIZE) for n in kv_lens))
+        indices = np.random.default_rng(1).permutation(int(pages[-1])).astype(np.int32)
+        kv = normal((int(pages[-1]), 2, PAGE_SIZE, 2, dim), kv_dtype)
+        attention.plan(
+            offsets(q_lens), pages, indices, kv_lens=np.array(kv_lens, np.int32), **masks
+        )
+    else:
+        tokens = sum(kv_lens)
+        kv = normal((tokens, 2, dim), kv_dtype), normal((tokens, 2, dim_vo), kv_dtype)
+        attention.plan(offsets(q_lens), offsets(kv_lens), **masks)
+    lse = spec.get("activation") != "sigmoid"
+    result = attention.run(q, kv, return_lse=lse)
+    out = result[0] if lse else result
+    if not bool(torch.isfinite(out.float().cpu()).all()):
+        raise RuntimeError(f"{kernel['name']}: the output is not finite")
+    return str(attention._engine.kernel_name())
+
+
+def append(dtype: str) -> None:
+    """Three requests grow by some tokens; the last row is padding."""
+    lens, new = (33, 5, 16), (30, 1, 16)
+    pages = offsets(tuple(-(-n // PAGE_SIZE) for n in lens))
+    cache = normal((int(pages[-1]), 2, PAGE_SIZE, 2, 64), dtype)
+    rows = normal((sum(new) + 1, 2, 64), "bfloat16")
+    indptr, kv_lens = (
+        torch.from_numpy(x).to(DEVICE) for x in (offsets(new), np.array(lens, np.int32))
+    )
+    where = flashbsr.get_batch_indices_positions(indptr, kv_lens, sum(new) + 1)
+    last = torch.tensor([(n - 1) % PAGE_SIZE + 1 for n in lens], dtype=torch.int32).to(DEVICE)
+    table = (
+        torch.arange(int(pages[-1]), dtype=torch.int32).to(DEVICE),
+        torch.from_numpy(pages).to(DEVICE),
+    )
+    flashbsr.append_paged_kv_cache(rows, rows, *where, cache, *table, last)
+    flashbsr.get_seq_lens(table[1], last, PAGE_SIZE)
+
+
+def merge() -> None:
+    """Two states, several, and one into another."""
+    v, s = normal((19, 3, 2, 72), "float16"), normal((19, 3, 2), "float32")
+    flashbsr.merge_states(v, s)
+    flashbsr.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])
+    mask = (torch.arange(19) % 2 > 0).to(DEVICE)
+    flashbsr.merge_state_in_place(
+        v[:, 0].clone(), s[:, 0].clone(), v[:, 1], s[:, 1], mask
+    )  # fmt: skip
+
+
+def rotate() -> None:
+    """Every way to say positions."""
+    q, k = normal((21, 4, 80), "bfloat16"), normal((21, 1, 80), "bfloat16")
+    starts = torch.tensor([0, 9, 21], dtype=torch.int32).to(DEVICE)
+    flashbsr.apply_rope(q, k, starts, torch.tensor([3, 0], dtype=torch.int32).to(DEVICE))
+    positions = torch.arange(21, dtype=torch.int32).to(DEVICE)
+    flashbsr.apply_llama31_rope_pos_ids(q, k, positions, 64, True)
+    flashbsr.apply_rope_pos_ids_inplace(q, k, positions)
+    table = normal((30, 80), "float32")
+    flashbsr.apply_rope_with_cos_sin_cache(
+        positions.long(), q.reshape(21, -1), k.reshape(21, -1), 80, table
+    )
+
+
+def pack() -> None:
+    """Bits, whole and in segments that do not end at bytes."""
+    bits = (torch.arange(1003) % 3 == 0).to(DEVICE)
+    flashbsr.packbits(bits, "little")
+    starts = torch.tensor([0, 5, 5, 700, 1003], dtype=torch.int32).to(DEVICE)
+    flashbsr.segment_packbits(bits, starts, "big")
+
+
+def check_pages() -> None:
+    """Run attention with the debug switch: pages are validated on the device first."""
+    (kernel,) = [
+        k for k in engine_info()["cuda"]["kernels"]
+        if k["name"].startswith("prefill_sm80_d64_f16_r64_plain")
+    ]  # fmt: skip
+    attend(kernel, {}, paged=True)
+
+
+#: What runs a kernel around attention.
+OPS: dict[str, Callable[[], None]] = {
+    "append_paged_kv": lambda: append("bfloat16"),
+    "append_paged_kv_convert": lambda: append("float8_e4m3fn"),
+    "check_pages": check_pages,
+    "get_batch_indices_positions": lambda: append("bfloat16"),
+    "get_seq_lens": lambda: append("bfloat16"),
+    "merge_state": merge,
+    "merge_states": merge,
+    "packbits": pack,
+    "rope": rotate,
+    "segment_indptr": pack,
+    "segment_packbits": pack,
+}
+
+
+def run_kernel(kernel: dict[str, Any]) -> list[str]:
+    """Run the problems of a row; the names of what ran instead, if anything did."""
+    if kernel["rows"] is None:
+        if kernel["family"] not in OPS:
+            return ["nothing here knows it"]
+        OPS[kernel["family"]]()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        return []
+    others = []
+    for spec in specs(kernel["variant"]):
+        for paged in (False, True):
+            if not paged and spec.get("pos_encoding_mode") == "ROPE_LLAMA":
+                continue
+            ran = attend(kernel, spec, paged)
+            if ran != kernel["name"]:
+                others.append(ran)
+    return others
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", default="*", metavar="PATTERN", help="names, as a shell does")
+    parser.add_argument("--list", action="store_true", help="name the kernels and stop")
+    args = parser.parse_args()
+    cuda = engine_info()["cuda"]
+    if not cuda["available"]:
+        print(f"sanitizer_cases: no CUDA here: {cuda['problem']}")
+        return 2
+    major, minor = torch.cuda.get_device_capability()
+    kernels = reachable(cuda["kernels"], 10 * major + minor)
+    status = 0
+    for kernel in kernels:
+        if not fnmatch.fnmatch(kernel["name"], args.kernels):
+            continue
+        if args.list:
+            print(kernel["name"])
+            continue
+        others = run_kernel(kernel)
+        if others:
+            status = 1
+            print(f"not run: {kernel['name']}: {', '.join(sorted(set(others)))} ran instead")
+        else:
+            print(f"ran {kernel['name']}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
