@@ -156,6 +156,17 @@ FLASHBSR_DEVICE float merge_units(const States& states, int32_t count, const Lan
   return sum == 0.0f ? -infinity() : top + log2f(sum) * a.unit;
 }
 
+/// The same for a whole row, however long.
+template <int kArch, class MUnit, int kChunk, int kSize, class States>
+FLASHBSR_DEVICE float merge_row(const States& states, int32_t count, LaneUnits units, char* out,
+                                const MergeArgs& a) {
+  float lse = 0.0f;
+  for (; units.first < units.count; units.first += units.group * kMergeUnits) {
+    lse = merge_units<kArch, MUnit, kChunk, kSize>(states, count, units, out, a);
+  }
+  return lse;
+}
+
 /// Rows of `a`, a group of lanes each.
 template <int kArch, DType kType, bool kAligned, bool kStacked>
 FLASHBSR_DEVICE void merge_rows(const MergeArgs& a) {
@@ -177,20 +188,16 @@ FLASHBSR_DEVICE void merge_rows(const MergeArgs& a) {
     float lse = 0.0f;
     if (live) {
       char* out = a.out.v.row(token, head);
-      const auto merge = [&](const auto& states, int32_t count) {
-        for (int32_t u = in_group; u < units; u += group * kMergeUnits) {
-          lse = merge_units<kArch, MUnit, kStacked ? kMergeChunk : 2, kSize>(
-              states, count, LaneUnits{u, group, units}, out, a);
-        }
-      };
       const char* v = a.a.v.row(token, head);
       const float* s = a.a.s + token * a.a.s_stride_token + head * a.a.s_stride_head;
+      const LaneUnits lane_units{in_group, group, units};
       if constexpr (kStacked) {
-        merge(StackedStates{v, s, a.v_step, a.s_stride_state}, a.count);
+        const StackedStates states{v, s, a.v_step, a.s_stride_state};
+        lse = merge_row<kArch, MUnit, kMergeChunk, kSize>(states, a.count, lane_units, out, a);
       } else {
-        merge(TwoStates{{v, a.b.v.row(token, head)},
-                        {s, a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head}},
-              2);
+        const TwoStates states{{v, a.b.v.row(token, head)},
+                               {s, a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head}};
+        lse = merge_row<kArch, MUnit, 2, kSize>(states, 2, lane_units, out, a);
       }
     }
     __syncwarp();  // in place, the LSE written is what the other lanes of the group have read
