@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cases import indptr
 from flashbsr.plan import Plan
+from harness import DEVICES
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import Variant, visible
@@ -69,13 +70,13 @@ CUTS = st.one_of(
     st.just((("disable_split_kv", True),)),
 )
 PROBLEMS = st.builds(
-    lambda lens, heads, causal, window, page_size, cut, workers: Problem(
+    lambda lens, heads, causal, window, page_size, cut, workers, device: Problem(
         lens,
         heads,
         causal,
         window,
         page_size,
-        cut if workers is None else (*cut, ("num_workers", workers)),
+        (*cut, ("num_workers", workers), ("backend", device.backend)),
     ),
     LENS,
     st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 3, 8])),
@@ -84,6 +85,7 @@ PROBLEMS = st.builds(
     st.sampled_from([None, 1, 3, 16]),
     CUTS,
     st.one_of(st.none(), st.integers(1, 17)),
+    st.sampled_from(DEVICES),
 )
 
 

@@ -30,7 +30,8 @@ LAYERS = {
 # Folder of cpp -> the folders of cpp that its quoted includes may name.
 CPP_LAYERS = {
     "cpu": {"cpu"},
-    "cuda": {"cuda"},
+    # A backend implements what api/backend.h declares; the API makes backends.
+    "cuda": {"cuda", "api"},
     "api": {"api", "cpu", "cuda"},
     "bind": {"bind", "api", "cpu", "cuda"},
 }

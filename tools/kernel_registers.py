@@ -78,24 +78,21 @@ def natural(text: str) -> list[str]:
     return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
-def read_build(build: Path) -> list[Use]:
-    """Read every kernel of a build; a kernel without a report is an error."""
+def read_build(build: Path) -> tuple[str, list[Use]]:
+    """Read the compiler's release and every kernel of a build; one without a report is an error."""
+    manifest = build / "kernels/manifest.txt"
+    if not manifest.exists():
+        raise ValueError(f"{manifest} is missing; expected a build with FLASHBSR_CUDA=ON")
+    compiler, *names = manifest.read_text().split("\n")
     uses: list[Use] = []
-    for source in sorted(build.glob("kernels/*.cu"), key=lambda path: natural(path.stem)):
-        log = source.with_suffix(".log")
+    for name in sorted(filter(None, names), key=natural):
+        log = build / f"kernels/{name}.log"
         found = parse(log.read_text()) if log.exists() else []
         if not found:
             raise ValueError(f"{log}: no report of ptxas; build the CUDA kernels first")
         uses += found
-    if not uses:
-        raise ValueError(f"{build}/kernels: no kernels; expected a build with FLASHBSR_CUDA=ON")
-    return uses
-
-
-def read_release(build: Path) -> str:
-    """Read the version of the nvcc that made the build, as CMake noted it."""
-    text = (build / "kernels/nvcc_version.txt").read_text()
-    return ".".join(text.strip().split(".")[:2])
+    release = ".".join(compiler.removeprefix("nvcc ").split(".")[:2])
+    return release, uses
 
 
 def check(table: str, uses: list[Use], release: str) -> list[str]:
@@ -123,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, default=TABLE, help="default: %(default)s")
     args = parser.parse_args(argv)
     try:
-        uses, release = read_build(args.build), read_release(args.build)
+        release, uses = read_build(args.build)
         table = args.table.read_text() if args.check else ""
     except (OSError, ValueError) as error:
         print(f"registers: {error}")

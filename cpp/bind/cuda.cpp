@@ -1,21 +1,17 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `flashbsr info` says of CUDA. A build without CUDA answers too.
+// What `flashbsr info` says of CUDA. A build without CUDA answers too: it has no rows.
 #include <nanobind/stl/string.h>
 
-#include "array.h"
-
-#if defined(FLASHBSR_HAVE_CUDA)
+#include "../cuda/backend.h"
 #include "../cuda/driver.h"
 #include "../cuda/registry.h"
-#endif
+#include "array.h"
 
 namespace flashbsr::bind {
 
 namespace {
-
-#if defined(FLASHBSR_HAVE_CUDA)
 
 nb::object number_or_none(int value) { return value ? nb::object(nb::int_(value)) : nb::none(); }
 nb::object name_or_none(const char* name) {
@@ -64,22 +60,12 @@ nb::list cuda_devices() {
   return rows;
 }
 
-std::string cuda_problem() { return cuda::unavailable_reason(); }
-
-#else
-
-nb::list cuda_kernels() { return {}; }
-nb::list cuda_devices() { return {}; }
-std::string cuda_problem() { return "this build has no CUDA kernels: no nvcc when it was made"; }
-
-#endif
-
 }  // namespace
 
 void bind_cuda(nb::module_& m) {
   m.def("cuda_kernels", &cuda_kernels, "One row per CUDA kernel of this build.");
   m.def("cuda_devices", &cuda_devices, "The GPUs that the CUDA driver sees.");
-  m.def("cuda_problem", &cuda_problem, "Why CUDA cannot be used; empty where it can.");
+  m.def("cuda_problem", &cuda::why_unavailable, "Why CUDA cannot be used; empty where it can.");
 }
 
 }  // namespace flashbsr::bind

@@ -6,12 +6,21 @@
 
 #include "backend.h"
 #include "device_array.h"
+#include "driver.h"
 #include "ops.h"
+#include "registry.h"
 
 namespace flashbsr::cuda {
 
 std::string why_unavailable() {
   return "this build has no CUDA kernels; install from source where nvcc 12.4 or later is found";
+}
+
+std::span<const KernelRow> kernel_rows() { return {}; }
+
+const std::vector<DeviceInfo>& devices() {
+  static const std::vector<DeviceInfo> none;
+  return none;
 }
 
 int current_device() { return 0; }

@@ -29,11 +29,9 @@ struct Api {
   decltype(&::cuCtxGetDevice) ctx_get_device;
   decltype(&::cuCtxPushCurrent) ctx_push_current;
   decltype(&::cuCtxPopCurrent) ctx_pop_current;
-  decltype(&::cuCtxSynchronize) ctx_synchronize;
   decltype(&::cuLibraryLoadData) library_load_data;
   decltype(&::cuLibraryGetKernel) library_get_kernel;
   decltype(&::cuKernelGetFunction) kernel_get_function;
-  decltype(&::cuKernelGetAttribute) kernel_get_attribute;
   decltype(&::cuKernelSetAttribute) kernel_set_attribute;
   decltype(&::cuLaunchKernelEx) launch_kernel_ex;
   decltype(&::cuMemAlloc) mem_alloc;
@@ -42,12 +40,8 @@ struct Api {
   decltype(&::cuMemFreeHost) mem_free_host;
   decltype(&::cuMemcpyHtoDAsync) memcpy_htod_async;
   decltype(&::cuMemcpyDtoHAsync) memcpy_dtoh_async;
-  decltype(&::cuMemcpyDtoDAsync) memcpy_dtod_async;
   decltype(&::cuMemsetD8Async) memset_d8_async;
   decltype(&::cuMemsetD32Async) memset_d32_async;
-  decltype(&::cuPointerGetAttribute) pointer_get_attribute;
-  decltype(&::cuStreamCreate) stream_create;
-  decltype(&::cuStreamDestroy) stream_destroy;
   decltype(&::cuStreamSynchronize) stream_synchronize;
   decltype(&::cuStreamWaitEvent) stream_wait_event;
   decltype(&::cuStreamIsCapturing) stream_is_capturing;
@@ -56,7 +50,6 @@ struct Api {
   decltype(&::cuEventCreate) event_create;
   decltype(&::cuEventDestroy) event_destroy;
   decltype(&::cuEventRecord) event_record;
-  decltype(&::cuEventQuery) event_query;
   decltype(&::cuEventSynchronize) event_synchronize;
 };
 

@@ -11,6 +11,7 @@
 #include "launcher.h"
 #include "limits.h"
 #include "memory.h"
+#include "page_check.h"
 
 namespace flashbsr::cuda {
 
@@ -43,6 +44,7 @@ class CudaBackend final : public api::Backend {
         slopes_(device),
         coarse_(device),
         fine_(device),
+        page_check_(device),
         staging_(device),
         order_(device) {
     bandwidth_ = memory_bandwidth(device);
@@ -88,6 +90,7 @@ class CudaBackend final : public api::Backend {
   DeviceMemory slopes_;
   DeviceMemory coarse_, fine_;  ///< RoPE tables
   int64_t rope_rows_ = 0;       ///< of the coarse table that are there
+  PageCheck page_check_;
   Staging staging_;
   UseOrder order_;
   std::optional<Captured> captured_;
@@ -294,7 +297,14 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   KernelArgs args = kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
                                 reinterpret_cast<int32_t*>(counters_.data()));
   args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
+  if (options.check && captured) {
+    throw Error(ErrorCode::kUnsupported, "check", "True while a CUDA graph is captured",
+                "False there (FLASHBSR_CHECK unset): the verdict has to be waited for");
+  }
   if (!captured) order_.before(stream);
+  if (options.check && args.kv_indices) {
+    page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
+  }
   launch(*kernel_,
          {.device = device_,
           .stream = stream,

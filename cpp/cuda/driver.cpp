@@ -46,11 +46,9 @@ std::string load_symbols(void* library, Api& a) {
   load(a.ctx_get_device, "cuCtxGetDevice");
   load(a.ctx_push_current, "cuCtxPushCurrent_v2");
   load(a.ctx_pop_current, "cuCtxPopCurrent_v2");
-  load(a.ctx_synchronize, "cuCtxSynchronize");
   load(a.library_load_data, "cuLibraryLoadData");
   load(a.library_get_kernel, "cuLibraryGetKernel");
   load(a.kernel_get_function, "cuKernelGetFunction");
-  load(a.kernel_get_attribute, "cuKernelGetAttribute");
   load(a.kernel_set_attribute, "cuKernelSetAttribute");
   load(a.launch_kernel_ex, "cuLaunchKernelEx");
   load(a.mem_alloc, "cuMemAlloc_v2");
@@ -59,12 +57,8 @@ std::string load_symbols(void* library, Api& a) {
   load(a.mem_free_host, "cuMemFreeHost");
   load(a.memcpy_htod_async, "cuMemcpyHtoDAsync_v2");
   load(a.memcpy_dtoh_async, "cuMemcpyDtoHAsync_v2");
-  load(a.memcpy_dtod_async, "cuMemcpyDtoDAsync_v2");
   load(a.memset_d8_async, "cuMemsetD8Async");
   load(a.memset_d32_async, "cuMemsetD32Async");
-  load(a.pointer_get_attribute, "cuPointerGetAttribute");
-  load(a.stream_create, "cuStreamCreate");
-  load(a.stream_destroy, "cuStreamDestroy_v2");
   load(a.stream_synchronize, "cuStreamSynchronize");
   load(a.stream_wait_event, "cuStreamWaitEvent");
   load(a.stream_is_capturing, "cuStreamIsCapturing");
@@ -73,7 +67,6 @@ std::string load_symbols(void* library, Api& a) {
   load(a.event_create, "cuEventCreate");
   load(a.event_destroy, "cuEventDestroy_v2");
   load(a.event_record, "cuEventRecord");
-  load(a.event_query, "cuEventQuery");
   load(a.event_synchronize, "cuEventSynchronize");
   return missing;
 }

@@ -127,19 +127,4 @@ void launch(const KernelRow& row, const Launch& where, void** params) {
   if (result != CUDA_SUCCESS) check(result, shape_text(row, config, where.device));
 }
 
-KernelUse kernel_use(const KernelRow& row, int device) {
-  prepare(row, device);
-  CUdevice handle;
-  check(api().device_get(&handle, device), "cuDeviceGet");
-  const CUkernel kernel = state_of(row).kernel.load(std::memory_order_acquire);
-  const auto attribute = [&](CUfunction_attribute which) {
-    int value = 0;
-    check(api().kernel_get_attribute(&value, which, kernel, handle),
-          on_device("cuKernelGetAttribute", row, device));
-    return value;
-  };
-  return {attribute(CU_FUNC_ATTRIBUTE_NUM_REGS), attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
-          attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)};
-}
-
 }  // namespace flashbsr::cuda

@@ -42,12 +42,4 @@ void launch(const KernelRow& row, const Launch& where, const Args& args) {
   launch(row, where, static_cast<void**>(params));
 }
 
-/// What the driver knows of a compiled kernel.
-struct KernelUse {
-  int registers = 0;
-  int static_smem_bytes = 0;
-  int local_bytes = 0;  ///< stack and spills of a thread
-};
-KernelUse kernel_use(const KernelRow& row, int device);
-
 }  // namespace flashbsr::cuda

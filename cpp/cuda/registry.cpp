@@ -70,10 +70,11 @@ const KernelRow& find(const KernelQuery& query, int cc) {
   for (const KernelRow& row : kernel_rows()) {
     if (!nearest || distance(row, query, cc) < distance(*nearest, query, cc)) nearest = &row;
   }
+  const std::string near =
+      nearest ? ", such as " + std::string(nearest->name) + " (" + nearest->targets() + ")" : "";
   throw Error(ErrorCode::kUnsupported, "kernel", describe(query, cc),
-              "a kernel of this build, such as " + std::string(nearest->name) + " (" +
-                  nearest->targets() +
-                  "); 'flashbsr info' lists them. backend=\"cpu\" runs every layout and variant, "
+              "a kernel of this build" + near +
+                  "; 'flashbsr info' lists them. backend=\"cpu\" runs every layout and variant, "
                   "and a row in cpp/instances.txt adds a kernel");
 }
 

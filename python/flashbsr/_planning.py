@@ -38,6 +38,8 @@ class Planned:
         self._open = task.backend == "auto" or (task.backend == "cuda" and task.device is None)
         self._streams: tuple[Adapter, int] | None = None
         self._workspace: Any = None  # keeps the caller's memory alive
+        # Of q, k and out in the last run of this plan, for explain(); None: not run yet.
+        self._ran: tuple[Any, Any, Any] | None = None
         if isinstance(workspace, int):
             if workspace < 0:
                 raise FlashbsrError("workspace", workspace, "a size in bytes, at least 0")
@@ -80,9 +82,10 @@ class Planned:
 
     def _plan_stream(self, stream: Any, **arrays: Array) -> int:
         """Let index arrays on a GPU decide where to compute; the stream to copy the plan on."""
+        self._ran = None
         if self._open:
             for name, x in arrays.items():
-                if device_of(x) is not None:
+                if device_of(x, name) is not None:
                     self.settle(x, name)
                     break
         if stream is not None:
@@ -273,7 +276,7 @@ class Planned:
 
 
 def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
-    """What ``_core.Engine`` takes."""
+    """Spell out the options for ``_core.Engine``."""
     return {
         "num_qo_heads": task.num_qo_heads,
         "num_kv_heads": task.num_kv_heads,

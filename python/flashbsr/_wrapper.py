@@ -9,11 +9,13 @@ A wrapper turns FlashInfer's arguments into an `AttentionSpec` and a `TaskInfo`,
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ._graphs import Graph
 from ._typing import Array, Scale
 from .adapters import to_indices
 from .attention import Attention
@@ -21,13 +23,16 @@ from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name
 
+if TYPE_CHECKING:
+    from .explain import Explanation
+
 __all__ = ["Wrapper", "fold_data_type", "pages_to_tokens", "reject"]
 
 # Distinct option tuples a wrapper remembers. Engines differ per tuple, not per batch, so a serving
 # loop has one or two (say global and sliding-window layers).
 MAX_ENGINES = 8
 
-_CUDA_GRAPH = "there is no CUDA graph on the CPU; fix the memory with TaskInfo(max_batch_size=...)"
+_MASK_BUFFER = "the wrapper keeps masks itself; plan the largest one before the capture"
 _MULTI_ITEM = "write the multi-item mask as custom_mask"
 _JIT = "there is no JIT; AttentionSpec has the built-in variants"
 _REDUNDANT = "plan reads the lengths from indptr"
@@ -35,18 +40,9 @@ _PEER_ONLY = "no kernel here has it"
 
 # Option -> why not, and the way out.
 WAY_OUT = {
-    "use_cuda_graph": _CUDA_GRAPH,
-    "paged_kv_indptr_buffer": _CUDA_GRAPH,
-    "paged_kv_indices_buffer": _CUDA_GRAPH,
-    "paged_kv_last_page_len_buffer": _CUDA_GRAPH,
-    "qo_indptr_buf": _CUDA_GRAPH,
-    "kv_indptr_buf": _CUDA_GRAPH,
-    "paged_kv_indptr_buf": _CUDA_GRAPH,
-    "paged_kv_indices_buf": _CUDA_GRAPH,
-    "paged_kv_last_page_len_buf": _CUDA_GRAPH,
-    "custom_mask_buf": _CUDA_GRAPH,
-    "mask_indptr_buf": _CUDA_GRAPH,
-    "use_tensor_cores": "the CPU has one kernel, which serves every head ratio",
+    "custom_mask_buf": _MASK_BUFFER,
+    "mask_indptr_buf": _MASK_BUFFER,
+    "use_tensor_cores": "plan chooses the kernel; every one serves every head ratio",
     "jit_args": _JIT,
     "jit_kwargs": _JIT,
     "args": "pass q_scale=, k_scale=, v_scale=, sinks= or alibi_slopes= by name",
@@ -62,7 +58,6 @@ WAY_OUT = {
     "max_sequence_kv": _REDUNDANT,
     "v_indptr": "v has the rows of k: kv_indptr",
     "o_indptr": "the output has the rows of q: qo_indptr",
-    "enable_pdl": "programmatic dependent launch is a GPU matter",
     "kv_cache_sf": "NVFP4 caches are not supported; use a float8 cache with k_scale and v_scale",
     "o_scale": "fold 1 / o_scale into v_scale",
     "skip_softmax_threshold_scale_factor": _PEER_ONLY,
@@ -71,8 +66,7 @@ WAY_OUT = {
     "use_profiler": "Attention.run_stats() tells what each thread did",
     "profiler_buffer": "Attention.run_stats() tells what each thread did",
     "block_mask": "leave masked blocks out of indices",
-    "int_workspace_buffer": "the plan lives in host memory of its own",
-    "device": "this build computes on the CPU",
+    "int_workspace_buffer": "the plan lives in memory of the wrapper's own",
 }
 
 
@@ -130,6 +124,8 @@ class Wrapper:
         Scratch memory: None (owned and sized by the wrapper), a size in bytes, or an array.
     kv_layout, backend, lse_base, num_threads
         As in `TaskInfo`.
+    graph : Graph, optional
+        Of CUDA-graph mode.
     """
 
     #: The core's names of arguments -> the caller's.
@@ -142,17 +138,24 @@ class Wrapper:
         backend: str,
         lse_base: str,
         num_threads: int | None,
+        graph: Graph | None = None,
     ) -> None:
         check_name("kv_layout", kv_layout, ("NHD", "HND"))
         check_name("lse_base", lse_base, ("e", "2"))
         check_backend(backend)
         self._workspace = workspace
+        self._graph = graph
         self._task_options: dict[str, Any] = {
             "kv_layout": kv_layout,
             "backend": backend,
             "lse_base": lse_base,
             "num_threads": num_threads,
         }
+        if graph is not None:
+            if backend == "cpu":
+                raise UnsupportedError("use_cuda_graph", True, "False with backend='cpu'")
+            check_backend("cuda")
+            self._task_options |= {"backend": "cuda", "device": graph.device}
         self._engines: dict[Hashable, Attention] = {}
         self._attention: Attention | None = None  # the planned one
 
@@ -167,11 +170,18 @@ class Wrapper:
             )
         except FlashbsrError as error:
             raise error.respell(self._spelling) from None
-        if len(self._engines) >= MAX_ENGINES:
+        if len(self._engines) >= MAX_ENGINES and self._graph is None:  # graphs hold their memory
             del self._engines[next(iter(self._engines))]  # the oldest
         with contextlib.suppress(TypeError):  # a number given as an array is not hashable
             self._engines[key] = attention
         return attention
+
+    def _capacity(self, qo_indptr: Array, kv_indptr: Array = None) -> dict[str, int]:
+        """Capacity of CUDA-graph mode, whose open parts a first plan fixes."""
+        if self._graph is None:
+            return {}
+        rows = [0 if x is None else int(to_indices(x)[-1:].sum()) for x in (qo_indptr, kv_indptr)]
+        return self._graph.capacity(*rows)
 
     def _find(self, key: Hashable) -> Attention | None:
         try:
@@ -190,9 +200,14 @@ class Wrapper:
         block_tables: Array = None,
         custom_mask: Array = None,
         packed_custom_mask: Array = None,
+        stream: Any = None,
     ) -> None:
         """Plan; only a plan that succeeds becomes the current one."""
-        masks = {"custom_mask": custom_mask, "packed_custom_mask": packed_custom_mask}
+        more = {
+            "custom_mask": custom_mask,
+            "packed_custom_mask": packed_custom_mask,
+            "stream": stream,
+        }
         try:
             if block_tables is not None:
                 if kv_indptr is not None or kv_indices is not None:
@@ -200,7 +215,7 @@ class Wrapper:
                     raise FlashbsrError(name, "an array", "None next to block_tables: one table")
                 if kv_lens is None:
                     raise FlashbsrError("kv_lens", None, "the lengths that block_tables needs")
-                attention.plan_block_table(qo_indptr, block_tables, kv_lens, **masks)
+                attention.plan_block_table(qo_indptr, block_tables, kv_lens, **more)
             else:
                 if kv_lens is not None and last_page_len is not None:
                     page_size = attention.task.page_size or 1
@@ -212,7 +227,7 @@ class Wrapper:
                     kv_indices,
                     last_page_len=last_page_len,
                     kv_lens=kv_lens,
-                    **masks,
+                    **more,
                 )
         except FlashbsrError as error:
             raise error.respell(self._spelling) from None
@@ -230,6 +245,9 @@ class Wrapper:
         v_scale: Scale,
         sinks: Array,
         alibi_slopes: Array = None,
+        enable_pdl: bool | None = None,
+        kv_ready: bool = False,
+        stream: Any = None,
     ) -> Any:
         attention = self._attention or self._planned()
         try:
@@ -244,6 +262,9 @@ class Wrapper:
                 v_scale=v_scale,
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
+                enable_pdl=enable_pdl,
+                kv_ready=kv_ready,
+                stream=stream,
             )
         except FlashbsrError as error:
             raise error.respell(self._spelling) from None
@@ -263,10 +284,35 @@ class Wrapper:
         """The current plan."""
         return self._planned().plan_info
 
+    def explain(
+        self,
+        *,
+        bandwidth: float | None = None,
+        flops: float | None = None,
+        time_s: float | None = None,
+    ) -> Explanation:
+        """Say what the plan does and why: `Attention.explain` of the current plan.
+
+        Parameters
+        ----------
+        bandwidth, flops, time_s : float, optional
+            As there.
+
+        Returns
+        -------
+        Explanation
+
+        Raises
+        ------
+        PlanError
+            Before ``plan``.
+        """
+        return self._planned().explain(bandwidth=bandwidth, flops=flops, time_s=time_s)
+
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """Always False: the CPU has no CUDA graphs."""
-        return False
+        """Whether a captured ``run`` may be replayed over later plans (``use_cuda_graph``)."""
+        return self._graph is not None
 
     def reset_workspace_buffer(
         self, float_workspace_buffer: Array | int | None, int_workspace_buffer: Any = None
@@ -278,12 +324,19 @@ class Wrapper:
         float_workspace_buffer : None, int or uint8 array
             As in the constructor.
         int_workspace_buffer : None
-            The plan lives in host memory of its own; a buffer raises `UnsupportedError`.
+            The plan lives in memory of the wrapper's own; a buffer raises `UnsupportedError`.
         """
         reject(int_workspace_buffer=int_workspace_buffer)
         self._workspace = float_workspace_buffer
         self._engines.clear()
         self._attention = None
+
+    def _probe(self) -> Any:
+        """Copy the options, not the workspace and the plans."""
+        probe = copy.copy(self)
+        probe._workspace = probe._attention = None
+        probe._engines = {}
+        return probe
 
     def _sizes(self) -> tuple[int, int]:
         attention = self._planned()

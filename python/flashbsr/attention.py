@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ._planning import Planned
 from ._typing import Array
 from .adapters import adapter_for, device_of, float_dtype, to_numpy
 from .errors import DTypeError, FlashbsrError, UnsupportedError
+
+if TYPE_CHECKING:
+    from .explain import Explanation
 
 __all__ = ["Attention"]
 
@@ -200,6 +203,7 @@ class Attention(Planned):
             how,
         )
         self._open = False
+        self._ran = q_dtype, getattr(k_array, "dtype", None), task.o_dtype or q_dtype
         if return_lse:
             return out_adapter.finish(out), lse_adapter.finish(lse)
         return out_adapter.finish(out)
@@ -215,6 +219,50 @@ class Attention(Planned):
         """
         return dict(self._engine.run_stats())
 
+    def explain(
+        self,
+        *,
+        bandwidth: float | None = None,
+        flops: float | None = None,
+        time_s: float | None = None,
+    ) -> Explanation:
+        """Say what the plan does and why, what it costs at least, and how near the last run came.
+
+        Parameters
+        ----------
+        bandwidth : float, optional
+            Bytes per second of the memory, for the floor. Default: on a GPU by its clock and width
+            (a kernel reads about 95 % of that), on the CPU none.
+        flops : float, optional
+            Operations per second of matrix products. Default: on a GPU what its maker says of dense
+            16-bit products, where its name is known; on the CPU none.
+        time_s : float, optional
+            Seconds of a run. Default: the last run of this plan where it was timed (the CPU's are).
+
+        Returns
+        -------
+        Explanation
+
+        Raises
+        ------
+        PlanError
+            Before `plan`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from flashbsr import Attention, AttentionSpec, TaskInfo
+        >>> attention = Attention(
+        ...     AttentionSpec(), TaskInfo(num_qo_heads=4, num_kv_heads=2, head_dim_qk=64)
+        ... )
+        >>> attention.plan(None, np.array([0, 10, 12]))
+        >>> attention.explain(bandwidth=50e9).limit
+        'memory'
+        """
+        from .explain import explain
+
+        return explain(self, bandwidth=bandwidth, flops=flops, time_s=time_s)
+
 
 def _export(x: Any, name: str) -> Any:
     return adapter_for(x, name).export(x, False, name)
@@ -227,7 +275,7 @@ def _scale(x: Any, name: str, heads: int) -> Any:
         return float(x)
     exported = _export(x, name)
     if math.prod(x.shape) == 1 and len(x.shape) < 2:  # vLLM keeps its scales as such tensors
-        if device_of(x) is not None:
+        if device_of(x, name) is not None:
             if heads == 1 and len(x.shape) == 1:
                 return exported
             raise UnsupportedError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from . import _core
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
 from .errors import PlanError, UnsupportedError
@@ -23,8 +24,8 @@ class BatchAttention(Wrapper):
     ----------
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads in a page.
-    device : str, optional
-        None or ``"cpu"``.
+    device : str or torch.device, optional
+        ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` and the like. None: where the arrays are.
     float_workspace_buffer : None, int or uint8 array
         Scratch memory for partial results: None (owned by the wrapper and sized by ``plan``), a
         size in bytes, or an array.
@@ -36,7 +37,7 @@ class BatchAttention(Wrapper):
     Raises
     ------
     UnsupportedError
-        Another device.
+        A device that this build or machine does not have.
 
     Examples
     --------
@@ -77,11 +78,9 @@ class BatchAttention(Wrapper):
         lse_base: str = "e",
         num_threads: int | None = None,
     ) -> None:
-        if device is not None and str(device) != "cpu":
-            raise UnsupportedError(
-                "device", repr(device), "None or 'cpu': this build computes on the CPU"
-            )
-        super().__init__(float_workspace_buffer, kv_layout, "auto", lse_base, num_threads)
+        backend, ordinal = _backend_of(device)
+        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads)
+        self._task_options["device"] = ordinal
         self._logits_soft_cap: float | None = None
 
     def plan(
@@ -101,6 +100,8 @@ class BatchAttention(Wrapper):
         q_data_type: DType = None,
         kv_data_type: DType = None,
         use_profiler: bool = False,
+        *,
+        stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs and page table completely.
 
@@ -130,6 +131,8 @@ class BatchAttention(Wrapper):
             None: the arrays'. FlashInfer's default is bfloat16.
         use_profiler : bool
             Only False.
+        stream : CUDA stream or int, optional
+            Where the plan is copied to the GPU. Default: the framework's current stream.
 
         Raises
         ------
@@ -156,7 +159,7 @@ class BatchAttention(Wrapper):
                 "kv_dtype": kv_data_type,
             },
         )
-        self._plan(attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr)
+        self._plan(attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr, stream=stream)
         self._logits_soft_cap = logits_soft_cap
 
     def run(
@@ -173,6 +176,9 @@ class BatchAttention(Wrapper):
         *,
         q_scale: Scale = None,
         sinks: Array = None,
+        enable_pdl: bool | None = None,
+        kv_ready: bool = False,
+        stream: Any = None,
     ) -> tuple[Array, Array]:
         """Compute the planned batch for one layer.
 
@@ -196,6 +202,14 @@ class BatchAttention(Wrapper):
         profiler_buffer, kv_cache_sf : None
         sinks : float32 array [num_qo_heads], optional
             Learned logit per head that takes part in the softmax (and the LSE) and has no value.
+        enable_pdl : bool, optional
+            GPUs of compute capability 9.0 and later: start before the kernel ahead in the stream
+            has finished. None and True: reading ahead no more than the plan, which is always safe.
+            False: never.
+        kv_ready : bool
+            The caller promises that the kernel ahead in the stream does not write the KV cache.
+        stream : CUDA stream or int, optional
+            Default: the current stream of q's framework.
 
         Returns
         -------
@@ -217,6 +231,22 @@ class BatchAttention(Wrapper):
                 "logits_soft_cap", logits_soft_cap, f"the planned {self._logits_soft_cap}"
             )
         result: tuple[Array, Array] = self._run(
-            q, kv_cache, out, lse, True, q_scale, k_scale, v_scale, sinks
-        )
+            q, kv_cache, out, lse, True, q_scale, k_scale, v_scale, sinks, None,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
         return result
+
+
+def _backend_of(device: Any) -> tuple[str, int | None]:
+    """Backend and CUDA ordinal of a device as PyTorch writes it."""
+    if device is None:
+        return "auto", None
+    kind, _, ordinal = str(device).partition(":")
+    if kind == "cpu":
+        return "cpu", None
+    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
+        raise UnsupportedError("device", repr(device), "None, 'cpu', 'cuda' or 'cuda:N'")
+    problem = _core.cuda_problem()
+    if problem:
+        raise UnsupportedError("device", repr(device), f"None or 'cpu' here: {problem}")
+    return "cuda", int(ordinal) if ordinal else None

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ._graphs import graph_mode
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, fold_data_type, pages_to_tokens, reject
 from .adapters import to_numpy
@@ -30,12 +31,14 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads in a page.
     use_cuda_graph : bool
-        Only False: `TaskInfo` fixes the capacity instead.
+        A captured ``run`` may be replayed over later plans: memory, kernel and grid stay. Needs the
+        buffers below on a GPU, and fixes the computation to it.
     use_tensor_cores : bool
         Only False: one kernel serves every head ratio.
-    paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : None
-        Of CUDA graphs.
-    backend : {"auto", "cpu"}
+    paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : array, optional
+        With `use_cuda_graph`: their lengths are the most requests + 1 and the most pages of a
+        batch. (The last is not needed.) They are neither read nor written.
+    backend : {"auto", "cpu", "cuda"}
     jit_args : None
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
@@ -95,21 +98,20 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         lse_base: str = "e",
         num_threads: int | None = None,
     ) -> None:
-        reject(
-            use_cuda_graph=use_cuda_graph,
-            use_tensor_cores=use_tensor_cores,
-            paged_kv_indptr_buffer=paged_kv_indptr_buffer,
-            paged_kv_indices_buffer=paged_kv_indices_buffer,
-            paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
-            jit_args=jit_args,
+        reject(use_tensor_cores=use_tensor_cores, jit_args=jit_args)
+        graph = graph_mode(
+            use_cuda_graph,
+            {"paged_kv_indptr_buffer": paged_kv_indptr_buffer},
+            {"paged_kv_indices_buffer": paged_kv_indices_buffer},
+            {"paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer},
         )
-        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads)
+        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads, graph)
         self._window_left = -1
         self._q_len_per_req = 1
 
     @property
     def use_tensor_cores(self) -> bool:
-        """Always False on the CPU."""
+        """Always False: ``plan`` chooses the kernel."""
         return False
 
     def plan(
@@ -139,6 +141,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         q_len_per_req: int = 1,
         *,
         window_right: int = 0,
+        stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks the page table completely.
 
@@ -169,8 +172,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         rope_scale, rope_theta : float, optional
             Default 1 and 10000.
         non_blocking : bool
-            Without effect on the CPU, where nothing is transferred: planning is complete when
-            ``plan`` returns, as both values allow.
+            Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         block_tables : int32 or int64 array [B, max_pages], optional
             Page ids per request, instead of `indptr` and `indices`, which must then be None;
             needs `seq_lens`.
@@ -185,6 +187,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             Query tokens per request, the same for all; causal among themselves.
         window_right : int
             Only 0.
+        stream : CUDA stream or int, optional
+            Where the plan is copied to the GPU. Default: the framework's current stream.
 
         Raises
         ------
@@ -225,6 +229,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                     "o_dtype": o_data_type,
                     "fixed_split_size": pages_to_tokens(fixed_split_size, page_size),
                     "disable_split_kv": disable_split_kv,
+                    **(self._graph.capacity_of_decode(q_len_per_req) if self._graph else {}),
                 },
             )
         qo_indptr = None
@@ -234,7 +239,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             else:
                 rows = len(to_numpy(block_tables, "block_tables")) + 1
             qo_indptr = np.arange(rows, dtype=np.int64) * q_len_per_req
-        self._plan(attention, qo_indptr, indptr, indices, last_page_len, seq_lens, block_tables)
+        self._plan(
+            attention, qo_indptr, indptr, indices, last_page_len, seq_lens, block_tables,
+            stream=stream,
+        )  # fmt: skip
         self._window_left = window_left
         self._q_len_per_req = q_len_per_req
 
@@ -256,6 +264,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         skip_softmax_threshold_scale_factor: float | None = None,
         kv_cache_sf: Array = None,
         alibi_slopes: Array = None,
+        kv_ready: bool = False,
+        stream: Any = None,
     ) -> Any:
         """Compute the planned batch for one layer.
 
@@ -279,7 +289,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         return_lse : bool
             Return ``(out, lse)``.
         enable_pdl : bool, optional
-            Only None or False.
+            GPUs of compute capability 9.0 and later: start before the kernel ahead in the stream
+            has finished. None and True: reading ahead no more than the plan, which is always safe.
+            False: never.
         window_left : int, optional
             Only the planned one.
         sinks : float32 array [num_qo_heads], optional
@@ -290,6 +302,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         alibi_slopes : float32 array [num_qo_heads], optional
             For ``pos_encoding_mode="ALIBI"``. Default: the standard ones for `num_qo_heads` heads;
             under tensor parallelism pass this rank's part.
+        kv_ready : bool
+            The caller promises that the kernel ahead in the stream does not write the KV cache.
+        stream : CUDA stream or int, optional
+            Default: the current stream of q's framework.
 
         Returns
         -------
@@ -304,15 +320,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             No plan, or the arrays do not match it.
         ShapeError, DTypeError, DeviceError, UnsupportedError
         """
-        if (
-            args
-            or enable_pdl
-            or kv_cache_sf is not None
-            or skip_softmax_threshold_scale_factor is not None
-        ):
+        if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
             reject(
                 args=args,
-                enable_pdl=enable_pdl,
                 kv_cache_sf=kv_cache_sf,
                 skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
             )
@@ -321,8 +331,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
             raise PlanError("q_len_per_req", q_len_per_req, f"the planned {self._q_len_per_req}")
         return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes
-        )
+            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
 
     def workspace_size(
         self,
@@ -349,7 +360,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         tuple of two int
             Workspace (partial results), and plan.
         """
-        probe = BatchDecodeWithPagedKVCacheWrapper(None, **self._task_options)
+        probe = self._probe()
         probe.plan(
             indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
             **options,

@@ -23,6 +23,9 @@ MAGIC = 0x52534246
 VERSION = 2
 HEADER_WORDS = 64
 
+# How the KV ranges were cut: ``PlanHeader.policy``.
+_POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail")
+
 FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
@@ -68,6 +71,13 @@ class PlanHeader(NamedTuple):
     cost_per_kv: int
     cost_per_kv_row: int
     max_rows: int
+    policy: int
+    policy_percent: int
+    cost_per_split: int
+    price: int
+    other_price: int
+    units_per_us: int
+    off_starts: int
 
 
 def _record(*fields: str) -> np.dtype[np.void]:
@@ -199,7 +209,8 @@ class Plan:
     def cost(self, item: Any = None) -> npt.NDArray[np.int64]:
         """Estimate the time of work items, in the scheduler's units.
 
-        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``
+        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``, and
+        ``cost_per_split`` for a part of a split tile.
 
         Parameters
         ----------
@@ -218,12 +229,54 @@ class Plan:
         h = self.header
         span = np.subtract(item["kv_end"], item["kv_begin"], dtype=np.int64)
         rows = np.asarray(item["row_count"], dtype=np.int64)
-        return np.asarray(h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows))
+        cost = h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows)
+        return np.asarray(cost + h.cost_per_split * (np.asarray(item["slot"]) >= 0))
 
     @property
     def balance(self) -> float:
         """Mean over most loaded worker by the scheduler's cost model: 1.0 is perfect."""
         return self.header.mean_cost / self.header.max_cost if self.header.max_cost else 1.0
+
+    @property
+    def policy(self) -> str:
+        """How KV ranges were cut: ``algorithm 1``, ``disabled``, ``fixed``, or by price.
+
+        The cheapest of several cuts, on GPUs: ``whole``, ``quota``, ``even``, ``tail``.
+        """
+        return _POLICIES[self.header.policy]
+
+    @property
+    def reason(self) -> str:
+        """Why KV ranges were cut as they are, in one line."""
+        h = self.header
+        chunk = f"{h.kv_chunk} KV tokens"
+        above = h.max_cost / h.mean_cost - 1 if h.mean_cost else 0.0
+        mine, other = (f"{p / (h.units_per_us or 1):.1f}" for p in (h.price, h.other_price))
+        if h.cost_per_kv_row:  # the bound is one of cost
+            chunk += f" at {h.tile_rows} rows"
+        if not h.num_items:
+            return "nothing to do"
+        match self.policy:
+            case "disabled":
+                return "whole tiles: splits are disabled"
+            case "fixed":
+                return f"at multiples of {h.kv_chunk} KV tokens, whatever else is in the batch"
+            case "algorithm 1" if h.num_merges:
+                return f"tiles beyond a worker's share of the work ({chunk}) are split"
+            case "algorithm 1":
+                return f"whole tiles: none is beyond a worker's share or the least part ({chunk})"
+            case "whole":
+                text = f"whole tiles: the longest queue is {above:.0%} above the mean"
+                if h.other_price <= 0:
+                    return f"{text}, and no split would better it"
+                return f"{text}; {mine} us by the model, with splits at least {other}"
+            case "quota":
+                text = f"tiles beyond {h.policy_percent} % of a worker's share ({chunk}) are split"
+            case "even":
+                text = f"few long tiles: equal parts of at most {chunk} fill the workers"
+            case _:
+                text = f"whole rounds of all workers, what is left in parts of at most {chunk}"
+        return f"{text}; {mine} us by the model, whole {other}"
 
     def __str__(self) -> str:
         h = self.header
@@ -239,9 +292,9 @@ class Plan:
             f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads\n"
             f"  requests  {h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens, "
             f"longest {h.max_kv_len}\n"
-            f"  items     {h.num_items} of at most {h.max_rows} packed rows, split beyond "
-            f"{h.kv_chunk} KV tokens\n"
+            f"  items     {h.num_items} of at most {h.max_rows} packed rows\n"
             f"  splits    {split}\n"
+            f"  cut       {self.reason}\n"
             f"  workers   {h.num_workers}, balance {self.balance:.3f}\n"
             f"  memory    {4 * h.total_size} bytes"
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ._graphs import graph_mode
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, pages_to_tokens, reject
 from .errors import PlanError
@@ -28,17 +29,21 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads in a page.
     use_cuda_graph : bool
-        Only False: `TaskInfo` fixes the capacity instead.
-    qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf : None
-        Of CUDA graphs.
+        A captured ``run`` may be replayed over later plans: memory, kernel and grid stay. Needs the
+        buffers below on a GPU, and fixes the computation to it.
+    qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf : array
+        With `use_cuda_graph`: their lengths are the most requests + 1 and the most pages of a
+        batch. (The last is not needed.) They are neither read nor written.
     custom_mask_buf, mask_indptr_buf : None
-        Of CUDA graphs.
-    backend : {"auto", "cpu"}
+        Masks lie in memory of the wrapper's own, as large as the largest planned before a capture.
+    backend : {"auto", "cpu", "cuda"}
     jit_args, jit_kwargs : None
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
     num_threads : int, optional
         Threads that compute. Default: the machine's cores.
+    max_q_tokens : int, optional
+        With `use_cuda_graph`: the most rows of q. Default: those of the first plan.
 
     Raises
     ------
@@ -94,19 +99,22 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         *,
         lse_base: str = "e",
         num_threads: int | None = None,
+        max_q_tokens: int | None = None,
     ) -> None:
         reject(
-            use_cuda_graph=use_cuda_graph,
-            qo_indptr_buf=qo_indptr_buf,
-            paged_kv_indptr_buf=paged_kv_indptr_buf,
-            paged_kv_indices_buf=paged_kv_indices_buf,
-            paged_kv_last_page_len_buf=paged_kv_last_page_len_buf,
             custom_mask_buf=custom_mask_buf,
             mask_indptr_buf=mask_indptr_buf,
             jit_args=jit_args,
             jit_kwargs=jit_kwargs,
         )
-        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads)
+        graph = graph_mode(
+            use_cuda_graph,
+            {"qo_indptr_buf": qo_indptr_buf, "paged_kv_indptr_buf": paged_kv_indptr_buf},
+            {"paged_kv_indices_buf": paged_kv_indices_buf},
+            {"paged_kv_last_page_len_buf": paged_kv_last_page_len_buf},
+            {"max_q_tokens": max_q_tokens},
+        )
+        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads, graph)
         self._window_left = -1
 
     def plan(
@@ -145,6 +153,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         max_sequence_kv: Any = None,
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
+        *,
+        stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs, page table and mask completely.
 
@@ -188,8 +198,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         q_data_type, kv_data_type, o_data_type : data type, optional
             None: the arrays' (output: the query's). FlashInfer's default is float16.
         non_blocking : bool
-            Without effect on the CPU, where nothing is transferred: planning is complete when
-            ``plan`` returns, as both values allow.
+            Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             Multi-item scoring, not supported: say it as `custom_mask`.
         seq_lens : int32 or int64 array [B], optional
@@ -204,6 +213,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             not depend on the rest of the batch.
         disable_split_kv : bool
             Never split a KV range.
+        stream : CUDA stream or int, optional
+            Where the plan is copied to the GPU. Default: the framework's current stream.
 
         Raises
         ------
@@ -257,11 +268,12 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
                 "o_dtype": o_data_type,
                 "fixed_split_size": pages_to_tokens(fixed_split_size, page_size),
                 "disable_split_kv": disable_split_kv,
+                **self._capacity(qo_indptr),
             },
         )
         self._plan(
             attention, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-            seq_lens, block_tables, custom_mask, packed_custom_mask,
+            seq_lens, block_tables, custom_mask, packed_custom_mask, stream,
         )  # fmt: skip
         self._window_left = window_left
 
@@ -284,6 +296,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         use_fp16_softmax: bool | None = None,
         uses_spcompress: bool | None = None,
         alibi_slopes: Array = None,
+        kv_ready: bool = False,
+        stream: Any = None,
     ) -> Any:
         """Compute the planned batch for one layer.
 
@@ -307,7 +321,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         return_lse : bool
             Return ``(out, lse)``.
         enable_pdl : bool, optional
-            Only None or False.
+            GPUs of compute capability 9.0 and later: start before the kernel ahead in the stream
+            has finished. None and True: reading ahead no more than the plan, which is always safe.
+            False: never.
         window_left : int, optional
             Only the planned one.
         sinks : float32 array [num_qo_heads], optional
@@ -316,6 +332,10 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         alibi_slopes : float32 array [num_qo_heads], optional
             For ``pos_encoding_mode="ALIBI"``. Default: the standard ones for `num_qo_heads` heads;
             under tensor parallelism pass this rank's part.
+        kv_ready : bool
+            The caller promises that the kernel ahead in the stream does not write the KV cache.
+        stream : CUDA stream or int, optional
+            Default: the current stream of q's framework.
 
         Returns
         -------
@@ -330,10 +350,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             No plan, or the arrays do not match it.
         ShapeError, DTypeError, DeviceError, UnsupportedError
         """
-        if args or enable_pdl or use_fp16_softmax or uses_spcompress:
+        if args or use_fp16_softmax or uses_spcompress:
             reject(
                 args=args,
-                enable_pdl=enable_pdl,
                 use_fp16_softmax=use_fp16_softmax,
                 uses_spcompress=uses_spcompress,
             )
@@ -345,8 +364,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         if window_left is not None and window_left != self._window_left:
             raise PlanError("window_left", window_left, f"the planned {self._window_left}")
         return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes
-        )
+            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
 
     def workspace_size(
         self,
@@ -376,7 +396,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         tuple of two int
             Workspace (partial results), and plan.
         """
-        probe = BatchPrefillWithPagedKVCacheWrapper(None, **self._task_options)
+        probe = self._probe()
         probe.plan(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads,
             num_kv_heads, head_dim_qk, page_size, **options,

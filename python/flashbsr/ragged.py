@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ._graphs import graph_mode
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
 
@@ -25,15 +26,21 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     kv_layout : {"NHD", "HND"}
         Keys and values are ``[nnz_kv, num_kv_heads, dim]`` or ``[num_kv_heads, nnz_kv, dim]``.
     use_cuda_graph : bool
-        Only False: `TaskInfo` fixes the capacity instead.
-    qo_indptr_buf, kv_indptr_buf, custom_mask_buf, mask_indptr_buf : None
-        Of CUDA graphs.
-    backend : {"auto", "cpu"}
+        A captured ``run`` may be replayed over later plans: memory, kernel and grid stay. Needs the
+        buffers below on a GPU, and fixes the computation to it.
+    qo_indptr_buf, kv_indptr_buf : array, optional
+        With `use_cuda_graph`: their length is the most requests of a batch + 1. They are neither
+        read nor written.
+    custom_mask_buf, mask_indptr_buf : None
+        Masks lie in memory of the wrapper's own, as large as the largest planned before a capture.
+    backend : {"auto", "cpu", "cuda"}
     jit_args, jit_kwargs : None
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
     num_threads : int, optional
         Threads that compute. Default: the machine's cores.
+    max_q_tokens, max_kv_tokens : int, optional
+        With `use_cuda_graph`: the most rows of q and of k. Default: those of the first plan.
 
     Raises
     ------
@@ -76,17 +83,21 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         *,
         lse_base: str = "e",
         num_threads: int | None = None,
+        max_q_tokens: int | None = None,
+        max_kv_tokens: int | None = None,
     ) -> None:
         reject(
-            use_cuda_graph=use_cuda_graph,
-            qo_indptr_buf=qo_indptr_buf,
-            kv_indptr_buf=kv_indptr_buf,
             custom_mask_buf=custom_mask_buf,
             mask_indptr_buf=mask_indptr_buf,
             jit_args=jit_args,
             jit_kwargs=jit_kwargs,
         )
-        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads)
+        graph = graph_mode(
+            use_cuda_graph,
+            {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf},
+            limits={"max_q_tokens": max_q_tokens, "max_kv_tokens": max_kv_tokens},
+        )
+        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads, graph)
 
     def plan(
         self,
@@ -122,6 +133,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         max_sequence_kv: Any = None,
         v_indptr: Any = None,
         o_indptr: Any = None,
+        *,
+        stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs and mask completely.
 
@@ -162,8 +175,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         q_data_type, kv_data_type, o_data_type : data type, optional
             None: the arrays' (output: the query's). FlashInfer's default is float16.
         non_blocking : bool
-            Without effect on the CPU, where nothing is transferred: planning is complete when
-            ``plan`` returns, as both values allow.
+            Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             Multi-item scoring, not supported: say it as `custom_mask`.
         fixed_split_size : int, optional
@@ -175,6 +187,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             ``plan`` reads the lengths from the indptrs.
         v_indptr, o_indptr : None
             Values have the rows of the keys, the output those of the queries.
+        stream : CUDA stream or int, optional
+            Where the plan is copied to the GPU. Default: the framework's current stream.
 
         Raises
         ------
@@ -231,6 +245,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
                 "o_dtype": o_data_type,
                 "fixed_split_size": fixed_split_size,
                 "disable_split_kv": disable_split_kv,
+                **self._capacity(qo_indptr, kv_indptr),
             },
         )
         self._plan(
@@ -239,6 +254,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             kv_indptr,
             custom_mask=custom_mask,
             packed_custom_mask=packed_custom_mask,
+            stream=stream,
         )
 
     def run(
@@ -258,6 +274,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         kv_cache_sf: Array = None,
         sinks: Array = None,
         alibi_slopes: Array = None,
+        kv_ready: bool = False,
+        stream: Any = None,
     ) -> Any:
         """Compute the planned batch.
 
@@ -284,13 +302,19 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         return_lse : bool
             Return ``(out, lse)``.
         enable_pdl : bool, optional
-            Only None or False.
+            GPUs of compute capability 9.0 and later: start before the kernel ahead in the stream
+            has finished. None and True: reading ahead no more than the plan, which is always safe.
+            False: never.
         kv_cache_sf : None
         sinks : float32 array [num_qo_heads], optional
             Learned logit per head that takes part in the softmax (and the LSE) and has no value.
         alibi_slopes : float32 array [num_qo_heads], optional
             For ``pos_encoding_mode="ALIBI"``. Default: the standard ones for `num_qo_heads` heads;
             under tensor parallelism pass this rank's part.
+        kv_ready : bool
+            The caller promises that the kernel ahead in the stream does not write the KV cache.
+        stream : CUDA stream or int, optional
+            Default: the current stream of q's framework.
 
         Returns
         -------
@@ -305,11 +329,12 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             No plan, or the arrays do not match it.
         ShapeError, DTypeError, DeviceError, UnsupportedError
         """
-        if args or enable_pdl or not (o_scale is kv_cache_sf is None):
-            reject(args=args, enable_pdl=enable_pdl, o_scale=o_scale, kv_cache_sf=kv_cache_sf)
+        if args or not (o_scale is kv_cache_sf is None):
+            reject(args=args, o_scale=o_scale, kv_cache_sf=kv_cache_sf)
         return self._run(
-            q, (k, v), out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes
-        )
+            q, (k, v), out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
 
     def workspace_size(
         self,
@@ -334,6 +359,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         tuple of two int
             Workspace (partial results), and plan.
         """
-        probe = BatchPrefillWithRaggedKVCacheWrapper(None, **self._task_options)
+        probe = self._probe()
         probe.plan(qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, **options)
         return probe._sizes()

@@ -17,7 +17,7 @@ import numpy as np
 
 from ._typing import Array, DType, Scale
 from ._wrapper import reject
-from .adapters import adapter_for, to_numpy
+from .adapters import adapter_for, device_of, to_numpy
 from .attention import Attention
 from .errors import FlashbsrError, ShapeError
 from .spec import AttentionSpec, TaskInfo, check_backend, check_name
@@ -44,8 +44,10 @@ def _planned(
     lengths: tuple[int, int],
     custom_mask: Array,
     packed_custom_mask: Array,
+    q: Array,
 ) -> Attention:
     entry = None
+    key = (*key, device_of(q, "q"))
     with contextlib.suppress(TypeError):  # a number given as an array is not hashable
         entry = _engines.by_key.get(key)
     if entry is None:
@@ -53,6 +55,7 @@ def _planned(
             if spec[name] is None:
                 spec[name] = default
         entry = [Attention(AttentionSpec(**spec), TaskInfo(**task)), None]
+        entry[0].settle(q, "q")
         if len(_engines.by_key) >= MAX_ENGINES:
             del _engines.by_key[next(iter(_engines.by_key))]
         with contextlib.suppress(TypeError):
@@ -196,6 +199,7 @@ def single_decode_with_kv_cache(
         (1, kv_len),
         None,
         None,
+        q,
     )
     result = attention.run(
         q[None],
@@ -273,7 +277,7 @@ def single_prefill_with_kv_cache(
         ``cap * tanh(x / cap)`` on the scaled logits. None or 0: off.
     rope_scale, rope_theta : float, optional
         Default 1 and 10000.
-    backend : {"auto", "cpu"}
+    backend : {"auto", "cpu", "cuda"}
     return_lse : bool
         Return ``(out, lse)``.
     kv_cache_sf : None
@@ -323,7 +327,7 @@ def single_prefill_with_kv_cache(
     causal = causal and custom_mask is None and packed_custom_mask is None
     key = (
         q_shape[1:], kv_heads, head_dim_vo, o_dtype, causal, kv_layout, pos_encoding_mode,
-        sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta, lse_base,
+        sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta, lse_base, backend,
     )  # fmt: skip
     attention = _planned(
         key,
@@ -344,10 +348,12 @@ def single_prefill_with_kv_cache(
             "kv_layout": kv_layout,
             "o_dtype": o_dtype,
             "lse_base": lse_base,
+            "backend": backend,
         },
         (q_shape[0], kv_len),
         custom_mask,
         packed_custom_mask,
+        q,
     )
     return attention.run(
         q,

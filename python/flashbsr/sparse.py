@@ -30,7 +30,7 @@ class BlockSparseAttentionWrapper(Wrapper):
     float_workspace_buffer : None, int or uint8 array
         Scratch memory for partial results: None (owned by the wrapper and sized by ``plan``), a
         size in bytes, or an array. `CapacityError` in ``plan`` if it is too small.
-    backend : {"auto", "cpu"}
+    backend : {"auto", "cpu", "cuda"}
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
     num_threads : int, optional
@@ -142,8 +142,7 @@ class BlockSparseAttentionWrapper(Wrapper):
         q_data_type, kv_data_type, o_data_type : data type, optional
             None: the arrays' (output: the query's). FlashInfer's default is float16.
         non_blocking : bool
-            Without effect on the CPU, where nothing is transferred: planning is complete when
-            ``plan`` returns, as both values allow.
+            Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         block_mask : None
 
         Raises
@@ -224,7 +223,9 @@ class BlockSparseAttentionWrapper(Wrapper):
         return_lse : bool
             Return ``(out, lse)``.
         enable_pdl : bool, optional
-            Only None or False.
+            GPUs of compute capability 9.0 and later: start before the kernel ahead in the stream
+            has finished. None and True: reading ahead no more than the plan, which is always safe.
+            False: never.
         sinks : float32 array [num_qo_heads], optional
             Learned logit per head that takes part in the softmax (and the LSE) and has no value.
 
@@ -241,11 +242,11 @@ class BlockSparseAttentionWrapper(Wrapper):
             No plan, or the arrays do not match it.
         ShapeError, DTypeError, DeviceError, UnsupportedError
         """
-        if enable_pdl:
-            reject(enable_pdl=enable_pdl)
         self._planned()
         k, v = self._blocks(k, "k"), self._blocks(v, "v")
-        return self._run(q, (k, v), out, lse, return_lse, scale_q, scale_k, scale_v, sinks)
+        return self._run(
+            q, (k, v), out, lse, return_lse, scale_q, scale_k, scale_v, sinks, None, enable_pdl
+        )
 
     def _blocks(self, x: Array, name: str) -> Array:
         """View [N, heads, dim] as blocks [N / C, C, heads, dim]. Splitting never copies."""
@@ -253,8 +254,8 @@ class BlockSparseAttentionWrapper(Wrapper):
         shape = tuple(x.shape)
         if len(shape) != 3 or shape[0] != self._size[0]:
             raise ShapeError(name, f"shape {shape}", f"({self._size[0]}, num_kv_heads, head_dim)")
-        if adapter.name == "jax":
-            adapter.export(x, False, name)  # refuses what is not on the CPU
+        if adapter.name == "jax" and adapter.device(x) is None:
+            adapter.export(x, False, name)  # refuses what is on no device that serves
             x = adapter.to_numpy(x)  # JAX's own reshape may copy
         n, c = self._size
         return x.reshape((n // c, c, *shape[1:]))

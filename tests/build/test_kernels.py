@@ -116,8 +116,8 @@ ptxas info    : Used 112 registers, used 1 barriers
 @pytest.fixture
 def build(tmp_path: Path) -> Path:
     (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels/nvcc_version.txt").write_text("13.0.88\n")
-    (tmp_path / "kernels/one_d64.cu").touch()
+    (tmp_path / "kernels/manifest.txt").write_text("nvcc 13.0.88\none_d64\n")
+    (tmp_path / "kernels/gone_d64.log").write_text("of a row that was removed")
     (tmp_path / "kernels/one_d64.log").write_text(LOG.format(stack=0, spill=0))
     return tmp_path
 
@@ -145,14 +145,19 @@ def test_another_compiler_is_not_compared(build: Path, capsys: pytest.CaptureFix
     table = build / "registers.md"
     argv = [str(build), "--table", str(table)]
     assert REGISTERS.main(argv) == 0
-    (build / "kernels/nvcc_version.txt").write_text("12.4.131\n")
+    (build / "kernels/manifest.txt").write_text("nvcc 12.4.131\none_d64\n")
     (build / "kernels/one_d64.log").write_text(LOG.format(stack=0, spill=0).replace("96", "97"))
     assert REGISTERS.main([*argv, "--check"]) == 0
     assert "the table is CUDA 13.0's, this is 12.4's" in capsys.readouterr().out
 
 
-def test_a_build_without_reports_fails(tmp_path: Path) -> None:
-    assert REGISTERS.main([str(tmp_path)]) == 2
+def test_a_build_without_reports_fails(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (build / "kernels/one_d64.log").unlink()
+    assert REGISTERS.main([str(build)]) == 2
+    assert "no report of ptxas" in capsys.readouterr().out
+    (build / "kernels/manifest.txt").unlink()
+    assert REGISTERS.main([str(build)]) == 2
+    assert "FLASHBSR_CUDA=ON" in capsys.readouterr().out
 
 
 def test_the_table_in_the_tree_has_every_kernel_and_no_spill() -> None:

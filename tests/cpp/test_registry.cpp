@@ -6,7 +6,7 @@
 
 #include <flashbsr/core/error.h>
 
-#include "registry.h"
+#include "cuda/registry.h"
 
 namespace flashbsr::cuda {
 

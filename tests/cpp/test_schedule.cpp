@@ -68,8 +68,9 @@ class Schedule : public testing::TestWithParam<uint32_t> {
 
   int64_t cost(const WorkItem& item) const {
     const DeviceLimits& l = problem_.limits;
-    return l.cost_per_item + static_cast<int64_t>(item.kv_end - item.kv_begin) *
-                                 (l.cost_per_kv + l.cost_per_kv_row * item.row_count) +
+    return l.cost_per_item +
+           static_cast<int64_t>(item.kv_end - item.kv_begin) *
+               (l.cost_per_kv + l.cost_per_kv_row * item.row_count) +
            (item.slot >= 0 ? l.cost_per_split : 0);
   }
 
@@ -262,7 +263,7 @@ TEST_P(Schedule, CapacityHoldsEveryPlanWithinIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Random, Schedule, testing::Range(0u, 120u));
+INSTANTIATE_TEST_SUITE_P(Random, Schedule, testing::Range(0u, 240u));
 
 TEST(ScheduleCapacity, SectionsStayWhereTheyAre) {
   const Capacity capacity{.max_requests = 8, .max_q_tokens = 64, .max_kv_indices = 72000};

@@ -30,14 +30,14 @@ FLASHBSR_DEVICE RowEnd end_row(const Params& p, int32_t q_head, int32_t kv_head,
                                float lse) {
   const float v_scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
   if constexpr (!kSoftmax) return {v_scale, 0.0f};
-  float factor = sum == 0.0f ? 0.0f : v_scale / sum;
+  float factor = sum == 0.0f ? 0.0f : v_scale * ptx::reciprocal(sum);
   if (p.sinks) {
     // state.h's sink_weights, with the device's exponentials.
     const float sink = p.sinks[q_head] * kLog2e;
     if (lse != -infinity() || sink != -infinity()) {
       const float top = max_of(lse, sink);
       const float row = ptx::exp2(lse - top), both = row + ptx::exp2(sink - top);
-      factor *= row / both;
+      factor *= row * ptx::reciprocal(both);
       lse = top + ptx::log2(both);
     }
   }
@@ -49,14 +49,25 @@ FLASHBSR_DEVICE void write_lse(const Params& p, int64_t token, int32_t q_head, f
   if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
 }
 
-/// Stores row[d, d + kCount) in the run-time type `t` (f32, f16 or bf16), nothing where
-/// d >= dim. `row` is 16-byte aligned, d a multiple of kCount, dim of 8.
-template <int kArch = 80, int kCount>
-FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
-                                  const float (&x)[kCount]) {
+/// Calls f.operator()<type>() for the run-time type of an output: f32, f16 or bf16.
+template <class F>
+FLASHBSR_DEVICE void with_output_dtype(DType t, const F& f) {
+  if (t == DType::kBF16) {
+    f.template operator()<DType::kBF16>();
+  } else if (t == DType::kF16) {
+    f.template operator()<DType::kF16>();
+  } else {
+    f.template operator()<DType::kF32>();
+  }
+}
+
+/// Stores row[d, d + kCount), nothing where d >= dim. `row` is 16-byte aligned, d a multiple of
+/// kCount, dim of 8.
+template <DType kType, int kArch = 80, int kCount>
+FLASHBSR_DEVICE void store_typed(char* row, int32_t d, int32_t dim, const float (&x)[kCount]) {
   static_assert(kCount == 2 || kCount == 4 || kCount == 8);
   if (d >= dim) return;
-  if (t == DType::kF32) {
+  if constexpr (kType == DType::kF32) {
     float* dst = reinterpret_cast<float*>(row) + d;
     if constexpr (kCount == 2) {
       *reinterpret_cast<float2*>(dst) = {x[0], x[1]};
@@ -66,20 +77,26 @@ FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
         *reinterpret_cast<float4*>(dst + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
       }
     }
-    return;
-  }
-  uint32_t pair[kCount / 2];
+  } else {
+    uint32_t pair[kCount / 2];
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    pair[i] = t == DType::kBF16 ? ptx::pack2<DType::kBF16, kArch>(x[2 * i], x[2 * i + 1])
-                                : ptx::pack2<DType::kF16, kArch>(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < kCount / 2; ++i) {
+      pair[i] = ptx::pack2<kType, kArch>(x[2 * i], x[2 * i + 1]);
+    }
+    char* dst = row + 2 * d;
+    if constexpr (kCount == 2) *reinterpret_cast<uint32_t*>(dst) = pair[0];
+    if constexpr (kCount == 4) *reinterpret_cast<uint2*>(dst) = {pair[0], pair[1]};
+    if constexpr (kCount == 8) {
+      *reinterpret_cast<uint4*>(dst) = {pair[0], pair[1], pair[2], pair[3]};
+    }
   }
-  char* dst = row + 2 * d;
-  if constexpr (kCount == 2) *reinterpret_cast<uint32_t*>(dst) = pair[0];
-  if constexpr (kCount == 4) *reinterpret_cast<uint2*>(dst) = {pair[0], pair[1]};
-  if constexpr (kCount == 8) {
-    *reinterpret_cast<uint4*>(dst) = {pair[0], pair[1], pair[2], pair[3]};
-  }
+}
+
+/// The same in a run-time type.
+template <int kArch = 80, int kCount>
+FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
+                                  const float (&x)[kCount]) {
+  with_output_dtype(t, [&]<DType kType>() { store_typed<kType, kArch>(row, d, dim, x); });
 }
 
 /// Partial O [D_vo] of a split tile's row, normalised fp32, rows 32-byte aligned.
@@ -93,14 +110,30 @@ FLASHBSR_DEVICE float* partial_lse(const Params& p, int32_t tile_rows, int32_t s
   return p.partial_lse + static_cast<int64_t>(slot) * tile_rows + row;
 }
 
+/// A merge with what its request and the plan add. Three loads, one after another: a kernel makes
+/// them while it waits for something else.
+struct SplitTile {
+  int32_t index;  ///< of the merge
+  Merge merge;
+  int32_t q_begin;
+  int32_t tile_rows;
+};
+
+FLASHBSR_DEVICE SplitTile split_tile(const KernelArgs& args, int32_t index) {
+  const Merge merge = args.merges[index];
+  return {index, merge, args.requests[merge.request].q_begin, args.header->tile_rows};
+}
+
 /// Counts a block's partial state as written; true in the block that must merge. One thread calls
 /// it, between a barrier after the stores of all and a barrier before the merge.
-FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t merge) {
-  int32_t* counter = args.counters + 1 + merge;
-  const int32_t parts = args.merges[merge].slot_count;
-  const bool last = ptx::atomic_add_acq_rel(counter, 1) == parts - 1;
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, const SplitTile& tile) {
+  int32_t* counter = args.counters + 1 + tile.index;
+  const bool last = ptx::atomic_add_acq_rel(counter, 1) == tile.merge.slot_count - 1;
   if (last) *counter = 0;  // for the next run
   return last;
+}
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t index) {
+  return arrive(args, split_tile(args, index));
 }
 
 namespace detail {
@@ -126,12 +159,11 @@ FLASHBSR_DEVICE float4 load_cg4(const float* p) {
 /// on who arrived when, and writes the output and LSE. `thread` of `threads` calls it with all the
 /// others; each takes four dims of a row at a time. States of variants without softmax add up.
 template <bool kSoftmax, int kArch = 80>
-FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t merge, int32_t thread,
+FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& tile, int32_t thread,
                                       int32_t threads) {
   const Params& p = args.params;
-  const Merge m = args.merges[merge];
-  const int32_t q_begin = args.requests[m.request].q_begin;
-  const int32_t tile_rows = args.header->tile_rows;
+  const Merge& m = tile.merge;
+  const int32_t q_begin = tile.q_begin, tile_rows = tile.tile_rows;
   const int32_t chunks = p.v.dim / 4;
   const int64_t slot_floats = static_cast<int64_t>(tile_rows) * p.v.dim;
 
@@ -196,6 +228,12 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t merge, int
     store_values<kArch>(p.out.row(token, q_head), p.out.dtype, d, p.v.dim, o);
     if (d == 0) write_lse(p, token, q_head, end.lse);
   }
+}
+
+template <bool kSoftmax, int kArch = 80>
+FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int32_t thread,
+                                      int32_t threads) {
+  merge_split_tile<kSoftmax, kArch>(args, split_tile(args, index), thread, threads);
 }
 
 }  // namespace flashbsr

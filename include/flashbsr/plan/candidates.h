@@ -8,32 +8,28 @@
 //   whole    nothing is split
 //   quota    chunks of at most 1.1, 1, 0.8, 0.5 or 0.25 quota
 //   even     few long tiles: the shortest chunk with which the items are at most 1, 2 or 3 rounds
-//   of
-//            all workers. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items; one
-//            quota makes 17, 136 items, and four workers with two
-//   tail     whole, but for the shortest tiles, beyond the last full round of all workers: those in
-//   1, 2 or
-//            3 rounds. 20 x 1024 tokens x 8 heads: 128 whole, and 32 in 4 parts each
+//            of all workers. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items;
+//            one quota makes 17, 136 items, and four workers with two
+//   tail     whole, but for the shortest tiles, beyond the last full round of all workers: those
+//            in 1/2, 1, 2 or 3 rounds. 20 x 4096 tokens x 8 heads: 128 items whole, the other 32
+//            in 4 parts each
 //
 //   price = mean KV + mean parts x cost_per_split + most items of a queue x cost_per_item
 //           + 0.35 (longest queue - mean of the busy ones)
 //
 // The queues' costs count cost_per_item and cost_per_split. The model and its factors were fitted
 // on an H200 (132 SMs, decode of head dim 128):
-//   - Parts cost throughput: 1 x 131072 tokens in 136 parts 124.7 us, in 264 parts 126.8 (bf16); 63
-//   x
-//     512 and 1 x 131072 in 216 parts 155.5, in 424 parts 157.6.
+//
+//   - Parts cost throughput: 1 x 131072 tokens in 136 parts took 124.7 us, in 264 parts 126.8
+//     (bf16); 63 x 512 and 1 x 131072 in 216 parts 155.5, in 424 parts 157.6.
 //   - Items cost where one queue has many: the same batch in 113 parts, but with 20 items in a
-//   queue
-//     instead of 11, 158.4 (bf16) and 101.2 instead of 88.5 (e4m3).
+//     queue instead of 11, took 158.4 us (bf16), and 101.2 instead of 88.5 (e4m3).
 //   - What the longest queue has above the others counts a third, because a worker that streams
-//   while
-//     others are done gets more than its share of the memory: 16 requests of 512 to 1024 tokens
-//     whole, 1.45 x the mean on one worker, took 15.2 us; the best splits 15.4 to 16.9.
+//     while others are done gets more than its share of the memory: 16 requests of 512 to 1024
+//     tokens whole, 1.45 x the mean on one worker, took 15.2 us; the best splits 15.4 to 16.9.
 //   - There is an end to that: one worker alone streams at 80 GB/s (e4m3: 51), its share is 34.5.
-//   - SMs share ports in pairs, so a bit more than half of them busy is no gain over half: 72 equal
-//   items
-//     took 194 us, 38 GB/s each, where 128 with as many bytes took 125.
+//   - SMs share ports in pairs, so a bit more than half of them busy is no gain over half: 72
+//     equal items took 194 us, 38 GB/s each, where 132 with as many bytes took 125.
 #pragma once
 
 #include <vector>
@@ -72,6 +68,7 @@ class Candidates {
       best_.cut.whole(tiles, limits, shape);
     } else if (split.fixed_size > 0) {
       best_.policy = kPolicyFixed;
+      best_.kv_chunk = split.fixed_size;
       best_.cut.fixed(tiles, limits, shape, split.fixed_size);
     } else if (!limits.price_splits) {
       best_.policy = kPolicyAlgorithm1;

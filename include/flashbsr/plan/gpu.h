@@ -37,7 +37,7 @@ inline double gpu_stream_us(const GpuKernel& k, double bytes) {
 
 }  // namespace detail
 
-/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.3 us by
+/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.5 us by
 /// itself (its record, Q, the fill of the ring, the epilogue) and a part of a split tile 1.8 us
 /// more (its partial state, the arrival, its share of the merge); candidates.h has the
 /// measurements. Chunks of 64 tokens still pay when a batch is so small that SMs idle (1 x 1024

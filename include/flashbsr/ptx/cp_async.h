@@ -47,6 +47,11 @@ FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, uint64_t policy)
                : "memory");
 }
 
+/// Copies 4 bytes.
+FLASHBSR_DEVICE void cp_async_4(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+
 /// Closes the group of copies issued since the last one; empty groups count.
 FLASHBSR_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -9,6 +9,13 @@
 
 namespace flashbsr::ptx {
 
+/// threadIdx.x, read anew at every call: loops that are short of registers keep none for it.
+FLASHBSR_DEVICE int32_t thread_index() {
+  int32_t r;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+  return r;
+}
+
 /// Waits until `threads` threads of the block have come to barrier `id` (1 to 15), arrivals of
 /// named_barrier_arrive included. Orders shared memory accesses among them.
 FLASHBSR_DEVICE void named_barrier_sync(int id, int threads) {

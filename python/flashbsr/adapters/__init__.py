@@ -127,11 +127,11 @@ def export(x: Any, argument: str, writable: bool = False) -> Any:
     return adapter_for(x, argument).export(x, writable, argument)
 
 
-def device_of(x: Any) -> int | None:
+def device_of(x: Any, argument: str = "array") -> int | None:
     """CUDA ordinal of the device that `x` is on; None for host memory, lists and None."""
     if x is None or isinstance(x, (list, tuple, np.ndarray)):
         return None
-    return adapter_for(x).device(x)
+    return adapter_for(x, argument).device(x)
 
 
 def stream_handle(stream: Any, argument: str = "stream") -> int:

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """CuPy arrays, with ml_dtypes for bfloat16 and float8.
 
-They live on a GPU. Work goes to CuPy's current stream of that GPU.
+They live on a GPU. Work goes to CuPy's current stream of that GPU. CuPy is imported where one of
+its functions is needed: the package is documented and checked on machines without it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import cupy
 import numpy as np
 import numpy.typing as npt
 
@@ -52,6 +52,8 @@ def export(x: Any, writable: bool = False, argument: str = "array") -> Any:  # n
 
 def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
     """Allocate an array on the GPU of `like`."""
+    import cupy
+
     if dtype_name == "bfloat16":
         import ml_dtypes  # present: the caller's arrays have its type, or asked for it
 
@@ -79,4 +81,6 @@ def device(x: Any) -> int:
 
 def stream(device: int) -> int:
     """Handle of CuPy's current stream on a GPU."""
+    import cupy
+
     return int(cupy.cuda.get_current_stream(device).ptr)

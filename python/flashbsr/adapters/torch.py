@@ -20,6 +20,8 @@ name = "torch"
 MUTABLE = True
 WAITS = False
 
+_CPU = torch.device("cpu")
+
 # A tenth of the cost of Tensor.__dlpack__, and no stream work.
 to_dlpack = torch.to_dlpack
 
@@ -62,7 +64,8 @@ def export(x: torch.Tensor, writable: bool = False, argument: str = "tensor") ->
 
 def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
     """Allocate a tensor where `like` is, whatever torch's default device is."""
-    return torch.empty(shape, dtype=_DTYPES[dtype_name], device=like.device)
+    where = like.device if like.is_cuda else _CPU  # a meta tensor is refused by name later
+    return torch.empty(shape, dtype=_DTYPES[dtype_name], device=where)
 
 
 def finish(x: torch.Tensor) -> torch.Tensor:

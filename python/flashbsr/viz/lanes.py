@@ -71,7 +71,7 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
         matplotlib is not installed.
     """
     plt = load_pyplot("plot_plan")
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter
 
     workers = plan.header.num_workers
     lanes = spans(plan)
@@ -97,13 +97,18 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     ax.tick_params(axis="x", labelsize=8.5, colors=INK, length=3)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set_color(MUTED)
-    ax.xaxis.set_major_formatter(EngFormatter())
-    ax.set_xlabel("cost in the scheduler's model", fontsize=9, color=INK)
     h = plan.header
+    if h.units_per_us:
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / h.units_per_us:g}"))
+    else:
+        ax.xaxis.set_major_formatter(EngFormatter())
+    unit = "us" if h.units_per_us else "cost"
+    ax.set_xlabel(f"{unit} in the scheduler's model", fontsize=9, color=INK)
     merges = f", {h.num_merges} merged tiles" if h.num_merges else ", no tile split"
     ax.set_title(
         f"{count_of(h.num_requests, 'request')}: {count_of(h.num_items, 'work item')} on "
-        f"{count_of(workers, 'worker')}{merges}, balance {plan.balance:.3f}",
+        f"{count_of(workers, 'worker')}{merges}, balance {plan.balance:.3f}\n"
+        f"cut: {plan.reason}",
         loc="left",
         fontsize=11,
         fontweight="bold",

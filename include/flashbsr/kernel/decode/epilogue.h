@@ -20,9 +20,8 @@ struct DecodeShared {
   FLASHBSR_DEVICE uint32_t ring(int warp) const {
     return ptx::shared_address(base) + warp * Traits::kStages * Traits::kStageBytes;
   }
-  FLASHBSR_DEVICE DecodeOffsets* offsets(int warp) const {
-    return reinterpret_cast<DecodeOffsets*>(base + Traits::kOffsetsOffset) +
-           warp * 2 * Traits::kKvTile;
+  FLASHBSR_DEVICE DecodeRows<Traits>& rows(int warp) const {
+    return reinterpret_cast<DecodeRows<Traits>*>(base + Traits::kRowsOffset)[warp];
   }
   FLASHBSR_DEVICE float* o(int warp, int row) const {
     return reinterpret_cast<float*>(base + Traits::kStateOffset) +
@@ -132,16 +131,16 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
 /// Hands the shared state back; a split tile is merged where its last part has arrived.
 template <class Traits>
 FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Traits>& shared,
-                                   const DecodeItem& item, int thread) {
+                                   const DecodeItem& item, const SplitTile& tile, int thread) {
   constexpr int kBarrier = 1;
   constexpr int kThreads = 32 * Traits::kEpilogueWarps;
   __syncwarp();
   if (thread % 32 == 0) ptx::mbarrier_arrive(shared.empty());
   if (item.slot < 0) return;
   ptx::named_barrier_sync(kBarrier, kThreads);
-  if (thread == 0) *shared.flag() = arrive(args, item.merge);
+  if (thread == 0) *shared.flag() = arrive(args, tile);
   ptx::named_barrier_sync(kBarrier, kThreads);
-  if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, item.merge, thread, kThreads);
+  if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, tile, thread, kThreads);
 }
 
 }  // namespace flashbsr

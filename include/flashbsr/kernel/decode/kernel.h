@@ -46,7 +46,7 @@ FLASHBSR_DEVICE void stage_items(const KernelArgs& args, const DecodeShared<Trai
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
                             int end, int warp, int lane) {
-  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.offsets(warp),
+  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.rows(warp),
                           shared.staged(), warp, lane);
   DecodeMath<Traits, Variant> math(args, lane);
   DecodeQuery<Traits> query;
@@ -95,9 +95,11 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const DecodeItem& item = shared.items()[i];
+      SplitTile tile{};
+      if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin, tile_rows};
       ptx::mbarrier_wait<Traits::kArch>(shared.full(), (first - begin + i) & 1);
       finish_item<Traits>(args, shared, item, tile_rows, thread);
-      merge_if_last<Traits>(args, shared, item, thread);
+      merge_if_last<Traits>(args, shared, item, tile, thread);
     }
   }
 }
@@ -109,6 +111,11 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   const DecodeShared<Traits> shared{flashbsr_shared};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+  // A kernel's parameters come through the constant cache, a miss per 64 bytes and one after
+  // another where they are first needed: each warp asks for other ones at once.
+  constexpr int kWords = sizeof(KernelArgs) / sizeof(int);
+  const int ahead = reinterpret_cast<const int*>(&args)[min_of(16 * warp, kWords - 1)];
+  asm volatile("" ::"r"(ahead));
   // The plan is written by copies, which a dependent launch waits for: it may be read at once. The
   // first item comes with its request in one load; the others follow behind the streaming.
   if (args.overlap != Overlap::kNone) ptx::launch_dependents<Traits::kArch>();

@@ -3,7 +3,8 @@
 //
 // The ring of one streaming warp: it loads for itself, so no barrier of the block is in the loop.
 // A stage is kKvTile tokens of K and V; warp w takes the stages w, w + kWarps, ... of each item.
-// Page ids are looked up two stages ahead of the copies that need them.
+// Page ids come by asynchronous copies too, two stages ahead of the rows that they name, so that no
+// register waits for them.
 #pragma once
 
 #include <flashbsr/core/launch.h>
@@ -30,17 +31,23 @@ struct alignas(16) DecodeOffsets {
   int64_t v;
 };
 
+/// Where a warp's next rows are, in shared memory.
+template <class Traits>
+struct DecodeRows {
+  DecodeOffsets offsets[Traits::kKvTile];  // of the stage that is being copied
+  int32_t pages[2][Traits::kKvTile];       // of it and the one after it
+};
+
 template <class Traits>
 class DecodeRing {
  public:
-  /// `offsets`: 2 x kKvTile of them in shared memory, this warp's own. `staged`: the barrier that
-  /// completes when the items of a turn are in shared memory.
+  /// `staged`: the barrier that completes when the items of a turn are in shared memory.
   FLASHBSR_DEVICE DecodeRing(const KernelArgs& args, const DecodeItem* items, uint32_t ring,
-                             DecodeOffsets* offsets, uint32_t staged, int warp, int lane)
+                             DecodeRows<Traits>& rows, uint32_t staged, int warp, int lane)
       : args_(args),
         items_(items),
         ring_(ring),
-        offsets_(offsets),
+        rows_(rows),
         staged_(staged),
         warp_(warp),
         lane_(lane) {
@@ -57,33 +64,36 @@ class DecodeRing {
     count_ = count;
     known_ = known;
     turn_ = turn;
-    buffer_ = 0;
+    stage_ = 0;
     current_.item = -1;
     next_item(current_);
-    look_up(current_);
-    Place first[kLooks];
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i) first[i] = found_[i];
-    // Where the next stage is of the same item, both look-ups are under way together.
-    next_ = current_;
-    const bool longer = current_.item < count_ && current_rows() == Traits::kKvTile &&
-                        next_.position + kStep < items_[next_.item].kv_end;
+    look_up(current_, 0);
+    // Where the second stage is of the same item, both look-ups are under way together.
+    ahead_ = current_;
+    const bool longer =
+        current_.item < count_ && ahead_.position + kStep < items_[ahead_.item].kv_end;
     if (longer) {
-      next_.position += kStep;
-      look_up(next_);
+      ahead_.position += kStep;
+      look_up(ahead_, 1);
     }
-    note(current_, first, 0);
+    wait_for_pages();
     if (prefetches) prefetch();
     if (!longer) {
-      advance(next_);
-      look_up(next_);
+      advance(ahead_);
+      look_up(ahead_, 1);
+      wait_for_pages();
     }
+    advance(ahead_);
   }
 
   /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
   FLASHBSR_DEVICE void produce_keys() {
-    __syncwarp();
-    if (current_.item < count_) copy_tile(true);
+    if (current_.item < count_) {
+      note();
+      __syncwarp();
+      copy_tile(true);
+      look_up(ahead_, stage_ & 1);
+    }
     ptx::cp_async_commit();
   }
 
@@ -92,11 +102,9 @@ class DecodeRing {
     __syncwarp();
     if (current_.item < count_) {
       copy_tile(false);
-      current_ = next_;
-      buffer_ ^= 1;
-      note(current_, found_, buffer_);
-      advance(next_);
-      look_up(next_);
+      advance(current_);
+      advance(ahead_);
+      ++stage_;
     }
     ptx::cp_async_commit();
     write_slot_ = write_slot_ + 1 == Traits::kStages ? 0 : write_slot_ + 1;
@@ -104,7 +112,7 @@ class DecodeRing {
 
   /// Waits for the oldest K tile and gives its address. It is handed back by produce_keys().
   FLASHBSR_DEVICE uint32_t wait_for_keys() {
-    ptx::cp_async_wait<2 * Traits::kStages - 1>();
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();  // with it came the pages of two stages later
     __syncwarp();
     return ring_ + read_slot_ * Traits::kStageBytes;
   }
@@ -131,11 +139,6 @@ class DecodeRing {
     int item;
     int32_t position;  // first token of the stage
   };
-  struct Place {
-    int32_t page;
-    int32_t token;
-  };
-
   FLASHBSR_DEVICE const char* k_data() const {
     return static_cast<const char*>(args_.params.k.data);
   }
@@ -145,14 +148,22 @@ class DecodeRing {
 
   FLASHBSR_DEVICE void prefetch() {
     if (current_.item >= count_) return;
+    note();
     __syncwarp();
     for (int row = lane_; row < current_rows(); row += 32) {
-      const DecodeOffsets at = offsets_[row];
+      const DecodeOffsets at = rows_.offsets[row];
       for (int byte = 0; byte < Traits::kRowBytes; byte += 128) {
         if (byte < args_.params.k.dim * kSize) ptx::prefetch_l2(k_data() + at.k + byte);
         if (byte < args_.params.v.dim * kSize) ptx::prefetch_l2(v_data() + at.v + byte);
       }
     }
+    __syncwarp();
+  }
+
+  FLASHBSR_DEVICE void wait_for_pages() {
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncwarp();
   }
 
   /// To this warp's first stage of the next item that has one.
@@ -177,42 +188,48 @@ class DecodeRing {
     return min_of(Traits::kKvTile, items_[current_.item].kv_end - current_.position);
   }
 
-  /// Starts to read the pages of a stage's tokens, a token per lane.
-  FLASHBSR_DEVICE void look_up(const Cursor& c) {
-    if (c.item >= count_) return;
+  /// Starts to copy the page ids of a stage's tokens, a token per lane.
+  FLASHBSR_DEVICE void look_up(const Cursor& c, int buffer) {
+    if (c.item >= count_ || !args_.kv_indices) return;
     const DecodeItem& item = items_[c.item];
+    const int32_t* table = args_.kv_indices + item.kv_table;
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
-      // Lanes past the end look at the last token; its rows are not copied for them.
-      const int32_t position = min_of(c.position + lane_ + 32 * i, item.kv_end - 1);
-      const int32_t page = args_.page_size.quotient(position);
-      found_[i].page =
-          args_.kv_indices ? __ldg(args_.kv_indices + item.kv_table + page) : item.kv_table + page;
-      found_[i].token = args_.page_size.remainder(position, page);
+      const int row = lane_ + 32 * i;
+      const int32_t position = c.position + row;
+      if (row < Traits::kKvTile && position < item.kv_end) {
+        ptx::cp_async_4(ptx::shared_address(&rows_.pages[buffer][row]),
+                        table + args_.page_size.quotient(position));
+      }
     }
   }
 
-  /// Writes down where the rows of the stage at `c` are.
-  FLASHBSR_DEVICE void note(const Cursor& c, const Place (&found)[kLooks], int buffer) {
-    if (c.item >= count_) return;
+  /// Writes down where the rows of the current stage are. Rows past its end are not copied.
+  FLASHBSR_DEVICE void note() {
     const PagedView& k = args_.params.k;
     const PagedView& v = args_.params.v;
-    const int64_t head = items_[c.item].kv_head;
+    const DecodeItem& item = items_[current_.item];
+    const int64_t head = item.kv_head;
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
-      const int64_t page = found[i].page, token = found[i].token;
-      const DecodeOffsets at{
+      const int row = lane_ + 32 * i;
+      if (row >= current_rows()) continue;
+      const int32_t position = current_.position + row;
+      int64_t page = item.kv_table + position, token = 0;
+      if (args_.kv_indices) {
+        page = rows_.pages[stage_ & 1][row];
+        token = args_.page_size.remainder(position, args_.page_size.quotient(position));
+      }
+      rows_.offsets[row] = {
           (page * k.stride_page + token * k.stride_token + head * k.stride_head) * kSize,
           (page * v.stride_page + token * v.stride_token + head * v.stride_head) * kSize};
-      const int row = lane_ + 32 * i;
-      if (row < Traits::kKvTile) offsets_[buffer * Traits::kKvTile + row] = at;
     }
   }
 
   FLASHBSR_DEVICE void copy_tile(bool keys) {
     const int chunk = lane_ % kChunks, first = lane_ / kChunks;
     const uint32_t tile = ring_ + write_slot_ * Traits::kStageBytes + (keys ? 0 : kValues);
-    const int64_t* at = &offsets_[buffer_ * Traits::kKvTile + first].k + (keys ? 0 : 1);
+    const int64_t* at = &rows_.offsets[first].k + (keys ? 0 : 1);
     // Chunks beyond a row's dims are zeros; no address beyond the array is formed for them.
     const bool mine = keys ? k_inside_ : v_inside_;
     const char* data = (keys ? k_data() : v_data()) + (mine ? chunk * 16 : 0);
@@ -235,7 +252,7 @@ class DecodeRing {
   const KernelArgs& args_;
   const DecodeItem* items_;
   uint32_t ring_;
-  DecodeOffsets* offsets_;
+  DecodeRows<Traits>& rows_;
   uint32_t staged_;
   int warp_;
   int lane_;
@@ -246,11 +263,10 @@ class DecodeRing {
   int turn_ = 0;
   int write_slot_ = 0;
   int read_slot_ = 0;
-  int buffer_ = 0;
+  int stage_ = 0;
   uint64_t policy_;
-  Cursor current_;  // the next stage to copy, its offsets in offsets_[buffer_]
-  Cursor next_;     // the one after it, its pages on their way to found_
-  Place found_[kLooks];
+  Cursor current_;  // the next stage to copy
+  Cursor ahead_;    // the stage whose pages are looked up next: two after it
 };
 
 }  // namespace flashbsr

@@ -61,10 +61,10 @@ struct DecodeTraits {
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 ? 128 : 32;
 
-  // Shared memory: [rings][row offsets][O of every streaming warp][its maxima and sums][items]
+  // Shared memory: [rings][rows to copy][O of every streaming warp][its maxima and sums][items]
   // [barriers]
-  static constexpr int kOffsetsOffset = kWarps * kStages * kStageBytes;
-  static constexpr int kStateOffset = kOffsetsOffset + kWarps * 2 * kKvTile * 16;
+  static constexpr int kRowsOffset = kWarps * kStages * kStageBytes;
+  static constexpr int kStateOffset = kRowsOffset + kWarps * kKvTile * (16 + 8);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =

@@ -52,49 +52,47 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   const uint32_t value_tile = query_tile + Traits::kValueOffset;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
 
-  const int32_t num_items = args.header->num_items;
-  sm80::KvLoader<Traits> loader(thread);
-  sm80::Mainloop<Traits, Variant> loop(args, state.rows, state.scales, thread);
+  sm80::KvLoader<Traits> loader;
+  sm80::Mainloop<Traits, Variant> loop(args, state);
   Staging<sm80::KvLoader<Traits>::kChunks> staging(memory);
 
-  if (thread == 0) state.control->item = sm80::claim_item(args, num_items);
+  if (thread == 0) sm80::claim_task(args, *state.task);
   for (;;) {
     __syncthreads();
-    const int32_t index = state.control->item;
-    if (index >= num_items) break;
-    const WorkItem item = args.items[index];
-    const Request request = args.requests[item.request];
-    const int32_t tiles = ceil_div(item.kv_end - item.kv_begin, Traits::kKvTile);
-    int32_t first = item.kv_begin + (tiles - 1) * Traits::kKvTile;
+    sm80::Task& task = *state.task;
+    if (!task.valid) break;
+    const int32_t kv_begin = task.item.kv_begin;
+    int32_t first =
+        kv_begin + (task.item.kv_end - kv_begin - 1) / Traits::kKvTile * Traits::kKvTile;
+    const bool empty = task.item.kv_end <= kv_begin;
 
-    sm80::visit_queries<Traits>(args, item, request.q_begin, thread,
+    sm80::visit_queries<Traits>(args, task.item, task.request.q_begin, thread,
                                 [&](uint32_t offset, const char* src, uint32_t bytes) {
                                   *reinterpret_cast<uint4*>(memory + offset) =
                                       bytes ? *reinterpret_cast<const uint4*>(src) : uint4{};
                                 });
-    loader.begin(args, item, request);
-    if (tiles > 0) {
-      loader.find(args, first);
-      loader.visit_keys(args, first, staging.fetch());
+    if (!empty) {
+      loader.find(args, task, first);
+      loader.visit_keys(args, task, first, staging.fetch());
     }
-    sm80::describe_rows<Traits>(args, item, request, state, thread);
+    sm80::describe_rows<Traits>(args, task, state, thread);
+    if (thread == 0) sm80::claim_task(args, state.task[1]);
     __syncthreads();
-    if (thread == 0) state.control->item = sm80::claim_item(args, num_items);
     if (args.params.rope.fine) {
-      sm80::prepare_queries<Traits>(args.params, state.rows, item.row_count,
-                                    request.kv_len - request.q_len, memory, state.scales, thread);
+      sm80::prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
     }
 
-    loop.begin(item, request);
-    for (int32_t tile = tiles; tile > 0; --tile, first -= Traits::kKvTile) {
+    loop.begin(task);
+    for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
       staging.store(Traits::kKeyOffset);
       __syncthreads();  // K is there, and nobody reads V any more
-      loader.visit_values(args, first, staging.fetch());
-      if (tile > 1) loader.find(args, first - Traits::kKvTile);
+      loader.visit_values(args, task, first, staging.fetch());
+      const int32_t next = first - Traits::kKvTile;
+      if (next >= kv_begin) loader.find(args, task, next);
       const bool sees = loop.sees(first);
       if (sees) loop.score(query_tile, key_tile, first);
       staging.store(Traits::kValueOffset);
-      if (tile > 1) loader.visit_keys(args, first - Traits::kKvTile, staging.fetch());
+      if (next >= kv_begin) loader.visit_keys(args, task, next, staging.fetch());
       __syncthreads();  // V is there, and nobody reads K any more
       if (sees) {
         loop.soften(first);
@@ -102,10 +100,10 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       }
     }
 
-    sm80::write_rows(args, item, request.q_begin, state.rows, loop, thread % 32);
-    if (item.slot >= 0) {
-      sm80::finish_split<Traits, Variant>(args, item.merge, state.control, thread);
-    }
+    sm80::write_rows(args, task, state.rows, loop, thread % 32);
+    if (task.item.slot >= 0) sm80::finish_split<Traits, Variant>(args, task, thread);
+    __syncthreads();
+    sm80::next_task(state, thread);
   }
 }
 

@@ -31,14 +31,17 @@ struct PrefillTraits {
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * 2;
-  static constexpr int kRowRecordBytes = 16;  ///< sizeof(PrefillRow)
-  /// [Q][K][V][rows][scale of every row][the next item, and whether to merge]
+  static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
+  static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
+  static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
+  /// [Q][K][V][rows][scale of every row][what each warp sees][this item and the next]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kTileBytes;
   static constexpr int kRowOffset = kValueOffset + kTileBytes;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
-  static constexpr int kControlOffset = kScaleOffset + rows * 4;
-  static constexpr int kSmemBytes = kControlOffset + 16;
+  static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
+  static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
+  static constexpr int kSmemBytes = kTaskOffset + 2 * kTaskBytes;
 };
 
 }  // namespace flashbsr::sm75

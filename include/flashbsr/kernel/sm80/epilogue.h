@@ -35,11 +35,11 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
 
 /// Every thread of the warp calls it.
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const WorkItem& item, int32_t q_begin,
-                                const PrefillRow* rows, const Mainloop<Traits, Variant>& loop,
-                                int32_t lane) {
+FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const PrefillRow* rows,
+                                const Mainloop<Traits, Variant>& loop, int32_t lane) {
   using Loop = Mainloop<Traits, Variant>;
   const Params& p = args.params;
+  const WorkItem& item = task.item;
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
 #pragma unroll
@@ -56,19 +56,22 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const WorkItem& item, in
         const PrefillRow row = rows[r];
         RowEnd end = end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum, lse);
         if constexpr (!Variant::use_softmax) end.factor *= kUnit;
-        const int64_t token = static_cast<int64_t>(q_begin) + row.token;
+        const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
         char* out = p.out.row(token, row.q_head);
-        detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
-          store_values<Traits::kArch>(out, p.out.dtype, d, p.v.dim, x);
+        with_output_dtype(p.out.dtype, [&]<DType kType>() {
+          detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
+                                       [&](int32_t d, const auto& x) {
+                                         store_typed<kType, Traits::kArch>(out, d, p.v.dim, x);
+                                       });
         });
         if (lane % 4 == 0) write_lse(p, token, row.q_head, end.lse);
       } else {
         float factor = kUnit;
-        if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
         const int32_t tile_rows = args.header->tile_rows;
         char* out = reinterpret_cast<char*>(partial_out_row(p, tile_rows, item.slot, r));
         detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
-          store_values<Traits::kArch>(out, DType::kF32, d, p.v.dim, x);
+          store_typed<DType::kF32>(out, d, p.v.dim, x);
         });
         if (lane % 4 == 0) {
           *partial_lse(p, tile_rows, item.slot, r) = Variant::use_softmax ? lse : 0.0f;

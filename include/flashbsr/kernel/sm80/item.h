@@ -9,56 +9,74 @@
 
 namespace flashbsr::sm80 {
 
-/// What the threads of a block tell each other.
-struct Control {
-  int32_t item;    ///< claimed
-  int32_t merges;  ///< whether this block merges the split tile
+/// A claimed item. Kept in shared memory and read where it is needed: the main loop has no
+/// registers to spare for it.
+struct Task {
+  WorkItem item;
+  Request request;
+  int32_t valid;   ///< false: nothing is left
+  int32_t merges;  ///< whether this block merges the item's split tile
+  int32_t pad[2];
 };
 
 /// A block's shared memory besides the tiles.
 struct BlockState {
   PrefillRow* rows;
-  float* scales;  ///< natural logits per dot product, of every row
-  Control* control;
+  float* scales;        ///< natural logits per dot product, of every row
+  Visibility* visible;  ///< of every warp's rows
+  Task* task;           ///< this one, and behind it the next
 
   template <class Traits>
   FLASHBSR_DEVICE BlockState(char* memory, Traits)
       : rows(reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset)),
         scales(reinterpret_cast<float*>(memory + Traits::kScaleOffset)),
-        control(reinterpret_cast<Control*>(memory + Traits::kControlOffset)) {
+        visible(reinterpret_cast<Visibility*>(memory + Traits::kVisibleOffset)),
+        task(reinterpret_cast<Task*>(memory + Traits::kTaskOffset)) {
     static_assert(sizeof(PrefillRow) == Traits::kRowRecordBytes);
-    static_assert(Traits::kControlOffset + sizeof(Control) <= Traits::kSmemBytes);
+    static_assert(sizeof(Visibility) == Traits::kVisibilityBytes);
+    static_assert(sizeof(Task) == Traits::kTaskBytes);
   }
 };
 
 /// One thread takes the next item. Each block's last claim is past the end, and the last of those
 /// resets the counter.
-FLASHBSR_DEVICE int32_t claim_item(const KernelArgs& args, int32_t num_items) {
-  const int32_t item = atomicAdd(args.counters, 1);
-  if (item == num_items + static_cast<int32_t>(gridDim.x) - 1) *args.counters = 0;
-  return item;
+FLASHBSR_DEVICE void claim_task(const KernelArgs& args, Task& task) {
+  const int32_t num_items = args.header->num_items;
+  const int32_t index = atomicAdd(args.counters, 1);
+  if (index == num_items + static_cast<int32_t>(gridDim.x) - 1) *args.counters = 0;
+  task.valid = index < num_items;
+  if (index >= num_items) return;
+  task.item = args.items[index];
+  task.request = args.requests[task.item.request];
+}
+
+/// Once no thread needs the current task any more; a barrier follows. A fixed place costs the main
+/// loop no register for its address.
+FLASHBSR_DEVICE void next_task(const BlockState& state, int32_t thread) {
+  constexpr int kWords = sizeof(Task) / 4;
+  int32_t* words = reinterpret_cast<int32_t*>(state.task);
+  if (thread < kWords) words[thread] = words[kWords + thread];
 }
 
 template <class Traits>
-FLASHBSR_DEVICE void describe_rows(const KernelArgs& args, const WorkItem& item,
-                                   const Request& request, const BlockState& state,
-                                   int32_t thread) {
+FLASHBSR_DEVICE void describe_rows(const KernelArgs& args, const Task& task,
+                                   const BlockState& state, int32_t thread) {
   for (int32_t r = thread; r < Traits::kRows; r += Traits::kThreads) {
-    const PrefillRow row = describe_row(args, item, request, r);
+    const PrefillRow row = describe_row(args, task.item, task.request, r);
     state.rows[r] = row;
-    state.scales[r] = logit_scale(args.params, row.q_head, item.kv_head);
+    state.scales[r] = logit_scale(args.params, row.q_head, task.item.kv_head);
   }
 }
 
 /// After the block's stores of a partial state: the last block to arrive merges the tile.
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void finish_split(const KernelArgs& args, int32_t merge, Control* control,
-                                  int32_t thread) {
+FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, int32_t thread) {
   __syncthreads();
-  if (thread == 0) control->merges = arrive(args, merge);
+  if (thread == 0) task.merges = arrive(args, task.item.merge);
   __syncthreads();
-  if (control->merges) {
-    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, merge, thread, Traits::kThreads);
+  if (task.merges) {
+    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, task.item.merge, thread,
+                                                          Traits::kThreads);
   }
 }
 

@@ -44,58 +44,84 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
 
   ptx::wait_for_prerequisites<Traits::kArch>();
-  const int32_t num_items = args.header->num_items;
-  KvLoader<Traits> loader(thread);
-  Mainloop<Traits, Variant> loop(args, state.rows, state.scales, thread);
+  KvLoader<Traits> loader;
+  Mainloop<Traits, Variant> loop(args, state);
 
-  if (thread == 0) state.control->item = claim_item(args, num_items);
+  if (thread == 0) claim_task(args, *state.task);
   for (;;) {
     __syncthreads();
-    const int32_t index = state.control->item;
-    if (index >= num_items) break;
-    const WorkItem item = args.items[index];
-    const Request request = args.requests[item.request];
-    const int32_t tiles = ceil_div(item.kv_end - item.kv_begin, Traits::kKvTile);
-    int32_t first = item.kv_begin + (tiles - 1) * Traits::kKvTile;
+    Task& task = *state.task;
+    if (!task.valid) break;
+    const int32_t kv_begin = task.item.kv_begin;
+    int32_t first =
+        kv_begin + (task.item.kv_end - kv_begin - 1) / Traits::kKvTile * Traits::kKvTile;
+    const bool empty = task.item.kv_end <= kv_begin;
 
-    visit_queries<Traits>(args, item, request.q_begin, thread, AsyncCopy{query_tile});
-    loader.begin(args, item, request);
-    if (tiles > 0) {
-      loader.find(args, first);
-      loader.visit_keys(args, first, AsyncCopy{key_tile});
+    visit_queries<Traits>(args, task.item, task.request.q_begin, thread, AsyncCopy{query_tile});
+    if (!empty) {
+      loader.find(args, task, first);
+      loader.visit_keys(args, task, first, AsyncCopy{key_tile});
     }
     ptx::cp_async_commit();
-    describe_rows<Traits>(args, item, request, state, thread);
+    describe_rows<Traits>(args, task, state, thread);
+    if (thread == 0) claim_task(args, state.task[1]);
     ptx::cp_async_wait<0>();
     __syncthreads();
-    if (thread == 0) state.control->item = claim_item(args, num_items);
     if (Traits::kFloat8 || (kHasHooks<Variant> && args.params.rope.fine)) {
-      prepare_queries<Traits>(args.params, state.rows, item.row_count,
-                              request.kv_len - request.q_len, memory, state.scales, thread);
+      prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
       __syncthreads();
     }
 
-    loop.begin(item, request);
-    for (int32_t tile = tiles; tile > 0; --tile, first -= Traits::kKvTile) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // K is there, and nobody reads V any more
-      loader.visit_values(args, first, AsyncCopy{value_tile});
+    loop.begin(task);
+    if constexpr (Traits::kStages == 1) {
+      for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // K is there, and nobody reads V any more
+        loader.visit_values(args, task, first, AsyncCopy{value_tile});
+        ptx::cp_async_commit();
+        const int32_t next = first - Traits::kKvTile;
+        if (next >= kv_begin) loader.find(args, task, next);
+        const bool sees = loop.sees(first);
+        if (sees) loop.score(query_tile, key_tile, first);
+        if (Traits::kSoftenFirst && sees) loop.soften(first);
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // V is there, and nobody reads K any more
+        if (next >= kv_begin) loader.visit_keys(args, task, next, AsyncCopy{key_tile});
+        ptx::cp_async_commit();
+        if (sees) {
+          if (!Traits::kSoftenFirst) loop.soften(first);
+          loop.accumulate(value_tile);
+        }
+      }
+    } else {
+      uint32_t stage = 0;
+      if (!empty) loader.visit_values(args, task, first, AsyncCopy{value_tile});
       ptx::cp_async_commit();
-      if (tile > 1) loader.find(args, first - Traits::kKvTile);
-      const bool sees = loop.sees(first);
-      if (sees) loop.score(query_tile, key_tile, first);
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // V is there, and nobody reads K any more
-      if (tile > 1) loader.visit_keys(args, first - Traits::kKvTile, AsyncCopy{key_tile});
-      ptx::cp_async_commit();
-      if (sees) {
-        loop.soften(first);
-        loop.accumulate(value_tile);
+      if (first - Traits::kKvTile >= kv_begin) loader.find(args, task, first - Traits::kKvTile);
+      for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        const uint32_t other = stage ^ Traits::kTileBytes;
+        const int32_t next = first - Traits::kKvTile;
+        if (next >= kv_begin) {
+          loader.visit_keys(args, task, next, AsyncCopy{key_tile + other});
+          loader.visit_values(args, task, next, AsyncCopy{value_tile + other});
+          if (next - Traits::kKvTile >= kv_begin) loader.find(args, task, next - Traits::kKvTile);
+        }
+        ptx::cp_async_commit();
+        if (loop.sees(first)) {
+          loop.score(query_tile, key_tile + stage, first);
+          loop.soften(first);
+          loop.accumulate(value_tile + stage);
+        }
+        stage = other;
       }
     }
 
-    write_rows(args, item, request.q_begin, state.rows, loop, thread % 32);
-    if (item.slot >= 0) finish_split<Traits, Variant>(args, item.merge, state.control, thread);
+    write_rows(args, task, state.rows, loop, thread % 32);
+    if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, thread);
+    __syncthreads();
+    next_task(state, thread);
   }
 }
 

@@ -6,7 +6,8 @@
 // head dim are filled with zeros, so that nothing found there reaches an output.
 #pragma once
 
-#include <flashbsr/core/launch.h>
+#include <flashbsr/kernel/sm80/item.h>
+#include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/swizzle.h>
 
 namespace flashbsr::sm80 {
@@ -61,36 +62,31 @@ FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
 template <class Traits>
 class KvLoader {
  public:
-  FLASHBSR_DEVICE explicit KvLoader(int32_t thread)
-      : row_(Shape::row(thread)), chunk_(Shape::chunk(thread)) {}
-
-  FLASHBSR_DEVICE void begin(const KernelArgs& args, const WorkItem& item, const Request& request) {
-    end_ = item.kv_end;
-    pages_ = args.kv_indices ? args.kv_indices + request.kv_begin : nullptr;
-    first_token_ = request.kv_begin;
-    key_ = head(args.params.k, item.kv_head);
-    value_ = head(args.params.v, item.kv_head);
-  }
-
   /// Page ids of the tile at KV position `first`. Ragged KV: the page of a token is its row.
-  FLASHBSR_DEVICE void find(const KernelArgs& args, int32_t first) {
+  FLASHBSR_DEVICE void find(const KernelArgs& args, const Task& task, int32_t first) {
+    const int32_t end = task.item.kv_end, base = task.request.kv_begin;
+    const int32_t row = Shape::row(ptx::thread_index());
 #pragma unroll
     for (int i = 0; i < Shape::kRowsEach; ++i) {
-      const int32_t position = first + row_ + i * Shape::kDown;
-      page_[i] = first_token_ + position;
-      if (pages_) page_[i] = position < end_ ? pages_[args.page_size.quotient(position)] : 0;
+      const int32_t position = first + row + i * Shape::kDown;
+      page_[i] = base + position;
+      if (args.kv_indices && position < end) {
+        page_[i] = args.kv_indices[base + args.page_size.quotient(position)];
+      }
     }
   }
 
   /// The tile whose pages were found last: copy(chunk number, offset in the tile, source, bytes to
   /// copy of 16).
   template <class Copy>
-  FLASHBSR_DEVICE void visit_keys(const KernelArgs& args, int32_t first, const Copy& copy) const {
-    visit(args, args.params.k, key_, first, copy);
+  FLASHBSR_DEVICE void visit_keys(const KernelArgs& args, const Task& task, int32_t first,
+                                  const Copy& copy) const {
+    visit(args, args.params.k, task.item, first, copy);
   }
   template <class Copy>
-  FLASHBSR_DEVICE void visit_values(const KernelArgs& args, int32_t first, const Copy& copy) const {
-    visit(args, args.params.v, value_, first, copy);
+  FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
+                                    const Copy& copy) const {
+    visit(args, args.params.v, task.item, first, copy);
   }
 
  private:
@@ -102,22 +98,23 @@ class KvLoader {
   static constexpr int kChunks = Shape::kRowsEach * Shape::kChunksEach;  ///< of a thread
 
  private:
-  FLASHBSR_DEVICE const char* head(const PagedView& view, int32_t kv_head) const {
-    return static_cast<const char*>(view.data) + kv_head * view.stride_head * kSize + chunk_ * 16;
-  }
-
   template <class Copy>
-  FLASHBSR_DEVICE void visit(const KernelArgs& args, const PagedView& view, const char* base,
+  FLASHBSR_DEVICE void visit(const KernelArgs& args, const PagedView& view, const WorkItem& item,
                              int32_t first, const Copy& copy) const {
-    const uint32_t dst = Swizzle<kRowBytes>::offset(row_, chunk_);
+    const int32_t thread = ptx::thread_index();
+    const int32_t row = Shape::row(thread), chunk = Shape::chunk(thread);
+    const uint32_t dst = Swizzle<kRowBytes>::offset(row, chunk);
+    const char* const base = static_cast<const char*>(view.data) +
+                             item.kv_head * (view.stride_head * kSize) + chunk * 16;
+    const int32_t end = item.kv_end;
 #pragma unroll
     for (int i = 0; i < Shape::kRowsEach; ++i) {
-      const int32_t position = first + row_ + i * Shape::kDown;
-      const bool inside = position < end_;
+      const int32_t position = first + row + i * Shape::kDown;
+      const bool inside = position < end;
       const char* src = base;
       if (inside) {
         src += page_[i] * (view.stride_page * kSize);
-        if (pages_) {
+        if (args.kv_indices) {
           const int32_t slot =
               args.page_size.remainder(position, args.page_size.quotient(position));
           src += slot * (view.stride_token * kSize);
@@ -125,7 +122,7 @@ class KvLoader {
       }
 #pragma unroll
       for (int j = 0; j < Shape::kChunksEach; ++j) {
-        const int32_t d = (chunk_ + j * Shape::kAcross) * (16 / kSize);
+        const int32_t d = (chunk + j * Shape::kAcross) * (16 / kSize);
         copy(i * Shape::kChunksEach + j, dst + Shape::step(i, j), src + j * Shape::kAcross * 16,
              inside && d < view.dim ? copy_bytes(view.dim - d) : 0);
       }
@@ -137,13 +134,6 @@ class KvLoader {
     return kSize == 1 && left < 16 ? left : 16;
   }
 
-  int32_t row_;
-  int32_t chunk_;
-  int32_t end_;
-  int32_t first_token_;
-  const int32_t* pages_;
-  const char* key_;
-  const char* value_;
   int32_t page_[Shape::kRowsEach];
 };
 

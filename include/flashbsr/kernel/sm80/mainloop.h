@@ -9,11 +9,11 @@
 // ones as possible stay above its smallest number.
 #pragma once
 
-#include <flashbsr/core/state.h>
+#include <flashbsr/kernel/sm80/item.h>
 #include <flashbsr/ptx/math.h>
+#include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/fragments.h>
 #include <flashbsr/tile/rope.h>
-#include <flashbsr/tile/rows.h>
 #include <flashbsr/variant/standard.h>
 
 namespace flashbsr::sm80 {
@@ -42,25 +42,23 @@ class Mainloop {
   float max[kBands][2];  ///< reference of the exponents, base 2; -inf while nothing was visible
   float sum[kBands][2];  ///< this thread's part of the denominators
 
-  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const PrefillRow* rows, const float* scales,
-                           int32_t thread)
+  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const BlockState& state)
       : args_(args),
         variant_(args.params),
-        rows_(rows),
-        scales_(scales),
-        first_row_(thread / 32 * kRowsPerWarp),
-        lane_(thread % 32) {}
+        rows_(state.rows),
+        scales_(state.scales),
+        visible_(state.visible) {}
 
   FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
-    return first_row_ + band * 16 + half * 8 + lane_ / 4;
+    return first_row() + band * 16 + half * 8 + lane() / 4;
   }
 
   /// Once rows and scales of an item are in shared memory.
-  FLASHBSR_DEVICE void begin(const WorkItem& item, const Request& request) {
-    item_ = &item;
-    request_ = &request;
-    const int32_t end = min_of(item.row_count, first_row_ + kRowsPerWarp);
-    visible_ = Visibility::of(rows_, first_row_, end);
+  FLASHBSR_DEVICE void begin(const Task& task) {
+    task_ = &task;
+    const int32_t end = min_of(task.item.row_count, first_row() + kRowsPerWarp);
+    if (lane() == 0) visible() = Visibility::of(rows_, first_row(), end);
+    __syncwarp();
     // The short way multiplies inside the exponent, after the maximum: only for positive scales.
     transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
 #pragma unroll
@@ -86,7 +84,7 @@ class Mainloop {
   }
 
   FLASHBSR_DEVICE bool sees(int32_t begin) const {
-    return visible_.sees(begin, begin + Traits::kKvTile);
+    return visible().sees(begin, begin + Traits::kKvTile);
   }
 
   /// S = Q K^T, for the tile of K at KV position `begin`.
@@ -99,8 +97,9 @@ class Mainloop {
         for (int e = 0; e < 4; ++e) s_[b][n][e] = 0.0f;
       }
     }
-    const Queries queries(query_tile, first_row_, lane_);
-    const Keys keys(key_tile, lane_);
+    const int32_t lane = this->lane();
+    const Queries queries(query_tile, first_row(), lane);
+    const Keys keys(key_tile, lane);
     if constexpr (kHasHooks<Variant>) {
       if (args_.params.rope.fine) return score_rotated(queries, keys, begin);
     }
@@ -120,7 +119,7 @@ class Mainloop {
 
   /// S becomes weights; maxima and sums follow.
   FLASHBSR_DEVICE void soften(int32_t begin) {
-    if (transforms_ || !visible_.whole(begin, begin + Traits::kKvTile)) transform(begin);
+    if (transforms_ || !visible().whole(begin, begin + Traits::kKvTile)) transform(begin);
     if constexpr (Variant::use_softmax) {
       float top[kBands][2];
       bool grown = false;
@@ -162,7 +161,7 @@ class Mainloop {
 
   /// O += P V.
   FLASHBSR_DEVICE void accumulate(uint32_t value_tile) {
-    const Values values(value_tile, lane_);
+    const Values values(value_tile, lane());
 #pragma unroll
     for (int token = 0; token < Traits::kKvTile; token += 16) {
       uint32_t p[kBands][4];
@@ -191,6 +190,11 @@ class Mainloop {
   }
 
  private:
+  // Worked out anew wherever they are needed.
+  FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
+  FLASHBSR_DEVICE static int32_t first_row() { return ptx::thread_index() / 32 * kRowsPerWarp; }
+  FLASHBSR_DEVICE Visibility& visible() const { return visible_[ptx::thread_index() / 32]; }
+
   static constexpr int kSteps = Traits::kHeadDim / 16;
   using Queries = QueryFragments<Traits::kHeadDim * 2>;
   using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
@@ -211,6 +215,7 @@ class Mainloop {
   /// The same with every key turned to its position. Dims i and i + head_dim / 2 are in the same
   /// thread, kSteps / 2 steps apart.
   FLASHBSR_DEVICE void score_rotated(const Queries& queries, const Keys& keys, int32_t begin) {
+    const int32_t lane = this->lane();
     for (int step = 0; step < kSteps / 2; ++step) {
       uint32_t a[2][kBands][4];
 #pragma unroll
@@ -226,11 +231,11 @@ class Mainloop {
 #pragma unroll
         for (int i = 0; i < Keys::kTokens / 8; ++i) {
           // Past the item's end keys are zeros, and the tables may end too.
-          const int32_t position = min_of(begin + token + 8 * i + lane_ / 4, item_->kv_end - 1);
+          const int32_t position = min_of(begin + token + 8 * i + lane / 4, task_->item.kv_end - 1);
           const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            turn_pair(angles, Keys::column_of(step, half, lane_), x[i][half], y[i][half]);
+            turn_pair(angles, Keys::column_of(step, half, lane), x[i][half], y[i][half]);
           }
         }
         multiply(a[0], x, token / 8);
@@ -253,6 +258,7 @@ class Mainloop {
   /// The long way: masks, and where `transforms_` also scales and hooks, after which S is in base-2
   /// units (without softmax: the weights).
   FLASHBSR_DEVICE void transform(int32_t begin) {
+    const int32_t column = begin + lane() % 4 * 2;
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -264,7 +270,7 @@ class Mainloop {
         for (int n = 0; n < kTokenTiles; ++n) {
 #pragma unroll
           for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            const int32_t position = begin + n * 8 + lane_ % 4 * 2 + e % 2;
+            const int32_t position = column + n * 8 + e % 2;
             const bool inside = position >= row.span.begin && position < row.span.end;
             s_[b][n][e] = transformed(s_[b][n][e], row, scale, position, inside);
           }
@@ -277,14 +283,15 @@ class Mainloop {
                                     bool inside) const {
     float x = transforms_ ? raw * scale : raw;
     if constexpr (kHasHooks<Variant>) {
-      const LogitsAt<ThreadMath> at{.request = request_,
-                                    .q_token = row.token,
-                                    .q_position = request_->kv_len - request_->q_len + row.token,
-                                    .q_head = row.q_head,
-                                    .kv_head = item_->kv_head,
-                                    .kv_first = position,
-                                    .lanes = 1,
-                                    .kv_position = position};
+      const LogitsAt<ThreadMath> at{
+          .request = &task_->request,
+          .q_token = row.token,
+          .q_position = task_->request.kv_len - task_->request.q_len + row.token,
+          .q_head = row.q_head,
+          .kv_head = task_->item.kv_head,
+          .kv_first = position,
+          .lanes = 1,
+          .kv_position = position};
       if (variant_.transforms_logits()) {
         x = variant_.template logits_transform<ThreadMath>(x, at);
       }
@@ -323,11 +330,8 @@ class Mainloop {
   const Variant variant_;
   const PrefillRow* rows_;
   const float* scales_;
-  const WorkItem* item_;
-  const Request* request_;
-  const int32_t first_row_;
-  const int32_t lane_;
-  Visibility visible_;
+  const Task* task_;
+  Visibility* const visible_;  ///< of every warp's rows, in shared memory
   bool transforms_;
   float factor_[kBands][2];
   float s_[kBands][kTokenTiles][4];

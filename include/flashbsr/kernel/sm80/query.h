@@ -5,9 +5,9 @@
 // and the order of columns that tile/fragments.h asks for. In place, in shared memory.
 #pragma once
 
+#include <flashbsr/kernel/sm80/item.h>
 #include <flashbsr/ptx/convert.h>
 #include <flashbsr/tile/rope.h>
-#include <flashbsr/tile/rows.h>
 #include <flashbsr/tile/swizzle.h>
 
 namespace flashbsr::sm80 {
@@ -47,20 +47,21 @@ FLASHBSR_DEVICE int32_t fp16_exponent(float magnitude) {
 
 }  // namespace detail
 
-/// Four threads to a row; `position` of query token 0. Scales (natural logits per dot product)
+/// Four threads to a row. Scales (natural logits per dot product)
 /// take back what the conversion to fp16 multiplied by.
 template <class Traits>
-FLASHBSR_DEVICE void prepare_queries(const Params& p, const PrefillRow* rows, int32_t row_count,
-                                     int32_t position, char* tile, float* scales, int32_t thread) {
+FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const PrefillRow* rows,
+                                     char* tile, float* scales, int32_t thread) {
   constexpr int kRowBytes = Traits::kHeadDim * 2;
   constexpr int kGroups = Traits::kHeadDim / 16;
   constexpr int kHalfEach = (kGroups / 2 + 3) / 4;  // groups of the lower half that a thread has
   const bool convert = Traits::kFloat8 && p.q.dtype == DType::kBF16;
   const bool rotate = p.rope.fine != nullptr;
   const int32_t lane = thread % 4;
+  const int32_t position = task.request.kv_len - task.request.q_len;  // of query token 0
 
   for (int32_t r = thread / 4; r < Traits::kRows; r += Traits::kThreads / 4) {
-    if (r >= row_count) break;  // whole quads: the shuffles below stay complete
+    if (r >= task.item.row_count) break;  // whole quads: the shuffles below stay complete
     float x[kHalfEach][2][16];
     float magnitude = 0.0f;
 #pragma unroll
@@ -88,7 +89,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const PrefillRow* rows, in
       }
 #pragma unroll
       for (int e = 0; e < 32; ++e)
-        magnitude = ptx::max(magnitude, __builtin_fabsf(x[i][e / 16][e % 16]));
+        magnitude = ptx::max(magnitude, fabsf(x[i][e / 16][e % 16]));
     }
     float factor = 1.0f;
     if (convert) {

@@ -32,17 +32,21 @@ struct PrefillTraits {
   static constexpr int kKvTile = head_dim == 256 ? 32 : 64;
   /// 1: K and V have a buffer each, and each loads while the other is in use. 2: two each.
   static constexpr int kStages = 1;
+  static constexpr bool kSoftenFirst = false;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
-  static constexpr int kRowRecordBytes = 16;  ///< sizeof(PrefillRow)
-  /// [Q][K][V][rows][scale of every row][the next item, and whether to merge]
+  static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
+  static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
+  static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
+  /// [Q][K][V][rows][scale of every row][what each warp sees][this item and the next]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
   static constexpr int kRowOffset = kValueOffset + kStages * kTileBytes;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
-  static constexpr int kControlOffset = kScaleOffset + rows * 4;
-  static constexpr int kSmemBytes = kControlOffset + 16;
+  static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
+  static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
+  static constexpr int kSmemBytes = kTaskOffset + 2 * kTaskBytes;
 };
 
 }  // namespace flashbsr::sm80

@@ -1,0 +1,417 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A libcuda.so.1 for machines without a GPU, to test the host's side of the CUDA engine. "Device"
+// memory is host memory, and an attention kernel is the CPU engine on the same KernelArgs.
+//
+// It is as lazy as the model allows: work on a stream runs when somebody waits for it, and then no
+// work of another stream runs unless an event asks for it. So a missing wait between streams, or a
+// pinned buffer that is written again too early, changes results every time and not now and then.
+// What is not allowed during a capture fails as in the real driver.
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <flashbsr/core/launch.h>
+#include <flashbsr/cpu/engine.h>
+#include <flashbsr/cpu/kernels.h>
+#include <flashbsr/kernel/ops/args.h>
+
+namespace {
+
+constexpr int kDevices = 2;
+constexpr unsigned char kPoison = 0xFF;  // NaN in every floating-point type
+
+struct Event;
+
+struct Op {
+  std::function<void()> work;  ///< empty: a record or a wait
+  Event* record = nullptr;
+  Event* wait = nullptr;
+  uint64_t ticket = 0;  ///< of the event
+};
+
+struct Stream {
+  uint64_t id = 0;
+  std::deque<Op> queue;
+  bool capturing = false;
+  std::vector<Op> captured;
+};
+
+struct Event {
+  uint64_t issued = 0;  ///< records put on streams
+  uint64_t done = 0;
+  Stream* stream = nullptr;
+  bool in_capture = false;
+};
+
+struct State {
+  std::recursive_mutex mutex;
+  uint64_t next_id = 3;
+  Stream legacy{.id = 1}, per_thread{.id = 2};
+  std::set<Stream*> streams{&legacy, &per_thread};
+  std::map<std::string, long> calls;
+  std::map<const char*, size_t> pinned;
+  std::set<std::string> names;  ///< kernels; their addresses are the handles
+  std::vector<std::vector<Op>> graphs;
+  std::string last_kernel;
+  int last_grid = 0, last_overlap = 0, last_programmatic = 0;
+};
+
+State& state() {
+  static State* instance = new State;  // outlives every destructor of the library under test
+  return *instance;
+}
+
+thread_local std::vector<int> contexts;  // devices, innermost last
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+char context_of[kDevices];
+
+struct Call {
+  std::lock_guard<std::recursive_mutex> hold{state().mutex};
+  explicit Call(const char* name) { ++state().calls[name]; }
+};
+
+Stream& stream_of(CUstream handle) {
+  if (handle == nullptr || handle == CU_STREAM_LEGACY) return state().legacy;
+  if (handle == CU_STREAM_PER_THREAD) return state().per_thread;
+  return *reinterpret_cast<Stream*>(handle);
+}
+
+bool forbidden() {
+  if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+  return std::any_of(state().streams.begin(), state().streams.end(),
+                     [](const Stream* s) { return s->capturing; });
+}
+
+void put(Stream& s, Op op) {
+  if (s.capturing) {
+    s.captured.push_back(std::move(op));
+  } else {
+    s.queue.push_back(std::move(op));
+  }
+}
+
+/// Runs the first thing on the stream.
+void step(Stream& s) {
+  Op op = std::move(s.queue.front());
+  s.queue.pop_front();
+  if (op.work) op.work();
+  if (op.wait) {
+    while (op.wait->done < op.ticket && op.wait->stream && !op.wait->stream->queue.empty()) {
+      step(*op.wait->stream);
+    }
+  }
+  if (op.record) op.record->done = std::max(op.record->done, op.ticket);
+}
+
+void drain(Stream& s) {
+  while (!s.queue.empty()) step(s);
+}
+
+void drain_all() {
+  for (Stream* s : state().streams) drain(*s);
+}
+
+/// Pinned memory and the device's are read when the copy runs, other memory at once.
+void copy_later(void* to, const void* from, size_t bytes, CUstream stream, bool pageable = false) {
+  if (!pageable) {
+    put(stream_of(stream), {.work = [=] { std::memcpy(to, from, bytes); }});
+    return;
+  }
+  const auto* begin = static_cast<const char*>(from);
+  const auto staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
+  put(stream_of(stream), {.work = [=] { std::memcpy(to, staged->data(), bytes); }});
+}
+
+bool is_pinned(const void* memory) {
+  const auto after = state().pinned.upper_bound(static_cast<const char*>(memory));
+  if (after == state().pinned.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return memory < begin + bytes;
+}
+
+bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
+
+void attend(const flashbsr::KernelArgs& args, bool sigmoid) {
+  flashbsr::cpu::Engine engine(flashbsr::cpu::kernel_table(), 1);
+  engine.run(flashbsr::PlanView{reinterpret_cast<const int32_t*>(args.header)}, args.params,
+             sigmoid ? flashbsr::Activation::kSigmoid : flashbsr::Activation::kSoftmax);
+  for (int32_t i = 0; i <= args.header->num_merges; ++i) {
+    if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
+  }
+}
+
+void check_pages(const flashbsr::ops::CheckPagesArgs& a) {
+  for (int64_t i = 0; i < a.header->num_kv_indices; ++i) {
+    const int32_t page = a.kv_indices[i];
+    if (page >= 0 && page < a.pages) continue;
+    *a.first_bad =
+        std::min(*a.first_bad, static_cast<uint64_t>(i) << 32 | static_cast<uint32_t>(page));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// --- What tests ask and do
+
+long fake_calls(const char* name) { return state().calls[name]; }
+const char* fake_kernel() { return state().last_kernel.c_str(); }
+int fake_grid() { return state().last_grid; }
+int fake_overlap() { return state().last_overlap; }
+int fake_programmatic() { return state().last_programmatic; }
+void fake_drain() {
+  const Call call("fake_drain");
+  drain_all();
+}
+void fake_begin_capture(CUstream stream) {
+  const Call call("fake_begin_capture");
+  stream_of(stream).capturing = true;
+}
+int fake_end_capture(CUstream stream) {
+  const Call call("fake_end_capture");
+  Stream& s = stream_of(stream);
+  s.capturing = false;
+  state().graphs.push_back(std::move(s.captured));
+  s.captured.clear();
+  return static_cast<int>(state().graphs.size()) - 1;
+}
+void fake_replay(int graph, CUstream stream) {
+  const Call call("fake_replay");
+  for (const Op& op : state().graphs[static_cast<size_t>(graph)]) put(stream_of(stream), op);
+}
+
+// --- The driver
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) { return *version = 13000, CUDA_SUCCESS; }
+CUresult cuGetErrorName(CUresult error, const char** text) {
+  *text = error == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+                                                         : "CUDA_ERROR_FAKE";
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult, const char** text) { return *text = "fake", CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) { return *count = kDevices, CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
+CUresult cuDeviceGetName(char* name, int size, CUdevice) {
+  std::strncpy(name, "Fake GPU", static_cast<size_t>(size));
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
+  return *bytes = size_t{1} << 32, CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 6; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = 3201000; break;
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: *value = 6144; break;
+    default: *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  return *context = reinterpret_cast<CUcontext>(context_of + device), CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = contexts.empty() ? nullptr : reinterpret_cast<CUcontext>(context_of + contexts.back());
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) {
+  return *device = contexts.empty() ? 0 : contexts.back(), CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  contexts.push_back(static_cast<int>(reinterpret_cast<char*>(context) - context_of));
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent_v2(CUcontext*) { return contexts.pop_back(), CUDA_SUCCESS; }
+CUresult cuCtxSynchronize() {
+  const Call call("cuCtxSynchronize");
+  return drain_all(), CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary* library, const void*, CUjit_option*, void**, unsigned,
+                           CUlibraryOption*, void**, unsigned) {
+  const Call call("cuLibraryLoadData");
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return *library = nullptr, CUDA_SUCCESS;
+}
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char* name) {
+  const Call call("cuLibraryGetKernel");
+  const std::string& kept = *state().names.insert(name).first;
+  *kernel = reinterpret_cast<CUkernel>(const_cast<std::string*>(&kept));
+  return CUDA_SUCCESS;
+}
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  return *function = reinterpret_cast<CUfunction>(kernel), CUDA_SUCCESS;
+}
+CUresult cuKernelGetAttribute(int* value, CUfunction_attribute, CUkernel, CUdevice) {
+  return *value = 0, CUDA_SUCCESS;
+}
+CUresult cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) {
+  return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
+                          void**) {
+  const Call call("cuLaunchKernelEx");
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  const std::string& name = *reinterpret_cast<const std::string*>(function);
+  state().last_kernel = name;
+  state().last_grid = static_cast<int>(config->gridDimX);
+  state().last_programmatic = config->numAttrs > 0;
+  Op op;
+  if (starts_with(name, "decode_") || starts_with(name, "prefill_")) {
+    const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);
+    state().last_overlap = static_cast<int>(args.overlap);
+    const bool sigmoid = name.find("sigmoid") != std::string::npos;
+    op.work = [=] { attend(args, sigmoid); };
+  } else if (name == "check_pages") {
+    const auto args = *static_cast<const flashbsr::ops::CheckPagesArgs*>(params[0]);
+    op.work = [=] { check_pages(args); };
+  } else {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  put(stream_of(config->hStream), std::move(op));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
+  const Call call("cuMemAlloc");
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(memory, kPoison, bytes);
+  return *pointer = reinterpret_cast<CUdeviceptr>(memory), CUDA_SUCCESS;
+}
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  const Call call("cuMemFree");
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  drain_all();
+  return std::free(reinterpret_cast<void*>(pointer)), CUDA_SUCCESS;
+}
+CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+  const Call call("cuMemHostAlloc");
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  *pointer = std::malloc(bytes);
+  state().pinned[static_cast<char*>(*pointer)] = bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFreeHost(void* pointer) {
+  const Call call("cuMemFreeHost");
+  drain_all();
+  state().pinned.erase(static_cast<char*>(pointer));
+  return std::free(pointer), CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  const Call call("cuMemcpyHtoDAsync");
+  copy_later(reinterpret_cast<void*>(to), from, bytes, stream, !is_pinned(from));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  const Call call("cuMemcpyDtoHAsync");
+  copy_later(to, reinterpret_cast<const void*>(from), bytes, stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  const Call call("cuMemcpyDtoDAsync");
+  copy_later(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes, stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  const Call call("cuMemsetD8Async");
+  put(stream_of(stream), {.work = [=] { std::memset(reinterpret_cast<void*>(to), value, count); }});
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  const Call call("cuMemsetD32Async");
+  put(stream_of(stream),
+      {.work = [=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); }});
+  return CUDA_SUCCESS;
+}
+CUresult cuPointerGetAttribute(void*, CUpointer_attribute, CUdeviceptr) {
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned) {
+  const Call call("cuStreamCreate");
+  auto* s = new Stream{.id = state().next_id++};
+  state().streams.insert(s);
+  return *stream = reinterpret_cast<CUstream>(s), CUDA_SUCCESS;
+}
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  const Call call("cuStreamDestroy");
+  Stream& s = stream_of(stream);
+  drain(s);
+  state().streams.erase(&s);
+  delete &s;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  return *id = stream_of(stream).id, CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream stream) {
+  const Call call("cuStreamSynchronize");
+  if (stream_of(stream).capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return drain(stream_of(stream)), CUDA_SUCCESS;
+}
+CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
+  const Call call("cuStreamWaitEvent");
+  Event* event = reinterpret_cast<Event*>(handle);
+  if (stream_of(stream).capturing != event->in_capture) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  put(stream_of(stream), {.wait = event, .ticket = event->issued});
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  *status =
+      stream_of(stream).capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  return std::swap(*mode, capture_mode), CUDA_SUCCESS;
+}
+CUresult cuEventCreate(CUevent* event, unsigned) {
+  const Call call("cuEventCreate");
+  return *event = reinterpret_cast<CUevent>(new Event), CUDA_SUCCESS;
+}
+CUresult cuEventDestroy_v2(CUevent event) {
+  const Call call("cuEventDestroy");
+  drain_all();
+  return delete reinterpret_cast<Event*>(event), CUDA_SUCCESS;
+}
+CUresult cuEventRecord(CUevent handle, CUstream stream) {
+  const Call call("cuEventRecord");
+  Event* event = reinterpret_cast<Event*>(handle);
+  event->stream = &stream_of(stream);
+  event->in_capture = event->stream->capturing;
+  put(*event->stream, {.record = event, .ticket = ++event->issued});
+  return CUDA_SUCCESS;
+}
+CUresult cuEventQuery(CUevent handle) {
+  const Call call("cuEventQuery");
+  const Event* event = reinterpret_cast<Event*>(handle);
+  return event->done >= event->issued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult cuEventSynchronize(CUevent handle) {
+  const Call call("cuEventSynchronize");
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  Event* event = reinterpret_cast<Event*>(handle);
+  while (event->done < event->issued && !event->stream->queue.empty()) step(*event->stream);
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
