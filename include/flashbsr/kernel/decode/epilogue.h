@@ -20,6 +20,10 @@ struct DecodeShared {
   FLASHBSR_DEVICE uint32_t ring(int warp) const {
     return ptx::shared_address(base) + warp * Traits::kStages * Traits::kStageBytes;
   }
+  FLASHBSR_DEVICE DecodeReady<Traits>& ready(int parity) const {
+    static_assert(sizeof(DecodeReady<Traits>) == Traits::kReadyBytes);
+    return reinterpret_cast<DecodeReady<Traits>*>(base + Traits::kReadyOffset)[parity];
+  }
   FLASHBSR_DEVICE DecodeRows<Traits>& rows(int warp) const {
     return reinterpret_cast<DecodeRows<Traits>*>(base + Traits::kRowsOffset)[warp];
   }
@@ -41,9 +45,11 @@ struct DecodeShared {
   FLASHBSR_DEVICE uint32_t empty() const { return full() + 8; }
   /// Completed when the items of a turn are there.
   FLASHBSR_DEVICE uint32_t staged() const { return full() + 16; }
+  /// Completed when an item of this parity is ready.
+  FLASHBSR_DEVICE uint32_t ready_barrier(int parity) const { return full() + 24 + 8 * parity; }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
-    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 24);
+    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 40);
   }
 };
 

@@ -67,17 +67,30 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const DecodeItem& item = shared.items()[i];
-      query.load(args, item, lane);
-      math.begin(item, query);
+      const int number = first - begin + i;
+      ptx::mbarrier_wait<Traits::kArch>(shared.ready_barrier(number & 1), number >> 1 & 1);
+      query.read(shared.ready(number & 1), lane);
+      math.begin(shared.ready(number & 1));
       state.clear();
 #pragma unroll 1
       for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
            position += Traits::kWarps * Traits::kKvTile) {
         math.step(item, query, ring, position, state);
       }
-      leave_state(shared, state, item.row_count, warp, lane, first - begin + i);
+      leave_state(shared, state, item.row_count, warp, lane, number);
     }
   }
+}
+
+/// Makes item `i` of a turn ready, the first epilogue warp does. `done` counts the items before it.
+template <class Traits>
+FLASHBSR_DEVICE void prepare_item(const KernelArgs& args, const DecodeShared<Traits>& shared, int i,
+                                  int count, int done, int thread) {
+  if (thread >= 32 || i >= count) return;
+  DecodeQuery<Traits> query;
+  query.prepare(args, shared.items()[i], thread, shared.ready((done + i) & 1));
+  __syncwarp();
+  if (thread == 0) ptx::mbarrier_arrive(shared.ready_barrier((done + i) & 1));
 }
 
 /// The epilogue warps' part; thread `thread` of them.
@@ -92,6 +105,9 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
     stage_items(args, shared, first, turn == 0 ? 1 : 0, count, thread);
     ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
     if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
+    // Two items are ready at any time; an item's place is free when its states have been left.
+    prepare_item(args, shared, 0, count, first - begin, thread);
+    prepare_item(args, shared, 1, count, first - begin, thread);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const DecodeItem& item = shared.items()[i];
@@ -100,6 +116,7 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
       ptx::mbarrier_wait<Traits::kArch>(shared.full(), (first - begin + i) & 1);
       finish_item<Traits>(args, shared, item, tile_rows, thread);
       merge_if_last<Traits>(args, shared, item, tile, thread);
+      prepare_item(args, shared, i + 2, count, first - begin, thread);
     }
   }
 }
@@ -126,6 +143,8 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
     ptx::mbarrier_init(shared.full(), Traits::kWarps);
     ptx::mbarrier_init(shared.empty(), Traits::kEpilogueWarps);
     ptx::mbarrier_init(shared.staged(), Traits::kEpilogueWarps);
+    ptx::mbarrier_init(shared.ready_barrier(0), 1);
+    ptx::mbarrier_init(shared.ready_barrier(1), 1);
   }
   __syncthreads();
   if (begin == end) {

@@ -43,14 +43,6 @@ struct DecodeState {
   }
 };
 
-/// What an item says about its logits.
-struct DecodeMask {
-  int32_t whole_begin;  ///< every row sees [whole_begin, whole_end)
-  int32_t whole_end;
-  bool causal;
-  int32_t window_left;
-};
-
 template <class Traits, class Variant>
 class DecodeMath {
  public:
@@ -60,27 +52,12 @@ class DecodeMath {
   FLASHBSR_DEVICE DecodeMath(const KernelArgs& args, int lane)
       : args_(args), variant_(args.params), g_(lane >> 2), t_(lane & 3), lane_(lane) {}
 
-  FLASHBSR_DEVICE void begin(const DecodeItem& item, const Query& query) {
-    const PlanHeader& h = *args_.header;
-    mask_.causal = h.flags & kPlanCausal;
-    mask_.window_left = h.window_left;
-    const int first = args_.group.quotient(item.row_begin);
-    const int last = args_.group.quotient(item.row_begin + max_of(item.row_count, 1) - 1);
-    mask_.whole_begin = span(item, last).begin;
-    mask_.whole_end = min_of(span(item, first).end, item.kv_end);
-    const Params& p = args_.params;
-    const float k_scale = p.k_head_scale ? p.k_head_scale[item.kv_head] : 1.0f;
+  FLASHBSR_DEVICE void begin(const DecodeReady<Traits>& ready) {
+    mask_ = ready.mask;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int packed = item.row_begin + min_of(8 * n + 2 * t_ + i, item.row_count - 1);
-        const int head = q_head(item, packed, args_.group.quotient(packed));
-        // The query's scale is known where its row is: lane g = 2 t + i.
-        const float unfit = __shfl_sync(~0u, query.scale[n], 4 * (2 * t_ + i));
-        scale_[n][i] =
-            p.sm_scale * (p.q_head_scale ? p.q_head_scale[head] : 1.0f) * k_scale * unfit;
-      }
+      scale_[n][0] = ready.scale[8 * n + 2 * t_];
+      scale_[n][1] = ready.scale[8 * n + 2 * t_ + 1];
     }
   }
 
@@ -121,16 +98,6 @@ class DecodeMath {
   FLASHBSR_DEVICE int q_head(const DecodeItem& item, int packed, int token) const {
     return item.kv_head * static_cast<int>(args_.group.divisor) +
            args_.group.remainder(packed, token);
-  }
-
-  FLASHBSR_DEVICE Span span(const DecodeItem& item, int token) const {
-    PlanHeader h;
-    h.flags = mask_.causal ? kPlanCausal : 0;
-    h.window_left = mask_.window_left;
-    Request r;
-    r.q_len = item.q_len;
-    r.kv_len = item.kv_len;
-    return visible_span(h, r, token);
   }
 
   /// Two k-steps of K, rows 16 u to 16 u + 15: `first` and `second` are A operands.
@@ -193,7 +160,7 @@ class DecodeMath {
       for (int i = 0; i < 2; ++i) {
         const int packed = item.row_begin + min_of(8 * n + 2 * t_ + i, item.row_count - 1);
         const int token = args_.group.quotient(packed);
-        const Span visible = span(item, token);
+        const Span visible = mask_.span(item, token);
         const int head = q_head(item, packed, token);
 #pragma unroll
         for (int u = 0; u < kSubTiles; ++u) {

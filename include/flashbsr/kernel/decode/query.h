@@ -4,6 +4,9 @@
 // The queries of an item as the B operand of m16n8k16, in registers: lane (g, t) holds dims of
 // packed row 8 n + g. With 16-bit KV these are the instruction's own columns. float8 fragments come
 // as four neighbouring bytes, so there a lane holds dims 4 t to 4 t + 3 of every 16.
+//
+// One epilogue warp prepares them for all streaming warps, an item ahead, with what else the item
+// says about its logits: 600 to 800 instructions that would otherwise stand in every warp's way.
 #pragma once
 
 #include <flashbsr/core/launch.h>
@@ -12,20 +15,89 @@
 
 namespace flashbsr {
 
+/// Which positions the rows of an item see.
+struct DecodeMask {
+  int32_t whole_begin;  ///< every row sees [whole_begin, whole_end)
+  int32_t whole_end;
+  int32_t causal;
+  int32_t window_left;
+
+  FLASHBSR_DEVICE Span span(const DecodeItem& item, int token) const {
+    PlanHeader h;
+    h.flags = causal ? kPlanCausal : 0;
+    h.window_left = window_left;
+    Request r;
+    r.q_len = item.q_len;
+    r.kv_len = item.kv_len;
+    return visible_span(h, r, token);
+  }
+};
+
+/// An item ready to multiply, in shared memory.
+template <class Traits>
+struct alignas(16) DecodeReady {
+  static constexpr int kWords = Traits::kHeadDim / 8 * (Traits::kRows / 8);  ///< of a lane
+  uint4 b[kWords / 4][32];
+  float scale[Traits::kRows];  ///< of the logits, every scale and the queries' own folded in
+  DecodeMask mask;
+};
+
 template <class Traits>
 struct DecodeQuery {
   static constexpr int kSteps = Traits::kHeadDim / 16;
   static constexpr int kTiles = Traits::kRows / 8;
 
   uint32_t b[kTiles][kSteps][2];
-  float scale[kTiles];  ///< to multiply the logits of row 8 n + g with: undoes what fit() did
 
   /// Dims of the first element of register `half` of k-step `step`.
   FLASHBSR_DEVICE static int dim_of(int step, int half, int t) {
     return 16 * step + (Traits::kFloat8 ? 4 * t + 2 * half : 2 * t + 8 * half);
   }
 
-  FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane) {
+  FLASHBSR_DEVICE void read(const DecodeReady<Traits>& ready, int lane) {
+    uint32_t* words = &b[0][0][0];
+#pragma unroll
+    for (int i = 0; i < DecodeReady<Traits>::kWords / 4; ++i) {
+      const uint4 x = ready.b[i][lane];
+      words[4 * i] = x.x;
+      words[4 * i + 1] = x.y;
+      words[4 * i + 2] = x.z;
+      words[4 * i + 3] = x.w;
+    }
+  }
+
+  /// Loads an item's queries and leaves everything about it in `ready`. One warp.
+  FLASHBSR_DEVICE void prepare(const KernelArgs& args, const DecodeItem& item, int lane,
+                               DecodeReady<Traits>& ready) {
+    float scale[kTiles];
+    load(args, item, lane, scale);
+    if constexpr (Traits::kFloat8) {
+      if (args.params.q.dtype == DType::kBF16) fit(scale);
+    }
+    const uint32_t* words = &b[0][0][0];
+#pragma unroll
+    for (int i = 0; i < DecodeReady<Traits>::kWords / 4; ++i) {
+      ready.b[i][lane] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+    }
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n];
+    }
+    if (lane == 0) {
+      DecodeMask mask{0, 0, args.header->flags & kPlanCausal, args.header->window_left};
+      const int first = args.group.quotient(item.row_begin);
+      const int last = args.group.quotient(item.row_begin + max_of(item.row_count, 1) - 1);
+      mask.whole_begin = mask.span(item, last).begin;
+      mask.whole_end = min_of(mask.span(item, first).end, item.kv_end);
+      ready.mask = mask;
+    }
+  }
+
+ private:
+  FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane,
+                            float (&scale)[kTiles]) {
+    const Params& p = args.params;
+    const float k_scale = p.k_head_scale ? p.k_head_scale[item.kv_head] : 1.0f;
     const int g = lane >> 2, t = lane & 3;
     const RaggedView& q = args.params.q;
 #pragma unroll
@@ -46,18 +118,14 @@ struct DecodeQuery {
               inside && dim < q.dim ? __ldg(reinterpret_cast<const uint32_t*>(row + 2 * dim)) : 0;
         }
       }
-      scale[n] = 1.0f;
-    }
-    if constexpr (Traits::kFloat8) {
-      if (q.dtype == DType::kBF16) fit();
+      scale[n] = p.sm_scale * (p.q_head_scale ? p.q_head_scale[head] : 1.0f) * k_scale;
     }
   }
 
- private:
   /// bf16 queries against float8 keys, which are multiplied in fp16: each row is scaled by the
   /// power of two that brings its largest element to [2^14, 2^15), so nothing overflows and what is
   /// lost lies 2^38 below it. Exact otherwise: bf16 has fewer bits than fp16.
-  FLASHBSR_DEVICE void fit() {
+  FLASHBSR_DEVICE void fit(float (&scale)[kTiles]) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       uint32_t largest = 0;  // of the magnitudes' bits, which order as the numbers do
@@ -75,7 +143,7 @@ struct DecodeQuery {
       // 2^(14 - e), as far as both it and its inverse are normal numbers.
       const int shift = exponent == 255 ? 0 : max_of(-126, min_of(126, 14 + 127 - exponent));
       const float factor = bits_float(static_cast<uint32_t>(127 + shift) << 23);
-      scale[n] = bits_float(static_cast<uint32_t>(127 - shift) << 23);
+      scale[n] *= bits_float(static_cast<uint32_t>(127 - shift) << 23);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

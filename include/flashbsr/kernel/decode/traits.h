@@ -61,15 +61,17 @@ struct DecodeTraits {
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 ? 128 : 32;
 
-  // Shared memory: [rings][rows to copy][O of every streaming warp][its maxima and sums][items]
-  // [barriers]
-  static constexpr int kRowsOffset = kWarps * kStages * kStageBytes;
+  // Shared memory: [rings][two items ready to multiply][rows to copy][O of every streaming
+  // warp][its maxima and sums][items] [barriers]
+  static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
+  static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 4 * rows + 16;
+  static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
   static constexpr int kStateOffset = kRowsOffset + kWarps * kKvTile * (16 + 8);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
       kItemsOffset + kItems * static_cast<int>(sizeof(DecodeItem));
-  static constexpr int kSmemBytes = kBarrierOffset + 32;
+  static constexpr int kSmemBytes = kBarrierOffset + 48;
 };
 
 }  // namespace flashbsr
