@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api.h"
 #include "launcher.h"
+#include "memory.h"
 #include "ops.h"
 
 namespace flashbsr::cuda {
@@ -10,6 +11,7 @@ void launch_op(const char* family, const Queue& queue, int64_t blocks, int threa
                const void* args) {
   const KernelRow& row = find({.family = family}, device_info(queue.device).cc);
   void* params[] = {const_cast<void*>(args)};
+  const RelaxedCapture relaxed;  // the first launch loads the kernel, perhaps during a capture
   launch(row,
          {.device = queue.device,
           .stream = static_cast<Stream>(queue.stream),

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from . import _core
-from .adapters import adapter_for, export, to_values
+from .adapters import adapter_for, to_values
 
 __all__ = ["Call", "checking"]
 
@@ -37,21 +37,26 @@ class Call:
     """
 
     def __init__(self, x: Any, argument: str) -> None:
+        self._adapter = adapter_for(x, argument)
+        self._device = self._adapter.device(x)
+        self.on_device = self._device is not None
+        self.stream = 0 if self._device is None else self._adapter.stream(self._device)
+        self._waits = self.on_device and self._adapter.WAITS
+
+    def export(self, x: Any, argument: str, writable: bool = False) -> Any:
+        """Hand over an array of any framework; see `Adapter.export`."""
         adapter = adapter_for(x, argument)
-        device = adapter.device(x)
-        self.on_device = device is not None
-        self.stream = 0
-        self._waits = None
-        if device is not None:
-            self.stream = adapter.stream(device)
-            if adapter.WAITS:
-                self._waits = device
+        exported = adapter.export(x, writable, argument)
+        if self.on_device and adapter.WAITS and adapter is not self._adapter:
+            x.block_until_ready()  # its export is ordered on another stream than this call's
+            self._waits = True
+        return exported
 
     def values(self, x: Any, argument: str) -> Any:
         """Hand over indices or flags: as they are on a GPU, contiguous on the host."""
-        return export(x, argument) if self.on_device else to_values(x, argument)
+        return self.export(x, argument) if self.on_device else to_values(x, argument)
 
     def done(self) -> None:
         """Wait for the call, where the framework must not see its arrays before it is done."""
-        if self._waits is not None:
-            _core.synchronize(self._waits, self.stream)
+        if self._waits and self._device is not None:
+            _core.synchronize(self._device, self.stream)

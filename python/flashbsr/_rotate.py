@@ -13,7 +13,7 @@ import numpy.typing as npt
 from . import _core
 from ._call import Call, checking
 from ._typing import Array
-from .adapters import adapter_for, export, float_dtype, to_indices
+from .adapters import adapter_for, float_dtype, to_indices
 from .errors import FlashbsrError, IndexRangeError, ShapeError
 from .spec import check_float, check_int
 
@@ -107,7 +107,8 @@ def rotate(
     call = Call(q, "q")
     per_token, indptr, offsets = None, None, None
     if isinstance(positions, RaggedPositions):
-        indptr, offsets = export(positions.indptr, "indptr"), export(positions.offsets, "offsets")
+        indptr = call.export(positions.indptr, "indptr")
+        offsets = call.export(positions.offsets, "offsets")
     else:
         per_token = call.values(positions, "pos_ids")
     q_out = q if in_place else a.empty(q, shape, float_dtype(q, "q"))
@@ -115,7 +116,7 @@ def rotate(
     try:
         _core.apply_rope(
             a.export(q, False, "q"),
-            b.export(k, False, "k"),
+            call.export(k, "k"),
             a.export(q_out, True, "q"),
             b.export(k_out, True, "k"),
             per_token,
@@ -168,7 +169,7 @@ def rotate_by_table(
             a.export(x, True, name)  # refuses arrays that cannot be written
         view, split = _heads(x, name, head_size)
         out = view if in_place else a.empty(x, split, float_dtype(x, name))
-        exported.append((export(view, name), a.export(out, True, name)))
+        exported.append((call.export(view, name), a.export(out, True, name)))
         results.append((a, out, tuple(x.shape)))
     try:
         _core.apply_rope(
@@ -184,7 +185,7 @@ def rotate_by_table(
             1.0,
             1e4,
             None,
-            export(cos_sin_cache, "cos_sin_cache"),
+            call.export(cos_sin_cache, "cos_sin_cache"),
             call.stream,
         )
     except FlashbsrError as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from . import _core
 from ._call import Call
 from ._typing import Array
-from .adapters import adapter_for, export, float_dtype
+from .adapters import adapter_for, float_dtype
 from .errors import ShapeError
 from .spec import check_name
 
@@ -71,9 +71,9 @@ def merge_state(
     call = Call(v_a, "v_a")
     _core.merge_state(
         a.export(v_a, False, "v_a"),
-        export(s_a, "s_a"),
-        export(v_b, "v_b"),
-        export(s_b, "s_b"),
+        call.export(s_a, "s_a"),
+        call.export(v_b, "v_b"),
+        call.export(s_b, "s_b"),
         a.export(v, True),
         a.export(s, True),
         base2,
@@ -123,14 +123,15 @@ def merge_state_in_place(
     """
     call = Call(v, "v")
     _core.merge_state_in_place(
-        export(v, "v", True),
-        export(s, "s", True),
-        export(v_other, "v_other"),
-        export(s_other, "s_other"),
+        call.export(v, "v", True),
+        call.export(s, "s", True),
+        call.export(v_other, "v_other"),
+        call.export(s_other, "s_other"),
         None if mask is None else call.values(mask, "mask"),
         _base2(lse_base),
         call.stream,
     )
+    call.done()
 
 
 def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Array]:
@@ -174,7 +175,7 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Arr
     call = Call(v, "v")
     _core.merge_states(
         a.export(v, False, "v"),
-        export(s, "s"),
+        call.export(s, "s"),
         a.export(v_out, True),
         a.export(s_out, True),
         base2,

@@ -10,7 +10,7 @@ from . import _core
 from ._call import Call
 from ._rotate import check_frequencies, check_rotary_dim, check_table
 from ._typing import Array
-from .adapters import adapter_for, export, float_dtype
+from .adapters import adapter_for, float_dtype
 from .errors import FlashbsrError, ShapeError
 from .spec import check_float, check_int, check_llama31, check_name
 
@@ -24,14 +24,17 @@ __all__ = [
 _NAMES = {"k_cache": "paged_kv_cache[0]", "v_cache": "paged_kv_cache[1]"}
 
 
-def _export_cache(paged_kv_cache: Array | tuple[Array, Array]) -> tuple[Any, Any]:
+def _export_cache(call: Call, paged_kv_cache: Array | tuple[Array, Array]) -> tuple[Any, Any]:
     """Hand over a stacked cache and None, or k and v."""
     if not isinstance(paged_kv_cache, (tuple, list)):
-        return export(paged_kv_cache, "paged_kv_cache", True), None
+        return call.export(paged_kv_cache, "paged_kv_cache", True), None
     if len(paged_kv_cache) != 2:
         raise ShapeError("paged_kv_cache", f"{len(paged_kv_cache)} arrays", "(k, v)")
     k, v = paged_kv_cache
-    return export(k, "paged_kv_cache[0]", True), export(v, "paged_kv_cache[1]", True)
+    return (
+        call.export(k, "paged_kv_cache[0]", True),
+        call.export(v, "paged_kv_cache[1]", True),
+    )
 
 
 def append_paged_kv_cache(
@@ -103,11 +106,11 @@ def append_paged_kv_cache(
     """
     check_name("kv_layout", kv_layout, ("NHD", "HND"))
     call = Call(append_key, "append_key")
-    k_cache, v_cache = _export_cache(paged_kv_cache)
+    k_cache, v_cache = _export_cache(call, paged_kv_cache)
     try:
         _core.append_paged_kv_cache(
-            export(append_key, "append_key"),
-            export(append_value, "append_value"),
+            call.export(append_key, "append_key"),
+            call.export(append_value, "append_value"),
             call.values(batch_indices, "batch_indices"),
             call.values(positions, "positions"),
             k_cache,
@@ -217,13 +220,13 @@ def rope_append_paged_kv_cache(
         llama31 = check_llama31(llama31)
     out = a.empty(q, shape, float_dtype(q, "q")) if q_out is None else q_out
     out_adapter = a if q_out is None else adapter_for(q_out, "q_out")
-    k_cache, v_cache = _export_cache(paged_kv_cache)
+    k_cache, v_cache = _export_cache(call, paged_kv_cache)
     try:
         _core.rope_append_paged_kv_cache(
             a.export(q, False, "q"),
             out_adapter.export(out, True, "q_out"),
-            export(append_key, "append_key"),
-            export(append_value, "append_value"),
+            call.export(append_key, "append_key"),
+            call.export(append_value, "append_value"),
             call.values(batch_indices, "batch_indices"),
             call.values(positions, "positions"),
             k_cache,
@@ -239,7 +242,7 @@ def rope_append_paged_kv_cache(
             scale,
             theta,
             llama31,
-            None if cos_sin_cache is None else export(cos_sin_cache, "cos_sin_cache"),
+            None if cos_sin_cache is None else call.export(cos_sin_cache, "cos_sin_cache"),
             call.stream,
         )
     except FlashbsrError as error:

@@ -9,7 +9,7 @@ import numpy as np
 from . import _core
 from ._call import Call
 from ._typing import Array
-from .adapters import adapter_for, export, to_indices
+from .adapters import adapter_for, to_indices
 from .errors import ShapeError
 from .spec import check_name
 
@@ -103,7 +103,7 @@ def segment_packbits(x: Array, indptr: Array, bitorder: str = "big") -> tuple[Ar
         a.export(out, True),
         b.export(out_indptr, True),
         bitorder == "little",
-        export(indptr, "indptr") if call.on_device else None,
+        call.export(indptr, "indptr") if call.on_device else None,
         call.stream,
     )
     call.done()

@@ -35,69 +35,88 @@ FLASHBSR_DEVICE Slot find_slot(const Slots& s, int64_t token) {
   return {page, s.page_size.remainder(at, page_of_request), true};
 }
 
-/// Unit `u` of a token's row: its head, and its first element within the head.
-struct UnitPlace {
-  int32_t head;
-  int32_t offset;
-
-  FLASHBSR_DEVICE UnitPlace(const AppendRows& r, int32_t u)
-      : head(r.row_units.quotient(u)), offset(r.row_units.remainder(u, head) * r.unit) {}
-};
-
-FLASHBSR_DEVICE const char* source_of(const AppendRows& r, int32_t u, int64_t token) {
-  const UnitPlace at(r, u);
-  return r.in.row(token, at.head) + at.offset * dtype_size(r.in.dtype);
+/// Bytes from a token's first head to unit `u` of it.
+FLASHBSR_DEVICE int64_t unit_offset(const AppendRows& r, int32_t u, int64_t stride_head, DType t) {
+  const int32_t head = r.row_units.quotient(u);
+  return (head * stride_head + r.row_units.remainder(u, head) * r.unit) * dtype_size(t);
 }
 
-FLASHBSR_DEVICE char* target_of(const AppendRows& r, int32_t u, const Slot& slot) {
-  const UnitPlace at(r, u);
-  return r.cache.row(slot.page, slot.token, at.head) + at.offset * dtype_size(r.cache.dtype);
+/// Addresses of units first, first + 32, .. of a token's row.
+template <bool kLinear>
+struct UnitAddresses {
+  char* base;  ///< the token's first head, or, where units are linear, the first unit
+  int64_t step;
+
+  FLASHBSR_DEVICE char* at(const AppendRows& r, int32_t first, int32_t i, int64_t stride_head,
+                           DType t) const {
+    if constexpr (kLinear) return base + i * step;
+    return base + unit_offset(r, first + 32 * i, stride_head, t);
+  }
+};
+
+template <bool kLinear>
+FLASHBSR_DEVICE UnitAddresses<kLinear> source_of(const AppendRows& r, int32_t first,
+                                                 int64_t token) {
+  const int64_t skip = kLinear ? unit_offset(r, first, r.in.stride_head, r.in.dtype) : 0;
+  return {r.in.row(token, 0) + skip, r.in_step};
+}
+
+template <bool kLinear>
+FLASHBSR_DEVICE UnitAddresses<kLinear> target_of(const AppendRows& r, int32_t first,
+                                                 const Slot& slot) {
+  const int64_t skip = kLinear ? unit_offset(r, first, r.cache.stride_head, r.cache.dtype) : 0;
+  return {r.cache.row(slot.page, slot.token, 0) + skip, r.cache_step};
 }
 
 /// Bits as they are. `Bits`: an unsigned type of the unit's width. `first`: this lane's first unit.
-template <class Bits>
+template <class Bits, bool kLinear>
 FLASHBSR_DEVICE void copy_item(const AppendArgs& a, const AppendRows& r, int64_t token,
                                int32_t first) {
   Bits bits[kUnitsInFlight];
+  const auto in = source_of<kLinear>(r, first, token);
 #pragma unroll
   for (int i = 0; i < kUnitsInFlight; ++i) {
-    const int32_t u = first + 32 * i;
-    if (u < r.units) bits[i] = *reinterpret_cast<const Bits*>(source_of(r, u, token));
+    if (first + 32 * i >= r.units) continue;
+    bits[i] = *reinterpret_cast<const Bits*>(in.at(r, first, i, r.in.stride_head, r.in.dtype));
   }
   const Slot slot = find_slot(a.slots, token);
   if (!slot.valid) return;
+  const auto out = target_of<kLinear>(r, first, slot);
 #pragma unroll
   for (int i = 0; i < kUnitsInFlight; ++i) {
-    const int32_t u = first + 32 * i;
-    if (u < r.units) *reinterpret_cast<Bits*>(target_of(r, u, slot)) = bits[i];
+    if (first + 32 * i >= r.units) continue;
+    *reinterpret_cast<Bits*>(out.at(r, first, i, r.cache.stride_head, r.cache.dtype)) = bits[i];
   }
 }
 
-template <int kArch>
+template <int kArch, bool kLinear>
 FLASHBSR_DEVICE void convert_item(const AppendArgs& a, const AppendRows& r, int64_t token,
                                   int32_t first) {
+  const auto in = source_of<kLinear>(r, first, token);
   if (r.unit == 1) {
     const Slot slot = find_slot(a.slots, token);
     if (!slot.valid) return;
-    for (int32_t u = first; u < min_of(first + 32 * kUnitsInFlight, r.units); u += 32) {
-      store_from_float(target_of(r, u, slot), 0, r.cache.dtype,
-                       load_as_float(source_of(r, u, token), 0, r.in.dtype) * r.inverse_scale);
+    const auto out = target_of<kLinear>(r, first, slot);
+    for (int32_t i = 0; i < kUnitsInFlight && first + 32 * i < r.units; ++i) {
+      const char* from = in.at(r, first, i, r.in.stride_head, r.in.dtype);
+      store_from_float(out.at(r, first, i, r.cache.stride_head, r.cache.dtype), 0, r.cache.dtype,
+                       load_as_float(from, 0, r.in.dtype) * r.inverse_scale);
     }
     return;
   }
   Unit units[kUnitsInFlight];
 #pragma unroll
   for (int i = 0; i < kUnitsInFlight; ++i) {
-    const int32_t u = first + 32 * i;
-    if (u < r.units) units[i] = load_unit(source_of(r, u, token), r.in.dtype);
+    if (first + 32 * i >= r.units) continue;
+    units[i] = load_unit(in.at(r, first, i, r.in.stride_head, r.in.dtype), r.in.dtype);
   }
   const Slot slot = find_slot(a.slots, token);
   if (!slot.valid) return;
+  const auto out = target_of<kLinear>(r, first, slot);
 #pragma unroll
   for (int i = 0; i < kUnitsInFlight; ++i) {
-    const int32_t u = first + 32 * i;
-    if (u >= r.units) return;
-    store_unit(target_of(r, u, slot), r.cache.dtype,
+    if (first + 32 * i >= r.units) continue;
+    store_unit(out.at(r, first, i, r.cache.stride_head, r.cache.dtype), r.cache.dtype,
                convert<kArch>(units[i], r.in.dtype, r.cache.dtype, r.inverse_scale));
   }
 }
@@ -118,14 +137,24 @@ FLASHBSR_DEVICE void for_each_item(const AppendArgs& a, const Body& body) {
   }
 }
 
+template <bool kLinear>
+FLASHBSR_DEVICE void copy_item_of(const AppendArgs& a, const AppendRows& r, int64_t token,
+                                  int32_t first) {
+  switch (r.copy_bytes) {
+    case 16: copy_item<uint4, kLinear>(a, r, token, first); break;
+    case 8: copy_item<uint2, kLinear>(a, r, token, first); break;
+    case 4: copy_item<uint32_t, kLinear>(a, r, token, first); break;
+    case 2: copy_item<uint16_t, kLinear>(a, r, token, first); break;
+    default: copy_item<uint8_t, kLinear>(a, r, token, first); break;
+  }
+}
+
 FLASHBSR_DEVICE void append_paged_kv(const AppendArgs& a) {
   for_each_item(a, [&](const AppendRows& r, int64_t token, int32_t first) {
-    switch (r.copy_bytes) {
-      case 16: copy_item<uint4>(a, r, token, first); break;
-      case 8: copy_item<uint2>(a, r, token, first); break;
-      case 4: copy_item<uint32_t>(a, r, token, first); break;
-      case 2: copy_item<uint16_t>(a, r, token, first); break;
-      default: copy_item<uint8_t>(a, r, token, first); break;
+    if (r.linear) {
+      copy_item_of<true>(a, r, token, first);
+    } else {
+      copy_item_of<false>(a, r, token, first);
     }
   });
 }
@@ -133,7 +162,11 @@ FLASHBSR_DEVICE void append_paged_kv(const AppendArgs& a) {
 template <int kArch>
 FLASHBSR_DEVICE void append_paged_kv_convert(const AppendArgs& a) {
   for_each_item(a, [&](const AppendRows& r, int64_t token, int32_t first) {
-    convert_item<kArch>(a, r, token, first);
+    if (r.linear) {
+      convert_item<kArch, true>(a, r, token, first);
+    } else {
+      convert_item<kArch, false>(a, r, token, first);
+    }
   });
 }
 

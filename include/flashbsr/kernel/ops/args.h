@@ -18,10 +18,16 @@ namespace flashbsr::ops {
 /// Threads of a block, of every kernel here but `segment_indptr`.
 inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / 32;
-/// Blocks that an SM shall hold: enough loads in flight to saturate the memory.
+/// Blocks that an SM shall hold at least: a bound on registers.
 inline constexpr int kCopyBlocks = 4;
-inline constexpr int kMergeBlocks = 4;
-inline constexpr int kConvertBlocks = 2;
+inline constexpr int kMergeBlocks = 4;  ///< of two states
+/// Of any number of states: what fits the registers without spills.
+template <int kArch>
+inline constexpr int kMergeManyBlocks = kArch >= 90 ? 3 : 2;
+inline constexpr int kConvertBlocks = 3;
+inline constexpr int kRopeBlocks = 2;
+/// Units that a lane of a merge has in flight, of each of up to four states.
+inline constexpr int kMergeUnits = 2;
 /// Items of one launch: what FastDiv divides. The host cuts larger inputs.
 inline constexpr int64_t kMaxItems = int64_t{1} << 30;
 
@@ -57,11 +63,16 @@ struct AppendRows {
   PagedView cache;
   float inverse_scale = 1.0f;
   int32_t copy_bytes =
-      0;              ///< of a unit, a power of two up to 16, where rows are copied bit for bit
-  int32_t unit = 1;   ///< elements of a unit; where rows are converted, kUnit or 1
-  int32_t units = 0;  ///< of a token: heads x dim / unit
-  int32_t parts = 0;  ///< items of a token
+      0;                ///< of a unit, a power of two up to 16, where rows are copied bit for bit
+  int32_t unit = 1;     ///< elements of a unit; where rows are converted, kUnit or 1
+  int32_t units = 0;    ///< of a token: heads x dim / unit
+  int32_t parts = 0;    ///< items of a token
   FastDiv row_units{};  ///< units of a head: dim / unit
+  /// Where every 32nd unit is equally far from the one before, in bytes: heads follow one another,
+  /// or a head is a part of a warp's units. Saves the address arithmetic of each.
+  bool linear = false;
+  int64_t in_step = 0;
+  int64_t cache_step = 0;
 };
 
 struct AppendArgs {
@@ -91,7 +102,7 @@ struct RopeRows {
   RaggedView in;
   RaggedView out{};  ///< where no cache is written
   float inverse_scale = 1.0f;
-  int32_t parts = 0;   ///< items of a token
+  int32_t parts = 0;     ///< items of a token
   FastDiv row_units{};   ///< units of a row
   FastDiv tail_units{};  ///< of its part behind rotary_dim
 };
@@ -111,7 +122,7 @@ struct RopeArgs {
   int32_t tokens = 0;
   int32_t unit = 1;        ///< elements of a unit, kUnit or 1
   int32_t item_heads = 1;  ///< heads of an item
-  FastDiv parts{};           ///< items of a token, of q, k and v
+  FastDiv parts{};         ///< items of a token, of q, k and v
 };
 
 struct StateView {
@@ -126,11 +137,13 @@ struct MergeArgs {
   StateView b;        ///< merge_state only
   int32_t count = 2;  ///< states
   int64_t v_stride_state = 0;
+  int64_t v_step = 0;  ///< the same in bytes
   int64_t s_stride_state = 0;
   StateView out;
   float* s_out = nullptr;         ///< [tokens, heads]; may be the s of an input
   const uint8_t* mask = nullptr;  ///< [tokens] or null: rows with 0 stay as they are
   float unit = 1.0f;              ///< ln 2 for natural LSEs, 1 for base 2
+  float per_unit = 1.0f;          ///< its inverse
   bool aligned = false;           ///< every row is a run of whole 16-byte units
   int32_t group_log2 = 0;         ///< lanes of a row
   int64_t first_token = 0;

@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The merge of attention states (core/state.h) of equal rows: two states of two arrays, or any
-// number along a dimension. A group of lanes, a power of two, takes a row; each lane 16 bytes of
-// it, of up to four states at once. Accumulated in float in the order of the states.
+// number along a dimension. A group of lanes, a power of two, takes a row; each lane two times 16
+// bytes of it, of up to four states at once: the weights cost as much as the rows, so that fewer
+// lanes per row are better. Accumulated in float in the order of the states.
 #pragma once
 
 #include <flashbsr/kernel/ops/unit.h>
+#include <flashbsr/ptx/math.h>
 
 namespace flashbsr::ops {
 
@@ -85,49 +87,84 @@ struct TwoStates {
   FLASHBSR_DEVICE float lse(int32_t i) const { return i ? *s[1] : *s[0]; }
 };
 
-/// Merges `count` states of one unit; `offset` bytes into the row. Returns the merged LSE.
+/// A lane's units of a row: `first`, and kMergeUnits - 1 more, `group` apart.
+struct LaneUnits {
+  int32_t first;
+  int32_t group;
+  int32_t count;  ///< of the row
+
+  FLASHBSR_DEVICE bool live(int i) const { return first + i * group < count; }
+  FLASHBSR_DEVICE int64_t index(int i) const { return first + i * group; }
+};
+
+/// Merges `count` states of a lane's units. Returns the merged LSE.
 ///
 /// A state of weight 0 is skipped, not multiplied: where its LSE is -inf its O may be anything.
-template <int kArch, class MUnit, int kChunk, class States>
-FLASHBSR_DEVICE float merge_unit(const States& states, int32_t count, int64_t offset, char* out,
-                                 float unit) {
+template <int kArch, class MUnit, int kChunk, int kSize, class States>
+FLASHBSR_DEVICE float merge_units(const States& states, int32_t count, const LaneUnits& units,
+                                  char* out, const MergeArgs& a) {
   constexpr int kElements = MUnit::kElements;
-  float acc[kElements] = {};
+  constexpr int kBytes = kElements * kSize;
+  float acc[kMergeUnits][kElements] = {};
   float top = -infinity(), sum = 0.0f;
-  const float per_unit = 1.0f / unit;
   for (int32_t first = 0; first < count; first += kChunk) {
     float lse[kChunk];
-    MUnit in[kChunk];
+    MUnit in[kChunk][kMergeUnits];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      lse[i] = -infinity();
-      if (first + i < count) {
-        lse[i] = states.lse(first + i);
-        in[i] = MUnit::load(states.row(first + i) + offset);
+    for (int s = 0; s < kChunk; ++s) {
+      lse[s] = -infinity();
+      if (first + s >= count) continue;
+      lse[s] = states.lse(first + s);
+      const char* row = states.row(first + s);
+#pragma unroll
+      for (int i = 0; i < kMergeUnits; ++i) {
+        if (units.live(i)) in[s][i] = MUnit::load(row + units.index(i) * kBytes);
       }
     }
     float chunk_top = top;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) chunk_top = fmaxf(chunk_top, lse[i]);
-    if (chunk_top > top) {
-      const float rescale = exp2f((top - chunk_top) * per_unit);  // exp2(-inf) = 0 at first
+    for (int s = 0; s < kChunk; ++s) chunk_top = ptx::max(chunk_top, lse[s]);
+    if (first > 0 && chunk_top > top) {
+      const float rescale = exp2f((top - chunk_top) * a.per_unit);
       sum *= rescale;
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) acc[j] *= rescale;
-      top = chunk_top;
-    }
+      for (int i = 0; i < kMergeUnits; ++i) {
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const float weight = lse[i] == -infinity() ? 0.0f : exp2f((lse[i] - top) * per_unit);
+        for (int j = 0; j < kElements; ++j) acc[i][j] *= rescale;
+      }
+    }
+    top = chunk_top;
+#pragma unroll
+    for (int s = 0; s < kChunk; ++s) {
+      const float weight = lse[s] == -infinity() ? 0.0f : exp2f((lse[s] - top) * a.per_unit);
       sum += weight;
-      if (weight != 0.0f) in[i].add_to(acc, weight);
+      if (weight == 0.0f) continue;
+#pragma unroll
+      for (int i = 0; i < kMergeUnits; ++i) {
+        if (units.live(i)) in[s][i].add_to(acc[i], weight);
+      }
     }
   }
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  const float inverse = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
 #pragma unroll
-  for (int j = 0; j < kElements; ++j) acc[j] *= inverse;
-  MUnit::template store<kArch>(out + offset, acc);
-  return sum == 0.0f ? -infinity() : top + log2f(sum) * unit;
+  for (int i = 0; i < kMergeUnits; ++i) {
+    if (!units.live(i)) continue;
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) acc[i][j] *= inverse;
+    MUnit::template store<kArch>(out + units.index(i) * kBytes, acc[i]);
+  }
+  return sum == 0.0f ? -infinity() : top + log2f(sum) * a.unit;
+}
+
+/// The same for a whole row, however long.
+template <int kArch, class MUnit, int kChunk, int kSize, class States>
+FLASHBSR_DEVICE float merge_row(const States& states, int32_t count, LaneUnits units, char* out,
+                                const MergeArgs& a) {
+  float lse = 0.0f;
+  for (; units.first < units.count; units.first += units.group * kMergeUnits) {
+    lse = merge_units<kArch, MUnit, kChunk, kSize>(states, count, units, out, a);
+  }
+  return lse;
 }
 
 /// Rows of `a`, a group of lanes each.
@@ -137,34 +174,30 @@ FLASHBSR_DEVICE void merge_rows(const MergeArgs& a) {
   constexpr int kSize = dtype_size(kType);
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t group = 1 << a.group_log2;
-  const int32_t rows_of_warp = 32 >> a.group_log2;
   const int32_t in_group = lane & (group - 1);
   const int32_t units = a.out.v.dim / MUnit::kElements;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps * rows_of_warp;
-  int64_t base = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * rows_of_warp;
-  for (; base < a.rows; base += stride) {
-    const int64_t row = base + (lane >> a.group_log2);
-    const int32_t t = a.heads.quotient(static_cast<int32_t>(min_of<int64_t>(row, a.rows - 1)));
+  const int32_t rows_of_warp = 32 >> a.group_log2;
+  const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps * rows_of_warp;
+  const int32_t warp = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / 32);
+  for (int32_t base = warp * rows_of_warp; base < a.rows; base += stride) {
+    const int32_t row = base + (lane >> a.group_log2);
+    const int32_t t = a.heads.quotient(row);
     const int64_t token = a.first_token + t;
-    const int32_t head = a.heads.remainder(static_cast<int32_t>(row), t);
+    const int32_t head = a.heads.remainder(row, t);
     const bool live = row < a.rows && (a.mask == nullptr || a.mask[token] != 0);
     float lse = 0.0f;
     if (live) {
       char* out = a.out.v.row(token, head);
-      const auto merge = [&](const auto& states) {
-        for (int32_t u = in_group; u < units; u += group) {
-          lse = merge_unit<kArch, MUnit, kStacked ? kMergeChunk : 2>(
-              states, kStacked ? a.count : 2, static_cast<int64_t>(u) * MUnit::kElements * kSize,
-              out, a.unit);
-        }
-      };
       const char* v = a.a.v.row(token, head);
       const float* s = a.a.s + token * a.a.s_stride_token + head * a.a.s_stride_head;
+      const LaneUnits lane_units{in_group, group, units};
       if constexpr (kStacked) {
-        merge(StackedStates{v, s, a.v_stride_state * kSize, a.s_stride_state});
+        const StackedStates states{v, s, a.v_step, a.s_stride_state};
+        lse = merge_row<kArch, MUnit, kMergeChunk, kSize>(states, a.count, lane_units, out, a);
       } else {
-        merge(TwoStates{{v, a.b.v.row(token, head)},
-                        {s, a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head}});
+        const TwoStates states{{v, a.b.v.row(token, head)},
+                               {s, a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head}};
+        lse = merge_row<kArch, MUnit, 2, kSize>(states, 2, lane_units, out, a);
       }
     }
     __syncwarp();  // in place, the LSE written is what the other lanes of the group have read

@@ -56,6 +56,14 @@ FLASHBSR_FN void prepare(AppendRows& r, bool copy) {
   r.units = r.in.heads * row;
   r.row_units = FastDiv(static_cast<uint32_t>(max_of(row, 1)));
   r.parts = ceil_div(r.units, 32 * kUnitsInFlight);
+  const auto step_of = [&](int64_t head_stride, DType t) {
+    const bool joined = r.in.stride_head == r.in.dim && r.cache.stride_head == r.cache.dim;
+    return (joined ? 32 * r.unit : 32 / max_of(row, 1) * head_stride) * dtype_size(t);
+  };
+  r.linear = (r.in.stride_head == r.in.dim && r.cache.stride_head == r.cache.dim) ||
+             (row > 0 && 32 % row == 0);
+  r.in_step = step_of(r.in.stride_head, r.in.dtype);
+  r.cache_step = step_of(r.cache.stride_head, r.cache.dtype);
 }
 
 /// Fills in what follows from the views. Returns whether `append_paged_kv` serves; otherwise it is
@@ -99,7 +107,9 @@ FLASHBSR_FN void prepare(MergeArgs& a, bool stacked) {
   a.aligned = alignment == 16;
   const int32_t units = a.aligned ? a.out.v.dim * dtype_size(a.out.v.dtype) / 16 : a.out.v.dim;
   a.group_log2 = 0;
-  while (a.group_log2 < 5 && (1 << a.group_log2) < units) ++a.group_log2;
+  while (a.group_log2 < 5 && (kMergeUnits << a.group_log2) < units) ++a.group_log2;
+  a.per_unit = 1.0f / a.unit;
+  a.v_step = a.v_stride_state * dtype_size(a.out.v.dtype);
   a.heads = FastDiv(static_cast<uint32_t>(max_of(a.out.v.heads, 1)));
 }
 FLASHBSR_FN uint32_t blocks_for(const MergeArgs& a) {

@@ -122,29 +122,42 @@ FLASHBSR_DEVICE void rotate_units(const TokenRows& rows, const Rotation& r, int6
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       angle_of<true>(r, position, u * kUnit + i, cosine[i], sine[i]);
+      cosine[i] *= rows.scale;
+      sine[i] *= rows.scale;
     }
     const int32_t a = r.interleave ? 2 * u * kUnit : u * kUnit;
     const int32_t b = r.interleave ? a + kUnit : a + half;
     const int32_t from_size = dtype_size(rows.from), to_size = dtype_size(rows.to);
+    const int64_t in_step = heads * rows.in_stride, out_step = heads * rows.out_stride;
+    const char* in = rows.in + (head + lane_head) * rows.in_stride;
+    char* out = rows.out + (head + lane_head) * rows.out_stride;
+    Unit first{}, second{};
+    if (head + lane_head < end) {
+      first = load_unit(in + a * from_size, rows.from);
+      second = load_unit(in + b * from_size, rows.from);
+    }
+#pragma unroll 1  // four rounds at once take more registers than there are
     for (int32_t h = head + lane_head; h < end; h += heads) {
-      const char* in = rows.in + h * rows.in_stride;
-      const Unit first = load_unit(in + a * from_size, rows.from);
-      const Unit second = load_unit(in + b * from_size, rows.from);
       float x[kUnit], y[kUnit];
       to_floats<kArch>(first, rows.from, x);
       to_floats<kArch>(second, rows.from, y);
+      in += in_step;
+      if (h + heads < end) {  // the next ones are under way while these are turned
+        first = load_unit(in + a * from_size, rows.from);
+        second = load_unit(in + b * from_size, rows.from);
+      }
       // Interleaved, (x0, x1), (x2, x3), .. are the pairs: sorted apart, and back afterwards.
       if (r.interleave) sort_pairs(x, y);
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) {
         const float x0 = x[i], y0 = y[i];
-        x[i] = (x0 * cosine[i] - y0 * sine[i]) * rows.scale;
-        y[i] = (y0 * cosine[i] + x0 * sine[i]) * rows.scale;
+        x[i] = x0 * cosine[i] - y0 * sine[i];
+        y[i] = y0 * cosine[i] + x0 * sine[i];
       }
       if (r.interleave) join_pairs(x, y);
-      char* out = rows.out + h * rows.out_stride;
       store_unit(out + a * to_size, rows.to, from_floats<kArch>(x, rows.to));
       store_unit(out + b * to_size, rows.to, from_floats<kArch>(y, rows.to));
+      out += out_step;
     }
   }
 }
@@ -168,6 +181,9 @@ FLASHBSR_DEVICE void rotate_pairs(const TokenRows& rows, const Rotation& r, int6
   }
 }
 
+/// Units that a lane moves at once; the rotation leaves no registers for more.
+inline constexpr int kMoveUnits = 2;
+
 /// Elements [begin, dim) of heads [head, end) as they are, converted. `units`: of such a row.
 template <int kArch>
 FLASHBSR_DEVICE void move_rows(const TokenRows& rows, const FastDiv& units, int32_t unit,
@@ -190,15 +206,15 @@ FLASHBSR_DEVICE void move_rows(const TokenRows& rows, const FastDiv& units, int3
     }
     return;
   }
-  for (int32_t base = lane; base < count; base += 32 * kUnitsInFlight) {
-    Unit in[kUnitsInFlight];
+  for (int32_t base = lane; base < count; base += 32 * kMoveUnits) {
+    Unit in[kMoveUnits];
 #pragma unroll
-    for (int i = 0; i < kUnitsInFlight; ++i) {
+    for (int i = 0; i < kMoveUnits; ++i) {
       const int32_t u = base + 32 * i;
       if (u < count) in[i] = load_unit(in_at(u, units.quotient(u)), rows.from);
     }
 #pragma unroll
-    for (int i = 0; i < kUnitsInFlight; ++i) {
+    for (int i = 0; i < kMoveUnits; ++i) {
       const int32_t u = base + 32 * i;
       if (u >= count) break;
       store_unit(out_at(u, units.quotient(u)), rows.to,
