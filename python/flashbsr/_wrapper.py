@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
+from typing_extensions import Self
 
 from ._graphs import Graph
 from ._typing import Array, Scale
@@ -113,6 +114,9 @@ def pages_to_tokens(fixed_split_size: int | None, page_size: int) -> int | None:
         return None
     check_int("page_size", page_size, 1)
     return check_int("fixed_split_size", fixed_split_size, 1) * page_size
+
+
+W = TypeVar("W", bound="Wrapper")
 
 
 class Wrapper:
@@ -331,7 +335,7 @@ class Wrapper:
         self._engines.clear()
         self._attention = None
 
-    def _probe(self) -> Any:
+    def _probe(self) -> Self:
         """Copy the options, not the workspace and the plans."""
         probe = copy.copy(self)
         probe._workspace = probe._attention = None
