@@ -436,3 +436,42 @@ def test_page_size_one_caches_without_the_slot_dimension(device: Device) -> None
     assert stacked.ndim == 4
     for kv in (stacked, (stacked[:, 0], stacked[:, 1])):
         np.testing.assert_array_equal(device.get(wrapper.run(there.q, kv)), expected)
+
+
+def test_graph_mode_needs_buffers_on_a_gpu() -> None:
+    """Their lengths are the capacity; on the host there are no CUDA graphs."""
+    n9, n5 = np.zeros(9, np.int32), np.zeros(5, np.int32)
+    unsupported = flashbsr.errors.UnsupportedError
+    decode, prefill = (
+        flashbsr.BatchDecodeWithPagedKVCacheWrapper,
+        flashbsr.BatchPrefillWithPagedKVCacheWrapper,
+    )
+    on_host = {
+        "use_cuda_graph": True,
+        "paged_kv_indptr_buffer": n9,
+        "paged_kv_indices_buffer": n5,
+    }
+    for make, options, name in (
+        (decode, {"use_cuda_graph": True}, "use_cuda_graph"),
+        (decode, {"paged_kv_indptr_buffer": n9}, "paged_kv_indptr_buffer"),
+        (decode, on_host, "paged_kv_indptr_buffer"),
+        (prefill, {"use_cuda_graph": True, "paged_kv_indices_buf": n5}, "use_cuda_graph"),
+        (prefill, {"max_q_tokens": 5}, "max_q_tokens"),
+        (prefill, {"custom_mask_buf": n9}, "custom_mask_buf"),
+    ):
+        with pytest.raises(unsupported, match=rf"^{name}\b"):
+            make(None, **options)
+
+
+def test_options_of_gpus_are_refused_on_the_host() -> None:
+    """They would be without effect."""
+    problem = cases.build(DECODE)
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None)
+    wrapper.plan(*decode_args(problem))
+    for option in ({"enable_pdl": True}, {"kv_ready": True}, {"stream": 0}):
+        with pytest.raises(flashbsr.errors.UnsupportedError, match=rf"^{next(iter(option))}\b"):
+            wrapper.run(problem.q, problem.kv, **option)
+    wrapper.run(problem.q, problem.kv, enable_pdl=False)
+    for options in ({"device": 0}, {"device": 0, "backend": "cpu"}):
+        with pytest.raises(flashbsr.FlashbsrError, match=r"^device\b"):
+            flashbsr.TaskInfo(1, 1, 64, **options)

@@ -264,8 +264,18 @@ class Planned:
             self._plan_stream(stream, indptr=indptr, indices=indices),
         )
 
+    @property
+    def device(self) -> int | None:
+        """Ordinal of the GPU that computes; None: the CPU does, or will unless arrays decide."""
+        place: Any = self._engine.place()
+        return None if place is None else int(place)
+
     def workspace_size(self) -> int:
-        """Bytes of partial states: of the capacity if one is fixed, otherwise of the last plan."""
+        """Bytes of partial states: of the capacity if one is fixed, otherwise of the last plan.
+
+        Of the place that is decided. With ``backend="auto"`` that is the CPU until an array on a
+        GPU is seen (`settle`).
+        """
         return int(self._engine.workspace_size())
 
     @property

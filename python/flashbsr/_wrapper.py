@@ -11,20 +11,21 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from typing_extensions import Self
 
 from ._graphs import Graph
 from ._typing import Array, Scale
-from .adapters import to_indices
+from .adapters import device_of, to_indices
 from .attention import Attention
 from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .explain import Explanation
 
 __all__ = ["Wrapper", "fold_data_type", "pages_to_tokens", "reject"]
@@ -114,9 +115,6 @@ def pages_to_tokens(fixed_split_size: int | None, page_size: int) -> int | None:
         return None
     check_int("page_size", page_size, 1)
     return check_int("fixed_split_size", fixed_split_size, 1) * page_size
-
-
-W = TypeVar("W", bound="Wrapper")
 
 
 class Wrapper:
@@ -336,8 +334,13 @@ class Wrapper:
         self._attention = None
 
     def _probe(self) -> Self:
-        """Copy the options, not the workspace and the plans."""
+        """Copy the options and the place, not the workspace and the plans."""
         probe = copy.copy(self)
+        on = None if self._attention is None else self._attention.device
+        if on is None and not isinstance(self._workspace, int):
+            on = device_of(self._workspace, "workspace")
+        if on is not None:
+            probe._task_options = {**self._task_options, "backend": "cuda", "device": on}
         probe._workspace = probe._attention = None
         probe._engines = {}
         return probe

@@ -55,6 +55,11 @@ class Attention(Planned):
 
     over the keys that causality, window and mask leave (FlashInfer, MLSys 2025, sections 2 and 3).
 
+    On a GPU, a ``run`` captured into a CUDA graph may be replayed over later plans when the task
+    has a capacity; plan on the stream that the graph is replayed on. Without one it may be replayed
+    as long as plans do not outgrow the first (`CapacityError`, as for whatever else a replay could
+    not serve). The graph holds memory of this object: keep the object as long.
+
     Examples
     --------
     >>> import numpy as np

@@ -348,6 +348,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     ) -> tuple[int, int]:
         """Bytes that a plan needs, without touching the current one.
 
+        On the GPU of `backend`, the workspace or the current plan, otherwise on that of the index
+        arrays, otherwise on the CPU.
+
         Parameters
         ----------
         indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size

@@ -382,6 +382,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     ) -> tuple[int, int]:
         """Bytes that a plan needs, without touching the current one.
 
+        On the GPU of `backend`, the workspace or the current plan, otherwise on that of the index
+        arrays, otherwise on the CPU.
+
         Parameters
         ----------
         qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len

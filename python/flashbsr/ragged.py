@@ -347,6 +347,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     ) -> tuple[int, int]:
         """Bytes that a plan needs, without touching the current one.
 
+        On the GPU of `backend`, the workspace or the current plan, otherwise on that of the index
+        arrays, otherwise on the CPU.
+
         Parameters
         ----------
         qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk
