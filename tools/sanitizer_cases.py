@@ -24,8 +24,9 @@ from flashbsr.info import engine_info
 DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
 # Rows of a tile -> query tokens of a request that fill it on average.
-TOKENS = {8: (1, 1, 1, 2), 16: (4, 3, 4, 3), 64: (10, 17, 5, 12), 128: (40, 17, 90, 33)}
+TOKENS = {8: (1, 1, 1, 1), 16: (4, 3, 4, 3), 64: (10, 17, 5, 12), 128: (40, 17, 90, 33)}
 KV_LENS = (70, 17, 100, 300)
+LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 # What is more than plain attention, one or more of these in turn.
@@ -71,12 +72,16 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
 
 def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
     """Run a problem for `kernel`; the name of the kernel that ran."""
-    q_lens, kv_lens = TOKENS[kernel["rows"]], KV_LENS
+    q_lens = TOKENS[kernel["rows"]]
+    # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
+    # the kernel too: the smallest, or that of 64 rows.
+    fixed = paged and kernel["rows"] in (8, 64)
+    kv_lens = LONG if paged and not fixed else KV_LENS
     kv_dtype = TYPES[kernel["kv"]]
     q_dtype = kv_dtype if not kv_dtype.startswith("float8") else "bfloat16" if paged else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    dim_vo = dim if paged else dim - 24
+    dim_vo = dim if paged else dim - 32
     fields = {name: value for name, value in spec.items() if name != "mask"}
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
@@ -88,8 +93,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
             page_size=PAGE_SIZE if paged else None,
             backend=DEVICE,
             kv_dtype=kv_dtype,
-            # Splits and merges in one half of the problems, whole tiles in the other.
-            fixed_split_size=48 if paged else None,
+            fixed_split_size=48 if fixed else None,
             check=paged,
         ),
     )
@@ -97,19 +101,18 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
     if spec.get("mask"):
         size = sum(q * kv for q, kv in zip(q_lens, kv_lens, strict=True))
         masks["custom_mask"] = np.random.default_rng(0).random(size) < 0.5
+    qo_indptr = None if kernel["rows"] == 8 else offsets(q_lens)
     q = normal((sum(q_lens), 2 * GROUP, dim), q_dtype)
     kv: Any
     if paged:
         pages = offsets(tuple(-(-n // PAGE_SIZE) for n in kv_lens))
         indices = np.random.default_rng(1).permutation(int(pages[-1])).astype(np.int32)
         kv = normal((int(pages[-1]), 2, PAGE_SIZE, 2, dim), kv_dtype)
-        attention.plan(
-            offsets(q_lens), pages, indices, kv_lens=np.array(kv_lens, np.int32), **masks
-        )
+        attention.plan(qo_indptr, pages, indices, kv_lens=np.array(kv_lens, np.int32), **masks)
     else:
         tokens = sum(kv_lens)
         kv = normal((tokens, 2, dim), kv_dtype), normal((tokens, 2, dim_vo), kv_dtype)
-        attention.plan(offsets(q_lens), offsets(kv_lens), **masks)
+        attention.plan(qo_indptr, offsets(kv_lens), **masks)
     lse = spec.get("activation") != "sigmoid"
     result = attention.run(q, kv, return_lse=lse)
     out = result[0] if lse else result

@@ -8,8 +8,8 @@
 #include <flashbsr/core/error.h>
 
 #include "choice.h"
+#include "kernel_limits.h"
 #include "launcher.h"
-#include "limits.h"
 #include "memory.h"
 #include "page_check.h"
 

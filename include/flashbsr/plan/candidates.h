@@ -6,7 +6,7 @@
 // taken:
 //
 //   whole    nothing is split
-//   quota    chunks of at most 1.1, 1, 0.8, 0.5 or 0.25 quota
+//   quota    chunks of at most 1.25, 1.1, 1, 0.8, 0.5 or 0.25 quota
 //   even     few long tiles: the shortest chunk with which the items are at most 1, 2 or 3 rounds
 //            of all workers. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items;
 //            one quota makes 17, 136 items, and four workers with two
@@ -90,7 +90,7 @@ class Candidates {
   // The least share of the longest queue's modelled time that it takes:
   static constexpr int64_t kAlonePercent = 60;  ///< 34.5 of 80 GB/s in bf16, of 51 in e4m3
   static constexpr int64_t kPortPercent = 90;   ///< 34.5 of 38 GB/s, half to 95 % of workers busy
-  static constexpr int32_t kQuotaPercents[] = {110, 100, 80, 50, 25};
+  static constexpr int32_t kQuotaPercents[] = {125, 110, 100, 80, 50, 25};
   static constexpr int32_t kTailPercents[] = {50, 100, 200, 300};
   static constexpr int32_t kRounds = 3;
   /// What is less than 0.2 % better is not worth the time to find it.
