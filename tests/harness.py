@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,18 @@ def _devices() -> list[Device]:
         return [CPU]
     put, get = torch_device.putter(torch, "cuda"), torch_device.getter(torch)
     return [CPU, Device("cuda", "cuda", put, get, torch_device.adapt)]
+
+
+def cuda_fault() -> str:
+    """What a kernel of this process has done to the GPU's context, or nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 DEVICES = _devices()

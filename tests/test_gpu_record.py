@@ -138,6 +138,9 @@ def test_bench_figures() -> None:
 def test_a_step_has_its_time() -> None:
     with pytest.raises(gpu_steps.StepError, match="ran out of 1 s"):
         gpu_steps.run([sys.executable, "-c", "import time; time.sleep(60)"], 1)
+    # A process of its own that holds the pipe does not hold the tool.
+    with pytest.raises(gpu_steps.StepError, match="ran out of 1 s"):
+        gpu_steps.run(["sh", "-c", "sleep 60 & sleep 60"], 1)
 
 
 def outcome(ok: bool = True, **more: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from cases import BF16, F16, F32, Case, Problem, build
 from flashbsr.adapters import adapter_for
-from harness import attention_for, compare, framework
+from harness import attention_for, compare, framework, has_gpu
 from reference import DTYPES, Variant
 
 jax = framework("jax")
@@ -456,13 +456,29 @@ def test_index_functions(kind: Kind) -> None:
     assert kind.get(positions).tolist()[:3] == [6, 10, 11]
 
 
+@pytest.mark.skipif(has_gpu(), reason="the stand-in's memory is the host's")
 def test_cupy_arrays_are_refused_by_name() -> None:
-    """No GPU backend here: a CuPy array says so. (A stand-in: CuPy itself needs a GPU.)"""
+    """Without a GPU a CuPy array is refused, naming it. (A stand-in: CuPy itself needs a GPU.)"""
+    memory = np.ones((3, 2, 8), np.float16)
+
+    class Ordinal:
+        id = 1
 
     class ndarray:  # noqa: N801
-        dtype, shape, device = np.dtype(np.float32), (3, 2, 8), "<CUDA Device 0>"
+        dtype, shape, device = memory.dtype, memory.shape, Ordinal
+
+        def __dlpack__(self, stream: int) -> Any:
+            assert stream == -1
+            capsule = memory.__dlpack__()
+            pointer = ctypes.pythonapi.PyCapsule_GetPointer
+            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            head = ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+            head.device[:] = 2, 1
+            return capsule
 
     ndarray.__module__ = "cupy"
-    x = np.ones((3, 2, 8), np.float32)
-    with pytest.raises(flashbsr.errors.DeviceError, match=r"^q\b.*CUDA"):
-        flashbsr.single_prefill_with_kv_cache(ndarray(), x, x)
+    for args in ((ndarray(), memory, memory), (ndarray(), ndarray(), ndarray())):
+        with pytest.raises(flashbsr.errors.DeviceError, match=r"^q\b.*cuda:1.*host memory"):
+            flashbsr.single_prefill_with_kv_cache(*args)
+    with pytest.raises(flashbsr.errors.DeviceError, match=r"^k\b.*cuda:1.*host memory"):
+        flashbsr.single_prefill_with_kv_cache(memory, ndarray(), memory)

@@ -103,7 +103,7 @@ def adapt(case: Case) -> Case:
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
     follows unless its type was asked for. RoPE inside attention needs a head dim that no kernel
-    pads. Threads are a matter of the CPU.
+    pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
     """
     q, kv, o = case.dtypes
     if q == "float32":
@@ -112,5 +112,7 @@ def adapt(case: Case) -> Case:
     dims = case.dims
     if case.variant.pos_encoding_mode == "ROPE_LLAMA":
         dims = next(n for n in ROPE_DIMS if n >= max(dims)), dims[1]
+    if kv.startswith("float8"):
+        dims = (-(-dims[0] // 16) * 16, -(-dims[1] // 16) * 16)
     task = {name: value for name, value in case.task.items() if name != "num_threads"}
     return dataclasses.replace(case, dtypes=(q, kv, o), dims=dims, task=task)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,23 +31,24 @@ def run(
     command: list[str], limit: float, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` in the tree for at most `limit` seconds; output and errors together."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that its own processes end with it
+    )
     try:
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        said = expired.stdout or b""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
         raise StepError(
-            f"ran out of {limit:.0f} s: {' '.join(command[:6])} ... {tail(text, 5)}"
+            f"ran out of {limit:.0f} s: {' '.join(command[:6])} ...\n{tail(said, 5)}"
         ) from None
+    return subprocess.CompletedProcess(command, process.returncode, said)
 
 
 def tail(text: str, lines: int = KEPT_LINES) -> str:
@@ -86,17 +88,11 @@ def summary(step: dict[str, Any]) -> str:
 
 def tests(limit: float, jobs: int) -> dict[str, Any]:
     """Run every test whose name says that it is of the CUDA device."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests",
-        "-q",
-        "-k",
-        "cuda",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = [sys.executable, "-m", "pytest", "tests", "-q", "-k", "cuda"]
+    # What the machine's frameworks warn of is no matter of ours; a signal does not reach a process
+    # that waits for a kernel.
+    command += ["-W", "default", "--timeout", "120", "--timeout-method", "thread"]
+    command += ["-p", "no:cacheprovider"]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(jobs or os.cpu_count() or 1)]
     with tempfile.TemporaryDirectory() as folder:

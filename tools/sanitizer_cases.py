@@ -134,6 +134,7 @@ def append(dtype: str) -> None:
         torch.from_numpy(pages).to(DEVICE),
     )
     flashbsr.append_paged_kv_cache(rows, rows, *where, cache, *table, last)
+    flashbsr.rope_append_paged_kv_cache(rows, rows, rows, *where, cache, *table, last)
     flashbsr.get_seq_lens(table[1], last, PAGE_SIZE)
 
 

@@ -207,6 +207,12 @@ class Checker {
     }
     here(array);
     aligned_rows(array);
+    if (place_.cuda && dim % (16 / dtype_size(view.dtype)) != 0) {
+      throw Error(ErrorCode::kUnsupported, array.name,
+                  "head dim " + std::to_string(dim) + " of " + dtype_name(view.dtype) + " on " +
+                      place_text(place_),
+                  "a multiple of 16 there (pad the cache's rows with zeros)");
+    }
   }
 
   const AttentionOptions& o_;

@@ -142,6 +142,7 @@ void Attention::finish_plan(bool masked, void* stream) {
 Batch Attention::batch() const {
   Batch batch{.requests = static_cast<int64_t>(layout_.requests.size()),
               .q_tokens = layout_.num_q_tokens,
+              .decode = layout_.decode,
               .masked = masked_,
               .kv = kv_dtype_};
   if (options_.capacity.fixed()) {

@@ -20,6 +20,7 @@ namespace flashbsr::api {
 struct Batch {
   int64_t requests = 0;
   int64_t q_tokens = 0;
+  bool decode = false;  ///< no qo_indptr: one query token each
   bool masked = false;
   DType kv = DType::kF16;
 };

@@ -102,13 +102,16 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
     throw Error(ErrorCode::kUnsupported, "kv_dtype", "float32 on " + place_text(place()),
                 "float16, bfloat16 or float8 there; backend='cpu' computes in float32");
   }
+  double rows = static_cast<double>(batch.q_tokens) * group /
+                static_cast<double>(max_of<int64_t>(batch.requests, 1));
+  // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
+  if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
   const Need need{.head_dim = max_of(o_.head_dim_qk, o_.head_dim_vo),
                   .kv = batch.kv,
                   .hooks = hooks(batch.masked),
                   .rotates = o_.position == Position::kRopeLlama,
                   .sigmoid = o_.activation == Activation::kSigmoid,
-                  .rows = static_cast<double>(batch.q_tokens) * group /
-                          static_cast<double>(max_of<int64_t>(batch.requests, 1))};
+                  .rows = rows};
   const KernelRow& row = choose_kernel(need, info_);
   check_kernel(row);
   prepare(row, device_);
@@ -224,7 +227,8 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   staging_.copy(plan_.address(), bytes, stream);
   if (fresh) {
     // Zero before a kernel and after it: once is enough.
-    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(num_counters), stream),
+    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(counters_.size() / 4),
+                                 stream),
           "cuMemsetD32Async");
   }
   place_rope(plan, stream);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <flashbsr/core/error.h>
+#include <flashbsr/core/math.h>
 
 #include "device_array.h"
 
@@ -39,12 +40,14 @@ DeviceMemory::~DeviceMemory() {
 
 bool DeviceMemory::fit(int64_t bytes) {
   if (bytes <= size_) return false;
+  // Lengths grow by a page now and then; not every step shall allocate.
+  const int64_t size = round_up<int64_t>(std::max(bytes, size_ + size_ / 2), 256);
   if (pointer_) check(api().mem_free(pointer_), bytes_on("cuMemFree", size_, device_));
   pointer_ = 0;
   size_ = 0;
-  check(api().mem_alloc(&pointer_, static_cast<size_t>(bytes)),
-        bytes_on("cuMemAlloc", bytes, device_));
-  size_ = bytes;
+  check(api().mem_alloc(&pointer_, static_cast<size_t>(size)),
+        bytes_on("cuMemAlloc", size, device_));
+  size_ = size;
   return true;
 }
 
@@ -70,7 +73,6 @@ char* Staging::next(int64_t bytes) {
   if (bytes > half.size) {
     if (half.memory) check(api().mem_free_host(half.memory), "cuMemFreeHost");
     half.memory = nullptr;
-    // Lengths grow by a page now and then; not every step shall allocate.
     const int64_t size = std::max(bytes, half.size + half.size / 2);
     half.size = 0;
     void* memory = nullptr;

@@ -32,13 +32,17 @@ namespace {
 constexpr int kDevices = 2;
 constexpr unsigned char kPoison = 0xFF;  // NaN in every floating-point type
 
-struct Event;
+struct Stream;
+
+/// One record of an event: what a wait or a query that comes after it means.
+struct Mark {
+  Stream* stream;
+  bool done = false;
+};
 
 struct Op {
   std::function<void()> work;  ///< empty: a record or a wait
-  Event* record = nullptr;
-  Event* wait = nullptr;
-  uint64_t ticket = 0;  ///< of the event
+  std::shared_ptr<Mark> record{}, wait{};
 };
 
 struct Stream {
@@ -49,9 +53,7 @@ struct Stream {
 };
 
 struct Event {
-  uint64_t issued = 0;  ///< records put on streams
-  uint64_t done = 0;
-  Stream* stream = nullptr;
+  std::shared_ptr<Mark> last;  ///< null: never recorded
   bool in_capture = false;
 };
 
@@ -65,6 +67,7 @@ struct State {
   std::set<std::string> names;  ///< kernels; their addresses are the handles
   std::vector<std::vector<Op>> graphs;
   std::string last_kernel;
+  const int32_t* last_pages = nullptr;
   int last_grid = 0, last_overlap = 0, last_programmatic = 0;
 };
 
@@ -102,17 +105,19 @@ void put(Stream& s, Op op) {
   }
 }
 
+void run_until(const Mark& mark);
+
 /// Runs the first thing on the stream.
 void step(Stream& s) {
-  Op op = std::move(s.queue.front());
+  const Op op = std::move(s.queue.front());
   s.queue.pop_front();
   if (op.work) op.work();
-  if (op.wait) {
-    while (op.wait->done < op.ticket && op.wait->stream && !op.wait->stream->queue.empty()) {
-      step(*op.wait->stream);
-    }
-  }
-  if (op.record) op.record->done = std::max(op.record->done, op.ticket);
+  if (op.wait) run_until(*op.wait);
+  if (op.record) op.record->done = true;
+}
+
+void run_until(const Mark& mark) {
+  while (!mark.done && !mark.stream->queue.empty()) step(*mark.stream);
 }
 
 void drain(Stream& s) {
@@ -172,6 +177,9 @@ const char* fake_kernel() { return state().last_kernel.c_str(); }
 int fake_grid() { return state().last_grid; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
+void fake_corrupt_page(int index, int page) {
+  const_cast<int32_t*>(state().last_pages)[index] = page;
+}
 void fake_drain() {
   const Call call("fake_drain");
   drain_all();
@@ -277,6 +285,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   Op op;
   if (starts_with(name, "decode_") || starts_with(name, "prefill_")) {
     const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);
+    state().last_pages = args.kv_indices;
     state().last_overlap = static_cast<int>(args.overlap);
     const bool sigmoid = name.find("sigmoid") != std::string::npos;
     op.work = [=] { attend(args, sigmoid); };
@@ -373,7 +382,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
   const Call call("cuStreamWaitEvent");
   Event* event = reinterpret_cast<Event*>(handle);
   if (stream_of(stream).capturing != event->in_capture) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-  put(stream_of(stream), {.wait = event, .ticket = event->issued});
+  if (event->last) put(stream_of(stream), {.work = {}, .wait = event->last});
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
@@ -396,21 +405,22 @@ CUresult cuEventDestroy_v2(CUevent event) {
 CUresult cuEventRecord(CUevent handle, CUstream stream) {
   const Call call("cuEventRecord");
   Event* event = reinterpret_cast<Event*>(handle);
-  event->stream = &stream_of(stream);
-  event->in_capture = event->stream->capturing;
-  put(*event->stream, {.record = event, .ticket = ++event->issued});
+  Stream& s = stream_of(stream);
+  event->in_capture = s.capturing;
+  event->last = std::make_shared<Mark>(Mark{&s});
+  put(s, {.work = {}, .record = event->last});
   return CUDA_SUCCESS;
 }
 CUresult cuEventQuery(CUevent handle) {
   const Call call("cuEventQuery");
   const Event* event = reinterpret_cast<Event*>(handle);
-  return event->done >= event->issued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return !event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 CUresult cuEventSynchronize(CUevent handle) {
   const Call call("cuEventSynchronize");
   if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  Event* event = reinterpret_cast<Event*>(handle);
-  while (event->done < event->issued && !event->stream->queue.empty()) step(*event->stream);
+  const Event* event = reinterpret_cast<Event*>(handle);
+  if (event->last) run_until(*event->last);
   return CUDA_SUCCESS;
 }
 

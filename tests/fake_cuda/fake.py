@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The fake driver for Python: build it, ask it, and PyTorch tensors that claim to be on its GPUs.
+"""The fake driver for Python: what to ask it, and PyTorch tensors that claim to be on its GPUs.
 
 The tensors are on the CPU. The PyTorch adapter is patched to say otherwise: which memory its
 capsules name, and what the current stream is.
@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,25 +19,7 @@ import torch_device
 from flashbsr.adapters import torch as adapter
 from harness import Device
 
-SOURCE = Path(__file__).with_name("driver.cpp")
 CUDA = 2  # DLPack's device type
-
-
-def build(folder: Path, compiler: str, include: Path) -> Path | None:
-    """Compile ``libcuda.so.1`` into `folder`; None without the toolkit's ``cuda.h``."""
-    nvcc = shutil.which("nvcc")
-    roots = [Path(nvcc).resolve().parent.parent] if nvcc else []
-    roots.append(Path("/usr/local/cuda"))
-    toolkit = next((r / "include" for r in roots if (r / "include/cuda.h").exists()), None)
-    if toolkit is None:
-        return None
-    library = folder / "libcuda.so.1"
-    command = [
-        compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", f"-I{include}",
-        f"-isystem{toolkit}", str(SOURCE), "-o", str(library), "-lpthread",
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
-    return library
 
 
 class Driver:
@@ -74,6 +53,10 @@ class Driver:
     def programmatic(self) -> bool:
         """Whether it was launched with programmatic serialisation."""
         return bool(self.library.fake_programmatic())
+
+    def corrupt_page(self, index: int, page: int) -> None:
+        """Overwrite a page id of the plan that the last attention kernel had."""
+        self.library.fake_corrupt_page(index, page)
 
     def drain(self) -> None:
         """Let all streams finish."""
@@ -126,7 +109,7 @@ class FakeTorch:
         self._export = adapter.export
         adapter.export = self.export
         adapter.device = self.device
-        adapter.stream = lambda device: self.current
+        adapter.stream = lambda _: self.current
 
     def device(self, x: torch.Tensor) -> int | None:
         """GPU of a tensor."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import harness
 import pytest
+
 from fake_cuda import fake
 
 DRIVER = fake.Driver()

@@ -43,6 +43,7 @@ struct Layout {
   std::vector<int32_t> kv_indices;  ///< page ids; empty where KV is ragged
   int32_t page_size = 1;
   bool paged = false;
+  bool decode = false;  ///< one query token each, by the call rather than by these lengths
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
   int64_t mask_bits = 0;    ///< length of a boolean mask: sum of q_len * kv_len
@@ -95,6 +96,7 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
     check_indptr("qo_indptr", *qo_indptr);
     check_length("qo_indptr", qo_indptr->size, batch_size + 1, "batch_size + 1");
   }
+  layout.decode = qo_indptr == nullptr;
   layout.requests.assign(static_cast<size_t>(batch_size), Request{});
   for (int64_t b = 0; b < batch_size; ++b) {
     Request& r = layout.requests[static_cast<size_t>(b)];
@@ -283,6 +285,7 @@ inline void bsr_layout(Layout& layout, const IndexView& indptr, const IndexView&
   const int64_t rows = detail::check_indptr("indptr", indptr);
   detail::check_length("indptr", indptr.size, ceil_div(m, r) + 1, "ceil(M / R) + 1");
   detail::check_length("indices", indices.size, indptr[rows], "indptr[-1]");
+  layout.decode = false;
   layout.requests.assign(static_cast<size_t>(rows), Request{});
   detail::start_paged(layout, static_cast<int32_t>(c));
   layout.num_q_tokens = m;

@@ -23,6 +23,7 @@ SCHEMA = 1
 
 _GPU_DECODE = (
     ("us_scaled", "us at 4.55 TB/s", "{:.1f}"),
+    ("kv_ready_us", "us, kv_ready", "{:.1f}"),
     ("gbs", "GB/s", "{:.0f}"),
     ("read_fraction", "of read", "{:.1%}"),
     ("copy_fraction", "of copy", "{:.1%}"),

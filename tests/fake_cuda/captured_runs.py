@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs captured into CUDA graphs, on the fake driver. test_fake_cuda.py runs this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr
+import numpy as np
+import pytest
+import torch
+from flashbsr import errors
+
+from fake_cuda.fake import Driver, FakeTorch
+from fake_cuda.world import (
+    CAPACITY,
+    DECODE,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    PAGE,
+    PREFILL,
+    World,
+    check,
+    planned,
+)
+
+pytestmark = pytest.mark.usefixtures("fake_torch")
+
+
+# --- captured runs
+
+
+@pytest.mark.parametrize(("first", "later"), [
+    (([10, 20, 30], None, 3), [([90], None, 1), ([7] * 8, None, 8), ([1], None, 1), DECODE]),
+    (
+        ([30], [20], 20),
+        [PREFILL, ([60, 61], [32, 32], 64), ([5], [1], 1), ([100] * 8, [8] * 8, 64)],
+    ),
+])  # fmt: skip
+def test_replays_over_later_plans(
+    driver: Driver, fake_torch: FakeTorch, first: Any, later: list[Any]
+) -> None:
+    """Lengths and batch sizes change up to the capacity; the captured launch stays right."""
+    world = World()
+    attention, _, _ = planned(world, first, **CAPACITY)
+    out = torch.zeros(64, HEADS, DIM, dtype=torch.float16)
+    fake_torch.current = stream = driver.stream()
+    allocations = driver.calls("cuMemAlloc")
+    with driver.capture(stream) as graph:
+        attention.run(world.q, world.cache, out=out)
+    for lens, q_lens, rows in [first, *later]:
+        batch = world.batch(lens, q_lens, seed=rows)
+        attention.plan(**batch)
+        driver.replay(graph, stream)
+        driver.synchronize(stream)
+        check(world, out, batch, rows)
+    assert driver.calls("cuMemAlloc") == allocations
+
+
+def test_an_empty_batch_between_replays(driver: Driver, fake_torch: FakeTorch) -> None:
+    """A run with nothing to do is captured too: its replays may have work."""
+    world = World()
+    empty = ([], [], 0)
+    attention, _, _ = planned(world, empty, **CAPACITY)
+    out = torch.zeros(64, HEADS, DIM, dtype=torch.float16)
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream) as graph:
+        attention.run(world.q, world.cache, out=out)
+    for lens, q_lens, rows in (([20, 3], [4, 2], 6), empty, ([9], [9], 9)):
+        batch = world.batch(lens, q_lens)
+        attention.plan(**batch)
+        driver.replay(graph, stream)
+        driver.synchronize(stream)
+        check(world, out, batch, rows)
+
+
+def test_plans_that_a_captured_run_cannot_have(driver: Driver, fake_torch: FakeTorch) -> None:
+    world = World()
+    attention = world.attention(**CAPACITY)
+    attention.plan(None, np.array([0, 1]), np.array([99]), kv_lens=np.array([1]))
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream):
+        attention.run(world.q[:4], world.cache[:100])
+    with pytest.raises(errors.CapacityError, match=r"qo_indptr.*5 query tokens.*4.*captured"):
+        attention.plan(**world.batch([1] * 5))
+    with pytest.raises(errors.CapacityError, match=r"kv_indices.*pages.*100.*captured"):
+        attention.plan(None, np.array([0, 1]), np.array([100]), kv_lens=np.array([1]))
+    with pytest.raises(errors.PlanError, match="captured"):
+        attention.plan(**world.batch([3]), custom_mask=np.ones(3, bool))
+    attention.plan(**world.batch([1] * 4) | {"kv_indices": np.arange(4)})
+
+    grows, _, _ = planned(world, ([10, 20], None, 2))
+    with driver.capture(stream):
+        grows.run(world.q[:2], world.cache)
+    with pytest.raises(errors.FlashbsrError, match=r"captured.*|outgrows"):
+        grows.plan(**world.batch([100] * 8))
+
+
+def test_nothing_is_planned_during_a_capture(driver: Driver, fake_torch: FakeTorch) -> None:
+    """Where the TaskInfo leaves the type open, the first run plans again: not there."""
+    world = World(torch.bfloat16)
+    attention, batch, rows = planned(world, **CAPACITY)
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream), pytest.raises(errors.PlanError, match="captured"):
+        attention.run(world.q[:rows], world.cache)
+    with driver.capture(stream), pytest.raises(errors.PlanError, match="captured"):
+        attention.plan(**batch, stream=stream)
+    told, _, _ = planned(world, kv_dtype="bfloat16", **CAPACITY)
+    with driver.capture(stream):
+        told.run(world.q[:rows], world.cache)
+
+
+def test_capture_in_another_thread_is_not_disturbed(driver: Driver, fake_torch: FakeTorch) -> None:
+    """An engine may be built, planned and grown while somebody captures another stream."""
+    world = World()
+    stream = driver.stream()
+    with driver.capture(stream):
+        attention, _, _ = planned(world)
+        attention.plan(**world.batch([300, 200]))
+        out = attention.run(world.q[:2], world.cache)
+    driver.drain()
+    check(world, out, world.batch([300, 200]), 2)
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_wrappers_in_graph_mode(driver: Driver, fake_torch: FakeTorch, kind: str) -> None:
+    """FlashInfer's buffers are the capacity."""
+    world = World()
+    indptr, indices = (torch.zeros(n, dtype=torch.int32) for n in (9, 200))
+    if kind == "decode":
+        wrapper: Any = flashbsr.BatchDecodeWithPagedKVCacheWrapper(
+            None, "NHD", True, False, indptr, indices, torch.zeros(8, dtype=torch.int32)
+        )
+    else:
+        wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(
+            None, "NHD", True, indptr, indptr, indices, max_q_tokens=64
+        )
+    assert wrapper.is_cuda_graph_enabled
+
+    def plan(lens: list[int], q_lens: list[int] | None) -> dict[str, Any]:
+        batch = world.batch(lens, q_lens)
+        table = batch["kv_indptr"], batch["kv_indices"], None
+        sizes = {"num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "page_size": PAGE}
+        if kind == "decode":
+            wrapper.plan(*table, head_dim=DIM, seq_lens=batch["kv_lens"], **sizes)
+        else:
+            wrapper.plan(
+                batch["qo_indptr"], *table, head_dim_qk=DIM, seq_lens=batch["kv_lens"], causal=True,
+                **sizes,
+            )  # fmt: skip
+        return batch
+
+    q_lens = None if kind == "decode" else [3, 4]
+    plan([10, 20], q_lens)
+    out = torch.zeros(64, HEADS, DIM, dtype=torch.float16)
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream) as graph:
+        wrapper.run(world.q, world.cache, out=out)
+    for lens in ([33, 9], [50] * 8, [1]):
+        q_lens = None if kind == "decode" else [min(8, n) for n in lens]
+        batch = plan(lens, q_lens)
+        driver.replay(graph, stream)
+        driver.synchronize(stream)
+        check(world, out, batch, len(lens) if q_lens is None else sum(q_lens))
+    with pytest.raises(errors.CapacityError):
+        plan([1] * 9, None if kind == "decode" else [1] * 9)

@@ -1,0 +1,59 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The host's side of the CUDA engine on a fake driver: no GPU needed, see fake_cuda/driver.cpp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flashbsr import _core
+from harness import framework
+from toolchain import INCLUDE, compiler
+
+TESTS = Path(__file__).resolve().parent
+
+torch = framework("torch")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the fake libcuda.so.1 is."""
+    if not _core.cuda_kernels():
+        pytest.skip("this build has no CUDA kernels")
+    sys.path.insert(0, str(TESTS))
+    from fake_cuda import build
+
+    path = tmp_path_factory.mktemp("fake_cuda")
+    if build.build(path, compiler(), INCLUDE) is None:
+        pytest.skip("no cuda.h: the toolkit that built the kernels is gone")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "selection"),
+    [
+        (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], ""),
+        # The same cases as on a real GPU: layouts, variants, types, outputs.
+        (["test_attention.py"], "cuda and not page_sizes and not huge"),
+    ],
+    ids=["host path", "cases"],
+)
+def test_on_the_fake_driver(folder: Path, files: list[str], selection: str) -> None:
+    """Each in a process of its own: a driver is opened once."""
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "fake_cuda.plugin", "-p", "no:cacheprovider",
+        *(str(TESTS / f) for f in files), "-k", selection,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
