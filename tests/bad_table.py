@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from bad_calls import (
     BF16,
@@ -306,9 +305,9 @@ BAD = [
     Bad(append, "k_scale", "zero", {"k_scale": 0.0}),
     Bad(rope_append, "q", "rank", lambda w: {"q": w.rows[:, 0]}),
     Bad(rope_append, "q|append_key", "rows", lambda w: {"q": w.rows[:4]}),
-    Bad(rope_append, "q_out", "type", lambda w: {"q_out": w.rows.astype(np.float16)}),
-    Bad(rope_append, "append_key", "float8",
-        lambda w: {"append_key": w.rows.astype(ml_dtypes.float8_e5m2)}),
+    Bad(rope_append, "q_out", "type", lambda w: {"q_out": w.rows.astype(BF16)}),
+    Bad(rope_append, "append_key", "float64",
+        lambda w: {"append_key": w.rows.astype(np.float64)}),
     Bad(rope_append, "rotary_dim", "odd", {"rotary_dim": 7}),
     Bad(rope_append, "rope_theta", "zero", {"rope_theta": 0.0}),
     Bad(rope_append, "rope_llama31|llama31", "two numbers", {"llama31": (1.0, 4.0)}),
@@ -329,7 +328,7 @@ BAD = [
     Bad(batch_positions, "positions", "shape", {"positions": i32(0)}),
     # --- merge
     Bad(merge, "v_b", "shape", lambda w: {"v_b": w.states[:5]}),
-    Bad(merge, "v_b", "type", lambda w: {"v_b": w.states.astype(np.float16)}),
+    Bad(merge, "v_b", "type", lambda w: {"v_b": w.states.astype(BF16)}),
     Bad(merge, "s_a", "shape", lambda w: {"s_a": w.state_lse[:, :3]}),
     Bad(merge, "s_b", "float64", lambda w: {"s_b": w.state_lse.astype(np.float64)}),
     Bad(merge, "v_a", "rank", lambda w: {"v_a": w.states[0]}),

@@ -7,9 +7,11 @@
 
 namespace flashbsr::cuda {
 
-void launch_op(const char* family, const Queue& queue, int64_t blocks, int threads,
-               const void* args) {
-  const KernelRow& row = find({.family = family}, device_info(queue.device).cc);
+void launch_op(const char* family, const Queue& queue, int64_t blocks, int blocks_per_sm,
+               int threads, const void* args) {
+  const DeviceInfo& device = device_info(queue.device);
+  const KernelRow& row = find({.family = family}, device.cc);
+  if (blocks_per_sm) blocks = min_of<int64_t>(blocks, int64_t{blocks_per_sm} * device.sm_count);
   void* params[] = {const_cast<void*>(args)};
   const RelaxedCapture relaxed;  // the first launch loads the kernel, perhaps during a capture
   launch(row,

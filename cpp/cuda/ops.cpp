@@ -10,10 +10,15 @@ using namespace ops;
 
 namespace {
 
+/// Many short blocks cost more than blocks that go on: 0.94 of the copy rate in place of 0.88 for
+/// two states, on an H200. Plain copies are the exception (0.92 in place of 0.93).
+constexpr int kBlocksPerSM = 32;
+
 template <class Args>
 void launch_op(const char* family, const Queue& queue, int64_t blocks, const Args& args,
-               int threads = kThreads) {
-  if (blocks > 0) launch_op(family, queue, blocks, threads, static_cast<const void*>(&args));
+               int blocks_per_sm = kBlocksPerSM, int threads = kThreads) {
+  if (blocks <= 0) return;
+  launch_op(family, queue, blocks, blocks_per_sm, threads, static_cast<const void*>(&args));
 }
 
 /// Runs `launch` over the tokens, as many at once as 31-bit items allow.
@@ -28,11 +33,12 @@ void cut(Args& args, int64_t tokens, int64_t items_per_token, const Launch& laun
 }  // namespace
 
 void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
-  const char* family = prepare(args) ? "append_paged_kv" : "append_paged_kv_convert";
+  const bool copy = prepare(args);
+  const char* family = copy ? "append_paged_kv" : "append_paged_kv_convert";
   const int64_t items = args.k.parts + args.v.parts;
   cut(args, tokens, items, [&](int64_t count) {
     args.tokens = static_cast<int32_t>(count);
-    launch_op(family, queue, blocks_for(count * items), args);
+    launch_op(family, queue, blocks_for(count * items), args, copy ? 0 : kBlocksPerSM);
   });
 }
 
@@ -60,7 +66,8 @@ void packbits(const PackArgs& args, int32_t* out_indptr, const Queue& queue) {
               args.size ? blocks_for_threads(ceil_div<int64_t>(args.size, 8)) : 0, args);
     return;
   }
-  launch_op("segment_indptr", queue, 1, SegmentIndptrArgs{args.indptr, out_indptr}, kScanThreads);
+  launch_op("segment_indptr", queue, 1, SegmentIndptrArgs{args.indptr, out_indptr}, 0,
+            kScanThreads);
   // A block per segment, as far as that fills a device.
   launch_op("segment_packbits", queue, min_of<int64_t>(args.indptr.size - 1, 4096), args);
 }

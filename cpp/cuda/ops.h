@@ -30,8 +30,9 @@ void get_seq_lens(const ops::SeqLensArgs& args, const Queue& queue);
 /// Values of an index array, after the work that is on the stream. Waits.
 std::vector<int64_t> download(const ops::Indices& indices, const Queue& queue);
 
-/// Launches the kernel of a family that has one row: `args` is its parameter.
-void launch_op(const char* family, const Queue& queue, int64_t blocks, int threads,
-               const void* args);
+/// Launches the kernel of a family that has one row, with at most `blocks_per_sm` blocks for each
+/// SM (0: all that were asked for): its blocks go on to further items. `args` is its parameter.
+void launch_op(const char* family, const Queue& queue, int64_t blocks, int blocks_per_sm,
+               int threads, const void* args);
 
 }  // namespace flashbsr::cuda

@@ -77,7 +77,7 @@ FLASHBSR_DEVICE void copy_item(const AppendArgs& a, const AppendRows& r, int64_t
 #pragma unroll
   for (int i = 0; i < kUnitsInFlight; ++i) {
     if (first + 32 * i >= r.units) continue;
-    bits[i] = *reinterpret_cast<const Bits*>(in.at(r, first, i, r.in.stride_head, r.in.dtype));
+    bits[i] = load_once<Bits>(in.at(r, first, i, r.in.stride_head, r.in.dtype));
   }
   const Slot slot = find_slot(a.slots, token);
   if (!slot.valid) return;

@@ -118,23 +118,24 @@ FLASHBSR_DEVICE void rotate_units(const TokenRows& rows, const Rotation& r, int6
   const int32_t lane_head = units < 32 ? lane / units : 0;
   if (lane_head >= heads) return;
   for (int32_t u = units < 32 ? lane % units : lane; u < units; u += 32) {
-    float cosine[kUnit], sine[kUnit];
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      angle_of<true>(r, position, u * kUnit + i, cosine[i], sine[i]);
-      cosine[i] *= rows.scale;
-      sine[i] *= rows.scale;
-    }
     const int32_t a = r.interleave ? 2 * u * kUnit : u * kUnit;
     const int32_t b = r.interleave ? a + kUnit : a + half;
     const int32_t from_size = dtype_size(rows.from), to_size = dtype_size(rows.to);
     const int64_t in_step = heads * rows.in_stride, out_step = heads * rows.out_stride;
     const char* in = rows.in + (head + lane_head) * rows.in_stride;
     char* out = rows.out + (head + lane_head) * rows.out_stride;
+    // Under way while the position arrives and the angles are worked out.
     Unit first{}, second{};
     if (head + lane_head < end) {
       first = load_unit(in + a * from_size, rows.from);
       second = load_unit(in + b * from_size, rows.from);
+    }
+    float cosine[kUnit], sine[kUnit];
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      angle_of<true>(r, position, u * kUnit + i, cosine[i], sine[i]);
+      cosine[i] *= rows.scale;
+      sine[i] *= rows.scale;
     }
 #pragma unroll 1  // four rounds at once take more registers than there are
     for (int32_t h = head + lane_head; h < end; h += heads) {
