@@ -38,7 +38,7 @@ inline double gpu_stream_us(const GpuKernel& k, double bytes) {
 }  // namespace detail
 
 /// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.5 us by
-/// itself (its record, Q, the fill of the ring, the epilogue) and a part of a split tile 1.8 us
+/// itself (its record, Q, the fill of the ring, the epilogue) and a part of a split tile 2.4 us
 /// more (its partial state, the arrival, its share of the merge); candidates.h has the
 /// measurements. Chunks of 64 tokens still pay when a batch is so small that SMs idle (1 x 1024
 /// tokens: 5.1 us in 16 parts; 4 x 1024: 8.5 us split, 9.8 whole).
@@ -52,7 +52,7 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
-  limits.cost_per_split = detail::gpu_units(1.8);
+  limits.cost_per_split = detail::gpu_units(2.4);
   limits.units_per_us = kGpuUnitsPerUs;
   return limits;
 }
