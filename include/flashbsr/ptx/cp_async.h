@@ -41,6 +41,9 @@ FLASHBSR_DEVICE void cp_async_16_if(uint32_t dst, const void* src, bool inside, 
 }
 
 /// Without a condition.
+FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
 FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                "l"(policy)

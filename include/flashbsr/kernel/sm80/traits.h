@@ -30,19 +30,19 @@ struct PrefillTraits {
   static constexpr int kBlocksPerSM = 2;
   /// Tokens of a tile of K or V.
   static constexpr int kKvTile = head_dim == 256 ? 32 : 64;
-  /// 1: K and V have a buffer each, and each loads while the other is in use. 2: two each.
-  static constexpr int kStages = 1;
-  static constexpr bool kSoftenFirst = false;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
+  static constexpr int kKvRowBytes = 16;       ///< sizeof(KvRow)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
   static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  /// [Q][K][V][rows][scale of every row][what each warp sees][this item and the next]
+  /// [Q][K][V][where K and V rows are, of two tiles][rows][scale of every row]
+  /// [what each warp sees][this item and the next]
   static constexpr int kKeyOffset = kQueryBytes;
-  static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
-  static constexpr int kRowOffset = kValueOffset + kStages * kTileBytes;
+  static constexpr int kValueOffset = kKeyOffset + kTileBytes;
+  static constexpr int kKvRowOffset = kValueOffset + kTileBytes;
+  static constexpr int kRowOffset = kKvRowOffset + 2 * kKvTile * kKvRowBytes;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
   static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
