@@ -50,6 +50,11 @@ FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, uint64_t policy)
                : "memory");
 }
 
+/// Copies 4 bytes.
+FLASHBSR_DEVICE void cp_async_4(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+
 /// Closes the group of copies issued since the last one; empty groups count.
 FLASHBSR_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -58,6 +63,9 @@ template <int kPending>
 FLASHBSR_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+
+/// Waits until all of this thread's copies have arrived, of open groups too.
+FLASHBSR_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /// Asks L2 for the line at `src`: a hint that needs no ordering.
 FLASHBSR_DEVICE void prefetch_l2(const void* src) {

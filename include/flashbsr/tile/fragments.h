@@ -44,7 +44,7 @@ struct QueryFragments {
   uint32_t base;
 
   /// `first_row` is a multiple of 16.
-  FLASHBSR_DEVICE QueryFragments(uint32_t tile, int32_t first_row, int32_t lane)
+  FLASHBSR_DEVICE QueryFragments(uint32_t tile, uint32_t first_row, uint32_t lane)
       : base(tile + Swizzle<kRowBytes>::offset(first_row + lane % 16, lane / 16)) {}
 
   /// 16 rows from `row` (relative, a multiple of 16), columns [16 step, 16 step + 16).
@@ -62,7 +62,7 @@ struct KeyFragments {
   static constexpr int kTokens = kFloat8 ? 32 : 16;
   uint32_t base;
 
-  FLASHBSR_DEVICE KeyFragments(uint32_t tile, int32_t lane) {
+  FLASHBSR_DEVICE KeyFragments(uint32_t tile, uint32_t lane) {
     if constexpr (kFloat8) {
       base = tile + Swizzle<kRowBytes>::offset(lane, 0);
     } else {
@@ -98,7 +98,7 @@ struct ValueFragments {
   static constexpr int kDims = kFloat8 ? 32 : 16;
   uint32_t base;
 
-  FLASHBSR_DEVICE ValueFragments(uint32_t tile, int32_t lane)
+  FLASHBSR_DEVICE ValueFragments(uint32_t tile, uint32_t lane)
       : base(tile + Swizzle<kRowBytes>::offset(lane % 16, lane / 16)) {}
 
   /// Tokens [token, token + 16), dims [d, d + kDims) as kDims / 8 operands.

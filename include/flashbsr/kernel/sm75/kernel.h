@@ -71,7 +71,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
                                 });
     sm80::describe_rows<Traits>(args, task, state, thread);
     if (!empty) {
-      loader.note(args, task, 0);
+      loader.note(args, task, first, 0);
       if (first > kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
     }
     if (thread == 0) sm80::claim_task(args, state.task[1]);
@@ -90,7 +90,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       const int32_t next = first - Traits::kKvTile;
       buffer ^= 1;
       if (next >= kv_begin) {
-        loader.note(args, task, buffer);
+        loader.note(args, task, next, buffer);
         if (next > kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
       }
       const sm80::TileSight sight = loop.sight(first);

@@ -28,6 +28,7 @@ struct alignas(16) KvRow {
 /// A block's shared memory besides the tiles.
 struct BlockState {
   KvRow* kv_rows;  ///< of two tiles
+  int32_t* pages;  ///< of the tokens of one tile
   PrefillRow* rows;
   float* scales;        ///< natural logits per dot product, of every row
   Visibility* visible;  ///< of every warp's rows
@@ -36,6 +37,7 @@ struct BlockState {
   template <class Traits>
   FLASHBSR_DEVICE BlockState(char* memory, Traits)
       : kv_rows(reinterpret_cast<KvRow*>(memory + Traits::kKvRowOffset)),
+        pages(reinterpret_cast<int32_t*>(memory + Traits::kPageOffset)),
         rows(reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset)),
         scales(reinterpret_cast<float*>(memory + Traits::kScaleOffset)),
         visible(reinterpret_cast<Visibility*>(memory + Traits::kVisibleOffset)),

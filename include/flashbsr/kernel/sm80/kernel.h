@@ -60,18 +60,20 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const bool empty = task.item.kv_end <= kv_begin;
 
     if (!empty) loader.look_up(args, task, first);
+    ptx::cp_async_commit();
     visit_queries<Traits>(args, task.item, task.request.q_begin, thread, AsyncCopy{query_tile});
+    ptx::cp_async_commit();
     describe_rows<Traits>(args, task, state, thread);
     if (!empty) {
-      loader.note(args, task, 0);
+      ptx::cp_async_wait<1>();  // the pages, not Q
+      loader.note(args, task, first, 0);
       if (first > kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
     }
     __syncthreads();
     if (!empty) loader.visit_keys(args, task, first, 0, copy_keys);
-    ptx::cp_async_commit();
     if (thread == 0) claim_task(args, state.task[1]);
     if (Traits::kFloat8 || (kHasHooks<Variant> && args.params.rope.fine)) {
-      ptx::cp_async_wait<0>();
+      ptx::cp_async_wait_all();
       __syncthreads();
       prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
       __syncthreads();
@@ -80,22 +82,20 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     loop.begin(task);
     uint32_t buffer = 0;
     for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
-      ptx::cp_async_wait<0>();
+      ptx::cp_async_wait_all();
       __syncthreads();  // K is there, and nobody reads V any more
       loader.visit_values(args, task, first, buffer, copy_values);
-      ptx::cp_async_commit();
       const int32_t next = first - Traits::kKvTile;
       buffer ^= 1;
       if (next >= kv_begin) {
-        loader.note(args, task, buffer);
+        loader.note(args, task, next, buffer);
         if (next > kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
       }
       const TileSight sight = loop.sight(first);
       if (sight.any) loop.score(first);
-      ptx::cp_async_wait<0>();
+      ptx::cp_async_wait_all();
       __syncthreads();  // V is there, and nobody reads K any more
       if (next >= kv_begin) loader.visit_keys(args, task, next, buffer, copy_keys);
-      ptx::cp_async_commit();
       if (sight.any) {
         loop.soften(first, sight.all);
         loop.accumulate();

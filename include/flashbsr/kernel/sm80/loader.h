@@ -6,10 +6,12 @@
 // head dim are filled with zeros, so that nothing found there reaches an output.
 //
 // The address of each row of K and V is worked out once, by one thread, a tile ahead of the copies,
-// and noted in shared memory; the page ids behind it are looked up a tile ahead of that.
+// and noted in shared memory; the page ids behind it are looked up a tile ahead of that, into shared
+// memory too: the main loop has no registers to spare.
 #pragma once
 
 #include <flashbsr/kernel/sm80/item.h>
+#include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/tile/swizzle.h>
 
 namespace flashbsr::sm80 {
@@ -25,8 +27,8 @@ struct CopyShape {
   static constexpr int kChunksEach = kChunks / kAcross;
   static_assert(kTileRows % kDown == 0 && kDown % Swizzle<kRowBytes>::kPeriod == 0);
 
-  FLASHBSR_DEVICE static int32_t row(int32_t thread) { return thread / kAcross; }
-  FLASHBSR_DEVICE static int32_t chunk(int32_t thread) { return thread % kAcross; }
+  FLASHBSR_DEVICE static int32_t row(uint32_t thread) { return thread / kAcross; }
+  FLASHBSR_DEVICE static int32_t chunk(uint32_t thread) { return thread % kAcross; }
   /// Offset of chunk (row + kDown * i, chunk + kAcross * j) from that of (row, chunk).
   FLASHBSR_DEVICE static constexpr uint32_t step(int i, int j) {
     return i * kDown * kRowBytes + j * kAcross * 16;
@@ -79,29 +81,37 @@ class KvLoader {
 
   FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
       : rows_(state.kv_rows),
+        pages_(state.pages),
         thread_(thread),
         offset_(Swizzle<kRowBytes>::offset(Shape::row(thread), Shape::chunk(thread))) {}
 
-  /// Reads the page ids of the tile at KV position `first`, a token per thread. Ragged KV: the page
-  /// of a token is its row.
+  /// Reads the page ids of the tile at KV position `first`, a token per thread. Arrived behind the
+  /// next wait for all copies.
   FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first) {
-    if (thread_ >= Traits::kKvTile) return;
-    // Past the end it is the last token's, and not copied.
-    const int32_t position = min_of(first + thread_, task.item.kv_end - 1);
-    page_ = task.request.kv_begin + position;
-    token_ = 0;
-    if (args.kv_indices) {
-      const int32_t page = args.page_size.quotient(position);
-      token_ = args.page_size.remainder(position, page);
-      page_ = __ldg(args.kv_indices + task.request.kv_begin + page);
+    if (thread_ >= Traits::kKvTile || !args.kv_indices) return;
+    const int32_t page = args.page_size.quotient(position_of(task, first));
+    const int32_t* src = args.kv_indices + task.request.kv_begin + page;
+    if constexpr (Traits::kArch >= 80) {
+      ptx::cp_async_4(ptx::shared_address(pages_ + thread_), src);
+    } else {
+      page_ = __ldg(src);
     }
   }
 
-  /// Notes where the rows of the tile looked up last are.
-  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, uint32_t buffer) const {
+  /// Notes where the rows of the tile at `first`, looked up last, are. Ragged KV: the page of a
+  /// token is its row.
+  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
+                            uint32_t buffer) const {
     if (thread_ >= Traits::kKvTile) return;
-    rows_[buffer * Traits::kKvTile + thread_] = {row_of(args.params.k, task.item.kv_head),
-                                                 row_of(args.params.v, task.item.kv_head)};
+    const int32_t position = position_of(task, first);
+    int32_t page = task.request.kv_begin + position, token = 0;
+    if (args.kv_indices) {
+      page = Traits::kArch >= 80 ? pages_[thread_] : page_;
+      token = args.page_size.remainder(position, args.page_size.quotient(position));
+    }
+    rows_[buffer * Traits::kKvTile + thread_] = {
+        row_of(args.params.k, page, token, task.item.kv_head),
+        row_of(args.params.v, page, token, task.item.kv_head)};
   }
 
   /// The tile at `first`, noted in `buffer`: copy(chunk number, offset in the tile, source, whether
@@ -118,12 +128,18 @@ class KvLoader {
   }
 
  private:
+  /// Of this thread's token; past the end the last one's, which is not copied.
+  FLASHBSR_DEVICE int32_t position_of(const Task& task, int32_t first) const {
+    return min_of(first + thread_, task.item.kv_end - 1);
+  }
+
   /// In unsigned arithmetic: an index has no upper half to multiply.
-  FLASHBSR_DEVICE const char* row_of(const PagedView& view, int32_t head) const {
+  FLASHBSR_DEVICE static const char* row_of(const PagedView& view, int32_t page, int32_t token,
+                                            int32_t head) {
     const auto times = [](int32_t index, int64_t stride) {
       return uint64_t{static_cast<uint32_t>(index)} * static_cast<uint64_t>(stride);
     };
-    const uint64_t elements = times(page_, view.stride_page) + times(token_, view.stride_token) +
+    const uint64_t elements = times(page, view.stride_page) + times(token, view.stride_token) +
                               times(head, view.stride_head);
     return static_cast<const char*>(view.data) + static_cast<int64_t>(elements * kSize);
   }
@@ -134,36 +150,39 @@ class KvLoader {
     constexpr int kPitch = sizeof(KvRow) / sizeof(const char*);
     const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
     rows += row * kPitch;
+    const char* src[Shape::kRowsEach];
+#pragma unroll
+    for (int i = 0; i < Shape::kRowsEach; ++i) {
+      src[i] = rows[i * Shape::kDown * kPitch] + chunk * 16;
+    }
     if (count >= Traits::kKvTile && dim == Traits::kHeadDim) {
 #pragma unroll
       for (int i = 0; i < Shape::kRowsEach; ++i) {
-        const char* src = rows[i * Shape::kDown * kPitch] + chunk * 16;
 #pragma unroll
         for (int j = 0; j < Shape::kChunksEach; ++j) {
           copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
-               src + j * Shape::kAcross * 16, Inside{});
+               src[i] + j * Shape::kAcross * 16, Inside{});
         }
       }
     } else {
 #pragma unroll
       for (int i = 0; i < Shape::kRowsEach; ++i) {
-        const char* src = rows[i * Shape::kDown * kPitch] + chunk * 16;
         const bool inside = row + i * Shape::kDown < count;
 #pragma unroll
         for (int j = 0; j < Shape::kChunksEach; ++j) {
           const bool mine = (chunk + j * Shape::kAcross) * (16 / kSize) < dim;
           copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
-               src + j * Shape::kAcross * 16, inside && mine);
+               src[i] + j * Shape::kAcross * 16, inside && mine);
         }
       }
     }
   }
 
   KvRow* rows_;
+  int32_t* pages_;
   int32_t thread_;
   uint32_t offset_;  ///< in a tile, of this thread's first chunk
-  int32_t page_;
-  int32_t token_;  ///< within the page
+  int32_t page_;     ///< before sm_80: a look-up under way
 };
 
 }  // namespace flashbsr::sm80

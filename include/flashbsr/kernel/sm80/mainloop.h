@@ -47,6 +47,9 @@ class Mainloop {
                                   : Variant::use_softmax          ? 7.0f
                                                                   : 15.0f;
 
+  /// What four of a row's weights may add up to, so that each fits its type with room to spare.
+  static constexpr float kMost = 32768.0f;
+
   /// A thread has rows g and g + 8 of each band, g = lane / 4, and of O columns as in out_column().
   float o[kBands][kDimTiles][4];
   float max[kBands][2];  ///< reference of the exponents, base 2
@@ -58,9 +61,9 @@ class Mainloop {
         variant_(args.params),
         rows_(state.rows),
         scales_(state.scales),
-        visible_(state.visible + thread / 32),
-        lane_(thread % 32),
-        first_row_(thread / 32 * kRowsPerWarp),
+        visible_(state.visible + static_cast<uint32_t>(thread) / 32),
+        lane_(static_cast<uint32_t>(thread) % 32),
+        first_row_(static_cast<uint32_t>(thread) / 32 * kRowsPerWarp),
         queries_(query_tile, first_row_, lane_),
         keys_(query_tile + Traits::kKeyOffset, lane_),
         values_(query_tile + Traits::kValueOffset, lane_) {}
@@ -131,70 +134,28 @@ class Mainloop {
     }
   }
 
-  /// S becomes logits (without softmax: weights), and the maxima follow.
+  /// S becomes logits (without softmax: weights), where it is not already.
   FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
     if (transforms_ || !whole) transform(begin);
-    if constexpr (Variant::use_softmax) {
+    if constexpr (Variant::use_softmax && !Traits::kOptimistic) {
       float top[kBands][2];
+      find_top<0>(top);
       bool grown = false;
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float x = ptx::max(s_[b][0][2 * h], s_[b][0][2 * h + 1]);
-          float y = ptx::max(s_[b][1][2 * h], s_[b][1][2 * h + 1]);  // two chains
-#pragma unroll
-          for (int n = 2; n < kTokenTiles; n += 2) {
-            x = ptx::max(ptx::max(x, s_[b][n][2 * h]), s_[b][n][2 * h + 1]);
-            y = ptx::max(ptx::max(y, s_[b][n + 1][2 * h]), s_[b][n + 1][2 * h + 1]);
-          }
-          top[b][h] = ptx::max(x, y);
-        }
+        grown |= top[b][0] > max[b][0] + kRescaleStep || top[b][1] > max[b][1] + kRescaleStep;
       }
-#pragma unroll
-      for (int lanes = 1; lanes < 4; lanes *= 2) {
-#pragma unroll
-        for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            top[b][h] = ptx::max(top[b][h], __shfl_xor_sync(0xffffffffu, top[b][h], lanes));
-          }
-        }
-      }
-#pragma unroll
-      for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          top[b][h] *= factor_[b][h];
-          grown |= top[b][h] > max[b][h] + kRescaleStep;
-        }
-      }
-      if (__any_sync(0xffffffffu, grown)) rescale(top);
+      if (__any_sync(0xffffffffu, grown)) raise_to(top);
     }
   }
 
   /// O += P V. The weights of 16 tokens are made while the products of those before are under way.
   FLASHBSR_DEVICE void accumulate() {
-    constexpr int kBlocks = Traits::kKvTile / 16;
     uint32_t p[2][kBands][4];
-    weigh(0, p[0]);
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) weigh(block + 1, p[(block + 1) % 2]);
-#pragma unroll
-      for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
-        uint32_t v[Values::kDims / 8][2];
-        values_.load(v, block * 16, d);
-#pragma unroll
-        for (int i = 0; i < Values::kDims / 8; ++i) {
-#pragma unroll
-          for (int b = 0; b < kBands; ++b) {
-            mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[block % 2][b], v[i][0],
-                                                         v[i][1]);
-          }
-        }
-      }
-    }
+    float part[kBands][2];
+    weigh(0, p[0], part);
+    settle<0>(p[0], part);
+    accumulate_block<0>(p, part);
   }
 
  private:
@@ -203,8 +164,33 @@ class Mainloop {
   using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
   using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
 
-  /// The weights of tokens [16 block, 16 block + 16) as A operands; they join the sums.
-  FLASHBSR_DEVICE void weigh(int block, uint32_t (&p)[kBands][4]) {
+  static constexpr int kBlocks = Traits::kKvTile / 16;
+
+  template <int kBlock>
+  FLASHBSR_DEVICE void accumulate_block(uint32_t (&p)[2][kBands][4], float (&part)[kBands][2]) {
+    if constexpr (kBlock + 1 < kBlocks && Traits::kLookAhead) weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
+#pragma unroll
+    for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
+      uint32_t v[Values::kDims / 8][2];
+      values_.load(v, kBlock * 16, d);
+#pragma unroll
+      for (int i = 0; i < Values::kDims / 8; ++i) {
+#pragma unroll
+        for (int b = 0; b < kBands; ++b) {
+          mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[kBlock % 2][b], v[i][0],
+                                                       v[i][1]);
+        }
+      }
+    }
+    if constexpr (kBlock + 1 < kBlocks) {
+      if constexpr (!Traits::kLookAhead) weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
+      settle<kBlock + 1>(p[(kBlock + 1) % 2], part);
+      accumulate_block<kBlock + 1>(p, part);
+    }
+  }
+
+  /// The weights of tokens [16 block, 16 block + 16) as A operands, and what they add to the sums.
+  FLASHBSR_DEVICE void weigh(int block, uint32_t (&p)[kBands][4], float (&part)[kBands][2]) const {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -212,13 +198,36 @@ class Mainloop {
         const int h = i % 2;
         float x = s_[b][2 * block + i / 2][2 * h], y = s_[b][2 * block + i / 2][2 * h + 1];
         if constexpr (Variant::use_softmax) {
-          const float base = max[b][h] - kShift;
-          x = ptx::exp2(x * factor_[b][h] - base);
-          y = ptx::exp2(y * factor_[b][h] - base);
-          sum[b][h] += x + y;
+          const float base = kShift - max[b][h];
+          x = ptx::exp2(__builtin_fmaf(x, factor_[b][h], base));
+          y = ptx::exp2(__builtin_fmaf(y, factor_[b][h], base));
+          part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
         }
         p[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
       }
+    }
+  }
+
+  /// Adds them to the sums, and sees to it that they are small enough: otherwise the maxima are
+  /// looked for, and the weights made again.
+  template <int kBlock>
+  FLASHBSR_DEVICE void settle(uint32_t (&p)[kBands][4], float (&part)[kBands][2]) {
+    if constexpr (!Variant::use_softmax) return;
+    if constexpr (Traits::kOptimistic) {
+      bool fits = true;
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) fits = fits && part[b][0] < kMost && part[b][1] < kMost;
+      if (!__all_sync(0xffffffffu, fits)) {
+        float top[kBands][2];
+        find_top<kBlock>(top);
+        raise_to(top);
+        weigh(kBlock, p, part);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+      sum[b][0] += part[b][0];
+      sum[b][1] += part[b][1];
     }
   }
 
@@ -330,7 +339,41 @@ class Mainloop {
     }
   }
 
-  FLASHBSR_DEVICE void rescale(const float (&top)[kBands][2]) {
+  /// Largest logits of the tokens from 16 kBlock on.
+  template <int kBlock>
+  FLASHBSR_DEVICE void find_top(float (&top)[kBands][2]) const {
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float x = ptx::max(s_[b][2 * kBlock][2 * h], s_[b][2 * kBlock][2 * h + 1]);
+        float y = ptx::max(s_[b][2 * kBlock + 1][2 * h], s_[b][2 * kBlock + 1][2 * h + 1]);
+#pragma unroll
+        for (int n = 2 * kBlock + 2; n < kTokenTiles; n += 2) {
+          x = ptx::max(ptx::max(x, s_[b][n][2 * h]), s_[b][n][2 * h + 1]);
+          y = ptx::max(ptx::max(y, s_[b][n + 1][2 * h]), s_[b][n + 1][2 * h + 1]);
+        }
+        top[b][h] = ptx::max(x, y);
+      }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          top[b][h] = ptx::max(top[b][h], __shfl_xor_sync(0xffffffffu, top[b][h], lanes));
+        }
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+      top[b][0] *= factor_[b][0];
+      top[b][1] *= factor_[b][1];
+    }
+  }
+
+  FLASHBSR_DEVICE void raise_to(const float (&top)[kBands][2]) {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
