@@ -48,14 +48,14 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const sm80::BlockState state(memory, Traits{});
   const uint32_t query_tile = ptx::shared_address(memory);
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
 
-  sm80::KvLoader<Traits> loader(state, thread);
-  sm80::Mainloop<Traits, Variant> loop(args, state, query_tile, thread);
+  sm80::KvLoader<Traits> loader(state, ptx::thread_index());
+  sm80::Mainloop<Traits, Variant> loop(args, state, query_tile, ptx::thread_index());
   Staging<sm80::KvLoader<Traits>::kChunks> staging(memory);
 
-  if (thread == 0) sm80::claim_task(args, *state.task);
+  if (threadIdx.x == 0) sm80::claim_task(args, *state.task);
   for (;;) {
+    const int32_t thread = ptx::thread_index();  // anew: what is derived from it is not kept
     __syncthreads();
     sm80::Task& task = *state.task;
     if (!task.valid) break;
@@ -104,10 +104,10 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       }
     }
 
-    sm80::write_rows(args, task, state.rows, loop, thread % 32);
-    if (task.item.slot >= 0) sm80::finish_split<Traits, Variant>(args, task, thread);
+    sm80::write_rows(args, task, state.rows, loop);
+    if (task.item.slot >= 0) sm80::finish_split<Traits, Variant>(args, task, ptx::thread_index());
     __syncthreads();
-    sm80::next_task(state, thread);
+    sm80::next_task(state, ptx::thread_index());
   }
 }
 

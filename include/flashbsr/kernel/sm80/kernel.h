@@ -44,14 +44,14 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   const uint32_t query_tile = ptx::shared_address(memory);
   const AsyncCopy copy_keys{query_tile + Traits::kKeyOffset};
   const AsyncCopy copy_values{query_tile + Traits::kValueOffset};
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
 
   ptx::wait_for_prerequisites<Traits::kArch>();
-  KvLoader<Traits> loader(state, thread);
-  Mainloop<Traits, Variant> loop(args, state, query_tile, thread);
+  KvLoader<Traits> loader(state, ptx::thread_index());
+  Mainloop<Traits, Variant> loop(args, state, query_tile, ptx::thread_index());
 
-  if (thread == 0) claim_task(args, *state.task);
+  if (threadIdx.x == 0) claim_task(args, *state.task);
   for (;;) {
+    const int32_t thread = ptx::thread_index();  // anew: what is derived from it is not kept
     __syncthreads();
     Task& task = *state.task;
     if (!task.valid) break;
@@ -102,10 +102,10 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       }
     }
 
-    write_rows(args, task, state.rows, loop, thread % 32);
-    if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, thread);
+    write_rows(args, task, state.rows, loop);
+    if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, ptx::thread_index());
     __syncthreads();
-    next_task(state, thread);
+    next_task(state, ptx::thread_index());
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include <flashbsr/kernel/sm80/item.h>
 #include <flashbsr/ptx/cp_async.h>
+#include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/swizzle.h>
 
 namespace flashbsr::sm80 {
@@ -165,6 +166,7 @@ class KvLoader {
         }
       }
     } else {
+      const int32_t chunk = Shape::chunk(ptx::thread_index());  // anew: nothing of this is kept
 #pragma unroll
       for (int i = 0; i < Shape::kRowsEach; ++i) {
         const bool inside = row + i * Shape::kDown < count;
