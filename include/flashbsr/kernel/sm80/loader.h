@@ -6,8 +6,8 @@
 // head dim are filled with zeros, so that nothing found there reaches an output.
 //
 // The address of each row of K and V is worked out once, by one thread, a tile ahead of the copies,
-// and noted in shared memory; the page ids behind it are looked up a tile ahead of that, into shared
-// memory too: the main loop has no registers to spare.
+// and noted in shared memory; the page ids behind it are looked up a tile ahead of that, into
+// shared memory too: the main loop has no registers to spare.
 #pragma once
 
 #include <flashbsr/kernel/sm80/item.h>

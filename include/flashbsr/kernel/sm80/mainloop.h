@@ -168,7 +168,8 @@ class Mainloop {
 
   template <int kBlock>
   FLASHBSR_DEVICE void accumulate_block(uint32_t (&p)[2][kBands][4], float (&part)[kBands][2]) {
-    if constexpr (kBlock + 1 < kBlocks && Traits::kLookAhead) weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
+    if constexpr (kBlock + 1 < kBlocks && Traits::kLookAhead)
+      weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
 #pragma unroll
     for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
       uint32_t v[Values::kDims / 8][2];
@@ -262,7 +263,8 @@ class Mainloop {
 #pragma unroll
         for (int i = 0; i < Keys::kTokens / 8; ++i) {
           // Past the item's end keys are zeros, and the tables may end too.
-          const int32_t position = min_of(begin + token + 8 * i + lane_ / 4, task_->item.kv_end - 1);
+          const int32_t position =
+              min_of(begin + token + 8 * i + lane_ / 4, task_->item.kv_end - 1);
           const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {

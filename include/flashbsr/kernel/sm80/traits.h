@@ -28,8 +28,10 @@ struct PrefillTraits {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = 2;
-  /// Tokens of a tile of K or V. Half as many where registers are short: widening float8 takes some.
-  static constexpr int kKvTile = head_dim * rows * (kFloat8 ? 2 : 1) > 128 * 128 || head_dim > 128 ? 32 : 64;
+  /// Tokens of a tile of K or V. Half as many where registers are short: widening float8 takes
+  /// some.
+  static constexpr int kKvTile =
+      head_dim * rows * (kFloat8 ? 2 : 1) > 128 * 128 || head_dim > 128 ? 32 : 64;
 
   static constexpr bool kOptimistic = true;
   static constexpr bool kLookAhead = !kFloat8;
