@@ -59,9 +59,8 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     __syncthreads();
     sm80::Task& task = *state.task;
     if (!task.valid) break;
-    const int32_t kv_begin = task.item.kv_begin;
     int32_t first = sm80::last_tile<Traits>(task.item);
-    const bool empty = task.item.kv_end <= kv_begin;
+    const bool empty = first < task.item.kv_begin;
 
     if (!empty) loader.look_up(args, task, first);
     sm80::visit_queries<Traits>(args, task.item, task.request.q_begin, thread,
@@ -72,7 +71,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     sm80::describe_rows<Traits>(args, task, state, thread);
     if (!empty) {
       loader.note(args, task, first, 0);
-      if (first > kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
+      if (first > task.item.kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
     }
     if (thread == 0) sm80::claim_task(args, state.task[1]);
     __syncthreads();
@@ -83,21 +82,21 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
 
     loop.begin(task);
     uint32_t buffer = 0;
-    for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
+    for (; first >= task.item.kv_begin; first -= Traits::kKvTile) {
       staging.store(Traits::kKeyOffset);
       __syncthreads();  // K is there, and nobody reads V any more
       loader.visit_values(args, task, first, buffer, staging.fetch());
       const int32_t next = first - Traits::kKvTile;
       buffer ^= 1;
-      if (next >= kv_begin) {
+      if (next >= task.item.kv_begin) {
         loader.note(args, task, next, buffer);
-        if (next > kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
+        if (next > task.item.kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
       }
       const sm80::TileSight sight = loop.sight(first);
       if (sight.any) loop.score(first);
       staging.store(Traits::kValueOffset);
       __syncthreads();  // V is there, and nobody reads K any more
-      if (next >= kv_begin) loader.visit_keys(args, task, next, buffer, staging.fetch());
+      if (next >= task.item.kv_begin) loader.visit_keys(args, task, next, buffer, staging.fetch());
       if (sight.any) {
         loop.soften(first, sight.all);
         loop.accumulate();

@@ -69,10 +69,12 @@ FLASHBSR_DEVICE void next_task(const BlockState& state, int32_t thread) {
   if (thread < kWords) words[thread] = words[kWords + thread];
 }
 
-/// Where the last tile of an item begins; the first one begins at kv_begin.
+/// Where the last tile of an item begins; the first one begins at kv_begin, and if there is none,
+/// the last one lies before it.
 template <class Traits>
 FLASHBSR_DEVICE int32_t last_tile(const WorkItem& item) {
-  return item.kv_begin + (item.kv_end - item.kv_begin - 1) / Traits::kKvTile * Traits::kKvTile;
+  const int32_t length = max_of(item.kv_end - item.kv_begin, 0);
+  return item.kv_begin + (ceil_div(length, Traits::kKvTile) - 1) * Traits::kKvTile;
 }
 
 template <class Traits>

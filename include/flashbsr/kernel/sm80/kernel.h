@@ -55,9 +55,9 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     __syncthreads();
     Task& task = *state.task;
     if (!task.valid) break;
-    const int32_t kv_begin = task.item.kv_begin;
     int32_t first = last_tile<Traits>(task.item);
-    const bool empty = task.item.kv_end <= kv_begin;
+    const int32_t kv_begin = task.item.kv_begin;
+    const bool empty = first < kv_begin;
 
     if (!empty) loader.look_up(args, task, first);
     ptx::cp_async_commit();
@@ -81,7 +81,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
 
     loop.begin(task);
     uint32_t buffer = 0;
-    for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
+    for (; first >= kv_begin; first -= Traits::kKvTile) {
       ptx::cp_async_wait_all();
       __syncthreads();  // K is there, and nobody reads V any more
       loader.visit_values(args, task, first, buffer, copy_values);

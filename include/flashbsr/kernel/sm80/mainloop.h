@@ -66,7 +66,7 @@ class Mainloop {
         first_row_(static_cast<uint32_t>(thread) / 32 * kRowsPerWarp),
         queries_(query_tile, first_row_, lane_),
         keys_(query_tile + Traits::kKeyOffset, lane_),
-        values_(query_tile + Traits::kValueOffset, lane_) {}
+        value_tile_(query_tile + Traits::kValueOffset) {}
 
   FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
     return first_row_ + band * 16 + half * 8 + lane_ / 4;
@@ -151,11 +151,13 @@ class Mainloop {
 
   /// O += P V. The weights of 16 tokens are made while the products of those before are under way.
   FLASHBSR_DEVICE void accumulate() {
+    // Worked out anew: no register is left for an address that is needed but once a tile.
+    const Values values(value_tile_, ptx::thread_index() % 32);
     uint32_t p[2][kBands][4];
     float part[kBands][2];
     weigh(0, p[0], part);
     settle<0>(p[0], part);
-    accumulate_block<0>(p, part);
+    accumulate_block<0>(values, p, part);
   }
 
  private:
@@ -167,13 +169,14 @@ class Mainloop {
   static constexpr int kBlocks = Traits::kKvTile / 16;
 
   template <int kBlock>
-  FLASHBSR_DEVICE void accumulate_block(uint32_t (&p)[2][kBands][4], float (&part)[kBands][2]) {
+  FLASHBSR_DEVICE void accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
+                                        float (&part)[kBands][2]) {
     if constexpr (kBlock + 1 < kBlocks && Traits::kLookAhead)
       weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
 #pragma unroll
     for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
       uint32_t v[Values::kDims / 8][2];
-      values_.load(v, kBlock * 16, d);
+      values.load(v, kBlock * 16, d);
 #pragma unroll
       for (int i = 0; i < Values::kDims / 8; ++i) {
 #pragma unroll
@@ -186,7 +189,7 @@ class Mainloop {
     if constexpr (kBlock + 1 < kBlocks) {
       if constexpr (!Traits::kLookAhead) weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
       settle<kBlock + 1>(p[(kBlock + 1) % 2], part);
-      accumulate_block<kBlock + 1>(p, part);
+      accumulate_block<kBlock + 1>(values, p, part);
     }
   }
 
@@ -403,7 +406,7 @@ class Mainloop {
   const int32_t first_row_;
   const Queries queries_;
   const Keys keys_;
-  const Values values_;
+  const uint32_t value_tile_;
   bool transforms_;
   float factor_[kBands][2];
   float s_[kBands][kTokenTiles][4];

@@ -10,11 +10,18 @@
 
 namespace flashbsr::sm80 {
 
+/// Half as many tokens where registers are short: widening float8 takes some.
+constexpr int prefill_kv_tile(int head_dim, DType kv, int rows) {
+  return head_dim > 128 || head_dim * rows * (3 - dtype_size(kv)) > 128 * 128 ? 32 : 64;
+}
+
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
-template <int head_dim, DType kv, int rows, int arch = 80>
+/// @tparam kv_tile   tokens of a tile of K or V
+template <int head_dim, DType kv, int rows, int arch = 80,
+          int kv_tile = prefill_kv_tile(head_dim, kv, rows)>
 struct PrefillTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -28,11 +35,7 @@ struct PrefillTraits {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = 2;
-  /// Tokens of a tile of K or V. Half as many where registers are short: widening float8 takes
-  /// some.
-  static constexpr int kKvTile =
-      head_dim * rows * (kFloat8 ? 2 : 1) > 128 * 128 || head_dim > 128 ? 32 : 64;
-
+  static constexpr int kKvTile = kv_tile;
   static constexpr bool kOptimistic = true;
   static constexpr bool kLookAhead = !kFloat8;
 
