@@ -65,7 +65,7 @@ class Mainloop {
         lane_(static_cast<uint32_t>(thread) % 32),
         first_row_(static_cast<uint32_t>(thread) / 32 * kRowsPerWarp),
         queries_(query_tile, first_row_, lane_),
-        keys_(query_tile + Traits::kKeyOffset, lane_),
+        key_tile_(query_tile + Traits::kKeyOffset),
         value_tile_(query_tile + Traits::kValueOffset) {}
 
   FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
@@ -120,6 +120,7 @@ class Mainloop {
     if constexpr (kHasHooks<Variant>) {
       if (args_.params.rope.fine) return score_rotated(begin);
     }
+    const Keys keys = operands<Keys>(key_tile_);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kBands][4];
@@ -128,7 +129,7 @@ class Mainloop {
 #pragma unroll
       for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
         uint32_t k[Keys::kTokens / 8][2];
-        keys_.load(k, token, step);
+        keys.load(k, token, step);
         multiply(a, k, token / 8);
       }
     }
@@ -151,8 +152,7 @@ class Mainloop {
 
   /// O += P V. The weights of 16 tokens are made while the products of those before are under way.
   FLASHBSR_DEVICE void accumulate() {
-    // Worked out anew: no register is left for an address that is needed but once a tile.
-    const Values values(value_tile_, ptx::thread_index() % 32);
+    const Values values = operands<Values>(value_tile_);
     uint32_t p[2][kBands][4];
     float part[kBands][2];
     weigh(0, p[0], part);
@@ -167,6 +167,17 @@ class Mainloop {
   using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
 
   static constexpr int kBlocks = Traits::kKvTile / 16;
+
+  /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
+  /// in.
+  template <class Operands>
+  FLASHBSR_DEVICE Operands operands(uint32_t tile) const {
+    if constexpr (kHasHooks<Variant>) {
+      return Operands(tile, ptx::thread_index() % 32);
+    } else {
+      return Operands(tile, lane_);
+    }
+  }
 
   template <int kBlock>
   FLASHBSR_DEVICE void accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
@@ -250,6 +261,7 @@ class Mainloop {
   /// The same with every key turned to its position. Dims i and i + head_dim / 2 are in the same
   /// thread, kSteps / 2 steps apart.
   FLASHBSR_DEVICE void score_rotated(int32_t begin) {
+    const Keys keys = operands<Keys>(key_tile_);
 #pragma unroll 1
     for (int step = 0; step < kSteps / 2; ++step) {
       uint32_t a[2][kBands][4];
@@ -261,8 +273,8 @@ class Mainloop {
 #pragma unroll
       for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
         uint32_t x[Keys::kTokens / 8][2], y[Keys::kTokens / 8][2];
-        keys_.load(x, token, step);
-        keys_.load(y, token, step + kSteps / 2);
+        keys.load(x, token, step);
+        keys.load(y, token, step + kSteps / 2);
 #pragma unroll
         for (int i = 0; i < Keys::kTokens / 8; ++i) {
           // Past the item's end keys are zeros, and the tables may end too.
@@ -405,7 +417,7 @@ class Mainloop {
   const int32_t lane_;
   const int32_t first_row_;
   const Queries queries_;
-  const Keys keys_;
+  const uint32_t key_tile_;
   const uint32_t value_tile_;
   bool transforms_;
   float factor_[kBands][2];
