@@ -41,6 +41,9 @@ FLASHBSR_DEVICE void cp_async_16_if(uint32_t dst, const void* src, bool inside, 
 }
 
 /// Without a condition.
+FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
 FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                "l"(policy)
@@ -60,6 +63,9 @@ template <int kPending>
 FLASHBSR_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+
+/// Waits until all of this thread's copies have arrived, of open groups too.
+FLASHBSR_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /// Asks L2 for the line at `src`: a hint that needs no ordering.
 FLASHBSR_DEVICE void prefetch_l2(const void* src) {

@@ -31,18 +31,25 @@ FLASHBSR_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t
   }
 }
 
+/// The address `bytes` (a multiple of 16) further along a row than `base`, which lies in the row's
+/// first 32 bytes: only within a line of 128 bytes are chunks permuted. The rest is left to be an
+/// immediate offset.
+FLASHBSR_DEVICE uint32_t swizzled(uint32_t base, uint32_t bytes) {
+  return (base ^ (bytes & 127)) + (bytes & ~127u);
+}
+
 /// Rows of Q as A operands.
 template <int kRowBytes>
 struct QueryFragments {
   uint32_t base;
 
   /// `first_row` is a multiple of 16.
-  FLASHBSR_DEVICE QueryFragments(uint32_t tile, int32_t first_row, int32_t lane)
+  FLASHBSR_DEVICE QueryFragments(uint32_t tile, uint32_t first_row, uint32_t lane)
       : base(tile + Swizzle<kRowBytes>::offset(first_row + lane % 16, lane / 16)) {}
 
   /// 16 rows from `row` (relative, a multiple of 16), columns [16 step, 16 step + 16).
   FLASHBSR_DEVICE void load(uint32_t (&a)[4], int row, int step) const {
-    ptx::ldmatrix_x4(a, (base ^ step * 32) + row * kRowBytes);
+    ptx::ldmatrix_x4(a, swizzled(base, step * 32) + row * kRowBytes);
   }
 };
 
@@ -55,7 +62,7 @@ struct KeyFragments {
   static constexpr int kTokens = kFloat8 ? 32 : 16;
   uint32_t base;
 
-  FLASHBSR_DEVICE KeyFragments(uint32_t tile, int32_t lane) {
+  FLASHBSR_DEVICE KeyFragments(uint32_t tile, uint32_t lane) {
     if constexpr (kFloat8) {
       base = tile + Swizzle<kRowBytes>::offset(lane, 0);
     } else {
@@ -66,7 +73,7 @@ struct KeyFragments {
   /// b[i]: tokens token + 8 i + [0, 8), dims [16 step, 16 step + 16).
   FLASHBSR_DEVICE void load(uint32_t (&b)[kTokens / 8][2], int token, int step) const {
     uint32_t r[4];
-    ptx::ldmatrix_x4(r, (base ^ step * (kFloat8 ? 16 : 32)) + token * kRowBytes);
+    ptx::ldmatrix_x4(r, swizzled(base, step * (kFloat8 ? 16 : 32)) + token * kRowBytes);
     if constexpr (kFloat8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) ptx::float8_to_f16<kArch, kKv>(r[i], b[i][0], b[i][1]);
@@ -91,13 +98,13 @@ struct ValueFragments {
   static constexpr int kDims = kFloat8 ? 32 : 16;
   uint32_t base;
 
-  FLASHBSR_DEVICE ValueFragments(uint32_t tile, int32_t lane)
+  FLASHBSR_DEVICE ValueFragments(uint32_t tile, uint32_t lane)
       : base(tile + Swizzle<kRowBytes>::offset(lane % 16, lane / 16)) {}
 
   /// Tokens [token, token + 16), dims [d, d + kDims) as kDims / 8 operands.
   FLASHBSR_DEVICE void load(uint32_t (&b)[kDims / 8][2], int token, int d) const {
     uint32_t r[4];
-    ptx::ldmatrix_x4_trans(r, (base ^ d * dtype_size(kKv)) + token * kRowBytes);
+    ptx::ldmatrix_x4_trans(r, swizzled(base, d * dtype_size(kKv)) + token * kRowBytes);
     if constexpr (kFloat8) {
       // A register holds [token 2t: d, d + 1][token 2t + 1: d, d + 1].
 #pragma unroll

@@ -24,6 +24,8 @@ FLASHBSR_DEVICE PrefillRow describe_row(const KernelArgs& args, const WorkItem& 
     row.token = args.group.quotient(packed);
     row.q_head += args.group.remainder(packed, row.token);
     row.span = visible_span(*args.header, request, row.token);
+    // Its last tile may reach past a split item's end.
+    row.span.end = min_of(row.span.end, item.kv_end);
   }
   return row;
 }

@@ -25,9 +25,9 @@ class Staging {
 
   /// What KvLoader's visits call.
   FLASHBSR_DEVICE auto fetch() {
-    return [this](int chunk, uint32_t offset, const char* src, uint32_t bytes) {
+    return [this](int chunk, uint32_t offset, const char* src, bool inside) {
       offset_[chunk] = offset;
-      data_[chunk] = bytes ? *reinterpret_cast<const uint4*>(src) : uint4{};
+      data_[chunk] = inside ? *reinterpret_cast<const uint4*>(src) : uint4{};
     };
   }
   FLASHBSR_DEVICE void store(int32_t tile) const {
@@ -48,62 +48,65 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const sm80::BlockState state(memory, Traits{});
   const uint32_t query_tile = ptx::shared_address(memory);
-  const uint32_t key_tile = query_tile + Traits::kKeyOffset;
-  const uint32_t value_tile = query_tile + Traits::kValueOffset;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
 
-  sm80::KvLoader<Traits> loader;
-  sm80::Mainloop<Traits, Variant> loop(args, state);
+  sm80::KvLoader<Traits> loader(state, ptx::thread_index());
+  sm80::Mainloop<Traits, Variant> loop(args, state, query_tile, ptx::thread_index());
   Staging<sm80::KvLoader<Traits>::kChunks> staging(memory);
 
-  if (thread == 0) sm80::claim_task(args, *state.task);
+  if (threadIdx.x == 0) sm80::claim_task(args, *state.task);
   for (;;) {
+    const int32_t thread = ptx::thread_index();  // anew: what is derived from it is not kept
     __syncthreads();
     sm80::Task& task = *state.task;
     if (!task.valid) break;
-    const int32_t kv_begin = task.item.kv_begin;
-    int32_t first =
-        kv_begin + (task.item.kv_end - kv_begin - 1) / Traits::kKvTile * Traits::kKvTile;
-    const bool empty = task.item.kv_end <= kv_begin;
+    int32_t first = sm80::last_tile<Traits>(task.item);
+    const bool empty = first < task.item.kv_begin;
 
+    if (!empty) loader.look_up(args, task, first);
     sm80::visit_queries<Traits>(args, task.item, task.request.q_begin, thread,
-                                [&](uint32_t offset, const char* src, uint32_t bytes) {
+                                [&](uint32_t offset, const char* src, bool inside) {
                                   *reinterpret_cast<uint4*>(memory + offset) =
-                                      bytes ? *reinterpret_cast<const uint4*>(src) : uint4{};
+                                      inside ? *reinterpret_cast<const uint4*>(src) : uint4{};
                                 });
-    if (!empty) {
-      loader.find(args, task, first);
-      loader.visit_keys(args, task, first, staging.fetch());
-    }
     sm80::describe_rows<Traits>(args, task, state, thread);
+    if (!empty) {
+      loader.note(args, task, first, 0);
+      if (first > task.item.kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
+    }
     if (thread == 0) sm80::claim_task(args, state.task[1]);
     __syncthreads();
+    if (!empty) loader.visit_keys(args, task, first, 0, staging.fetch());
     if (args.params.rope.fine) {
       sm80::prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
     }
 
     loop.begin(task);
-    for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
+    uint32_t buffer = 0;
+    for (; first >= task.item.kv_begin; first -= Traits::kKvTile) {
       staging.store(Traits::kKeyOffset);
       __syncthreads();  // K is there, and nobody reads V any more
-      loader.visit_values(args, task, first, staging.fetch());
+      loader.visit_values(args, task, first, buffer, staging.fetch());
       const int32_t next = first - Traits::kKvTile;
-      if (next >= kv_begin) loader.find(args, task, next);
-      const bool sees = loop.sees(first);
-      if (sees) loop.score(query_tile, key_tile, first);
+      buffer ^= 1;
+      if (next >= task.item.kv_begin) {
+        loader.note(args, task, next, buffer);
+        if (next > task.item.kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
+      }
+      const sm80::TileSight sight = loop.sight(first);
+      if (sight.any) loop.score(first);
       staging.store(Traits::kValueOffset);
-      if (next >= kv_begin) loader.visit_keys(args, task, next, staging.fetch());
       __syncthreads();  // V is there, and nobody reads K any more
-      if (sees) {
-        loop.soften(first);
-        loop.accumulate(value_tile);
+      if (next >= task.item.kv_begin) loader.visit_keys(args, task, next, buffer, staging.fetch());
+      if (sight.any) {
+        loop.soften(first, sight.all);
+        loop.accumulate();
       }
     }
 
-    sm80::write_rows(args, task, state.rows, loop, thread % 32);
-    if (task.item.slot >= 0) sm80::finish_split<Traits, Variant>(args, task, thread);
+    sm80::write_rows(args, task, state.rows, loop);
+    if (task.item.slot >= 0) sm80::finish_split<Traits, Variant>(args, task, ptx::thread_index());
     __syncthreads();
-    sm80::next_task(state, thread);
+    sm80::next_task(state, ptx::thread_index());
   }
 }
 

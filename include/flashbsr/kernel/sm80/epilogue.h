@@ -36,10 +36,12 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
 /// Every thread of the warp calls it.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const PrefillRow* rows,
-                                const Mainloop<Traits, Variant>& loop, int32_t lane) {
+                                const Mainloop<Traits, Variant>& loop) {
   using Loop = Mainloop<Traits, Variant>;
   const Params& p = args.params;
   const WorkItem& item = task.item;
+  const int32_t lane = ptx::thread_index() % 32;
+  const int32_t first_row = ptx::thread_index() / 32 * Loop::kRowsPerWarp;
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
 #pragma unroll
@@ -47,7 +49,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       float sum = loop.sum[b][h];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int32_t r = loop.row_of(b, h);
+      const int32_t r = first_row + b * 16 + h * 8 + lane / 4;
       if (r >= item.row_count) continue;
       const float lse = sum == 0.0f ? -infinity() : loop.max[b][h] + ptx::log2(sum) - Loop::kShift;
       // Without softmax the weights' shift is all there is to undo.

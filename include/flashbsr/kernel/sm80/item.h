@@ -19,8 +19,16 @@ struct Task {
   int32_t pad[2];
 };
 
+/// Where a token's rows of K and V are.
+struct alignas(16) KvRow {
+  const char* k;
+  const char* v;
+};
+
 /// A block's shared memory besides the tiles.
 struct BlockState {
+  KvRow* kv_rows;  ///< of two tiles
+  int32_t* pages;  ///< of the tokens of one tile
   PrefillRow* rows;
   float* scales;        ///< natural logits per dot product, of every row
   Visibility* visible;  ///< of every warp's rows
@@ -28,10 +36,13 @@ struct BlockState {
 
   template <class Traits>
   FLASHBSR_DEVICE BlockState(char* memory, Traits)
-      : rows(reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset)),
+      : kv_rows(reinterpret_cast<KvRow*>(memory + Traits::kKvRowOffset)),
+        pages(reinterpret_cast<int32_t*>(memory + Traits::kPageOffset)),
+        rows(reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset)),
         scales(reinterpret_cast<float*>(memory + Traits::kScaleOffset)),
         visible(reinterpret_cast<Visibility*>(memory + Traits::kVisibleOffset)),
         task(reinterpret_cast<Task*>(memory + Traits::kTaskOffset)) {
+    static_assert(sizeof(KvRow) == Traits::kKvRowBytes);
     static_assert(sizeof(PrefillRow) == Traits::kRowRecordBytes);
     static_assert(sizeof(Visibility) == Traits::kVisibilityBytes);
     static_assert(sizeof(Task) == Traits::kTaskBytes);
@@ -56,6 +67,14 @@ FLASHBSR_DEVICE void next_task(const BlockState& state, int32_t thread) {
   constexpr int kWords = sizeof(Task) / 4;
   int32_t* words = reinterpret_cast<int32_t*>(state.task);
   if (thread < kWords) words[thread] = words[kWords + thread];
+}
+
+/// Where the last tile of an item begins; the first one begins at kv_begin, and if there is none,
+/// the last one lies before it.
+template <class Traits>
+FLASHBSR_DEVICE int32_t last_tile(const WorkItem& item) {
+  const int32_t length = max_of(item.kv_end - item.kv_begin, 0);
+  return item.kv_begin + (ceil_div(length, Traits::kKvTile) - 1) * Traits::kKvTile;
 }
 
 template <class Traits>

@@ -26,11 +26,14 @@ namespace flashbsr::sm80 {
 struct AsyncCopy {
   uint32_t tile;
 
-  FLASHBSR_DEVICE void operator()(uint32_t offset, const char* src, uint32_t bytes) const {
-    ptx::cp_async_16_if(tile + offset, src, bytes != 0);
+  FLASHBSR_DEVICE void operator()(uint32_t offset, const char* src, bool inside) const {
+    ptx::cp_async_16_if(tile + offset, src, inside);
   }
-  FLASHBSR_DEVICE void operator()(int, uint32_t offset, const char* src, uint32_t bytes) const {
-    ptx::cp_async_16_if(tile + offset, src, bytes != 0);
+  FLASHBSR_DEVICE void operator()(int, uint32_t offset, const char* src, bool inside) const {
+    ptx::cp_async_16_if(tile + offset, src, inside);
+  }
+  FLASHBSR_DEVICE void operator()(int, uint32_t offset, const char* src, Inside) const {
+    ptx::cp_async_16(tile + offset, src);
   }
 };
 
@@ -39,89 +42,70 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const BlockState state(memory, Traits{});
   const uint32_t query_tile = ptx::shared_address(memory);
-  const uint32_t key_tile = query_tile + Traits::kKeyOffset;
-  const uint32_t value_tile = query_tile + Traits::kValueOffset;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const AsyncCopy copy_keys{query_tile + Traits::kKeyOffset};
+  const AsyncCopy copy_values{query_tile + Traits::kValueOffset};
 
   ptx::wait_for_prerequisites<Traits::kArch>();
-  KvLoader<Traits> loader;
-  Mainloop<Traits, Variant> loop(args, state);
+  KvLoader<Traits> loader(state, ptx::thread_index());
+  Mainloop<Traits, Variant> loop(args, state, query_tile, ptx::thread_index());
 
-  if (thread == 0) claim_task(args, *state.task);
+  if (threadIdx.x == 0) claim_task(args, *state.task);
   for (;;) {
+    const int32_t thread = ptx::thread_index();  // anew: what is derived from it is not kept
     __syncthreads();
     Task& task = *state.task;
     if (!task.valid) break;
+    int32_t first = last_tile<Traits>(task.item);
     const int32_t kv_begin = task.item.kv_begin;
-    int32_t first =
-        kv_begin + (task.item.kv_end - kv_begin - 1) / Traits::kKvTile * Traits::kKvTile;
-    const bool empty = task.item.kv_end <= kv_begin;
+    const bool empty = first < kv_begin;
 
+    if (!empty) loader.look_up(args, task, first);
+    ptx::cp_async_commit();
     visit_queries<Traits>(args, task.item, task.request.q_begin, thread, AsyncCopy{query_tile});
-    if (!empty) {
-      loader.find(args, task, first);
-      loader.visit_keys(args, task, first, AsyncCopy{key_tile});
-    }
     ptx::cp_async_commit();
     describe_rows<Traits>(args, task, state, thread);
-    if (thread == 0) claim_task(args, state.task[1]);
-    ptx::cp_async_wait<0>();
+    if (!empty) {
+      ptx::cp_async_wait<1>();  // the pages, not Q
+      loader.note(args, task, first, 0);
+      if (first > kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
+    }
     __syncthreads();
+    if (!empty) loader.visit_keys(args, task, first, 0, copy_keys);
+    if (thread == 0) claim_task(args, state.task[1]);
     if (Traits::kFloat8 || (kHasHooks<Variant> && args.params.rope.fine)) {
+      ptx::cp_async_wait_all();
+      __syncthreads();
       prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
       __syncthreads();
     }
 
     loop.begin(task);
-    if constexpr (Traits::kStages == 1) {
-      for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
-        ptx::cp_async_wait<0>();
-        __syncthreads();  // K is there, and nobody reads V any more
-        loader.visit_values(args, task, first, AsyncCopy{value_tile});
-        ptx::cp_async_commit();
-        const int32_t next = first - Traits::kKvTile;
-        if (next >= kv_begin) loader.find(args, task, next);
-        const bool sees = loop.sees(first);
-        if (sees) loop.score(query_tile, key_tile, first);
-        if (Traits::kSoftenFirst && sees) loop.soften(first);
-        ptx::cp_async_wait<0>();
-        __syncthreads();  // V is there, and nobody reads K any more
-        if (next >= kv_begin) loader.visit_keys(args, task, next, AsyncCopy{key_tile});
-        ptx::cp_async_commit();
-        if (sees) {
-          if (!Traits::kSoftenFirst) loop.soften(first);
-          loop.accumulate(value_tile);
-        }
+    uint32_t buffer = 0;
+    for (; first >= kv_begin; first -= Traits::kKvTile) {
+      ptx::cp_async_wait_all();
+      __syncthreads();  // K is there, and nobody reads V any more
+      loader.visit_values(args, task, first, buffer, copy_values);
+      const int32_t next = first - Traits::kKvTile;
+      buffer ^= 1;
+      if (next >= kv_begin) {
+        loader.note(args, task, next, buffer);
+        if (next > kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
       }
-    } else {
-      uint32_t stage = 0;
-      if (!empty) loader.visit_values(args, task, first, AsyncCopy{value_tile});
-      ptx::cp_async_commit();
-      if (first - Traits::kKvTile >= kv_begin) loader.find(args, task, first - Traits::kKvTile);
-      for (; first >= kv_begin && !empty; first -= Traits::kKvTile) {
-        ptx::cp_async_wait<0>();
-        __syncthreads();
-        const uint32_t other = stage ^ Traits::kTileBytes;
-        const int32_t next = first - Traits::kKvTile;
-        if (next >= kv_begin) {
-          loader.visit_keys(args, task, next, AsyncCopy{key_tile + other});
-          loader.visit_values(args, task, next, AsyncCopy{value_tile + other});
-          if (next - Traits::kKvTile >= kv_begin) loader.find(args, task, next - Traits::kKvTile);
-        }
-        ptx::cp_async_commit();
-        if (loop.sees(first)) {
-          loop.score(query_tile, key_tile + stage, first);
-          loop.soften(first);
-          loop.accumulate(value_tile + stage);
-        }
-        stage = other;
+      const TileSight sight = loop.sight(first);
+      if (sight.any) loop.score(first);
+      ptx::cp_async_wait_all();
+      __syncthreads();  // V is there, and nobody reads K any more
+      if (next >= kv_begin) loader.visit_keys(args, task, next, buffer, copy_keys);
+      if (sight.any) {
+        loop.soften(first, sight.all);
+        loop.accumulate();
       }
     }
 
-    write_rows(args, task, state.rows, loop, thread % 32);
-    if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, thread);
+    write_rows(args, task, state.rows, loop);
+    if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, ptx::thread_index());
     __syncthreads();
-    next_task(state, thread);
+    next_task(state, ptx::thread_index());
   }
 }
 

@@ -4,9 +4,14 @@
 // Where a thread's share of a tile comes from and goes to: rows of Q, and tiles of K and V from
 // ragged or paged storage, in chunks of 16 bytes. Rows that are not the item's and columns past the
 // head dim are filled with zeros, so that nothing found there reaches an output.
+//
+// The address of each row of K and V is worked out once, by one thread, a tile ahead of the copies,
+// and noted in shared memory; the page ids behind it are looked up a tile ahead of that, into
+// shared memory too: the main loop has no registers to spare.
 #pragma once
 
 #include <flashbsr/kernel/sm80/item.h>
+#include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/swizzle.h>
 
@@ -23,16 +28,16 @@ struct CopyShape {
   static constexpr int kChunksEach = kChunks / kAcross;
   static_assert(kTileRows % kDown == 0 && kDown % Swizzle<kRowBytes>::kPeriod == 0);
 
-  FLASHBSR_DEVICE static int32_t row(int32_t thread) { return thread / kAcross; }
-  FLASHBSR_DEVICE static int32_t chunk(int32_t thread) { return thread % kAcross; }
+  FLASHBSR_DEVICE static int32_t row(uint32_t thread) { return thread / kAcross; }
+  FLASHBSR_DEVICE static int32_t chunk(uint32_t thread) { return thread % kAcross; }
   /// Offset of chunk (row + kDown * i, chunk + kAcross * j) from that of (row, chunk).
   FLASHBSR_DEVICE static constexpr uint32_t step(int i, int j) {
     return i * kDown * kRowBytes + j * kAcross * 16;
   }
 };
 
-/// The thread's share of the item's rows of Q: copy(offset in the tile, source, bytes to copy of
-/// 16). Rows past row_count become zeros.
+/// The thread's share of the item's rows of Q: copy(offset in the tile, source, whether to copy or
+/// to write zeros). Rows past row_count become zeros.
 template <class Traits, class Copy>
 FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item, int32_t q_begin,
                                    int32_t thread, const Copy& copy) {
@@ -53,88 +58,133 @@ FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
 #pragma unroll
     for (int j = 0; j < Shape::kChunksEach; ++j) {
       const int32_t c = chunk + j * Shape::kAcross;
-      copy(dst + Shape::step(i, j), src + c * 16, inside && c * 8 < q.dim ? 16 : 0);
+      copy(dst + Shape::step(i, j), src + c * 16, inside && c * 8 < q.dim);
     }
   }
 }
 
-/// Tiles of K and V of one item. Page ids are looked up a tile ahead of the copies that need them.
+/// "Copy", known when compiling.
+struct Inside {
+  FLASHBSR_DEVICE constexpr operator bool() const { return true; }
+};
+
+/// Tiles of K and V of one item. Per tile: look_up, a tile later note, behind a barrier visit_keys
+/// and visit_values. Two tiles' notes are kept.
 template <class Traits>
 class KvLoader {
- public:
-  /// Page ids of the tile at KV position `first`. Ragged KV: the page of a token is its row.
-  FLASHBSR_DEVICE void find(const KernelArgs& args, const Task& task, int32_t first) {
-    const int32_t end = task.item.kv_end, base = task.request.kv_begin;
-    const int32_t row = Shape::row(ptx::thread_index());
-#pragma unroll
-    for (int i = 0; i < Shape::kRowsEach; ++i) {
-      const int32_t position = first + row + i * Shape::kDown;
-      page_[i] = base + position;
-      if (args.kv_indices && position < end) {
-        page_[i] = args.kv_indices[base + args.page_size.quotient(position)];
-      }
-    }
-  }
-
-  /// The tile whose pages were found last: copy(chunk number, offset in the tile, source, bytes to
-  /// copy of 16).
-  template <class Copy>
-  FLASHBSR_DEVICE void visit_keys(const KernelArgs& args, const Task& task, int32_t first,
-                                  const Copy& copy) const {
-    visit(args, args.params.k, task.item, first, copy);
-  }
-  template <class Copy>
-  FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
-                                    const Copy& copy) const {
-    visit(args, args.params.v, task.item, first, copy);
-  }
-
- private:
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kRowBytes = Traits::kHeadDim * kSize;
   using Shape = CopyShape<Traits::kThreads, Traits::kKvTile, kRowBytes>;
+  static_assert(Traits::kKvTile <= Traits::kThreads);
 
  public:
   static constexpr int kChunks = Shape::kRowsEach * Shape::kChunksEach;  ///< of a thread
 
- private:
+  FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
+      : rows_(state.kv_rows),
+        pages_(state.pages),
+        thread_(thread),
+        offset_(Swizzle<kRowBytes>::offset(Shape::row(thread), Shape::chunk(thread))) {}
+
+  /// Reads the page ids of the tile at KV position `first`, a token per thread. Arrived behind the
+  /// next wait for all copies.
+  FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first) {
+    if (thread_ >= Traits::kKvTile || !args.kv_indices) return;
+    const int32_t page = args.page_size.quotient(position_of(task, first));
+    const int32_t* src = args.kv_indices + task.request.kv_begin + page;
+    if constexpr (Traits::kArch >= 80) {
+      ptx::cp_async_4(ptx::shared_address(pages_ + thread_), src);
+    } else {
+      page_ = __ldg(src);
+    }
+  }
+
+  /// Notes where the rows of the tile at `first`, looked up last, are. Ragged KV: the page of a
+  /// token is its row.
+  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
+                            uint32_t buffer) const {
+    if (thread_ >= Traits::kKvTile) return;
+    const int32_t position = position_of(task, first);
+    int32_t page = task.request.kv_begin + position, token = 0;
+    if (args.kv_indices) {
+      page = Traits::kArch >= 80 ? pages_[thread_] : page_;
+      token = args.page_size.remainder(position, args.page_size.quotient(position));
+    }
+    rows_[buffer * Traits::kKvTile + thread_] = {
+        row_of(args.params.k, page, token, task.item.kv_head),
+        row_of(args.params.v, page, token, task.item.kv_head)};
+  }
+
+  /// The tile at `first`, noted in `buffer`: copy(chunk number, offset in the tile, source, whether
+  /// to copy or to write zeros: Inside{} for all of a tile that has none).
   template <class Copy>
-  FLASHBSR_DEVICE void visit(const KernelArgs& args, const PagedView& view, const WorkItem& item,
-                             int32_t first, const Copy& copy) const {
-    const int32_t thread = ptx::thread_index();
-    const int32_t row = Shape::row(thread), chunk = Shape::chunk(thread);
-    const uint32_t dst = Swizzle<kRowBytes>::offset(row, chunk);
-    const char* const base = static_cast<const char*>(view.data) +
-                             item.kv_head * (view.stride_head * kSize) + chunk * 16;
-    const int32_t end = item.kv_end;
+  FLASHBSR_DEVICE void visit_keys(const KernelArgs& args, const Task& task, int32_t first,
+                                  uint32_t buffer, const Copy& copy) const {
+    visit(&rows_[buffer * Traits::kKvTile].k, args.params.k.dim, task.item.kv_end - first, copy);
+  }
+  template <class Copy>
+  FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
+                                    uint32_t buffer, const Copy& copy) const {
+    visit(&rows_[buffer * Traits::kKvTile].v, args.params.v.dim, task.item.kv_end - first, copy);
+  }
+
+ private:
+  /// Of this thread's token; past the end the last one's, which is not copied.
+  FLASHBSR_DEVICE int32_t position_of(const Task& task, int32_t first) const {
+    return min_of(first + thread_, task.item.kv_end - 1);
+  }
+
+  /// In unsigned arithmetic: an index has no upper half to multiply.
+  FLASHBSR_DEVICE static const char* row_of(const PagedView& view, int32_t page, int32_t token,
+                                            int32_t head) {
+    const auto times = [](int32_t index, int64_t stride) {
+      return uint64_t{static_cast<uint32_t>(index)} * static_cast<uint64_t>(stride);
+    };
+    const uint64_t elements = times(page, view.stride_page) + times(token, view.stride_token) +
+                              times(head, view.stride_head);
+    return static_cast<const char*>(view.data) + static_cast<int64_t>(elements * kSize);
+  }
+
+  template <class Copy>
+  FLASHBSR_DEVICE void visit(const char* const* rows, int32_t dim, int32_t count,
+                             const Copy& copy) const {
+    constexpr int kPitch = sizeof(KvRow) / sizeof(const char*);
+    const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
+    rows += row * kPitch;
+    const char* src[Shape::kRowsEach];
 #pragma unroll
     for (int i = 0; i < Shape::kRowsEach; ++i) {
-      const int32_t position = first + row + i * Shape::kDown;
-      const bool inside = position < end;
-      const char* src = base;
-      if (inside) {
-        src += page_[i] * (view.stride_page * kSize);
-        if (args.kv_indices) {
-          const int32_t slot =
-              args.page_size.remainder(position, args.page_size.quotient(position));
-          src += slot * (view.stride_token * kSize);
+      src[i] = rows[i * Shape::kDown * kPitch] + chunk * 16;
+    }
+    if (count >= Traits::kKvTile && dim == Traits::kHeadDim) {
+#pragma unroll
+      for (int i = 0; i < Shape::kRowsEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < Shape::kChunksEach; ++j) {
+          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
+               src[i] + j * Shape::kAcross * 16, Inside{});
         }
       }
+    } else {
+      const int32_t chunk = Shape::chunk(ptx::thread_index());  // anew: nothing of this is kept
 #pragma unroll
-      for (int j = 0; j < Shape::kChunksEach; ++j) {
-        const int32_t d = (chunk + j * Shape::kAcross) * (16 / kSize);
-        copy(i * Shape::kChunksEach + j, dst + Shape::step(i, j), src + j * Shape::kAcross * 16,
-             inside && d < view.dim ? copy_bytes(view.dim - d) : 0);
+      for (int i = 0; i < Shape::kRowsEach; ++i) {
+        const bool inside = row + i * Shape::kDown < count;
+#pragma unroll
+        for (int j = 0; j < Shape::kChunksEach; ++j) {
+          const bool mine = (chunk + j * Shape::kAcross) * (16 / kSize) < dim;
+          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
+               src[i] + j * Shape::kAcross * 16, inside && mine);
+        }
       }
     }
   }
 
-  /// A float8 row may end in the middle of a chunk.
-  FLASHBSR_DEVICE static uint32_t copy_bytes(int32_t left) {
-    return kSize == 1 && left < 16 ? left : 16;
-  }
-
-  int32_t page_[Shape::kRowsEach];
+  KvRow* rows_;
+  int32_t* pages_;
+  int32_t thread_;
+  uint32_t offset_;  ///< in a tile, of this thread's first chunk
+  int32_t page_;     ///< before sm_80: a look-up under way
 };
 
 }  // namespace flashbsr::sm80

@@ -5,7 +5,8 @@
 // registers; S becomes the A operand of P V as it lies (FlashAttention-2, Dao, 2023).
 //
 // Softmax is online, in base 2, and lazy: O is rescaled only when a row's maximum grew by more
-// than 8. Weights therefore reach 2^8; fp16 ones are shifted up by 2^7 more, so that as many small
+// than 8. A row that has seen nothing has a finite maximum, so that no case needs a look at it.
+// Weights therefore reach 2^8; fp16 ones are shifted up by 2^7 more, so that as many small
 // ones as possible stay above its smallest number.
 #pragma once
 
@@ -19,6 +20,15 @@
 namespace flashbsr::sm80 {
 
 inline constexpr float kRescaleStep = 8.0f;
+
+/// Maximum of a row that has seen nothing yet.
+inline constexpr float kNothing = -1e38f;
+
+/// How a warp's rows see a tile.
+struct TileSight {
+  bool any;  ///< some row sees some of it
+  bool all;  ///< every row sees all of it
+};
 
 /// RoPE and the hooks of logits: `Plain` has none, and saves their registers.
 template <class Variant>
@@ -37,27 +47,36 @@ class Mainloop {
                                   : Variant::use_softmax          ? 7.0f
                                                                   : 15.0f;
 
+  /// What four of a row's weights may add up to, so that each fits its type with room to spare.
+  static constexpr float kMost = 32768.0f;
+
   /// A thread has rows g and g + 8 of each band, g = lane / 4, and of O columns as in out_column().
   float o[kBands][kDimTiles][4];
-  float max[kBands][2];  ///< reference of the exponents, base 2; -inf while nothing was visible
+  float max[kBands][2];  ///< reference of the exponents, base 2
   float sum[kBands][2];  ///< this thread's part of the denominators
 
-  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const BlockState& state)
+  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const BlockState& state, uint32_t query_tile,
+                           int32_t thread)
       : args_(args),
         variant_(args.params),
         rows_(state.rows),
         scales_(state.scales),
-        visible_(state.visible) {}
+        visible_(state.visible + static_cast<uint32_t>(thread) / 32),
+        lane_(static_cast<uint32_t>(thread) % 32),
+        first_row_(static_cast<uint32_t>(thread) / 32 * kRowsPerWarp),
+        queries_(query_tile, first_row_, lane_),
+        key_tile_(query_tile + Traits::kKeyOffset),
+        value_tile_(query_tile + Traits::kValueOffset) {}
 
   FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
-    return first_row() + band * 16 + half * 8 + lane() / 4;
+    return first_row_ + band * 16 + half * 8 + lane_ / 4;
   }
 
   /// Once rows and scales of an item are in shared memory.
   FLASHBSR_DEVICE void begin(const Task& task) {
     task_ = &task;
-    const int32_t end = min_of(task.item.row_count, first_row() + kRowsPerWarp);
-    if (lane() == 0) visible() = Visibility::of(rows_, first_row(), end);
+    const int32_t end = min_of(task.item.row_count, first_row_ + kRowsPerWarp);
+    if (lane_ == 0) *visible_ = Visibility::of(rows_, first_row_, end);
     __syncwarp();
     // The short way multiplies inside the exponent, after the maximum: only for positive scales.
     transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
@@ -65,7 +84,7 @@ class Mainloop {
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        max[b][h] = -infinity();
+        max[b][h] = kNothing;
         sum[b][h] = 0.0f;
         factor_[b][h] = scales_[row_of(b, h)] * kLog2e;
         if (!(factor_[b][h] > 0.0f)) transforms_ = true;
@@ -83,12 +102,13 @@ class Mainloop {
     }
   }
 
-  FLASHBSR_DEVICE bool sees(int32_t begin) const {
-    return visible().sees(begin, begin + Traits::kKvTile);
+  FLASHBSR_DEVICE TileSight sight(int32_t begin) const {
+    const Visibility v = *visible_;
+    return {v.sees(begin, begin + Traits::kKvTile), v.whole(begin, begin + Traits::kKvTile)};
   }
 
   /// S = Q K^T, for the tile of K at KV position `begin`.
-  FLASHBSR_DEVICE void score(uint32_t query_tile, uint32_t key_tile, int32_t begin) {
+  FLASHBSR_DEVICE void score(int32_t begin) {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -97,17 +117,15 @@ class Mainloop {
         for (int e = 0; e < 4; ++e) s_[b][n][e] = 0.0f;
       }
     }
-    const int32_t lane = this->lane();
-    const Queries queries(query_tile, first_row(), lane);
-    const Keys keys(key_tile, lane);
     if constexpr (kHasHooks<Variant>) {
-      if (args_.params.rope.fine) return score_rotated(queries, keys, begin);
+      if (args_.params.rope.fine) return score_rotated(begin);
     }
+    const Keys keys = operands<Keys>(key_tile_);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kBands][4];
 #pragma unroll
-      for (int b = 0; b < kBands; ++b) queries.load(a[b], b * 16, step);
+      for (int b = 0; b < kBands; ++b) queries_.load(a[b], b * 16, step);
 #pragma unroll
       for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
         uint32_t k[Keys::kTokens / 8][2];
@@ -117,88 +135,116 @@ class Mainloop {
     }
   }
 
-  /// S becomes weights; maxima and sums follow.
-  FLASHBSR_DEVICE void soften(int32_t begin) {
-    if (transforms_ || !visible().whole(begin, begin + Traits::kKvTile)) transform(begin);
-    if constexpr (Variant::use_softmax) {
+  /// S becomes logits (without softmax: weights), where it is not already.
+  FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
+    if (transforms_ || !whole) transform(begin);
+    if constexpr (Variant::use_softmax && !Traits::kOptimistic) {
       float top[kBands][2];
+      find_top<0>(top);
       bool grown = false;
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float x = ptx::max(s_[b][0][2 * h], s_[b][0][2 * h + 1]);
-#pragma unroll
-          for (int n = 1; n < kTokenTiles; ++n) {
-            x = ptx::max(x, ptx::max(s_[b][n][2 * h], s_[b][n][2 * h + 1]));
-          }
-          x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 1));
-          x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 2));
-          top[b][h] = x * factor_[b][h];
-          grown |= top[b][h] > max[b][h] + kRescaleStep;
-        }
+        grown |= top[b][0] > max[b][0] + kRescaleStep || top[b][1] > max[b][1] + kRescaleStep;
       }
-      if (__any_sync(0xffffffffu, grown)) rescale(top);
-    }
-#pragma unroll
-    for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if constexpr (Variant::use_softmax) {
-          const float base = (max[b][h] == -infinity() ? 0.0f : max[b][h]) - kShift;
-#pragma unroll
-          for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-            for (int e = 2 * h; e < 2 * h + 2; ++e) {
-              s_[b][n][e] = ptx::exp2(s_[b][n][e] * factor_[b][h] - base);
-              sum[b][h] += s_[b][n][e];
-            }
-          }
-        }
-      }
+      if (__any_sync(0xffffffffu, grown)) raise_to(top);
     }
   }
 
-  /// O += P V.
-  FLASHBSR_DEVICE void accumulate(uint32_t value_tile) {
-    const Values values(value_tile, lane());
-#pragma unroll
-    for (int token = 0; token < Traits::kKvTile; token += 16) {
-      uint32_t p[kBands][4];
-#pragma unroll
-      for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float (&pair)[4] = s_[b][token / 8 + i / 2];
-          p[b][i] =
-              ptx::pack2<Traits::kCompute, Traits::kArch>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-        }
-      }
-#pragma unroll
-      for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
-        uint32_t v[Values::kDims / 8][2];
-        values.load(v, token, d);
-#pragma unroll
-        for (int i = 0; i < Values::kDims / 8; ++i) {
-#pragma unroll
-          for (int b = 0; b < kBands; ++b) {
-            mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[b], v[i][0], v[i][1]);
-          }
-        }
-      }
-    }
+  /// O += P V. The weights of 16 tokens are made while the products of those before are under way.
+  FLASHBSR_DEVICE void accumulate() {
+    const Values values = operands<Values>(value_tile_);
+    uint32_t p[2][kBands][4];
+    float part[kBands][2];
+    weigh(0, p[0], part);
+    settle<0>(p[0], part);
+    accumulate_block<0>(values, p, part);
   }
 
  private:
-  // Worked out anew wherever they are needed.
-  FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
-  FLASHBSR_DEVICE static int32_t first_row() { return ptx::thread_index() / 32 * kRowsPerWarp; }
-  FLASHBSR_DEVICE Visibility& visible() const { return visible_[ptx::thread_index() / 32]; }
-
   static constexpr int kSteps = Traits::kHeadDim / 16;
   using Queries = QueryFragments<Traits::kHeadDim * 2>;
   using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
   using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+
+  static constexpr int kBlocks = Traits::kKvTile / 16;
+
+  /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
+  /// in.
+  template <class Operands>
+  FLASHBSR_DEVICE Operands operands(uint32_t tile) const {
+    if constexpr (kHasHooks<Variant>) {
+      return Operands(tile, ptx::thread_index() % 32);
+    } else {
+      return Operands(tile, lane_);
+    }
+  }
+
+  template <int kBlock>
+  FLASHBSR_DEVICE void accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
+                                        float (&part)[kBands][2]) {
+    if constexpr (kBlock + 1 < kBlocks && Traits::kLookAhead)
+      weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
+#pragma unroll
+    for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
+      uint32_t v[Values::kDims / 8][2];
+      values.load(v, kBlock * 16, d);
+#pragma unroll
+      for (int i = 0; i < Values::kDims / 8; ++i) {
+#pragma unroll
+        for (int b = 0; b < kBands; ++b) {
+          mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[kBlock % 2][b], v[i][0],
+                                                       v[i][1]);
+        }
+      }
+    }
+    if constexpr (kBlock + 1 < kBlocks) {
+      if constexpr (!Traits::kLookAhead) weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
+      settle<kBlock + 1>(p[(kBlock + 1) % 2], part);
+      accumulate_block<kBlock + 1>(values, p, part);
+    }
+  }
+
+  /// The weights of tokens [16 block, 16 block + 16) as A operands, and what they add to the sums.
+  FLASHBSR_DEVICE void weigh(int block, uint32_t (&p)[kBands][4], float (&part)[kBands][2]) const {
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int h = i % 2;
+        float x = s_[b][2 * block + i / 2][2 * h], y = s_[b][2 * block + i / 2][2 * h + 1];
+        if constexpr (Variant::use_softmax) {
+          const float base = kShift - max[b][h];
+          x = ptx::exp2(__builtin_fmaf(x, factor_[b][h], base));
+          y = ptx::exp2(__builtin_fmaf(y, factor_[b][h], base));
+          part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
+        }
+        p[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
+      }
+    }
+  }
+
+  /// Adds them to the sums, and sees to it that they are small enough: otherwise the maxima are
+  /// looked for, and the weights made again.
+  template <int kBlock>
+  FLASHBSR_DEVICE void settle(uint32_t (&p)[kBands][4], float (&part)[kBands][2]) {
+    if constexpr (!Variant::use_softmax) return;
+    if constexpr (Traits::kOptimistic) {
+      bool fits = true;
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) fits = fits && part[b][0] < kMost && part[b][1] < kMost;
+      if (!__all_sync(0xffffffffu, fits)) {
+        float top[kBands][2];
+        find_top<kBlock>(top);
+        raise_to(top);
+        weigh(kBlock, p, part);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+      sum[b][0] += part[b][0];
+      sum[b][1] += part[b][1];
+    }
+  }
 
   template <int kCount>
   FLASHBSR_DEVICE void multiply(const uint32_t (&a)[kBands][4], const uint32_t (&k)[kCount][2],
@@ -214,14 +260,15 @@ class Mainloop {
 
   /// The same with every key turned to its position. Dims i and i + head_dim / 2 are in the same
   /// thread, kSteps / 2 steps apart.
-  FLASHBSR_DEVICE void score_rotated(const Queries& queries, const Keys& keys, int32_t begin) {
-    const int32_t lane = this->lane();
+  FLASHBSR_DEVICE void score_rotated(int32_t begin) {
+    const Keys keys = operands<Keys>(key_tile_);
+#pragma unroll 1
     for (int step = 0; step < kSteps / 2; ++step) {
       uint32_t a[2][kBands][4];
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
-        queries.load(a[0][b], b * 16, step);
-        queries.load(a[1][b], b * 16, step + kSteps / 2);
+        queries_.load(a[0][b], b * 16, step);
+        queries_.load(a[1][b], b * 16, step + kSteps / 2);
       }
 #pragma unroll
       for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
@@ -231,11 +278,12 @@ class Mainloop {
 #pragma unroll
         for (int i = 0; i < Keys::kTokens / 8; ++i) {
           // Past the item's end keys are zeros, and the tables may end too.
-          const int32_t position = min_of(begin + token + 8 * i + lane / 4, task_->item.kv_end - 1);
+          const int32_t position =
+              min_of(begin + token + 8 * i + lane_ / 4, task_->item.kv_end - 1);
           const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            turn_pair(angles, Keys::column_of(step, half, lane), x[i][half], y[i][half]);
+            turn_pair(angles, Keys::column_of(step, half, lane_), x[i][half], y[i][half]);
           }
         }
         multiply(a[0], x, token / 8);
@@ -258,7 +306,7 @@ class Mainloop {
   /// The long way: masks, and where `transforms_` also scales and hooks, after which S is in base-2
   /// units (without softmax: the weights).
   FLASHBSR_DEVICE void transform(int32_t begin) {
-    const int32_t column = begin + lane() % 4 * 2;
+    const int32_t column = begin + lane_ % 4 * 2;
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -308,13 +356,47 @@ class Mainloop {
     }
   }
 
-  FLASHBSR_DEVICE void rescale(const float (&top)[kBands][2]) {
+  /// Largest logits of the tokens from 16 kBlock on.
+  template <int kBlock>
+  FLASHBSR_DEVICE void find_top(float (&top)[kBands][2]) const {
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float x = ptx::max(s_[b][2 * kBlock][2 * h], s_[b][2 * kBlock][2 * h + 1]);
+        float y = ptx::max(s_[b][2 * kBlock + 1][2 * h], s_[b][2 * kBlock + 1][2 * h + 1]);
+#pragma unroll
+        for (int n = 2 * kBlock + 2; n < kTokenTiles; n += 2) {
+          x = ptx::max(ptx::max(x, s_[b][n][2 * h]), s_[b][n][2 * h + 1]);
+          y = ptx::max(ptx::max(y, s_[b][n + 1][2 * h]), s_[b][n + 1][2 * h + 1]);
+        }
+        top[b][h] = ptx::max(x, y);
+      }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          top[b][h] = ptx::max(top[b][h], __shfl_xor_sync(0xffffffffu, top[b][h], lanes));
+        }
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+      top[b][0] *= factor_[b][0];
+      top[b][1] *= factor_[b][1];
+    }
+  }
+
+  FLASHBSR_DEVICE void raise_to(const float (&top)[kBands][2]) {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float grown = ptx::max(max[b][h], top[b][h]);
-        const float shrink = max[b][h] == -infinity() ? 0.0f : ptx::exp2(max[b][h] - grown);
+        const float shrink = ptx::exp2(max[b][h] - grown);
         max[b][h] = grown;
         sum[b][h] *= shrink;
 #pragma unroll
@@ -331,7 +413,12 @@ class Mainloop {
   const PrefillRow* rows_;
   const float* scales_;
   const Task* task_;
-  Visibility* const visible_;  ///< of every warp's rows, in shared memory
+  Visibility* const visible_;  ///< of this warp's rows, in shared memory
+  const int32_t lane_;
+  const int32_t first_row_;
+  const Queries queries_;
+  const uint32_t key_tile_;
+  const uint32_t value_tile_;
   bool transforms_;
   float factor_[kBands][2];
   float s_[kBands][kTokenTiles][4];

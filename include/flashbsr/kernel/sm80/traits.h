@@ -10,11 +10,18 @@
 
 namespace flashbsr::sm80 {
 
+/// Half as many tokens where registers are short: widening float8 takes some.
+constexpr int prefill_kv_tile(int head_dim, DType kv, int rows) {
+  return head_dim > 128 || head_dim * rows * (3 - dtype_size(kv)) > 128 * 128 ? 32 : 64;
+}
+
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
-template <int head_dim, DType kv, int rows, int arch = 80>
+/// @tparam kv_tile   tokens of a tile of K or V
+template <int head_dim, DType kv, int rows, int arch = 80,
+          int kv_tile = prefill_kv_tile(head_dim, kv, rows)>
 struct PrefillTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -28,21 +35,23 @@ struct PrefillTraits {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = 2;
-  /// Tokens of a tile of K or V.
-  static constexpr int kKvTile = head_dim == 256 ? 32 : 64;
-  /// 1: K and V have a buffer each, and each loads while the other is in use. 2: two each.
-  static constexpr int kStages = 1;
-  static constexpr bool kSoftenFirst = false;
+  static constexpr int kKvTile = kv_tile;
+  static constexpr bool kOptimistic = true;
+  static constexpr bool kLookAhead = !kFloat8;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
+  static constexpr int kKvRowBytes = 16;       ///< sizeof(KvRow)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
   static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  /// [Q][K][V][rows][scale of every row][what each warp sees][this item and the next]
+  /// [Q][K][V][where K and V rows are, of two tiles][pages of one][rows]
+  /// [scale of every row][what each warp sees][this item and the next]
   static constexpr int kKeyOffset = kQueryBytes;
-  static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
-  static constexpr int kRowOffset = kValueOffset + kStages * kTileBytes;
+  static constexpr int kValueOffset = kKeyOffset + kTileBytes;
+  static constexpr int kKvRowOffset = kValueOffset + kTileBytes;
+  static constexpr int kPageOffset = kKvRowOffset + 2 * kKvTile * kKvRowBytes;
+  static constexpr int kRowOffset = kPageOffset + kKvTile * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
   static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
