@@ -35,7 +35,7 @@ void cut(Args& args, int64_t tokens, int64_t items_per_token, const Launch& laun
 void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
   const bool copy = prepare(args);
   const char* family = copy ? "append_paged_kv" : "append_paged_kv_convert";
-  const int64_t items = args.k.parts + args.v.parts;
+  const int64_t items = items_per_token(args);
   cut(args, tokens, items, [&](int64_t count) {
     args.tokens = static_cast<int32_t>(count);
     launch_op(family, queue, blocks_for(count * items), args, copy ? 0 : kBlocksPerSM);

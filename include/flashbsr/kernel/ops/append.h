@@ -77,7 +77,7 @@ FLASHBSR_DEVICE void copy_item(const AppendArgs& a, const AppendRows& r, int64_t
 #pragma unroll
   for (int i = 0; i < kUnitsInFlight; ++i) {
     if (first + 32 * i >= r.units) continue;
-    bits[i] = load_once<Bits>(in.at(r, first, i, r.in.stride_head, r.in.dtype));
+    bits[i] = *reinterpret_cast<const Bits*>(in.at(r, first, i, r.in.stride_head, r.in.dtype));
   }
   const Slot slot = find_slot(a.slots, token);
   if (!slot.valid) return;
@@ -121,19 +121,21 @@ FLASHBSR_DEVICE void convert_item(const AppendArgs& a, const AppendRows& r, int6
   }
 }
 
-/// Items of a grid, a warp each. `body(rows of K or V, token, first unit of this lane)`.
+/// Items of a grid, a warp each: those of K, then those of V, so that the grid reads and writes one
+/// stream at a time. `body(rows of K or V, token, first unit of this lane)`.
 template <class Body>
 FLASHBSR_DEVICE void for_each_item(const AppendArgs& a, const Body& body) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  const int32_t items = a.tokens * static_cast<int32_t>(a.parts.divisor);
+  const int32_t k_items = a.tokens * static_cast<int32_t>(a.k.parts.divisor);
+  const int32_t items = k_items + a.tokens * static_cast<int32_t>(a.v.parts.divisor);
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
   int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
   for (; item < items; item += stride) {
-    const int32_t t = a.parts.quotient(item);
-    const int32_t part = a.parts.remainder(item, t);
-    const bool is_v = part >= a.k.parts;
-    const int32_t of_rows = is_v ? part - a.k.parts : part;
-    body(is_v ? a.v : a.k, a.first_token + t, of_rows * kUnitsInFlight * 32 + lane);
+    const bool is_v = item >= k_items;
+    const AppendRows& r = is_v ? a.v : a.k;
+    const int32_t of_rows = is_v ? item - k_items : item;
+    const int32_t t = r.parts.quotient(of_rows);
+    body(r, a.first_token + t, r.parts.remainder(of_rows, t) * kUnitsInFlight * 32 + lane);
   }
 }
 

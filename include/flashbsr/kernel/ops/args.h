@@ -66,7 +66,7 @@ struct AppendRows {
       0;                ///< of a unit, a power of two up to 16, where rows are copied bit for bit
   int32_t unit = 1;     ///< elements of a unit; where rows are converted, kUnit or 1
   int32_t units = 0;    ///< of a token: heads x dim / unit
-  int32_t parts = 0;    ///< items of a token
+  FastDiv parts{};      ///< items of a token
   FastDiv row_units{};  ///< units of a head: dim / unit
   /// Where every 32nd unit is equally far from the one before, in bytes: heads follow one another,
   /// or a head is a part of a warp's units. Saves the address arithmetic of each.
@@ -80,7 +80,6 @@ struct AppendArgs {
   Slots slots;
   int64_t first_token = 0;  ///< of this launch
   int32_t tokens = 0;
-  FastDiv parts{};  ///< items of a token, of K and V
 };
 
 /// Angles of a rotary embedding: of a table, or computed.

@@ -22,7 +22,9 @@ struct MergeUnit {
   static constexpr int kElements = 16 / dtype_size(kType);
   uint4 bits;
 
-  FLASHBSR_DEVICE static MergeUnit load(const char* p) { return {load_once<uint4>(p)}; }
+  FLASHBSR_DEVICE static MergeUnit load(const char* p) {
+    return {*reinterpret_cast<const uint4*>(p)};
+  }
 
   FLASHBSR_DEVICE void add_to(float (&sum)[kElements], float weight) const {
     const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};

@@ -55,7 +55,7 @@ FLASHBSR_FN void prepare(AppendRows& r, bool copy) {
   const int32_t row = r.in.dim / r.unit;
   r.units = r.in.heads * row;
   r.row_units = FastDiv(static_cast<uint32_t>(max_of(row, 1)));
-  r.parts = ceil_div(r.units, 32 * kUnitsInFlight);
+  r.parts = FastDiv(static_cast<uint32_t>(max_of(ceil_div(r.units, 32 * kUnitsInFlight), 1)));
   const auto step_of = [&](int64_t head_stride, DType t) {
     const bool joined = r.in.stride_head == r.in.dim && r.cache.stride_head == r.cache.dim;
     return (joined ? 32 * r.unit : 32 / max_of(row, 1) * head_stride) * dtype_size(t);
@@ -72,8 +72,10 @@ FLASHBSR_FN bool prepare(AppendArgs& a) {
   const bool copy = copied(a.k) && copied(a.v);
   prepare(a.k, copy);
   prepare(a.v, copy);
-  a.parts = FastDiv(static_cast<uint32_t>(max_of(a.k.parts + a.v.parts, 1)));
   return copy;
+}
+FLASHBSR_FN int64_t items_per_token(const AppendArgs& a) {
+  return int64_t{a.k.parts.divisor} + a.v.parts.divisor;
 }
 
 /// Fills in what follows from the views, for launches of up to `tokens` tokens.

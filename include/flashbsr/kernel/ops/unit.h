@@ -15,16 +15,9 @@ namespace flashbsr::ops {
 /// 16 bytes, or 8 in x and y.
 using Unit = uint4;
 
-/// Loads what is read once: first to leave the caches, so that the lines being written stay until
-/// they are whole.
-template <class Bits>
-FLASHBSR_DEVICE Bits load_once(const char* p) {
-  return __ldcs(reinterpret_cast<const Bits*>(p));
-}
-
 FLASHBSR_DEVICE Unit load_unit(const char* p, DType t) {
-  if (dtype_size(t) == 2) return load_once<uint4>(p);
-  const uint2 x = load_once<uint2>(p);
+  if (dtype_size(t) == 2) return *reinterpret_cast<const uint4*>(p);
+  const uint2 x = *reinterpret_cast<const uint2*>(p);
   return make_uint4(x.x, x.y, 0, 0);
 }
 
