@@ -197,15 +197,18 @@ def test_no_memory_is_taken_by_a_run() -> None:
     attention.plan(**WORLD.batch(DECODE[0]))
     attention.run(q, cache, out=out)
     torch.cuda.synchronize()
-    free, stats = (
-        torch.cuda.mem_get_info()[0],
-        torch.cuda.memory_stats()["allocation.all.allocated"],
-    )
-    for _ in range(100):
-        attention.run(q, cache, out=out)
-    torch.cuda.synchronize()
-    assert torch.cuda.mem_get_info()[0] == free
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == stats
+    allocations = torch.cuda.memory_stats()["allocation.all.allocated"]
+
+    def taken() -> int:
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(100):
+            attention.run(q, cache, out=out)
+        torch.cuda.synchronize()
+        return int(free - torch.cuda.mem_get_info()[0])
+
+    # Other processes of the suite use the GPU too; runs that took memory would do so every time.
+    assert any(taken() == 0 for _ in range(20))
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocations
 
 
 # --- streams
