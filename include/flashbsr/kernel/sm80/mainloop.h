@@ -19,9 +19,7 @@
 
 namespace flashbsr::sm80 {
 
-inline constexpr float kRescaleStep = 8.0f;
-
-/// Maximum of a row that has seen nothing yet.
+/// Reference of a row that has seen nothing yet: any weight made with it is infinite or 0.
 inline constexpr float kNothing = -1e38f;
 
 /// How a warp's rows see a tile.
@@ -33,6 +31,12 @@ struct TileSight {
 /// RoPE and the hooks of logits: `Plain` has none, and saves their registers.
 template <class Variant>
 inline constexpr bool kHasHooks = !flashbsr::detail::kSame<Variant, Plain>;
+
+/// What happens on the way through the products: nothing.
+struct Nothing {
+  FLASHBSR_DEVICE void step(int) const {}
+  FLASHBSR_DEVICE void block(int) const {}
+};
 
 template <class Traits, class Variant>
   requires AttentionVariant<Variant, ThreadMath>
@@ -52,7 +56,7 @@ class Mainloop {
 
   /// A thread has rows g and g + 8 of each band, g = lane / 4, and of O columns as in out_column().
   float o[kBands][kDimTiles][4];
-  float max[kBands][2];  ///< reference of the exponents, base 2
+  float base[kBands][2];  ///< what is added to exponents: kShift less the row's reference
   float sum[kBands][2];  ///< this thread's part of the denominators
 
   FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const BlockState& state, uint32_t query_tile,
@@ -84,7 +88,7 @@ class Mainloop {
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        max[b][h] = kNothing;
+        base[b][h] = kShift - kNothing;
         sum[b][h] = 0.0f;
         factor_[b][h] = scales_[row_of(b, h)] * kLog2e;
         if (!(factor_[b][h] > 0.0f)) transforms_ = true;
@@ -102,13 +106,20 @@ class Mainloop {
     }
   }
 
+  /// Whether a tile that all rows see whole needs none of soften().
+  FLASHBSR_DEVICE bool is_plain() const { return !kHasHooks<Variant> && !transforms_; }
+  /// The first KV position that all rows see.
+  FLASHBSR_DEVICE int32_t whole_begin() const { return visible_->all.begin; }
+
   FLASHBSR_DEVICE TileSight sight(int32_t begin) const {
     const Visibility v = *visible_;
     return {v.sees(begin, begin + Traits::kKvTile), v.whole(begin, begin + Traits::kKvTile)};
   }
 
-  /// S = Q K^T, for the tile of K at KV position `begin`.
-  FLASHBSR_DEVICE void score(int32_t begin) {
+  /// S = Q K^T, for the tile of K at KV position `begin`, `tile` bytes from the first. Calls
+  /// between.step(n), n < kSteps, on the way.
+  template <class Between>
+  FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, const Between& between) {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -118,9 +129,9 @@ class Mainloop {
       }
     }
     if constexpr (kHasHooks<Variant>) {
-      if (args_.params.rope.fine) return score_rotated(begin);
+      if (args_.params.rope.fine) return score_rotated(begin, tile);
     }
-    const Keys keys = operands<Keys>(key_tile_);
+    const Keys keys = operands<Keys>(key_tile_ + tile);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kBands][4];
@@ -132,41 +143,42 @@ class Mainloop {
         keys.load(k, token, step);
         multiply(a, k, token / 8);
       }
+      between.step(step);
     }
   }
 
   /// S becomes logits (without softmax: weights), where it is not already.
   FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
     if (transforms_ || !whole) transform(begin);
-    if constexpr (Variant::use_softmax && !Traits::kOptimistic) {
-      float top[kBands][2];
-      find_top<0>(top);
-      bool grown = false;
-#pragma unroll
-      for (int b = 0; b < kBands; ++b) {
-        grown |= top[b][0] > max[b][0] + kRescaleStep || top[b][1] > max[b][1] + kRescaleStep;
-      }
-      if (__any_sync(0xffffffffu, grown)) raise_to(top);
-    }
   }
 
-  /// O += P V. The weights of 16 tokens are made while the products of those before are under way.
-  FLASHBSR_DEVICE void accumulate() {
-    const Values values = operands<Values>(value_tile_);
-    uint32_t p[2][kBands][4];
+  /// O += P V, for the tile of V `tile` bytes from the first. Calls between.block(n), n < kBlocks,
+  /// on the way. Unless kSure, stops before a block of 16 tokens whose weights do not fit their
+  /// type, and returns its number: then resume().
+  template <bool kSure, class Between>
+  FLASHBSR_DEVICE int accumulate(uint32_t tile, const Between& between) {
+    const Values values = operands<Values>(value_tile_ + tile);
+    uint32_t p[2][kBands][4], v[Values::kDims / 8][2];
     float part[kBands][2];
-    weigh(0, p[0], part);
-    settle<0>(p[0], part);
-    accumulate_block<0>(values, p, part);
+    weigh_all(0, p[0], part);
+    values.load(v, 0, 0);
+    if (!settle<0, kSure>(p[0], part)) return 0;
+    return accumulate_block<kSure, 0>(values, p, part, v, between);
   }
+
+  /// The rest of a tile, from block `start`, whatever its logits are.
+  FLASHBSR_DEVICE void resume(int start, uint32_t tile) {
+    resume_block<0>(start, operands<Values>(value_tile_ + tile));
+  }
+
+  static constexpr int kSteps = Traits::kHeadDim / 16;
+  static constexpr int kBlocks = Traits::kKvTile / 16;
 
  private:
-  static constexpr int kSteps = Traits::kHeadDim / 16;
   using Queries = QueryFragments<Traits::kHeadDim * 2>;
   using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
   using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
-
-  static constexpr int kBlocks = Traits::kKvTile / 16;
+  static constexpr int kPairs = 4 * kBands;  ///< of weights that a thread has of 16 tokens
 
   /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
   /// in.
@@ -179,71 +191,119 @@ class Mainloop {
     }
   }
 
-  template <int kBlock>
-  FLASHBSR_DEVICE void accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
-                                        float (&part)[kBands][2]) {
-    if constexpr (kBlock + 1 < kBlocks && Traits::kLookAhead)
-      weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
+  /// The weights of the next 16 tokens are made between the products of these: a load of V waits
+  /// for some of them, otherwise the compiler puts them behind all products.
+  template <bool kSure, int kBlock, class Between>
+  FLASHBSR_DEVICE int accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
+                                       float (&part)[kBands][2],
+                                       uint32_t (&first)[Values::kDims / 8][2],
+                                       const Between& between) {
+    constexpr int kChunks = Traits::kHeadDim / Values::kDims;
+    constexpr int kLag = Traits::kFloat8 ? 1 : 2;
+    constexpr bool kLast = kBlock + 1 == kBlocks;
+    uint32_t(&next)[kBands][4] = p[(kBlock + 1) % 2];
+    int made = 0;
 #pragma unroll
-    for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
+    for (int c = 0; c < kChunks; ++c) {
       uint32_t v[Values::kDims / 8][2];
-      values.load(v, kBlock * 16, d);
+      if (c == 0) {
 #pragma unroll
-      for (int i = 0; i < Values::kDims / 8; ++i) {
-#pragma unroll
-        for (int b = 0; b < kBands; ++b) {
-          mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[kBlock % 2][b], v[i][0],
-                                                       v[i][1]);
+        for (int i = 0; i < Values::kDims / 8; ++i) v[i][0] = first[i][0], v[i][1] = first[i][1];
+      } else {
+        Values behind = values;
+        if (Variant::use_softmax && made > 0) {
+          const int w = made - 1;
+          behind.base = ptx::after_positive(values.base, next[w / 4][w % 4]);
         }
+        behind.load(v, kBlock * 16, c * Values::kDims);
+      }
+      multiply_values(c * (Values::kDims / 8), p[kBlock % 2], v);
+      if (!kLast) {
+        const int wanted = (c + 2 - kLag) * kPairs / (kChunks - kLag);
+#pragma unroll
+        for (int w = made; w < min_of(wanted, kPairs); ++w) weigh(kBlock + 1, w, next, part);
+        made = min_of(wanted, kPairs);
       }
     }
-    if constexpr (kBlock + 1 < kBlocks) {
-      if constexpr (!Traits::kLookAhead) weigh(kBlock + 1, p[(kBlock + 1) % 2], part);
-      settle<kBlock + 1>(p[(kBlock + 1) % 2], part);
-      accumulate_block<kBlock + 1>(values, p, part);
+    between.block(kBlock);
+    if constexpr (!kLast) {
+      values.load(first, (kBlock + 1) * 16, 0);
+      if (!settle<kBlock + 1, kSure>(next, part)) return kBlock + 1;
+      return accumulate_block<kSure, kBlock + 1>(values, p, part, first, between);
+    } else {
+      return kBlocks;
     }
   }
 
-  /// The weights of tokens [16 block, 16 block + 16) as A operands, and what they add to the sums.
-  FLASHBSR_DEVICE void weigh(int block, uint32_t (&p)[kBands][4], float (&part)[kBands][2]) const {
-#pragma unroll
-    for (int b = 0; b < kBands; ++b) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int h = i % 2;
-        float x = s_[b][2 * block + i / 2][2 * h], y = s_[b][2 * block + i / 2][2 * h + 1];
-        if constexpr (Variant::use_softmax) {
-          const float base = kShift - max[b][h];
-          x = ptx::exp2(__builtin_fmaf(x, factor_[b][h], base));
-          y = ptx::exp2(__builtin_fmaf(y, factor_[b][h], base));
-          part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
-        }
-        p[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
-      }
-    }
-  }
-
-  /// Adds them to the sums, and sees to it that they are small enough: otherwise the maxima are
-  /// looked for, and the weights made again.
   template <int kBlock>
-  FLASHBSR_DEVICE void settle(uint32_t (&p)[kBands][4], float (&part)[kBands][2]) {
-    if constexpr (!Variant::use_softmax) return;
-    if constexpr (Traits::kOptimistic) {
-      bool fits = true;
+  FLASHBSR_DEVICE void resume_block(int start, const Values& values) {
+    if (start <= kBlock) {
+      uint32_t p[kBands][4];
+      float part[kBands][2];
+      weigh_all(kBlock, p, part);
+      settle<kBlock, true>(p, part);
 #pragma unroll
-      for (int b = 0; b < kBands; ++b) fits = fits && part[b][0] < kMost && part[b][1] < kMost;
-      if (!__all_sync(0xffffffffu, fits)) {
-        float top[kBands][2];
-        find_top<kBlock>(top);
-        raise_to(top);
-        weigh(kBlock, p, part);
+      for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
+        uint32_t v[Values::kDims / 8][2];
+        values.load(v, kBlock * 16, d);
+        multiply_values(d / 8, p, v);
       }
+    }
+    if constexpr (kBlock + 1 < kBlocks) resume_block<kBlock + 1>(start, values);
+  }
+
+  FLASHBSR_DEVICE void multiply_values(int first, const uint32_t (&p)[kBands][4],
+                                       const uint32_t (&v)[Values::kDims / 8][2]) {
+#pragma unroll
+    for (int i = 0; i < Values::kDims / 8; ++i) {
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+        mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][first + i], p[b], v[i][0], v[i][1]);
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE void weigh_all(int block, uint32_t (&p)[kBands][4],
+                                 float (&part)[kBands][2]) const {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) weigh(block, i, p, part);
+  }
+
+  /// Pair `pair` of the weights of tokens [16 block, 16 block + 16), as it stands in A operands,
+  /// and what it adds to the sums.
+  FLASHBSR_DEVICE void weigh(int block, int pair, uint32_t (&p)[kBands][4],
+                             float (&part)[kBands][2]) const {
+    const int b = pair / 4, i = pair % 4, h = i % 2;
+    float x = s_[b][2 * block + i / 2][2 * h], y = s_[b][2 * block + i / 2][2 * h + 1];
+    if constexpr (Variant::use_softmax) {
+      x = ptx::exp2(__builtin_fmaf(x, factor_[b][h], base[b][h]));
+      y = ptx::exp2(__builtin_fmaf(y, factor_[b][h], base[b][h]));
+      part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
+    }
+    p[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
+  }
+
+  /// Adds them to the sums, if they are small enough. Otherwise, if kSure, the maxima are looked
+  /// for, and the weights made again.
+  template <int kBlock, bool kSure>
+  FLASHBSR_DEVICE bool settle(uint32_t (&p)[kBands][4], float (&part)[kBands][2]) {
+    if constexpr (!Variant::use_softmax) return true;
+    bool fits = true;
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) fits = fits && part[b][0] < kMost && part[b][1] < kMost;
+    if (!__all_sync(0xffffffffu, fits)) [[unlikely]] {
+      if constexpr (!kSure) return false;
+      float top[kBands][2];
+      find_top<kBlock>(top);
+      raise_to(top);
+      weigh_all(kBlock, p, part);
     }
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
       sum[b][0] += part[b][0];
       sum[b][1] += part[b][1];
     }
+    return true;
   }
 
   template <int kCount>
@@ -260,8 +320,8 @@ class Mainloop {
 
   /// The same with every key turned to its position. Dims i and i + head_dim / 2 are in the same
   /// thread, kSteps / 2 steps apart.
-  FLASHBSR_DEVICE void score_rotated(int32_t begin) {
-    const Keys keys = operands<Keys>(key_tile_);
+  FLASHBSR_DEVICE void score_rotated(int32_t begin, uint32_t tile) {
+    const Keys keys = operands<Keys>(key_tile_ + tile);
 #pragma unroll 1
     for (int step = 0; step < kSteps / 2; ++step) {
       uint32_t a[2][kBands][4];
@@ -395,9 +455,9 @@ class Mainloop {
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float grown = ptx::max(max[b][h], top[b][h]);
-        const float shrink = ptx::exp2(max[b][h] - grown);
-        max[b][h] = grown;
+        const float lower = ptx::min(base[b][h], kShift - top[b][h]);
+        const float shrink = ptx::exp2(lower - base[b][h]);
+        base[b][h] = lower;
         sum[b][h] *= shrink;
 #pragma unroll
         for (int n = 0; n < kDimTiles; ++n) {
