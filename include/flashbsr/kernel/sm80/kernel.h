@@ -53,35 +53,55 @@ struct Feed {
     return Traits::kStages == 1 ? 0 : (slot ^ 1) * Traits::kTileBytes;
   }
 
-  FLASHBSR_DEVICE void step(int step) const {
-    constexpr int kRows = KvLoader<Traits>::kRows;
-    if constexpr (Traits::kStages == 1) {
+  /// Row `i` of the copies between the products of S: of V, or of the next K and V.
+  FLASHBSR_DEVICE const char* source(int i) const {
+    if constexpr (Traits::kStages == 1) return loader.source(slot, true, i);
+    return loader.source(slot ^ 1, i >= kRows, i % kRows);
+  }
+  FLASHBSR_DEVICE void begin() {
+    if (!kLate) next_source = source(0);
+  }
+  FLASHBSR_DEVICE void step(int step) {
+    if constexpr (kLate) return;
+    constexpr int kAll = Traits::kStages * kRows;
 #pragma unroll
-      for (int i = step * kRows / kSteps; i < (step + 1) * kRows / kSteps; ++i) {
-        loader.copy_row(values, i, loader.source(slot, true, i), true);
+    for (int i = step * kAll / kSteps; i < (step + 1) * kAll / kSteps; ++i) {
+      if constexpr (Traits::kStages == 1) {
+        loader.copy_row(values, i, next_source, true);
+      } else {
+        loader.copy_row((i >= kRows ? values : keys) + next_tile(), i % kRows, next_source, more);
       }
-    } else {
-#pragma unroll
-      for (int i = step * 2 * kRows / kSteps; i < (step + 1) * 2 * kRows / kSteps; ++i) {
-        const bool value = i >= kRows;
-        loader.copy_row((value ? values : keys) + next_tile(), i % kRows,
-                        loader.source(slot ^ 1, value, i % kRows), more);
-      }
+      if (i + 1 < kAll) next_source = source(i + 1);
     }
   }
-  FLASHBSR_DEVICE void block(int block) const {
-    constexpr int kRows = KvLoader<Traits>::kRows;
+  FLASHBSR_DEVICE void block_begin(int block) {
     if (Traits::kStages == 1 && block == 0) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         loader.copy_row(keys, i, loader.source(slot ^ 1, false, i), more);
       }
     }
-    if (block == (kBlocks > 2 ? kBlocks - 2 : 0)) {
-      loader.note(args, task, first - 2 * Traits::kKvTile, slot);
+    if (kLate && block < 2) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        loader.copy_row((block == 1 ? values : keys) + next_tile(), i,
+                        loader.source(slot ^ 1, block == 1, i), more);
+      }
+    }
+    if (block == kNoteBlock) found = loader.find(args, task, first - 2 * Traits::kKvTile, slot);
+  }
+  FLASHBSR_DEVICE void block_end(int block) {
+    if (block == kNoteBlock) {
+      loader.note(found, slot);
       loader.look_up(args, task, first - 3 * Traits::kKvTile, slot ^ 1);
     }
   }
+
+  static constexpr bool kLate = Traits::kCopyLate && Traits::kStages == 2;
+  static constexpr int kRows = KvLoader<Traits>::kRows;
+  static constexpr int kNoteBlock = kBlocks > 2 ? kBlocks - 2 : 0;
+  const char* next_source = nullptr;
+  typename KvLoader<Traits>::Found found = {};
 };
 
 template <class Traits, class Variant>
@@ -150,7 +170,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         for (;;) {
           ptx::cp_async_wait_all();
           __syncthreads();
-          const Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
+          Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
               args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
           const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
           loop.score(first, tile, feed);
@@ -165,9 +185,9 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
           if (first < lowest) break;
         }
         if (done == Loop::kBlocks) continue;
-        const Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
+        Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
             args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
-        for (int block = done; block < Loop::kBlocks; ++block) feed.block(block);
+        for (int block = done; block < Loop::kBlocks; ++block) feed.block_begin(block), feed.block_end(block);
         loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
       } else {
         ptx::cp_async_wait_all();

@@ -116,10 +116,15 @@ class KvLoader {
     }
   }
 
-  /// Notes where the rows of the tile at `first`, looked up in `slot`, are. Ragged KV: the page of
-  /// a token is its row.
-  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
-                            uint32_t slot) const {
+  /// Addresses that this thread notes.
+  struct Found {
+    uint64_t address[(kNotes + Traits::kThreads - 1) / Traits::kThreads];
+  };
+
+  /// Where the rows of the tile at `first`, looked up in `slot`, are. Ragged KV: the page of a
+  /// token is its row.
+  FLASHBSR_DEVICE Found find(const KernelArgs& args, const Task& task, int32_t first,
+                             uint32_t slot) const {
     const int32_t thread = ptx::thread_index();
     const int32_t position = position_of(task, first, thread);
     const int32_t quotient = args.page_size.quotient(position);
@@ -128,15 +133,28 @@ class KvLoader {
     if (args.kv_indices) {
       page = Traits::kArch >= 80 ? pages_[slot * Traits::kThreads + thread] : page_;
     }
+    Found found;
 #pragma unroll
-    for (int first_note = 0; first_note < kNotes; first_note += Traits::kThreads) {
-      const int32_t n = first_note + thread;
-      if (kNotes < Traits::kThreads && n >= kNotes) break;
-      const KvSource source = sources_[n / kTokens];
-      rows_[slot * kNotes + n] = reinterpret_cast<const char*>(
-          source.base + static_cast<uint32_t>(page) * source.page_bytes +
-          static_cast<uint32_t>(token) * source.token_bytes);
+    for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
+      const uint32_t n = i * Traits::kThreads + thread;
+      const KvSource source = sources_[n / kTokens % 2];
+      found.address[i] = source.base + static_cast<uint32_t>(page) * source.page_bytes +
+                         static_cast<uint32_t>(token) * source.token_bytes;
     }
+    return found;
+  }
+  FLASHBSR_DEVICE void note(const Found& found, uint32_t slot) const {
+    const int32_t thread = ptx::thread_index();
+#pragma unroll
+    for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
+      const int32_t n = i * Traits::kThreads + thread;
+      if (kNotes < Traits::kThreads && n >= kNotes) break;
+      rows_[slot * kNotes + n] = reinterpret_cast<const char*>(found.address[i]);
+    }
+  }
+  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
+                            uint32_t slot) const {
+    note(find(args, task, first, slot), slot);
   }
 
   /// The tile at `first`, noted in `slot`: copy(chunk number, offset in the tile, source, whether
@@ -173,7 +191,7 @@ class KvLoader {
 
   /// Of this thread's token; outside the item that of its nearest, which is not copied.
   FLASHBSR_DEVICE static int32_t position_of(const Task& task, int32_t first, int32_t thread) {
-    const int32_t position = min_of(first + thread % kTokens, task.item.kv_end - 1);
+    const int32_t position = min_of(first + static_cast<int32_t>(static_cast<uint32_t>(thread) % kTokens), task.item.kv_end - 1);
     return max_of(position, task.item.kv_begin);
   }
 

@@ -34,8 +34,10 @@ inline constexpr bool kHasHooks = !flashbsr::detail::kSame<Variant, Plain>;
 
 /// What happens on the way through the products: nothing.
 struct Nothing {
-  FLASHBSR_DEVICE void step(int) const {}
-  FLASHBSR_DEVICE void block(int) const {}
+  FLASHBSR_DEVICE void begin() {}
+  FLASHBSR_DEVICE void step(int) {}
+  FLASHBSR_DEVICE void block_begin(int) {}
+  FLASHBSR_DEVICE void block_end(int) {}
 };
 
 template <class Traits, class Variant>
@@ -119,7 +121,7 @@ class Mainloop {
   /// S = Q K^T, for the tile of K at KV position `begin`, `tile` bytes from the first. Calls
   /// between.step(n), n < kSteps, on the way.
   template <class Between>
-  FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, const Between& between) {
+  FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, Between&& between) {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -131,6 +133,7 @@ class Mainloop {
     if constexpr (kHasHooks<Variant>) {
       if (args_.params.rope.fine) return score_rotated(begin, tile);
     }
+    between.begin();
     const Keys keys = operands<Keys>(key_tile_ + tile);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -141,9 +144,9 @@ class Mainloop {
       for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
         uint32_t k[Keys::kTokens / 8][2];
         keys.load(k, token, step);
+        if (token + Keys::kTokens >= Traits::kKvTile) between.step(step);
         multiply(a, k, token / 8);
       }
-      between.step(step);
     }
   }
 
@@ -156,7 +159,7 @@ class Mainloop {
   /// on the way. Unless kSure, stops before a block of 16 tokens whose weights do not fit their
   /// type, and returns its number: then resume().
   template <bool kSure, class Between>
-  FLASHBSR_DEVICE int accumulate(uint32_t tile, const Between& between) {
+  FLASHBSR_DEVICE int accumulate(uint32_t tile, Between&& between) {
     const Values values = operands<Values>(value_tile_ + tile);
     uint32_t p[2][kBands][4], v[Values::kDims / 8][2];
     float part[kBands][2];
@@ -197,12 +200,13 @@ class Mainloop {
   FLASHBSR_DEVICE int accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
                                        float (&part)[kBands][2],
                                        uint32_t (&first)[Values::kDims / 8][2],
-                                       const Between& between) {
+                                       Between&& between) {
     constexpr int kChunks = Traits::kHeadDim / Values::kDims;
-    constexpr int kLag = Traits::kFloat8 ? 1 : 2;
+    constexpr int kLag = Traits::kLag;
     constexpr bool kLast = kBlock + 1 == kBlocks;
     uint32_t(&next)[kBands][4] = p[(kBlock + 1) % 2];
     int made = 0;
+    between.block_begin(kBlock);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       uint32_t v[Values::kDims / 8][2];
@@ -219,13 +223,13 @@ class Mainloop {
       }
       multiply_values(c * (Values::kDims / 8), p[kBlock % 2], v);
       if (!kLast) {
-        const int wanted = (c + 2 - kLag) * kPairs / (kChunks - kLag);
+        const int wanted = max_of(c + 2 - kLag, 0) * kPairs / (kChunks - kLag);
 #pragma unroll
         for (int w = made; w < min_of(wanted, kPairs); ++w) weigh(kBlock + 1, w, next, part);
         made = min_of(wanted, kPairs);
       }
     }
-    between.block(kBlock);
+    between.block_end(kBlock);
     if constexpr (!kLast) {
       values.load(first, (kBlock + 1) * 16, 0);
       if (!settle<kBlock + 1, kSure>(next, part)) return kBlock + 1;
