@@ -92,8 +92,8 @@ def test_pinned_buffers_in_flight_are_not_overwritten(driver: Driver) -> None:
     ([40] * 4, None, "decode_sm90_d64_f16_r8_plain"),
     ([40] * 4, [2] * 4, "decode_sm90_d64_f16_r8_plain"),
     ([40] * 4, [4] * 4, "decode_sm90_d64_f16_r16_plain"),
-    ([40] * 4, [16] * 4, "prefill_sm80_d64_f16_r64_plain"),
-    ([64], [64], "prefill_sm80_d64_f16_r128_plain"),
+    ([40] * 4, [16] * 4, "prefill_sm90_d64_f16_r64_plain"),
+    ([64], [64], "prefill_sm90_d64_f16_r128_plain"),
 ])  # fmt: skip
 def test_kernel_follows_the_rows(
     driver: Driver, lens: list[int], q_lens: list[int] | None, kernel: str

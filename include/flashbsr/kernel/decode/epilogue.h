@@ -38,20 +38,25 @@ struct DecodeShared {
   FLASHBSR_DEVICE DecodeItem* items() const {
     return reinterpret_cast<DecodeItem*>(base + Traits::kItemsOffset);
   }
-  /// Completed when every streaming warp has left its state, and when the epilogue has read it.
-  FLASHBSR_DEVICE uint32_t full() const {
+  // Every lane that wrote arrives, not one for its warp: so compute-sanitizer can follow it.
+
+  /// Completed when the epilogue has read the states of an item.
+  FLASHBSR_DEVICE uint32_t empty() const {
     return ptx::shared_address(base) + Traits::kBarrierOffset;
   }
-  FLASHBSR_DEVICE uint32_t empty() const { return full() + 8; }
   /// Completed when the items of a turn are there.
-  FLASHBSR_DEVICE uint32_t staged() const { return full() + 16; }
+  FLASHBSR_DEVICE uint32_t staged() const { return empty() + 8; }
   /// Completed when an item of this parity is ready.
-  FLASHBSR_DEVICE uint32_t ready_barrier(int parity) const { return full() + 24 + 8 * parity; }
+  FLASHBSR_DEVICE uint32_t ready_barrier(int parity) const { return empty() + 16 + 8 * parity; }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
-    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 40);
+    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 32);
   }
 };
+
+/// Named barriers: among the epilogue warps, and all, when the streaming warps have left their
+/// states (they arrive and go on; before they leave the next ones they wait for empty()).
+enum DecodeBarrier : int { kEpilogueBarrier = 1, kStatesBarrier = 2 };
 
 /// A streaming warp's state to shared memory. `item_count` counts the items before this one.
 template <class Traits>
@@ -84,7 +89,7 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
     }
   }
   __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(shared.full());
+  ptx::named_barrier_arrive(kStatesBarrier, Traits::kThreads);
 }
 
 /// Contracts the warps' states of one item; thread `thread` of the epilogue warps.
@@ -138,14 +143,13 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
 template <class Traits>
 FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Traits>& shared,
                                    const DecodeItem& item, const SplitTile& tile, int thread) {
-  constexpr int kBarrier = 1;
   constexpr int kThreads = 32 * Traits::kEpilogueWarps;
   __syncwarp();
-  if (thread % 32 == 0) ptx::mbarrier_arrive(shared.empty());
+  ptx::mbarrier_arrive(shared.empty());
   if (item.slot < 0) return;
-  ptx::named_barrier_sync(kBarrier, kThreads);
+  ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
   if (thread == 0) *shared.flag() = arrive(args, tile);
-  ptx::named_barrier_sync(kBarrier, kThreads);
+  ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
   if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, tile, thread, kThreads);
 }
 

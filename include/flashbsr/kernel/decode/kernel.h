@@ -38,8 +38,7 @@ FLASHBSR_DEVICE void stage_items(const KernelArgs& args, const DecodeShared<Trai
     const WorkItem item = args.items[args.queue_items[first + i]];
     shared.items()[i] = decode_item(item, args.requests[item.request]);
   }
-  __syncwarp();
-  if (thread % 32 == 0) ptx::mbarrier_arrive(shared.staged());
+  ptx::mbarrier_arrive(shared.staged());
 }
 
 /// A streaming warp's part of the queue [begin, end).
@@ -89,8 +88,7 @@ FLASHBSR_DEVICE void prepare_item(const KernelArgs& args, const DecodeShared<Tra
   if (thread >= 32 || i >= count) return;
   DecodeQuery<Traits> query;
   query.prepare(args, shared.items()[i], thread, shared.ready((done + i) & 1));
-  __syncwarp();
-  if (thread == 0) ptx::mbarrier_arrive(shared.ready_barrier((done + i) & 1));
+  ptx::mbarrier_arrive(shared.ready_barrier((done + i) & 1));
 }
 
 /// The epilogue warps' part; thread `thread` of them.
@@ -113,7 +111,8 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
       const DecodeItem& item = shared.items()[i];
       SplitTile tile{};
       if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin, tile_rows};
-      ptx::mbarrier_wait<Traits::kArch>(shared.full(), (first - begin + i) & 1);
+      __syncwarp();
+      ptx::named_barrier_sync(kStatesBarrier, Traits::kThreads);
       finish_item<Traits>(args, shared, item, tile_rows, thread);
       merge_if_last<Traits>(args, shared, item, tile, thread);
       prepare_item(args, shared, i + 2, count, first - begin, thread);
@@ -140,11 +139,10 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   if (threadIdx.x == 0) {
     const WorkerStart start = args.starts[blockIdx.x];
     shared.items()[0] = decode_item(start.item, start.request);
-    ptx::mbarrier_init(shared.full(), Traits::kWarps);
-    ptx::mbarrier_init(shared.empty(), Traits::kEpilogueWarps);
-    ptx::mbarrier_init(shared.staged(), Traits::kEpilogueWarps);
-    ptx::mbarrier_init(shared.ready_barrier(0), 1);
-    ptx::mbarrier_init(shared.ready_barrier(1), 1);
+    ptx::mbarrier_init(shared.empty(), 32 * Traits::kEpilogueWarps);
+    ptx::mbarrier_init(shared.staged(), 32 * Traits::kEpilogueWarps);
+    ptx::mbarrier_init(shared.ready_barrier(0), 32);
+    ptx::mbarrier_init(shared.ready_barrier(1), 32);
   }
   __syncthreads();
   if (begin == end) {

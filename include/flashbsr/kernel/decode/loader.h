@@ -88,6 +88,7 @@ class DecodeRing {
 
   /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
   FLASHBSR_DEVICE void produce_keys() {
+    __syncwarp();  // nobody reads the offsets of the stage before any more
     if (current_.item < count_) {
       note();
       __syncwarp();

@@ -88,8 +88,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
         for (int e = 0; e < 16; ++e) angles.at(16 * group + e).turn(x[i][0][e], x[i][1][e]);
       }
 #pragma unroll
-      for (int e = 0; e < 32; ++e)
-        magnitude = ptx::max(magnitude, fabsf(x[i][e / 16][e % 16]));
+      for (int e = 0; e < 32; ++e) magnitude = ptx::max(magnitude, fabsf(x[i][e / 16][e % 16]));
     }
     float factor = 1.0f;
     if (convert) {
