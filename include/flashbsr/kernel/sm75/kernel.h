@@ -101,7 +101,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       if (next >= task.item.kv_begin) loader.visit_keys(args, task, next, buffer, staging.fetch());
       if (sight.any) {
         loop.soften(first, sight.all);
-        loop.template accumulate<true>(0, sm80::Nothing{});
+        loop.resume(0, 0);
       }
     }
 

@@ -213,11 +213,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         loader.look_up(args, task, first - 3 * kTile, slot ^ 1);
         if (sight.any) {
           loop.soften(first, sight.all);
-          if constexpr (kHasHooks<Variant>) {
-            loop.template accumulate<true>(tile, Nothing{});
-          } else {
-            loop.resume(0, tile);
-          }
+          loop.resume(0, tile);
         }
       }
       first -= kTile;

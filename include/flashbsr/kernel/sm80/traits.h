@@ -10,9 +10,14 @@
 
 namespace flashbsr::sm80 {
 
-/// Half as many tokens where registers are short: widening float8 takes some.
-constexpr int prefill_kv_tile(int head_dim, DType kv, int rows) {
-  return head_dim > 128 || head_dim * rows * (3 - dtype_size(kv)) > 128 * 128 ? 32 : 64;
+/// Half as many tokens where O takes half of the registers.
+constexpr int prefill_kv_tile(int head_dim, int rows) {
+  return head_dim * rows < 128 * 128 ? 64 : 32;
+}
+
+/// As many as two blocks of an SM have room for.
+constexpr int prefill_stages(int head_dim, int rows, int arch) {
+  return arch >= 90 || (head_dim == 128 && rows == 128) ? 2 : 1;
 }
 
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
@@ -22,7 +27,8 @@ constexpr int prefill_kv_tile(int head_dim, DType kv, int rows) {
 /// @tparam kv_tile   tokens of a tile of K or V
 /// @tparam stages    buffers for K, and for V: 1 or 2
 template <int head_dim, DType kv, int rows, int arch = 80,
-          int kv_tile = prefill_kv_tile(head_dim, kv, rows), int stages = arch >= 90 ? 2 : 1>
+          int kv_tile = prefill_kv_tile(head_dim, rows),
+          int stages = prefill_stages(head_dim, rows, arch)>
 struct PrefillTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
