@@ -162,7 +162,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const bool plain = loop.is_plain() && args.params.k.dim == Traits::kHeadDim &&
                        args.params.v.dim == Traits::kHeadDim;
     uint32_t slot = 0;  // of notes, and of tiles where there are two
-    while (first >= kv_begin) {
+    while (first >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin)) {
       const TileSight sight = loop.sight(first);
       int done = 0;
       if (!kHasHooks<Variant> && plain && sight.all) {  // differently from warp to warp
@@ -192,22 +192,26 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       } else {
         ptx::cp_async_wait_all();
         __syncthreads();  // K is there, and nobody reads the buffers of before any more
+        const bool more = first - kTile >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin);
         const int32_t next = first - kTile;
         const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
         const uint32_t next_tile = kTwo ? Traits::kTileBytes - tile : 0;
+        // Hooks leave no registers to keep a thread's share in.
+        const KvLoader<Traits> copier =
+            kHasHooks<Variant> ? KvLoader<Traits>(state, ptx::thread_index()) : loader;
         if constexpr (kTwo) {
-          if (next >= kv_begin) {
-            loader.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys + next_tile});
-            loader.visit_values(args, task, next, slot ^ 1, AsyncCopy{values + next_tile});
+          if (more) {
+            copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys + next_tile});
+            copier.visit_values(args, task, next, slot ^ 1, AsyncCopy{values + next_tile});
           }
         } else {
-          loader.visit_values(args, task, first, slot, AsyncCopy{values});
+          copier.visit_values(args, task, first, slot, AsyncCopy{values});
         }
         if (sight.any) loop.score(first, tile, Nothing{});
         if constexpr (!kTwo) {
           ptx::cp_async_wait_all();
           __syncthreads();  // V is there, and nobody reads K any more
-          if (next >= kv_begin) loader.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys});
+          if (more) copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys});
         }
         loader.note(args, task, first - 2 * kTile, slot);
         loader.look_up(args, task, first - 3 * kTile, slot ^ 1);

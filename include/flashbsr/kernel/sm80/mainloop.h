@@ -326,6 +326,7 @@ class Mainloop {
   /// thread, kSteps / 2 steps apart.
   FLASHBSR_DEVICE void score_rotated(int32_t begin, uint32_t tile) {
     const Keys keys = operands<Keys>(key_tile_ + tile);
+    const int32_t lane = ptx::thread_index() % 32;
 #pragma unroll 1
     for (int step = 0; step < kSteps / 2; ++step) {
       uint32_t a[2][kBands][4];
@@ -343,11 +344,11 @@ class Mainloop {
         for (int i = 0; i < Keys::kTokens / 8; ++i) {
           // Past the item's end keys are zeros, and the tables may end too.
           const int32_t position =
-              min_of(begin + token + 8 * i + lane_ / 4, task_->item.kv_end - 1);
+              min_of(begin + token + 8 * i + lane / 4, task_->item.kv_end - 1);
           const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            turn_pair(angles, Keys::column_of(step, half, lane_), x[i][half], y[i][half]);
+            turn_pair(angles, Keys::column_of(step, half, lane), x[i][half], y[i][half]);
           }
         }
         multiply(a[0], x, token / 8);
