@@ -29,8 +29,6 @@ struct PrefillTraits {
   /// Tokens of a tile of K or V.
   static constexpr int kKvTile = head_dim == 256 ? 16 : 32;
 
-  static constexpr int kLag = kFloat8 ? 1 : 2;
-
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * 2;
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)

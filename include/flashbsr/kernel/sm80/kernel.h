@@ -58,11 +58,8 @@ struct Feed {
     if constexpr (Traits::kStages == 1) return loader.source(slot, true, i);
     return loader.source(slot ^ 1, i >= kRows, i % kRows);
   }
-  FLASHBSR_DEVICE void begin() {
-    if (!kLate) next_source = source(0);
-  }
+  FLASHBSR_DEVICE void begin() { next_source = source(0); }
   FLASHBSR_DEVICE void step(int step) {
-    if constexpr (kLate) return;
     constexpr int kAll = Traits::kStages * kRows;
 #pragma unroll
     for (int i = step * kAll / kSteps; i < (step + 1) * kAll / kSteps; ++i) {
@@ -81,13 +78,6 @@ struct Feed {
         loader.copy_row(keys, i, loader.source(slot ^ 1, false, i), more);
       }
     }
-    if (kLate && block < 2) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        loader.copy_row((block == 1 ? values : keys) + next_tile(), i,
-                        loader.source(slot ^ 1, block == 1, i), more);
-      }
-    }
     if (block == kNoteBlock) found = loader.find(args, task, first - 2 * Traits::kKvTile, slot);
   }
   FLASHBSR_DEVICE void block_end(int block) {
@@ -97,7 +87,6 @@ struct Feed {
     }
   }
 
-  static constexpr bool kLate = Traits::kCopyLate && Traits::kStages == 2;
   static constexpr int kRows = KvLoader<Traits>::kRows;
   static constexpr int kNoteBlock = kBlocks > 2 ? kBlocks - 2 : 0;
   const char* next_source = nullptr;
@@ -178,7 +167,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
             ptx::cp_async_wait_all();
             __syncthreads();
           }
-          done = loop.template accumulate<false>(tile, feed);
+          done = loop.accumulate(tile, feed);
           if (done < Loop::kBlocks) break;
           first -= kTile;
           slot ^= 1;
@@ -187,7 +176,10 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         if (done == Loop::kBlocks) continue;
         Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
             args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
-        for (int block = done; block < Loop::kBlocks; ++block) feed.block_begin(block), feed.block_end(block);
+        for (int block = done; block < Loop::kBlocks; ++block) {
+          feed.block_begin(block);
+          feed.block_end(block);
+        }
         loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
       } else {
         ptx::cp_async_wait_all();

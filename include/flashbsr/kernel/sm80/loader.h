@@ -96,9 +96,8 @@ class KvLoader {
     if (thread >= 2) return;
     const PagedView& view = thread == 0 ? args.params.k : args.params.v;
     const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
-    state.sources[thread] = {
-        reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
-        bytes(view.stride_page), bytes(view.stride_token)};
+    state.sources[thread] = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
+                             bytes(view.stride_page), bytes(view.stride_token)};
   }
 
   /// Reads the page ids of the tile at KV position `first`, each thread what it will note. Arrived
@@ -191,7 +190,9 @@ class KvLoader {
 
   /// Of this thread's token; outside the item that of its nearest, which is not copied.
   FLASHBSR_DEVICE static int32_t position_of(const Task& task, int32_t first, int32_t thread) {
-    const int32_t position = min_of(first + static_cast<int32_t>(static_cast<uint32_t>(thread) % kTokens), task.item.kv_end - 1);
+    const int32_t position =
+        min_of(first + static_cast<int32_t>(static_cast<uint32_t>(thread) % kTokens),
+               task.item.kv_end - 1);
     return max_of(position, task.item.kv_begin);
   }
 

@@ -45,9 +45,6 @@ struct PrefillTraits {
   static constexpr int kKvTile = kv_tile;
   static constexpr int kStages = stages;
 
-  static constexpr int kLag = kFloat8 ? 1 : 2;
-  static constexpr bool kCopyLate = false;
-
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
