@@ -15,9 +15,10 @@ constexpr int prefill_kv_tile(int head_dim, int rows) {
   return head_dim * rows < 128 * 128 ? 64 : 32;
 }
 
-/// As many as two blocks of an SM have room for.
-constexpr int prefill_stages(int head_dim, int rows, int arch) {
-  return arch >= 90 || (head_dim == 128 && rows == 128) ? 2 : 1;
+/// As many as two blocks of an SM have room for: on sm_80 with short tiles only, and not of float8,
+/// of which two blocks with one buffer find room on sm_86.
+constexpr int prefill_stages(int head_dim, DType kv, int rows, int arch) {
+  return arch >= 90 || (head_dim == 128 && rows == 128 && dtype_size(kv) == 2) ? 2 : 1;
 }
 
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
@@ -28,7 +29,7 @@ constexpr int prefill_stages(int head_dim, int rows, int arch) {
 /// @tparam stages    buffers for K, and for V: 1 or 2
 template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
-          int stages = prefill_stages(head_dim, rows, arch)>
+          int stages = prefill_stages(head_dim, kv, rows, arch)>
 struct PrefillTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
