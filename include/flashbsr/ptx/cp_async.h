@@ -50,6 +50,24 @@ FLASHBSR_DEVICE void cp_async_16(uint32_t dst, const void* src, uint64_t policy)
                : "memory");
 }
 
+/// If `wanted`; otherwise nothing happens.
+FLASHBSR_DEVICE void cp_async_16_when(uint32_t dst, const void* src, bool wanted) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.u32 wanted, %2, 0;\n"
+      " @wanted cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(dst),
+      "l"(src), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
+}
+
+/// Copies 4 bytes, if `wanted`.
+FLASHBSR_DEVICE void cp_async_4_when(uint32_t dst, const void* src, bool wanted) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.u32 wanted, %2, 0;\n"
+      " @wanted cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(dst),
+      "l"(src), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
+}
+
 /// Copies 4 bytes.
 FLASHBSR_DEVICE void cp_async_4(uint32_t dst, const void* src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");

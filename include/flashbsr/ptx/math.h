@@ -37,6 +37,13 @@ FLASHBSR_DEVICE float max(float a, float b) {
   return r;
 }
 
+/// The smaller; a number beats NaN.
+FLASHBSR_DEVICE float min(float a, float b) {
+  float r;
+  asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
 }  // namespace flashbsr::ptx
 
 namespace flashbsr {

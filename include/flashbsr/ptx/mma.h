@@ -28,6 +28,12 @@ FLASHBSR_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "memory");
 }
 
+/// `x`, but not before `positive` is known, a pair of 16-bit floats without signs: for the order of
+/// instructions.
+FLASHBSR_DEVICE uint32_t after_positive(uint32_t x, uint32_t positive) {
+  return x | (positive & 0x80008000u);
+}
+
 /// An 8x8 tile of 16-bit elements, one register per lane, transposed.
 FLASHBSR_DEVICE uint32_t movmatrix_trans(uint32_t x) {
   uint32_t r;

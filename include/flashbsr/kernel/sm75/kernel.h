@@ -62,16 +62,18 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     int32_t first = sm80::last_tile<Traits>(task.item);
     const bool empty = first < task.item.kv_begin;
 
-    if (!empty) loader.look_up(args, task, first);
+    if (!empty) loader.look_up(args, task, first, 0);
     sm80::visit_queries<Traits>(args, task.item, task.request.q_begin, thread,
                                 [&](uint32_t offset, const char* src, bool inside) {
                                   *reinterpret_cast<uint4*>(memory + offset) =
                                       inside ? *reinterpret_cast<const uint4*>(src) : uint4{};
                                 });
     sm80::describe_rows<Traits>(args, task, state, thread);
+    sm80::KvLoader<Traits>::describe_sources(args, task, state, thread);
+    __syncthreads();
     if (!empty) {
       loader.note(args, task, first, 0);
-      if (first > task.item.kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
+      if (first > task.item.kv_begin) loader.look_up(args, task, first - Traits::kKvTile, 0);
     }
     if (thread == 0) sm80::claim_task(args, state.task[1]);
     __syncthreads();
@@ -90,16 +92,16 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       buffer ^= 1;
       if (next >= task.item.kv_begin) {
         loader.note(args, task, next, buffer);
-        if (next > task.item.kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
+        if (next > task.item.kv_begin) loader.look_up(args, task, next - Traits::kKvTile, 0);
       }
       const sm80::TileSight sight = loop.sight(first);
-      if (sight.any) loop.score(first);
+      if (sight.any) loop.score(first, 0, sm80::Nothing{});
       staging.store(Traits::kValueOffset);
       __syncthreads();  // V is there, and nobody reads K any more
       if (next >= task.item.kv_begin) loader.visit_keys(args, task, next, buffer, staging.fetch());
       if (sight.any) {
         loop.soften(first, sight.all);
-        loop.accumulate();
+        loop.resume(0, 0);
       }
     }
 

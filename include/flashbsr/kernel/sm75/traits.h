@@ -29,22 +29,20 @@ struct PrefillTraits {
   /// Tokens of a tile of K or V.
   static constexpr int kKvTile = head_dim == 256 ? 16 : 32;
 
-  static constexpr bool kOptimistic = true;
-  static constexpr bool kLookAhead = true;
-
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * 2;
-  static constexpr int kKvRowBytes = 16;       ///< sizeof(KvRow)
+  static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
   static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  /// [Q][K][V][where K and V rows are, of two tiles][pages of one][rows]
+  /// [Q][K][V][where K and V rows are, of two tiles][and in general][pages][rows]
   /// [scale of every row][what each warp sees][this item and the next]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kTileBytes;
   static constexpr int kKvRowOffset = kValueOffset + kTileBytes;
-  static constexpr int kPageOffset = kKvRowOffset + 2 * kKvTile * kKvRowBytes;
-  static constexpr int kRowOffset = kPageOffset + kKvTile * 4;
+  static constexpr int kSourceOffset = kKvRowOffset + 2 * 2 * kKvTile * 8;
+  static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
+  static constexpr int kRowOffset = kPageOffset + 2 * kThreads * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
   static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;

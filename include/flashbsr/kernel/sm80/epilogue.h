@@ -51,7 +51,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const int32_t r = first_row + b * 16 + h * 8 + lane / 4;
       if (r >= item.row_count) continue;
-      const float lse = sum == 0.0f ? -infinity() : loop.max[b][h] + ptx::log2(sum) - Loop::kShift;
+      const float lse = sum == 0.0f ? -infinity() : ptx::log2(sum) - loop.base[b][h];
       // Without softmax the weights' shift is all there is to undo.
       constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
       if (item.slot < 0) {

@@ -19,16 +19,19 @@ struct Task {
   int32_t pad[2];
 };
 
-/// Where a token's rows of K and V are.
-struct alignas(16) KvRow {
-  const char* k;
-  const char* v;
+/// Where the item's rows of K, or of V, are: of token t of page p at base + p page_bytes +
+/// t token_bytes, modulo 2^64.
+struct alignas(16) KvSource {
+  uint64_t base;
+  uint64_t page_bytes;
+  uint64_t token_bytes;
 };
 
 /// A block's shared memory besides the tiles.
 struct BlockState {
-  KvRow* kv_rows;  ///< of two tiles
-  int32_t* pages;  ///< of the tokens of one tile
+  const char** kv_rows;  ///< addresses of two tiles' rows
+  KvSource* sources;     ///< of K and V
+  int32_t* pages;        ///< of the tokens of two tiles
   PrefillRow* rows;
   float* scales;        ///< natural logits per dot product, of every row
   Visibility* visible;  ///< of every warp's rows
@@ -36,13 +39,14 @@ struct BlockState {
 
   template <class Traits>
   FLASHBSR_DEVICE BlockState(char* memory, Traits)
-      : kv_rows(reinterpret_cast<KvRow*>(memory + Traits::kKvRowOffset)),
+      : kv_rows(reinterpret_cast<const char**>(memory + Traits::kKvRowOffset)),
+        sources(reinterpret_cast<KvSource*>(memory + Traits::kSourceOffset)),
         pages(reinterpret_cast<int32_t*>(memory + Traits::kPageOffset)),
         rows(reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset)),
         scales(reinterpret_cast<float*>(memory + Traits::kScaleOffset)),
         visible(reinterpret_cast<Visibility*>(memory + Traits::kVisibleOffset)),
         task(reinterpret_cast<Task*>(memory + Traits::kTaskOffset)) {
-    static_assert(sizeof(KvRow) == Traits::kKvRowBytes);
+    static_assert(sizeof(KvSource) == Traits::kSourceBytes);
     static_assert(sizeof(PrefillRow) == Traits::kRowRecordBytes);
     static_assert(sizeof(Visibility) == Traits::kVisibilityBytes);
     static_assert(sizeof(Task) == Traits::kTaskBytes);

@@ -37,17 +37,76 @@ struct AsyncCopy {
   }
 };
 
+/// Copies of whole tiles between the products, which hide them.
+template <class Traits, int kSteps, int kBlocks>
+struct Feed {
+  const KernelArgs& args;
+  const Task& task;
+  KvLoader<Traits>& loader;
+  uint32_t keys, values;  ///< shared addresses of the first tiles
+  int32_t first;
+  uint32_t slot;  ///< of the tile at `first`
+  bool more;      ///< there is a next one
+
+  /// Of the slot of the tile after.
+  FLASHBSR_DEVICE uint32_t next_tile() const {
+    return Traits::kStages == 1 ? 0 : (slot ^ 1) * Traits::kTileBytes;
+  }
+
+  /// Row `i` of the copies between the products of S: of V, or of the next K and V.
+  FLASHBSR_DEVICE const char* source(int i) const {
+    if constexpr (Traits::kStages == 1) return loader.source(slot, true, i);
+    return loader.source(slot ^ 1, i >= kRows, i % kRows);
+  }
+  FLASHBSR_DEVICE void begin() { next_source = source(0); }
+  FLASHBSR_DEVICE void step(int step) {
+    constexpr int kAll = Traits::kStages * kRows;
+#pragma unroll
+    for (int i = step * kAll / kSteps; i < (step + 1) * kAll / kSteps; ++i) {
+      if constexpr (Traits::kStages == 1) {
+        loader.copy_row(values, i, next_source, true);
+      } else {
+        loader.copy_row((i >= kRows ? values : keys) + next_tile(), i % kRows, next_source, more);
+      }
+      if (i + 1 < kAll) next_source = source(i + 1);
+    }
+  }
+  FLASHBSR_DEVICE void block_begin(int block) {
+    if (Traits::kStages == 1 && block == 0) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        loader.copy_row(keys, i, loader.source(slot ^ 1, false, i), more);
+      }
+    }
+    if (block == kNoteBlock) found = loader.find(args, task, first - 2 * Traits::kKvTile, slot);
+  }
+  FLASHBSR_DEVICE void block_end(int block) {
+    if (block == kNoteBlock) {
+      loader.note(found, slot);
+      loader.look_up(args, task, first - 3 * Traits::kKvTile, slot ^ 1);
+    }
+  }
+
+  static constexpr int kRows = KvLoader<Traits>::kRows;
+  static constexpr int kNoteBlock = kBlocks > 2 ? kBlocks - 2 : 0;
+  const char* next_source = nullptr;
+  typename KvLoader<Traits>::Found found = {};
+};
+
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
+  constexpr int kTile = Traits::kKvTile;
+  constexpr bool kTwo = Traits::kStages == 2;
+  using Loop = Mainloop<Traits, Variant>;
   extern __shared__ __align__(1024) char memory[];
   const BlockState state(memory, Traits{});
   const uint32_t query_tile = ptx::shared_address(memory);
-  const AsyncCopy copy_keys{query_tile + Traits::kKeyOffset};
-  const AsyncCopy copy_values{query_tile + Traits::kValueOffset};
+  const uint32_t keys = query_tile + Traits::kKeyOffset;
+  const uint32_t values = query_tile + Traits::kValueOffset;
 
   ptx::wait_for_prerequisites<Traits::kArch>();
   KvLoader<Traits> loader(state, ptx::thread_index());
-  Mainloop<Traits, Variant> loop(args, state, query_tile, ptx::thread_index());
+  Loop loop(args, state, query_tile, ptx::thread_index());
 
   if (threadIdx.x == 0) claim_task(args, *state.task);
   for (;;) {
@@ -59,19 +118,28 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const int32_t kv_begin = task.item.kv_begin;
     const bool empty = first < kv_begin;
 
-    if (!empty) loader.look_up(args, task, first);
+    if (!empty) {
+      loader.look_up(args, task, first, 0);
+      loader.look_up(args, task, first - kTile, 1);
+    }
     ptx::cp_async_commit();
     visit_queries<Traits>(args, task.item, task.request.q_begin, thread, AsyncCopy{query_tile});
     ptx::cp_async_commit();
     describe_rows<Traits>(args, task, state, thread);
-    if (!empty) {
-      ptx::cp_async_wait<1>();  // the pages, not Q
-      loader.note(args, task, first, 0);
-      if (first > kv_begin) loader.look_up(args, task, first - Traits::kKvTile);
-    }
+    KvLoader<Traits>::describe_sources(args, task, state, thread);
+    ptx::cp_async_wait<1>();  // the pages, not Q
     __syncthreads();
-    if (!empty) loader.visit_keys(args, task, first, 0, copy_keys);
+    if (!empty) {
+      loader.note(args, task, first, 0);
+      loader.note(args, task, first - kTile, 1);
+      loader.look_up(args, task, first - 2 * kTile, 0);
+    }
     if (thread == 0) claim_task(args, state.task[1]);
+    __syncthreads();
+    if (!empty) {
+      loader.visit_keys(args, task, first, 0, AsyncCopy{keys});
+      if (kTwo) loader.visit_values(args, task, first, 0, AsyncCopy{values});
+    }
     if (Traits::kFloat8 || (kHasHooks<Variant> && args.params.rope.fine)) {
       ptx::cp_async_wait_all();
       __syncthreads();
@@ -80,28 +148,75 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     }
 
     loop.begin(task);
-    uint32_t buffer = 0;
-    for (; first >= kv_begin; first -= Traits::kKvTile) {
-      ptx::cp_async_wait_all();
-      __syncthreads();  // K is there, and nobody reads V any more
-      loader.visit_values(args, task, first, buffer, copy_values);
-      const int32_t next = first - Traits::kKvTile;
-      buffer ^= 1;
-      if (next >= kv_begin) {
-        loader.note(args, task, next, buffer);
-        if (next > kv_begin) loader.look_up(args, task, next - Traits::kKvTile);
-      }
+    const bool plain = loop.is_plain() && args.params.k.dim == Traits::kHeadDim &&
+                       args.params.v.dim == Traits::kHeadDim;
+    uint32_t slot = 0;  // of notes, and of tiles where there are two
+    while (first >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin)) {
       const TileSight sight = loop.sight(first);
-      if (sight.any) loop.score(first);
-      ptx::cp_async_wait_all();
-      __syncthreads();  // V is there, and nobody reads K any more
-      if (next >= kv_begin) loader.visit_keys(args, task, next, buffer, copy_keys);
-      if (sight.any) {
-        loop.soften(first, sight.all);
-        loop.accumulate();
+      int done = 0;
+      if (!kHasHooks<Variant> && plain && sight.all) {  // differently from warp to warp
+        const int32_t lowest = max_of(loop.whole_begin(), kv_begin);
+        for (;;) {
+          ptx::cp_async_wait_all();
+          __syncthreads();
+          Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
+              args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
+          const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
+          loop.score(first, tile, feed);
+          if constexpr (!kTwo) {
+            ptx::cp_async_wait_all();
+            __syncthreads();
+          }
+          done = loop.accumulate(tile, feed);
+          if (done < Loop::kBlocks) break;
+          first -= kTile;
+          slot ^= 1;
+          if (first < lowest) break;
+        }
+        if (done == Loop::kBlocks) continue;
+        Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
+            args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
+        for (int block = done; block < Loop::kBlocks; ++block) {
+          feed.block_begin(block);
+          feed.block_end(block);
+        }
+        loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
+      } else {
+        ptx::cp_async_wait_all();
+        __syncthreads();  // K is there, and nobody reads the buffers of before any more
+        const bool more = first - kTile >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin);
+        const int32_t next = first - kTile;
+        const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
+        const uint32_t next_tile = kTwo ? Traits::kTileBytes - tile : 0;
+        // Hooks leave no registers to keep a thread's share in.
+        const KvLoader<Traits> copier =
+            kHasHooks<Variant> ? KvLoader<Traits>(state, ptx::thread_index()) : loader;
+        if constexpr (kTwo) {
+          if (more) {
+            copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys + next_tile});
+            copier.visit_values(args, task, next, slot ^ 1, AsyncCopy{values + next_tile});
+          }
+        } else {
+          copier.visit_values(args, task, first, slot, AsyncCopy{values});
+        }
+        if (sight.any) loop.score(first, tile, Nothing{});
+        if constexpr (!kTwo) {
+          ptx::cp_async_wait_all();
+          __syncthreads();  // V is there, and nobody reads K any more
+          if (more) copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys});
+        }
+        loader.note(args, task, first - 2 * kTile, slot);
+        loader.look_up(args, task, first - 3 * kTile, slot ^ 1);
+        if (sight.any) {
+          loop.soften(first, sight.all);
+          loop.resume(0, tile);
+        }
       }
+      first -= kTile;
+      slot ^= 1;
     }
 
+    ptx::cp_async_wait_all();  // page ids of tiles that do not exist
     write_rows(args, task, state.rows, loop);
     if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, ptx::thread_index());
     __syncthreads();

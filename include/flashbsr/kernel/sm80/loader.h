@@ -68,95 +68,143 @@ struct Inside {
   FLASHBSR_DEVICE constexpr operator bool() const { return true; }
 };
 
-/// Tiles of K and V of one item. Per tile: look_up, a tile later note, behind a barrier visit_keys
-/// and visit_values. Two tiles' notes are kept.
+/// Tiles of K and V of one item. Per tile: look_up, a tile later note, behind a barrier the copies.
+/// Of two tiles each, by `slot`: 0 or 1 in turn.
 template <class Traits>
 class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kRowBytes = Traits::kHeadDim * kSize;
-  using Shape = CopyShape<Traits::kThreads, Traits::kKvTile, kRowBytes>;
-  static_assert(Traits::kKvTile <= Traits::kThreads);
+  static constexpr int kTokens = Traits::kKvTile;
+  static constexpr int kNotes = 2 * kTokens;  ///< addresses of a tile: K's rows, then V's
+  using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
+  static_assert(kTokens <= Traits::kThreads);
 
  public:
   static constexpr int kChunks = Shape::kRowsEach * Shape::kChunksEach;  ///< of a thread
+  static constexpr int kRows = Shape::kRowsEach;                         ///< of a thread
 
   FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
       : rows_(state.kv_rows),
+        sources_(state.sources),
         pages_(state.pages),
         thread_(thread),
         offset_(Swizzle<kRowBytes>::offset(Shape::row(thread), Shape::chunk(thread))) {}
 
-  /// Reads the page ids of the tile at KV position `first`, a token per thread. Arrived behind the
-  /// next wait for all copies.
-  FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first) {
-    if (thread_ >= Traits::kKvTile || !args.kv_indices) return;
-    const int32_t page = args.page_size.quotient(position_of(task, first));
+  /// Notes what all rows of the item have in common; a barrier follows.
+  FLASHBSR_DEVICE static void describe_sources(const KernelArgs& args, const Task& task,
+                                               const BlockState& state, int32_t thread) {
+    if (thread >= 2) return;
+    const PagedView& view = thread == 0 ? args.params.k : args.params.v;
+    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
+    state.sources[thread] = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
+                             bytes(view.stride_page), bytes(view.stride_token)};
+  }
+
+  /// Reads the page ids of the tile at KV position `first`, each thread what it will note. Arrived
+  /// behind the next wait for all copies. There need not be such a tile.
+  FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first,
+                               uint32_t slot) {
+    const int32_t thread = ptx::thread_index();
+    const int32_t page = args.page_size.quotient(position_of(task, first, thread));
     const int32_t* src = args.kv_indices + task.request.kv_begin + page;
     if constexpr (Traits::kArch >= 80) {
-      ptx::cp_async_4(ptx::shared_address(pages_ + thread_), src);
+      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * Traits::kThreads + thread), src,
+                           args.kv_indices != nullptr);
     } else {
-      page_ = __ldg(src);
+      page_ = args.kv_indices ? __ldg(src) : 0;
     }
   }
 
-  /// Notes where the rows of the tile at `first`, looked up last, are. Ragged KV: the page of a
+  /// Addresses that this thread notes.
+  struct Found {
+    uint64_t address[(kNotes + Traits::kThreads - 1) / Traits::kThreads];
+  };
+
+  /// Where the rows of the tile at `first`, looked up in `slot`, are. Ragged KV: the page of a
   /// token is its row.
-  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
-                            uint32_t buffer) const {
-    if (thread_ >= Traits::kKvTile) return;
-    const int32_t position = position_of(task, first);
-    int32_t page = task.request.kv_begin + position, token = 0;
+  FLASHBSR_DEVICE Found find(const KernelArgs& args, const Task& task, int32_t first,
+                             uint32_t slot) const {
+    const int32_t thread = ptx::thread_index();
+    const int32_t position = position_of(task, first, thread);
+    const int32_t quotient = args.page_size.quotient(position);
+    const int32_t token = args.page_size.remainder(position, quotient);
+    int32_t page = task.request.kv_begin + quotient;
     if (args.kv_indices) {
-      page = Traits::kArch >= 80 ? pages_[thread_] : page_;
-      token = args.page_size.remainder(position, args.page_size.quotient(position));
+      page = Traits::kArch >= 80 ? pages_[slot * Traits::kThreads + thread] : page_;
     }
-    rows_[buffer * Traits::kKvTile + thread_] = {
-        row_of(args.params.k, page, token, task.item.kv_head),
-        row_of(args.params.v, page, token, task.item.kv_head)};
+    Found found;
+#pragma unroll
+    for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
+      const uint32_t n = i * Traits::kThreads + thread;
+      const KvSource source = sources_[n / kTokens % 2];
+      found.address[i] = source.base + static_cast<uint32_t>(page) * source.page_bytes +
+                         static_cast<uint32_t>(token) * source.token_bytes;
+    }
+    return found;
+  }
+  FLASHBSR_DEVICE void note(const Found& found, uint32_t slot) const {
+    const int32_t thread = ptx::thread_index();
+#pragma unroll
+    for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
+      const int32_t n = i * Traits::kThreads + thread;
+      if (kNotes < Traits::kThreads && n >= kNotes) break;
+      rows_[slot * kNotes + n] = reinterpret_cast<const char*>(found.address[i]);
+    }
+  }
+  FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
+                            uint32_t slot) const {
+    note(find(args, task, first, slot), slot);
   }
 
-  /// The tile at `first`, noted in `buffer`: copy(chunk number, offset in the tile, source, whether
+  /// The tile at `first`, noted in `slot`: copy(chunk number, offset in the tile, source, whether
   /// to copy or to write zeros: Inside{} for all of a tile that has none).
   template <class Copy>
   FLASHBSR_DEVICE void visit_keys(const KernelArgs& args, const Task& task, int32_t first,
-                                  uint32_t buffer, const Copy& copy) const {
-    visit(&rows_[buffer * Traits::kKvTile].k, args.params.k.dim, task.item.kv_end - first, copy);
+                                  uint32_t slot, const Copy& copy) const {
+    visit(rows_ + slot * kNotes, args.params.k.dim, task.item.kv_end - first, copy);
   }
   template <class Copy>
   FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
-                                    uint32_t buffer, const Copy& copy) const {
-    visit(&rows_[buffer * Traits::kKvTile].v, args.params.v.dim, task.item.kv_end - first, copy);
+                                    uint32_t slot, const Copy& copy) const {
+    visit(rows_ + slot * kNotes + kTokens, args.params.v.dim, task.item.kv_end - first, copy);
+  }
+
+  /// Where this thread's row `i` of a whole tile is: of K, or of V.
+  FLASHBSR_DEVICE const char* source(uint32_t slot, bool value, int i) const {
+    return rows_[slot * kNotes + (value ? kTokens : 0) + Shape::row(thread_) + i * Shape::kDown] +
+           Shape::chunk(thread_) * 16;
+  }
+  /// Copies it into the tile at shared address `tile`, if `wanted`.
+  FLASHBSR_DEVICE void copy_row(uint32_t tile, int i, const char* src, bool wanted) const {
+#pragma unroll
+    for (int j = 0; j < Shape::kChunksEach; ++j) {
+      ptx::cp_async_16_when(tile + offset_ + Shape::step(i, j), src + j * Shape::kAcross * 16,
+                            wanted);
+    }
   }
 
  private:
-  /// Of this thread's token; past the end the last one's, which is not copied.
-  FLASHBSR_DEVICE int32_t position_of(const Task& task, int32_t first) const {
-    return min_of(first + thread_, task.item.kv_end - 1);
+  FLASHBSR_DEVICE static uint64_t bytes(int64_t stride) {
+    return static_cast<uint64_t>(stride) * kSize;
   }
 
-  /// In unsigned arithmetic: an index has no upper half to multiply.
-  FLASHBSR_DEVICE static const char* row_of(const PagedView& view, int32_t page, int32_t token,
-                                            int32_t head) {
-    const auto times = [](int32_t index, int64_t stride) {
-      return uint64_t{static_cast<uint32_t>(index)} * static_cast<uint64_t>(stride);
-    };
-    const uint64_t elements = times(page, view.stride_page) + times(token, view.stride_token) +
-                              times(head, view.stride_head);
-    return static_cast<const char*>(view.data) + static_cast<int64_t>(elements * kSize);
+  /// Of this thread's token; outside the item that of its nearest, which is not copied.
+  FLASHBSR_DEVICE static int32_t position_of(const Task& task, int32_t first, int32_t thread) {
+    const int32_t position =
+        min_of(first + static_cast<int32_t>(static_cast<uint32_t>(thread) % kTokens),
+               task.item.kv_end - 1);
+    return max_of(position, task.item.kv_begin);
   }
 
   template <class Copy>
   FLASHBSR_DEVICE void visit(const char* const* rows, int32_t dim, int32_t count,
                              const Copy& copy) const {
-    constexpr int kPitch = sizeof(KvRow) / sizeof(const char*);
     const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
-    rows += row * kPitch;
+    rows += row;
     const char* src[Shape::kRowsEach];
 #pragma unroll
-    for (int i = 0; i < Shape::kRowsEach; ++i) {
-      src[i] = rows[i * Shape::kDown * kPitch] + chunk * 16;
-    }
-    if (count >= Traits::kKvTile && dim == Traits::kHeadDim) {
+    for (int i = 0; i < Shape::kRowsEach; ++i) src[i] = rows[i * Shape::kDown] + chunk * 16;
+    if (count >= kTokens && dim == Traits::kHeadDim) {
 #pragma unroll
       for (int i = 0; i < Shape::kRowsEach; ++i) {
 #pragma unroll
@@ -180,7 +228,8 @@ class KvLoader {
     }
   }
 
-  KvRow* rows_;
+  const char** rows_;
+  const KvSource* sources_;
   int32_t* pages_;
   int32_t thread_;
   uint32_t offset_;  ///< in a tile, of this thread's first chunk

@@ -10,9 +10,15 @@
 
 namespace flashbsr::sm80 {
 
-/// Half as many tokens where registers are short: widening float8 takes some.
-constexpr int prefill_kv_tile(int head_dim, DType kv, int rows) {
-  return head_dim > 128 || head_dim * rows * (3 - dtype_size(kv)) > 128 * 128 ? 32 : 64;
+/// Half as many tokens where O takes half of the registers.
+constexpr int prefill_kv_tile(int head_dim, int rows) {
+  return head_dim * rows < 128 * 128 ? 64 : 32;
+}
+
+/// As many as two blocks of an SM have room for: on sm_80 with short tiles only, and not of float8,
+/// of which two blocks with one buffer find room on sm_86.
+constexpr int prefill_stages(int head_dim, DType kv, int rows, int arch) {
+  return arch >= 90 || (head_dim == 128 && rows == 128 && dtype_size(kv) == 2) ? 2 : 1;
 }
 
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
@@ -20,8 +26,10 @@ constexpr int prefill_kv_tile(int head_dim, DType kv, int rows) {
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
 /// @tparam kv_tile   tokens of a tile of K or V
+/// @tparam stages    buffers for K, and for V: 1 or 2
 template <int head_dim, DType kv, int rows, int arch = 80,
-          int kv_tile = prefill_kv_tile(head_dim, kv, rows)>
+          int kv_tile = prefill_kv_tile(head_dim, rows),
+          int stages = prefill_stages(head_dim, kv, rows, arch)>
 struct PrefillTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -36,22 +44,22 @@ struct PrefillTraits {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = 2;
   static constexpr int kKvTile = kv_tile;
-  static constexpr bool kOptimistic = true;
-  static constexpr bool kLookAhead = !kFloat8;
+  static constexpr int kStages = stages;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
-  static constexpr int kKvRowBytes = 16;       ///< sizeof(KvRow)
+  static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
   static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  /// [Q][K][V][where K and V rows are, of two tiles][pages of one][rows]
+  /// [Q][K ...][V ...][where K and V rows are, of two tiles][and in general][pages][rows]
   /// [scale of every row][what each warp sees][this item and the next]
   static constexpr int kKeyOffset = kQueryBytes;
-  static constexpr int kValueOffset = kKeyOffset + kTileBytes;
-  static constexpr int kKvRowOffset = kValueOffset + kTileBytes;
-  static constexpr int kPageOffset = kKvRowOffset + 2 * kKvTile * kKvRowBytes;
-  static constexpr int kRowOffset = kPageOffset + kKvTile * 4;
+  static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
+  static constexpr int kKvRowOffset = kValueOffset + kStages * kTileBytes;
+  static constexpr int kSourceOffset = kKvRowOffset + 2 * 2 * kKvTile * 8;
+  static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
+  static constexpr int kRowOffset = kPageOffset + 2 * kThreads * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
   static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
