@@ -151,23 +151,21 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const bool plain = loop.is_plain() && args.params.k.dim == Traits::kHeadDim &&
                        args.params.v.dim == Traits::kHeadDim;
     uint32_t slot = 0;  // of notes, and of tiles where there are two
-    // Warps meet at a tile from different places of the code, which a named barrier allows.
-    const auto meet = [] { ptx::named_barrier_sync(1, Traits::kThreads); };
     while (first >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin)) {
       const TileSight sight = loop.sight(first);
       int done = 0;
-      if (!kHasHooks<Variant> && plain && sight.all) {  // differently from warp to warp
+      if (!kHasHooks<Variant> && plain && sight.all) {
         const int32_t lowest = max_of(loop.whole_begin(), kv_begin);
         for (;;) {
           ptx::cp_async_wait_all();
-          meet();
+          __syncthreads();
           Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
               args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
           const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
           loop.score(first, tile, feed);
           if constexpr (!kTwo) {
             ptx::cp_async_wait_all();
-            meet();
+            __syncthreads();
           }
           done = loop.accumulate(tile, feed);
           if (done < Loop::kBlocks) break;
@@ -185,7 +183,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
       } else {
         ptx::cp_async_wait_all();
-        meet();  // K is there, and nobody reads the buffers of before any more
+        __syncthreads();  // K is there, and nobody reads the buffers of before any more
         const bool more = first - kTile >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin);
         const int32_t next = first - kTile;
         const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
@@ -204,7 +202,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         if (sight.any) loop.score(first, tile, Nothing{});
         if constexpr (!kTwo) {
           ptx::cp_async_wait_all();
-          meet();  // V is there, and nobody reads K any more
+          __syncthreads();  // V is there, and nobody reads K any more
           if (more) copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys});
         }
         loader.note(args, task, first - 2 * kTile, slot);

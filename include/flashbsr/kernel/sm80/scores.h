@@ -65,7 +65,12 @@ class Scores {
   FLASHBSR_DEVICE void begin(const Task& task) {
     task_ = &task;
     const int32_t end = min_of(task.item.row_count, first_row_ + kRowsPerWarp);
-    if (lane_ == 0) *visible_ = Visibility::of(rows_, first_row_, end);
+    if (lane_ == 0) {
+      // What all see is that of the block, so that its warps take the same way and meet at the same
+      // barriers; warps of few tiles at the diagonal compare for nothing.
+      *visible_ = {Visibility::of(rows_, first_row_, end).any,
+                   Visibility::of(rows_, 0, task.item.row_count).all};
+    }
     __syncwarp();
     // The short way multiplies inside the exponent, after the maximum: only for positive scales.
     transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
@@ -86,7 +91,7 @@ class Scores {
 
   /// Whether a tile that all rows see whole needs none of soften().
   FLASHBSR_DEVICE bool is_plain() const { return !kHasHooks<Variant> && !transforms_; }
-  /// The first KV position that all rows see.
+  /// The first KV position that all rows of the block see.
   FLASHBSR_DEVICE int32_t whole_begin() const { return visible_->all.begin; }
 
   FLASHBSR_DEVICE TileSight sight(int32_t begin) const {
@@ -269,7 +274,8 @@ class Scores {
   const PrefillRow* rows_;
   const float* scales_;
   const Task* task_;
-  Visibility* const visible_;  ///< of this warp's rows, in shared memory
+  Visibility* const
+      visible_;  ///< what this warp's rows see, and all of the block, in shared memory
   const Queries queries_;
 };
 
