@@ -21,6 +21,7 @@ from flashbsr.bench import (
     cuda_timing,
     plot_results,
     render_table,
+    runner,
     select,
     to_json,
 )
@@ -80,7 +81,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> CudaSession:
     monkeypatch.setattr(cuda_timing, "REPLAYS", 3)
     monkeypatch.setattr(cuda_timing, "REPLAY_S", 1e-4)
     monkeypatch.setattr(cuda_runner, "HOST_CALLS", 60)
-    monkeypatch.setattr(cuda_runner, "Budget", lambda *_, **__: Budget(0.0, 1, 2))
+    monkeypatch.setattr(runner, "Budget", lambda *_, **__: Budget(0.0, 1, 2))
     monkeypatch.setattr(cuda_runner, "describe_device", lambda _: {"name": "NVIDIA Abacus"})
     gpu = cuda_timing.Gpu(torch, device="cpu", backend="cpu")
     gpu.clock = HostClock()

@@ -220,7 +220,8 @@ class Attention(Planned):
         -------
         dict
             ``kernel_s`` (wall seconds in the kernel), ``busy_s`` (seconds of each thread; the
-            caller is the first), ``isa``, ``threads``.
+            caller is the first), ``isa``, ``threads``. Empty before the first run, and on a GPU,
+            whose runs are not timed: measure those with events and give `explain` the time.
         """
         return dict(self._engine.run_stats())
 

@@ -25,11 +25,10 @@ from .cuda_data import Row, check_rows, io_bytes, normal, paged_rows, paged_sets
 from .cuda_peers import time_peers
 from .cuda_timing import Gpu, measure, measure_limits
 from .cuda_workloads import REFERENCE_READ_GBS
-from .data import Pages, page_table
 from .machine import describe_machine
 from .results import Result
-from .runner import usable_cores
-from .timing import Budget, Samples, Side, interleave
+from .runner import plan_decode, time_plan, usable_cores
+from .timing import Samples
 from .workloads import ITEMSIZE, Workload, attention_flops, kv_bytes
 
 __all__ = ["CudaSession", "find_gpu", "run_cuda_workload"]
@@ -149,25 +148,11 @@ def _scale(w: Workload) -> float:
     return float(w.head_dim**-0.5)
 
 
-def _plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
-    wrapper.plan(
-        pages.indptr,
-        pages.indices,
-        pages.last_page_len,
-        w.num_qo_heads,
-        w.num_kv_heads,
-        w.head_dim,
-        w.page_size,
-        q_data_type=w.dtype,
-        kv_data_type=w.kv_dtype or w.dtype,
-    )
-
-
 def _decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int], Any], int]:
     """Plan, run and check a decode batch; the call, with `options` of ``run``, and its sets."""
     caches, pages = paged_sets(gpu, w)
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
-    _plan_decode(wrapper, w, pages)
+    plan_decode(wrapper, w, pages)
     q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))
 
@@ -330,17 +315,8 @@ def _run_merge(w: Workload, session: CudaSession) -> Result:
 
 
 def _run_plan(w: Workload, session: CudaSession) -> Result:
-    """Median of `plan()` over page tables that differ, so that nothing can be remembered."""
-    assert w.page_size is not None
     wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=session.gpu.backend)
-    tables = [
-        page_table(w.kv_lens[shift:] + w.kv_lens[:shift], w.page_size, seed=shift)
-        for shift in range(8)
-    ]
-    side = Side(lambda i: _plan_decode(wrapper, w, tables[i % len(tables)]))
-    budget = Budget(0.5, 4, 20, calls_per_round=40)
-    times = interleave({"flashbsr": side}, budget, tick=session.tick)
-    return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})
+    return time_plan(w, wrapper, session.tick)
 
 
 def _run_host(w: Workload, session: CudaSession) -> Result:

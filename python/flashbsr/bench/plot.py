@@ -131,6 +131,21 @@ def _bars(ax: Any, bars: list[tuple[str, float, str, str]]) -> Any:
     return drawn
 
 
+def _label_bars(ax: Any, bars: list[tuple[str, float, str, str]], room: float, size: float) -> None:
+    """Write each label into its bar if that is longer than `room`, else behind it."""
+    for row, (_, value, label, _) in enumerate(bars):
+        inside = value > room
+        ax.annotate(
+            label,
+            (0 if inside else value, row),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            color="white" if inside else INK,
+            fontsize=size,
+        )
+
+
 def _uneven(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
     bars = []
     for r in found:
@@ -144,17 +159,7 @@ def _uneven(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> Non
     _title(ax, "Uneven batches", "")
     _bars(ax, bars)
     longest = max(limits["triad_gbs"], *(bar[1] for bar in bars))
-    for row, (_, value, label, _) in enumerate(bars):
-        inside = value > 0.55 * longest  # room for the text within the bar
-        ax.annotate(
-            label,
-            (0 if inside else value, row),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            color="white" if inside else INK,
-            fontsize=8.5,
-        )
+    _label_bars(ax, bars, 0.55 * longest, 8.5)
     ax.axvline(limits["triad_gbs"], color=MUTED, linewidth=1, linestyle=":")
     ax.set_xlabel("GB/s (KV bytes once); dotted: triad", fontsize=9, color=INK)
 
@@ -190,17 +195,7 @@ def _gpu_memory(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) ->
         bars.append((r["name"], metrics["gbs"], label, color))
     _title(ax, "Decode, append, merge", "")
     _bars(ax, bars)
-    for row, (_, value, label, _) in enumerate(bars):
-        inside = value > 0.5 * limits["read_gbs"]
-        ax.annotate(
-            label,
-            (0 if inside else value, row),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            color="white" if inside else INK,
-            fontsize=6.5,
-        )
+    _label_bars(ax, bars, 0.5 * limits["read_gbs"], 6.5)
     for name, style in (("read_gbs", "-"), ("copy_gbs", ":")):
         ax.axvline(limits[name], color=MUTED, linewidth=1, linestyle=style)
     ax.tick_params(axis="y", labelsize=7)

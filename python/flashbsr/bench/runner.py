@@ -21,7 +21,7 @@ from .results import Result
 from .timing import Budget, Side, interleave, matmul_gflops, measure_bandwidth
 from .workloads import Workload, attention_flops, equal_lengths, kv_bytes
 
-__all__ = ["Session", "run_workload", "usable_cores"]
+__all__ = ["Session", "plan_decode", "run_workload", "time_plan", "usable_cores"]
 
 #: K/V that decode calls rotate over, so that it comes from memory, not from the CPU's caches.
 ROTATE_BYTES = 512 << 20
@@ -188,7 +188,7 @@ class _Decode:
         assert w.page_size is not None
         pages = page_table(kv_lens, w.page_size)
         wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
-        _plan_decode(wrapper, w, pages)
+        plan_decode(wrapper, w, pages)
         return cls(w, kv_lens, q, caches, pages, wrapper, np.empty_like(q))
 
     def call(self, index: int) -> Any:
@@ -213,7 +213,8 @@ class _Decode:
         check_rows("flashbsr", np.stack(picks), rows, w.dtype)
 
 
-def _plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
+def plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
+    """Plan the decode batch of `w` over `pages`."""
     wrapper.plan(
         pages.indptr,
         pages.indices,
@@ -223,7 +224,7 @@ def _plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
         w.head_dim,
         w.page_size,
         q_data_type=w.dtype,
-        kv_data_type=w.dtype,
+        kv_data_type=w.kv_dtype or w.dtype,
     )
 
 
@@ -308,18 +309,22 @@ def _run_decode(w: Workload, session: Session) -> Result:
     return result
 
 
-def _run_plan(w: Workload, session: Session) -> Result:
+def time_plan(w: Workload, wrapper: Any, tick: Callable[[float], None]) -> Result:
     """Median of `plan()` over page tables that differ, so that nothing can be remembered."""
     assert w.page_size is not None
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
     tables = [
         page_table(w.kv_lens[shift:] + w.kv_lens[:shift], w.page_size, seed=shift)
         for shift in range(8)
     ]
-    side = Side(lambda i: _plan_decode(wrapper, w, tables[i % len(tables)]))
+    side = Side(lambda i: plan_decode(wrapper, w, tables[i % len(tables)]))
     budget = Budget(0.5, 4, 20, calls_per_round=40)
-    times = interleave({"flashbsr": side}, budget, tick=session.tick)
+    times = interleave({"flashbsr": side}, budget, tick=tick)
     return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})
+
+
+def _run_plan(w: Workload, session: Session) -> Result:
+    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
+    return time_plan(w, wrapper, session.tick)
 
 
 def _run_overhead(w: Workload, session: Session) -> Result:
