@@ -24,8 +24,9 @@ nb::list cuda_kernels() {
     nb::dict d;
     d["name"] = row.name;
     d["family"] = row.family;
-    d["arch"] = "sm" + std::to_string(row.arch);
+    d["arch"] = "sm" + std::to_string(row.arch) + (row.exact ? "a" : "");
     d["head_dim"] = number_or_none(row.head_dim);
+    d["head_dim_vo"] = number_or_none(row.head_dim_vo);
     d["kv"] = name_or_none(row.kv);
     d["rows"] = number_or_none(row.rows);
     d["variant"] = name_or_none(row.variant);

@@ -8,6 +8,7 @@
 #include <flashbsr/core/error.h>
 
 #include "choice.h"
+#include "hopper_args.h"
 #include "kernel_limits.h"
 #include "launcher.h"
 #include "memory.h"
@@ -106,19 +107,21 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
-  const Need need{.head_dim = max_of(o_.head_dim_qk, o_.head_dim_vo),
+  const Need need{.head_dim_qk = o_.head_dim_qk,
+                  .head_dim_vo = o_.head_dim_vo,
                   .kv = batch.kv,
                   .hooks = hooks(batch.masked),
                   .rotates = o_.position == Position::kRopeLlama,
                   .sigmoid = o_.activation == Activation::kSigmoid,
-                  .rows = rows};
+                  .rows = rows,
+                  .group = group};
   const KernelRow& row = choose_kernel(need, info_);
   check_kernel(row);
   prepare(row, device_);
   kernel_ = &row;
   kv_ = batch.kv;
   const int bytes_per_token = (o_.head_dim_qk + o_.head_dim_vo) * dtype_size(kv_);
-  return limits_of(row, info_, bytes_per_token, bandwidth_);
+  return limits_of(row, info_, group, bytes_per_token, bandwidth_);
 }
 
 void CudaBackend::check_kernel(const KernelRow& row) const {
@@ -309,12 +312,15 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }
-  launch(*kernel_,
-         {.device = device_,
-          .stream = stream,
-          .grid_x = header_.num_workers,
-          .overlap = args.overlap != Overlap::kNone},
-         args);
+  const Launch where{.device = device_,
+                     .stream = stream,
+                     .grid_x = header_.num_workers,
+                     .overlap = args.overlap != Overlap::kNone};
+  if (is_hopper(*kernel_)) {
+    launch(*kernel_, where, hopper_args(args, *kernel_, header_));
+  } else {
+    launch(*kernel_, where, args);
+  }
   if (captured) {
     if (!captured_) captured_ = Captured{kernel_, header_, masked_};
     captured_->q_rows = max_of(captured_->q_rows, params.q.tokens);

@@ -12,11 +12,14 @@ struct Tile {
 };
 
 /// By the rows that they hold.
-constexpr Tile kTiles[] = {{"decode", 8}, {"decode", 16}, {"prefill", 64}, {"prefill", 128}};
+constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 128},
+                           {"hopper", 192}, {"prefill", 64}, {"prefill", 128}};
 constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 
 const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  if (need.rotates && std::string_view(tile.family) == "decode") return nullptr;
+  const std::string_view family = tile.family;
+  if (need.rotates && family != "prefill") return nullptr;
+  if (family == "hopper" && need.group > tile.rows && need.group % tile.rows) return nullptr;
   // "standard" does what "plain" does, in more registers.
   const char* softmax[] = {"plain", "standard"};
   const char* sigmoid[] = {"sigmoid"};
@@ -25,7 +28,8 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
                    : std::span<const char* const>(softmax).subspan(need.hooks ? 1 : 0);
   for (const char* variant : variants) {
     const KernelRow* row = try_find({.family = tile.family,
-                                     .head_dim = need.head_dim,
+                                     .head_dim = need.head_dim_qk,
+                                     .head_dim_vo = need.head_dim_vo,
                                      .kv = kv_name(need.kv),
                                      .rows = tile.rows,
                                      .variant = variant},
@@ -47,7 +51,8 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
     if (const KernelRow* row = try_tile(kTiles[i], need, device)) return *row;
   }
   return find({.family = kTiles[wanted].family,
-               .head_dim = need.head_dim,
+               .head_dim = need.head_dim_qk,
+               .head_dim_vo = need.head_dim_vo,
                .kv = kv_name(need.kv),
                .rows = kTiles[wanted].rows,
                .variant = need.sigmoid ? "sigmoid"

@@ -13,12 +13,14 @@ namespace flashbsr::cuda {
 
 /// What decides about the kernel.
 struct Need {
-  int head_dim = 0;  ///< the larger of the two
+  int head_dim_qk = 0;
+  int head_dim_vo = 0;
   DType kv = DType::kF16;
   bool hooks = false;    ///< soft-cap, ALiBi, RoPE or a custom mask: more than plain attention
   bool rotates = false;  ///< RoPE inside attention: the decode family has none
   bool sigmoid = false;  ///< instead of softmax
   double rows = 1;       ///< packed rows of a request, on average
+  int group = 1;         ///< query heads of a KV head
 };
 
 /// The kernel whose row tile wastes least: the smallest that holds the rows, otherwise the largest
@@ -27,5 +29,12 @@ struct Need {
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
+inline bool is_hopper(const KernelRow& row) { return row.family[0] == 'h'; }
+
+/// Most packed rows of an item: as many as the kernel holds. Hopper's copies of Q take whole query
+/// tokens, or whole tiles of one.
+inline int item_rows(const KernelRow& row, int group) {
+  return is_hopper(row) && group < row.rows ? row.rows / group * group : row.rows;
+}
 
 }  // namespace flashbsr::cuda

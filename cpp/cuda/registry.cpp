@@ -15,19 +15,21 @@ bool same(const char* a, const char* b) { return std::string_view(a) == b; }
 bool matches(const KernelRow& row, const KernelQuery& q) {
   return same(row.family, q.family) && same(row.kv, q.kv) && same(row.variant, q.variant) &&
          row.rows == q.rows && (row.head_dim == 0) == (q.head_dim == 0) &&
-         row.head_dim >= q.head_dim;
+         row.head_dim >= q.head_dim && row.head_dim_vo >= q.head_dim_vo;
 }
 
 /// How far a row is from what was asked; the family weighs most, then what changes results.
 int distance(const KernelRow& row, const KernelQuery& q, int cc) {
   return 32 * !same(row.family, q.family) + 16 * !same(row.kv, q.kv) +
-         8 * !same(row.variant, q.variant) + 4 * (row.head_dim < q.head_dim) +
+         8 * !same(row.variant, q.variant) +
+         4 * (row.head_dim < q.head_dim || row.head_dim_vo < q.head_dim_vo) +
          2 * (row.rows != q.rows) + !row.runs_on(cc);
 }
 
 std::string describe(const KernelQuery& q, int cc) {
   std::string text = q.family;
   if (q.head_dim) text += ", head_dim " + std::to_string(q.head_dim);
+  if (q.head_dim_vo != q.head_dim) text += " and " + std::to_string(q.head_dim_vo) + " of v";
   if (!same(q.kv, "-")) text += ", KV " + std::string(q.kv);
   if (q.rows) text += ", " + std::to_string(q.rows) + " rows";
   if (!same(q.variant, "-")) text += ", variant " + std::string(q.variant);
@@ -37,6 +39,7 @@ std::string describe(const KernelQuery& q, int cc) {
 }  // namespace
 
 bool KernelRow::runs_on(int cc) const {
+  if (exact) return cc == arch;
   for (const int target : sass) {
     if (target && target / 10 == cc / 10 && target <= cc) return true;
   }
@@ -46,7 +49,8 @@ bool KernelRow::runs_on(int cc) const {
 std::string KernelRow::targets() const {
   std::string text;
   for (const int target : sass) {
-    if (target) text += (text.empty() ? "sm_" : " sm_") + std::to_string(target);
+    if (!target) continue;
+    text += (text.empty() ? "sm_" : " sm_") + std::to_string(target) + (exact ? "a" : "");
   }
   if (ptx) text += " compute_" + std::to_string(ptx);
   return text;

@@ -26,7 +26,9 @@ struct KernelRow {
   const char* name;  ///< the symbol, for launches, profilers and messages alike
   const char* family;
   int arch;             ///< instruction set it is written for: 75, 80, 90
-  int head_dim;         ///< serves all up to this; 0: not applicable
+  bool exact;           ///< and for no other: sm_90a
+  int head_dim;         ///< of Q and K; serves all up to this; 0: not applicable
+  int head_dim_vo;      ///< of V and O
   const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2"; "-": not applicable
   int rows;             ///< packed query rows of an item; 0: not applicable
   const char* variant;  ///< "plain", "standard", "sigmoid"; "-": not applicable
@@ -50,6 +52,7 @@ std::span<const KernelRow> kernel_rows();
 struct KernelQuery {
   const char* family;
   int head_dim = 0;
+  int head_dim_vo = 0;
   const char* kv = "-";
   int rows = 0;
   const char* variant = "-";

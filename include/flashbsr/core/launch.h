@@ -65,6 +65,29 @@ struct KernelArgs {
   Overlap overlap = Overlap::kNone;
 };
 
+/// What the driver makes of an array for the copy engine of sm_90 (cuTensorMapEncodeTiled).
+struct alignas(64) TensorMap {
+  uint64_t words[16] = {};
+};
+
+/// How K and V come to shared memory on sm_90a.
+enum class KvPath : int32_t {
+  kRagged = 0,  ///< by TMA, a box per tile
+  kPaged = 1,   ///< by TMA, a box per page or part of one
+  kGather = 2,  ///< by cp.async, row by row
+};
+
+/// What a kernel of the Hopper family gets.
+struct HopperArgs {
+  KernelArgs base;
+  TensorMap q;  ///< (dim, head of the group, token, KV head)
+  TensorMap k;  ///< (dim, token of the page, KV head, page); ragged: one page
+  TensorMap v;
+  KvPath path = KvPath::kGather;
+  int32_t box_tokens = 1;   ///< KV tokens of a box; tiles of kPaged begin at multiples of it
+  int32_t query_bytes = 0;  ///< of an item's Q: as many whole tokens as a tile has room for
+};
+
 /// `header` is the host's copy of the plan at `plan` in device memory.
 FLASHBSR_FN KernelArgs kernel_args(const Params& params, const PlanHeader& header,
                                    const int32_t* plan, int32_t* counters) {

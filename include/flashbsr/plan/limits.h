@@ -31,6 +31,13 @@ struct DeviceLimits {
   int32_t cost_per_kv = 24;
   int32_t cost_per_kv_row = 1;
 
+  /// The claim order: most expensive first, or request by request, the most expensive first, so that
+  /// what runs at the same time shares K and V in the cache.
+  bool by_request = false;
+  /// A request whose rows are no multiple of tile_rows has its short tile at the front, where a
+  /// causal mask leaves it least to do.
+  bool short_tile_first = false;
+
   /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
   bool price_splits = false;
   int32_t cost_per_split = 0;  ///< what a part of a split tile costs beyond its work

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <flashbsr/core/launch.h>
+#include <flashbsr/core/math.h>
 
 namespace flashbsr {
 

@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// K and V row by row through cp.async: for pages and blocks that are no multiple of 8 tokens, which
+// TMA cannot put into a swizzled tile.
+//
+// Each of the gathering warps copies a run of a tile's rows, four rows of 128 bytes at a time. Lane
+// l knows where row l of the run is; its page id was loaded a tile earlier. Three tiles are in
+// flight: copies are waited for, made visible to the products and announced two tiles later.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/producer.h>
+#include <flashbsr/ptx/cp_async.h>
+
+namespace flashbsr::sm90a {
+
+template <class Traits>
+class Gather {
+ public:
+  FLASHBSR_DEVICE Gather(const HopperArgs& args, const Shared<Traits>& shared, int32_t warp,
+                         int32_t lane)
+      : args_(args), shared_(shared), warp_(warp), lane_(lane) {}
+
+  FLASHBSR_DEVICE void run() {
+    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+      if (tile.count > 0) load(tile);
+    });
+  }
+
+ private:
+  using Place = typename Shared<Traits>::KvPipeline::Place;
+  static constexpr int kWarps = Shared<Traits>::kGatherWarps;
+  static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
+  static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
+
+  /// The pages of a lane's rows of a tile, -1 outside of the item.
+  struct Rows {
+    int32_t page[kRuns];
+  };
+
+  FLASHBSR_DEVICE void load(const Tile& tile) {
+    const int32_t last = tile.count - 1;
+    Rows key = rows(tile, last), next = rows(tile, last - 1);
+    copy<Traits::kColumnsQk>(shared_.key_pipeline, key_, shared_.keys, Traits::kKeyBytes,
+                             args_.base.params.k, tile, last, key);
+    if (warp_ == 0) {
+      shared_.query_pipeline.wait_empty(query_);
+      if (lane_ == 0) load_queries(args_, shared_, tile, query_);
+      query_.advance();
+    }
+    for (int32_t j = last; j >= 0; --j) {
+      const Rows value = key;
+      key = next;
+      if (j > 0) {
+        next = rows(tile, j - 2);
+        copy<Traits::kColumnsQk>(shared_.key_pipeline, key_, shared_.keys, Traits::kKeyBytes,
+                                 args_.base.params.k, tile, j - 1, key);
+      }
+      copy<Traits::kColumnsVo>(shared_.value_pipeline, value_, shared_.values, Traits::kValueBytes,
+                               args_.base.params.v, tile, j, value);
+    }
+    // The next item may depend on the end of this one.
+    ptx::cp_async_wait_all();
+    announce(pending_[0]);
+    announce(pending_[1]);
+    pending_[0] = pending_[1] = 0;
+  }
+
+  /// KV position of a lane's row `i`.
+  FLASHBSR_DEVICE int32_t position(const Tile& tile, int32_t j, int i) const {
+    return tile.start + j * Traits::kKvTile + warp_ * kRowsPerWarp + 32 * i + lane_;
+  }
+
+  FLASHBSR_DEVICE Rows rows(const Tile& tile, int32_t j) const {
+    Rows r;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int32_t at = position(tile, j, i);
+      r.page[i] = -1;
+      if (j < 0 || at >= tile.item.kv_end) continue;
+      const int32_t page = args_.base.page_size.quotient(at);
+      r.page[i] = tile.request.kv_begin + page;
+      if (args_.base.kv_indices) r.page[i] = args_.base.kv_indices[r.page[i]];
+    }
+    return r;
+  }
+
+  template <int kColumns>
+  FLASHBSR_DEVICE void copy(const typename Shared<Traits>::KvPipeline& pipeline, Place& at,
+                            uint32_t tiles, int32_t tile_bytes, const PagedView& from,
+                            const Tile& tile, int32_t j, const Rows& rows) {
+    pipeline.wait_empty(at);
+    const int32_t chunk = lane_ % 8;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      uint64_t mine = 0;
+      if (rows.page[i] >= 0) {
+        const int32_t p = position(tile, j, i);
+        const int32_t slot =
+            args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
+        mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
+      }
+      int32_t row = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
+#pragma unroll 1
+      for (int r = 0; r < min_of(kRowsPerWarp - 32 * i, 32); r += 4, row += 4) {
+        const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);
+        if (row >= Traits::kKvTile) continue;
+        const uint32_t dst =
+            tiles + at.stage * tile_bytes + row * 128 + ((chunk ^ row & 7) << 4);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const int32_t byte = c * 128 + chunk * 16;
+          const bool inside = source != 0 && byte < from.dim * dtype_size(Traits::kType);
+          ptx::cp_async_16_if(dst + c * Traits::kKvTile * 128,
+                              reinterpret_cast<const char*>(source) + byte, inside);
+        }
+      }
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<2>();
+    announce(pending_[0]);
+    pending_[0] = pending_[1];
+    pending_[1] = pipeline.full(at.stage);
+    at.advance();
+  }
+
+  /// This warp's part of a tile has arrived.
+  FLASHBSR_DEVICE void announce(uint32_t full) const {
+    if (full == 0) return;
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(full);
+  }
+
+  const HopperArgs& args_;
+  const Shared<Traits>& shared_;
+  const int32_t warp_;
+  const int32_t lane_;
+  Place key_, value_;
+  typename Shared<Traits>::QueryPipeline::Place query_;
+  uint32_t pending_[2] = {0, 0};  ///< barriers of tiles whose copies are under way
+};
+
+}  // namespace flashbsr::sm90a

@@ -1,0 +1,300 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One consumer warpgroup's 64 rows against an item's KV tiles, from the last to the first:
+//
+//   first    S(n-1) = Q K(n-1)                             | softmax
+//   step j   S(j) = Q K(j); O += P(j+1) V(j+1)             | softmax of S(j) while P V runs
+//   last     O += P(0) V(0)
+//
+// Warpgroups take turns to issue their products of a step, so that the softmax of one runs under
+// the products of the others (ping-pong; FlashAttention-3, Shah et al., 2024). Every warpgroup
+// takes n - 1 turns per item: tiles that none of its rows sees are passed over, not skipped.
+//
+// Softmax is online, in base 2, and lazy: O is rescaled only when a row's maximum grew by more than
+// 8. S, P and O stay in registers; P is the A operand of P V as it lies.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/scores.h>
+#include <flashbsr/ptx/convert.h>
+#include <flashbsr/ptx/wgmma.h>
+
+namespace flashbsr::sm90a {
+
+/// Reference of a row that has seen nothing yet. Finite, so that no case needs a look at it.
+inline constexpr float kNothing = -1e30f;
+/// log2 of how far weights may grow before their reference follows.
+inline constexpr float kSlack = 8.0f;
+
+/// How one warpgroup's rows see an item's tiles: nothing of tiles above `top`; some of `top` to
+/// `bottom`; everything of `whole_top` to `whole_bottom`.
+struct TileRange {
+  int32_t top;
+  int32_t bottom;
+  int32_t whole_top;
+  int32_t whole_bottom;
+};
+
+template <class Traits, class Variant>
+class Mainloop {
+ public:
+  float o[Traits::kHeadDimVo / 2];  ///< as Scores::s, columns are dims
+  float top[2];                     ///< of each row, before its factor: what exponents refer to
+  float sum[2];                     ///< this thread's part of the denominators
+  using Score = Scores<Traits, Variant>;
+  static constexpr float kShift = Score::kShift;
+  Score scores;
+
+  /// @param group  the warpgroup's number among the consumers, uniform
+  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const Shared<Traits>& shared,
+                           const PrefillRow* rows, int32_t group)
+      : scores(args, rows), shared_(shared), group_(group) {
+    query_base_ = ptx::matrix_descriptor(shared.queries + group * 64 * 128, 1024, 16);
+    key_base_ = ptx::matrix_descriptor(shared.keys, 1024, 16);
+    value_base_ = ptx::matrix_descriptor(shared.values, 1024, Traits::kKvTile * 128);
+    // The last warpgroup opens the first one's turn.
+    if (group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
+  }
+
+  /// Computes the item's rows. `sight` is uniform; sight.top < sight.bottom: no row sees anything.
+  FLASHBSR_DEVICE void run(const Tile& tile, int32_t count, TileRange sight) {
+    top[0] = top[1] = kNothing;
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDimVo / 2; ++i) o[i] = 0.0f;
+    int32_t j = count - 1;
+    if (j < 0) return;
+    if (sight.top < sight.bottom) {
+#pragma unroll 1
+      for (; j >= 0; --j) pass(j > 0);
+      finish_queries();
+      return;
+    }
+    const bool simple = scores.begin(tile);
+    if (!simple) sight.whole_top = sight.bottom - 1;
+#pragma unroll 1
+    for (; j > sight.top; --j) pass(true);
+    const int32_t start = tile.start;
+    first(start + j * Traits::kKvTile);
+    --j;
+    // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
+    do {
+#pragma unroll 1
+      for (; j > sight.whole_top; --j) step<true>(start + j * Traits::kKvTile);
+#pragma unroll 1
+      for (; j >= sight.whole_bottom; --j) step<false>(0);
+      sight.whole_top = sight.bottom - 1;
+      sight.whole_bottom = count;
+    } while (j >= sight.bottom);
+    finish_queries();
+    last();
+#pragma unroll 1
+    for (; j >= 0; --j) pass(true);
+  }
+
+ private:
+  using Place = typename Shared<Traits>::KvPipeline::Place;
+  static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
+
+  /// Descriptors of a step's operands, worked out before its waits.
+  struct Operands {
+    uint64_t query, key, value;
+  };
+  FLASHBSR_DEVICE Operands operands(const Place& key, const Place& value) const {
+    using ptx::descriptor_step;
+    return {query_base_ + query_.stage * descriptor_step(Traits::kQueryBytes),
+            key_base_ + key.stage * descriptor_step(Traits::kKeyBytes),
+            value_base_ + value.stage * descriptor_step(Traits::kValueBytes)};
+  }
+
+  FLASHBSR_DEVICE void multiply_keys(const Operands& at) {
+    constexpr int kSteps = 4 * Traits::kColumnsQk;  // of 32 bytes
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const uint32_t in_line = k % 4 * 32;
+      ptx::wgmma_shared<Traits::kType>(
+          scores.s, at.query + ptx::descriptor_step(k / 4 * Traits::kRows * 128 + in_line),
+          at.key + ptx::descriptor_step(k / 4 * Traits::kKvTile * 128 + in_line), k > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  FLASHBSR_DEVICE void multiply_values(const Operands& at) {
+#pragma unroll
+    for (int k = 0; k < Traits::kKvTile / 16; ++k) {
+      ptx::wgmma_registers<Traits::kType>(o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128),
+                                          true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  FLASHBSR_DEVICE void pin_weights() {
+#pragma unroll
+    for (int k = 0; k < Traits::kKvTile / 16; ++k) ptx::pin(p_[k]);
+  }
+
+  FLASHBSR_DEVICE void first(int32_t begin) {
+    const Operands at = operands(key_, value_);
+    shared_.query_pipeline.wait_full(query_);
+    shared_.key_pipeline.wait_full(key_);
+    ptx::pin(scores.s);
+    ptx::wgmma_fence();
+    multiply_keys(at);
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores.s);
+    release(shared_.key_pipeline, key_);
+    soften<true>(begin);
+    pack();
+  }
+
+  template <bool kMasked>
+  FLASHBSR_DEVICE void step(int32_t begin) {
+    key_.advance();
+    const Operands at = operands(key_, value_);
+    shared_.key_pipeline.wait_full(key_);
+    take_turn();
+    ptx::pin(scores.s);
+    ptx::pin(o);
+    pin_weights();
+    ptx::wgmma_fence();
+    multiply_keys(at);
+    shared_.value_pipeline.wait_full(value_);
+    ptx::wgmma_fence();
+    multiply_values(at);
+    give_turn();
+    ptx::wgmma_wait<1>();
+    ptx::pin(scores.s);
+    release(shared_.key_pipeline, key_);
+    const bool grew = soften<kMasked>(begin);
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    pin_weights();
+    release(shared_.value_pipeline, value_);
+    value_.advance();
+    pack();
+    if (Variant::use_softmax && grew) rescale();
+  }
+
+  FLASHBSR_DEVICE void last() {
+    const Operands at = operands(key_, value_);
+    shared_.value_pipeline.wait_full(value_);
+    ptx::pin(o);
+    pin_weights();
+    ptx::wgmma_fence();
+    multiply_values(at);
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    pin_weights();
+    release(shared_.value_pipeline, value_);
+    value_.advance();
+    key_.advance();
+  }
+
+  FLASHBSR_DEVICE void pass(bool turn) {
+    shared_.key_pipeline.wait_full(key_);
+    release(shared_.key_pipeline, key_);
+    key_.advance();
+    if (turn) {
+      take_turn();
+      give_turn();
+    }
+    shared_.value_pipeline.wait_full(value_);
+    release(shared_.value_pipeline, value_);
+    value_.advance();
+  }
+
+  FLASHBSR_DEVICE void take_turn() const { ptx::named_barrier_sync(kTurn + group_, 256); }
+  FLASHBSR_DEVICE void give_turn() const {
+    const int32_t next = group_ == Traits::kConsumers - 1 ? 0 : group_ + 1;
+    ptx::named_barrier_arrive(kTurn + next, 256);
+  }
+  template <class Ring, class At>
+  FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
+    if (threadIdx.x % 32 == 0) ring.release(at);
+  }
+  FLASHBSR_DEVICE void finish_queries() {
+    release(shared_.query_pipeline, query_);
+    query_.advance();
+  }
+
+  /// S becomes weights, still in fp32. True: O must be rescaled by shrink_.
+  template <bool kMasked>
+  FLASHBSR_DEVICE bool soften(int32_t begin) {
+    if constexpr (kMasked || kHasHooks<Variant>) scores.transform(begin);
+    if constexpr (!Variant::use_softmax) return false;
+    float (&s)[4 * Score::kGroups] = scores.s;
+    float new_top[2], factor[2], base[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      factor[h] = scores.factor[h];
+      // Not 0: it meets infinities.
+      if constexpr (kMasked) factor[h] = ptx::max(fabsf(factor[h]), 1e-30f);
+      float x = s[2 * h], y = s[2 * h + 1];
+#pragma unroll
+      for (int i = 1; i < Score::kGroups; ++i) {
+        x = ptx::max(x, s[4 * i + 2 * h]);
+        y = ptx::max(y, s[4 * i + 2 * h + 1]);
+      }
+      x = ptx::max(x, y);
+      x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 1));
+      new_top[h] = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 2));
+    }
+    const bool grew =
+        __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > kSlack ||
+                                    (new_top[1] - top[1]) * factor[1] > kSlack);
+    if (grew) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float higher = ptx::max(new_top[h], top[h]);
+        shrink_[h] = ptx::exp2((top[h] - higher) * factor[h]);
+        top[h] = higher;
+        sum[h] *= shrink_[h];
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * factor[h];
+#pragma unroll
+    for (int i = 0; i < Score::kGroups; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[4 * i + e] = ptx::exp2(__builtin_fmaf(s[4 * i + e], factor[e / 2], base[e / 2]));
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float x = s[2 * h], y = s[2 * h + 1];
+#pragma unroll
+      for (int i = 1; i < Score::kGroups; ++i) {
+        x += s[4 * i + 2 * h];
+        y += s[4 * i + 2 * h + 1];
+      }
+      sum[h] += x + y;
+    }
+    return grew;
+  }
+
+  FLASHBSR_DEVICE void pack() {
+#pragma unroll
+    for (int k = 0; k < Traits::kKvTile / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p_[k][i] = ptx::pack2<Traits::kType>(scores.s[8 * k + 2 * i], scores.s[8 * k + 2 * i + 1]);
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE void rescale() {
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDimVo / 2; ++i) o[i] *= shrink_[i / 2 % 2];
+  }
+
+  const Shared<Traits>& shared_;
+  const int32_t group_;
+  uint64_t query_base_, key_base_, value_base_;
+  Place key_, value_;
+  typename Shared<Traits>::QueryPipeline::Place query_;
+  uint32_t p_[Traits::kKvTile / 16][4];
+  float shrink_[2];
+};
+
+}  // namespace flashbsr::sm90a

@@ -1,0 +1,235 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The producer warpgroup's roles but the gather (gather.h): who claims items, who loads Q, K and V
+// by TMA, who cleans V.
+//
+// Order of loads: K(last), Q, then K(j - 1) and V(j) from the last tile to the first, as the
+// consumers need them.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/shared.h>
+
+namespace flashbsr::sm90a {
+
+/// Claims items and describes them to the other warps, one ahead. One thread.
+///
+/// A block's first item is its own number, without a claim; each block that had one claims until
+/// nothing is left. The last of these claims resets the counter.
+template <class Traits>
+FLASHBSR_DEVICE void schedule(const HopperArgs& args, const Shared<Traits>& shared) {
+  const KernelArgs& base = args.base;
+  const int32_t num_items = base.header->num_items;
+  const int32_t align = args.path == KvPath::kPaged ? args.box_tokens : 1;
+  int32_t index = static_cast<int32_t>(blockIdx.x);
+  for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
+    shared.tile_pipeline.wait_empty(at);
+    Tile& tile = shared.tiles[at.stage];
+    tile.count = -1;
+    if (index < num_items) {
+      tile.item = base.items[index];
+      tile.request = base.requests[tile.item.request];
+      tile.start = tile.item.kv_begin - tile.item.kv_begin % align;
+      const int32_t end = tile.item.kv_end;
+      tile.count = end > tile.item.kv_begin ? ceil_div(end - tile.start, Traits::kKvTile) : 0;
+    }
+    ptx::mbarrier_arrive(shared.tile_pipeline.full(at.stage));
+    if (index >= num_items) return;
+    const int32_t claimed = atomicAdd(base.counters, 1);
+    if (claimed == num_items - 1) *base.counters = 0;
+    index = static_cast<int32_t>(gridDim.x) + claimed;
+  }
+}
+
+/// Calls visit(tile) for every item of the block, in all threads of a warp. The tile stays in
+/// shared memory: producers have no registers for it.
+template <class Traits, class Visit>
+FLASHBSR_DEVICE void for_each_tile(const Shared<Traits>& shared, int32_t lane, const Visit& visit) {
+  for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
+    shared.tile_pipeline.wait_full(at);
+    const Tile& tile = shared.tiles[at.stage];
+    if (tile.count < 0) return;
+    visit(tile);
+    __syncwarp();
+    if (lane == 0) shared.tile_pipeline.release(at);
+  }
+}
+
+/// Which tiles of V have rows that the item does not own. Their weights are zero, but what lies
+/// there may be NaN: rows of other requests, freed slots.
+template <class Traits>
+struct Unowned {
+  int32_t head;   ///< rows of tile 0 before the item
+  int32_t owned;  ///< rows of the last tile up to the item's end
+
+  FLASHBSR_DEVICE explicit Unowned(const Tile& t)
+      : head(t.item.kv_begin - t.start),
+        owned(t.item.kv_end - t.start - (t.count - 1) * Traits::kKvTile) {}
+  FLASHBSR_DEVICE bool in_tile(int32_t j, int32_t count) const {
+    return (j == count - 1 && owned < Traits::kKvTile) || (j == 0 && head > 0);
+  }
+};
+
+/// The rows of an item's Q, by one thread: box (dims, heads of the group, tokens).
+template <class Traits>
+FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& shared,
+                                  const Tile& tile,
+                                  const typename Shared<Traits>::QueryPipeline::Place& at) {
+  const int32_t token = args.base.group.quotient(tile.item.row_begin);
+  const int32_t head = args.base.group.remainder(tile.item.row_begin, token);
+  const uint32_t full = shared.query_pipeline.full(at.stage);
+  ptx::mbarrier_expect_bytes(full, args.query_bytes);
+#pragma unroll
+  for (int c = 0; c < Traits::kColumnsQk; ++c) {
+    ptx::tma_load(shared.queries + at.stage * Traits::kQueryBytes + c * Traits::kRows * 128, args.q,
+                  full, c * Traits::kColumnDims, head, tile.request.q_begin + token,
+                  tile.item.kv_head);
+  }
+}
+
+/// One warp loads everything by TMA; lane l has the box at token l * box_tokens of every tile.
+template <class Traits>
+class TmaLoader {
+ public:
+  FLASHBSR_DEVICE TmaLoader(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
+      : args_(args),
+        shared_(shared),
+        lane_(lane),
+        issues_(lane * args.box_tokens < Traits::kKvTile) {}
+
+  FLASHBSR_DEVICE void run() {
+    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+      if (tile.count > 0) load(tile);
+    });
+  }
+
+ private:
+  using Place = typename Shared<Traits>::KvPipeline::Place;
+  static constexpr int32_t kOutside = 0x7fffffff;  ///< no page: zeros
+
+  /// Where a lane's box of a tile is.
+  struct Source {
+    int32_t token;
+    int32_t page;
+  };
+
+  FLASHBSR_DEVICE void load(const Tile& tile) {
+    const Unowned<Traits> unowned(tile);
+    const int32_t last = tile.count - 1;
+    Source key = source(tile, last), next = source(tile, last - 1);
+    load_keys(tile, key);
+    shared_.query_pipeline.wait_empty(query_);
+    if (lane_ == 0) load_queries(args_, shared_, tile, query_);
+    query_.advance();
+    for (int32_t j = last; j >= 0; --j) {
+      const Source value = key;
+      key = next;
+      if (j > 0) {
+        next = source(tile, j - 2);
+        load_keys(tile, key);
+      }
+      load_values(tile, value, unowned.in_tile(j, tile.count));
+    }
+  }
+
+  FLASHBSR_DEVICE Source source(const Tile& tile, int32_t j) const {
+    const int32_t position = tile.start + j * Traits::kKvTile + lane_ * args_.box_tokens;
+    if (args_.path == KvPath::kRagged) return {tile.request.kv_begin + position, 0};
+    const int32_t page = args_.base.page_size.quotient(position);
+    const int32_t token = args_.base.page_size.remainder(position, page);
+    if (j < 0 || !issues_ || position >= tile.item.kv_end) return {0, kOutside};
+    return {token, args_.base.kv_indices[tile.request.kv_begin + page]};
+  }
+
+  FLASHBSR_DEVICE void load_keys(const Tile& tile, const Source& from) {
+    shared_.key_pipeline.wait_empty(key_);
+    const uint32_t full = shared_.key_pipeline.full(key_.stage);
+    if (lane_ == 0) ptx::mbarrier_expect_bytes(full, Traits::kKeyBytes);
+    __syncwarp();
+    boxes<Traits::kColumnsQk>(shared_.keys + key_.stage * Traits::kKeyBytes, args_.k, full, tile,
+                              from);
+    key_.advance();
+  }
+
+  FLASHBSR_DEVICE void load_values(const Tile& tile, const Source& from, bool dirty) {
+    shared_.value_pipeline.wait_empty(value_);
+    const uint32_t full =
+        dirty ? shared_.dirty + 8 * value_.stage : shared_.value_pipeline.full(value_.stage);
+    if (lane_ == 0) ptx::mbarrier_expect_bytes(full, Traits::kValueBytes);
+    __syncwarp();
+    boxes<Traits::kColumnsVo>(shared_.values + value_.stage * Traits::kValueBytes, args_.v, full,
+                              tile, from);
+    value_.advance();
+  }
+
+  template <int kColumns>
+  FLASHBSR_DEVICE void boxes(uint32_t dst, const TensorMap& map, uint32_t full, const Tile& tile,
+                             const Source& from) const {
+    if (!issues_) return;
+    dst += lane_ * args_.box_tokens * 128;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      ptx::tma_load(dst + c * Traits::kKvTile * 128, map, full, c * Traits::kColumnDims, from.token,
+                    tile.item.kv_head, from.page);
+    }
+  }
+
+  const HopperArgs& args_;
+  const Shared<Traits>& shared_;
+  const int32_t lane_;
+  const bool issues_;
+  Place key_, value_;
+  typename Shared<Traits>::QueryPipeline::Place query_;
+};
+
+/// Zeroes the rows of V tiles that an item does not own, once they have arrived. One warp.
+template <class Traits>
+class Cleaner {
+ public:
+  FLASHBSR_DEVICE Cleaner(const Shared<Traits>& shared, int32_t lane)
+      : shared_(shared), lane_(lane) {}
+
+  FLASHBSR_DEVICE void run(const char* memory) {
+    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+      if (tile.count == 0) return;
+      const Unowned<Traits> unowned(tile);
+      if (unowned.in_tile(tile.count - 1, tile.count)) {
+        const int32_t head = tile.count == 1 ? unowned.head : 0;
+        clean(const_cast<char*>(memory), head, unowned.owned);
+      }
+      at_.advance(tile.count - 1);
+      if (tile.count > 1 && unowned.in_tile(0, tile.count)) {
+        clean(const_cast<char*>(memory), unowned.head, Traits::kKvTile);
+      }
+      at_.advance(1);
+    });
+  }
+
+ private:
+  /// Rows [0, head) and [owned, kKvTile) of the tile at at_.
+  FLASHBSR_DEVICE void clean(char* memory, int32_t head, int32_t owned) {
+    const int32_t stage = at_.stage;
+    ptx::mbarrier_wait<kArch>(shared_.dirty + 8 * stage, parities_ >> stage & 1);
+    parities_ ^= 1u << stage;
+    char* tile = memory + Traits::kValueOffset + stage * Traits::kValueBytes;
+    for (int c = 0; c < Traits::kColumnsVo; ++c, tile += Traits::kKvTile * 128) {
+      zero(tile, 0, head);
+      zero(tile, owned, Traits::kKvTile);
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(shared_.value_pipeline.full(stage));
+  }
+  FLASHBSR_DEVICE void zero(char* tile, int32_t begin, int32_t end) const {
+    for (int32_t i = begin * 8 + lane_; i < end * 8; i += 32) {
+      *reinterpret_cast<uint4*>(tile + 16 * i) = uint4{0, 0, 0, 0};
+    }
+  }
+
+  const Shared<Traits>& shared_;
+  const int32_t lane_;
+  typename Shared<Traits>::KvPipeline::Place at_;
+  uint32_t parities_ = 0;  ///< of the barriers of dirty tiles, by stage
+};
+
+}  // namespace flashbsr::sm90a

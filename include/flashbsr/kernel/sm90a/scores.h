@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One thread's part of S = Q K^T of a warpgroup, and what masks, scales and hooks make of it: two
+// rows, eight apart, and two neighbouring columns of every eight.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/fragment_math.h>
+#include <flashbsr/kernel/sm90a/shared.h>
+#include <flashbsr/variant/standard.h>
+
+namespace flashbsr::sm90a {
+
+/// The hooks of logits: `Plain` has none, and saves their registers.
+template <class Variant>
+inline constexpr bool kHasHooks = !flashbsr::detail::kSame<Variant, Plain>;
+
+template <class Traits, class Variant>
+  requires AttentionVariant<Variant, FragmentMath<Traits::kKvTile / 8>>
+class Scores {
+ public:
+  static constexpr int kGroups = Traits::kKvTile / 8;
+  /// log2 of what weights are multiplied by, to keep small ones in their type.
+  static constexpr float kShift = Traits::kType != DType::kF16 ? 0.0f
+                                  : Variant::use_softmax       ? 7.0f
+                                                               : 15.0f;
+
+  FLASHBSR_DEVICE Scores(const KernelArgs& args, const PrefillRow* rows)
+      : args_(args), variant_(args.params), rows_(rows) {}
+
+  /// s[4 i + e]: column 8 i + lane % 4 * 2 + e % 2 of row lane / 4 + e / 2 * 8 of the warp.
+  float s[4 * kGroups];
+  /// From S to logits in base 2. Not positive: every tile goes the long way.
+  float factor[2];
+
+  /// Once the rows of an item are described. Returns whether S needs no transform() where every row
+  /// sees all of a tile.
+  FLASHBSR_DEVICE bool begin(const Tile& tile) {
+    tile_ = &tile;
+    bool simple = !kHasHooks<Variant>;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float scale = logit_scale(args_.params, rows_[8 * h].q_head, tile.item.kv_head);
+      factor[h] = scale * kLog2e;
+      if constexpr (kHasHooks<Variant>) {
+        scale_[h] = scale;
+        factor[h] = 1.0f;
+      }
+      simple = simple && factor[h] > 0.0f;
+    }
+    return __all_sync(0xffffffffu, simple);
+  }
+
+  /// S of the tile at KV position `begin`: masks, and what a variant makes of logits. Afterwards S
+  /// times the absolute value of factor are logits in base 2; without softmax, S are the weights.
+  FLASHBSR_DEVICE void transform(int32_t begin) {
+    const int32_t column = begin + static_cast<int32_t>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const PrefillRow row = rows_[8 * h];
+      RowBits<kGroups> kept;
+      if constexpr (kHasHooks<Variant>) kept = hook(h, row, column);
+      const uint32_t length = static_cast<uint32_t>(row.span.end - row.span.begin);
+#pragma unroll
+      for (int i = 0; i < 2 * kGroups; ++i) {
+        float& x = at(h, i);
+        const int32_t position = column + i / 2 * 8 + i % 2;
+        bool inside = static_cast<uint32_t>(position - row.span.begin) < length;
+        if constexpr (kHasHooks<Variant>) {
+          x = inside && kept.at(i) ? x : kOutside;
+        } else {
+          // A maximum is looked for before factors are multiplied: negative ones turn S over.
+          x = !inside ? kOutside : factor[h] < 0.0f ? -x : x;
+        }
+      }
+    }
+  }
+
+ private:
+  using Math = FragmentMath<kGroups>;
+  static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
+
+  /// Column `i` of the thread's row `h`.
+  FLASHBSR_DEVICE float& at(int h, int i) { return s[i / 2 * 4 + 2 * h + i % 2]; }
+
+  /// A row's S becomes logits in base 2, or weights. Returns what the variant keeps.
+  FLASHBSR_DEVICE RowBits<kGroups> hook(int h, const PrefillRow& row, int32_t column) {
+    const Request& request = tile_->request;
+    const LogitsAt<Math> where{.request = &request,
+                               .q_token = row.token,
+                               .q_position = request.kv_len - request.q_len + row.token,
+                               .q_head = row.q_head,
+                               .kv_head = tile_->item.kv_head,
+                               .kv_first = column,
+                               .lanes = Traits::kKvTile,
+                               .kv_position = {column}};
+    RowLogits<kGroups> x;
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) x.x[i] = at(h, i) * scale_[h];
+    if (variant_.transforms_logits()) x = variant_.template logits_transform<Math>(x, where);
+    if constexpr (!Variant::use_softmax) x = variant_.template activation<Math>(x);
+    constexpr float kUnit = Variant::use_softmax ? kLog2e : kShift == 0.0f ? 1.0f : 32768.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.x[i] * kUnit;
+    return variant_.masks_logits() ? variant_.template logits_mask<Math>(where) : Math::all();
+  }
+
+  const KernelArgs& args_;
+  const Variant variant_;
+  const PrefillRow* rows_;  ///< this thread's first; the second is eight on
+  const Tile* tile_ = nullptr;
+  float scale_[2];
+};
+
+}  // namespace flashbsr::sm90a

@@ -1,0 +1,127 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the warps of a block share: the tiles, the barriers around them, the items they work on.
+#pragma once
+
+#include <flashbsr/ptx/cp_async.h>
+#include <flashbsr/ptx/mbarrier.h>
+#include <flashbsr/ptx/sync.h>
+#include <flashbsr/ptx/tma.h>
+#include <flashbsr/tile/rows.h>
+
+namespace flashbsr::sm90a {
+
+inline constexpr int kArch = 90;
+
+/// A place in a ring of buffers, and the parity of its barriers' phase. Producers and consumers
+/// each keep their own and go round the same way.
+template <int kStages>
+struct RingPlace {
+  int32_t stage = 0;
+  uint32_t parity = 0;
+
+  FLASHBSR_DEVICE void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  FLASHBSR_DEVICE void advance(int32_t steps) {
+    const int32_t to = stage + steps;
+    parity ^= static_cast<uint32_t>(to / kStages) & 1;
+    stage = to % kStages;
+  }
+};
+
+/// The barriers of a ring of buffers: full when what belongs into a stage has arrived, empty when
+/// nobody reads it any more.
+template <int kStages>
+struct Pipeline {
+  using Place = RingPlace<kStages>;
+  static constexpr int kBytes = 16 * kStages;
+  uint32_t barriers;  ///< shared address: full ..., empty ...
+
+  FLASHBSR_DEVICE uint32_t full(int32_t stage) const { return barriers + 8 * stage; }
+  FLASHBSR_DEVICE uint32_t empty(int32_t stage) const { return barriers + 8 * (kStages + stage); }
+
+  FLASHBSR_DEVICE void init(int writers, int readers) const {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(full(i), writers);
+      ptx::mbarrier_init(empty(i), readers);
+    }
+  }
+  FLASHBSR_DEVICE void wait_full(const Place& at) const {
+    ptx::mbarrier_wait<kArch>(full(at.stage), at.parity);
+  }
+  /// A fresh ring is empty: a barrier lets a wait for the phase before its first pass.
+  FLASHBSR_DEVICE void wait_empty(const Place& at) const {
+    ptx::mbarrier_wait<kArch>(empty(at.stage), at.parity ^ 1);
+  }
+  FLASHBSR_DEVICE void release(const Place& at) const { ptx::mbarrier_arrive(empty(at.stage)); }
+};
+
+/// A claimed item, and how its KV positions fall into tiles: tile j begins at start + j kKvTile.
+struct Tile {
+  WorkItem item;
+  Request request;
+  int32_t start;
+  int32_t count;   ///< of KV tiles; -1: no item is left
+  int32_t merges;  ///< whether this block merges the item's split tile
+  int32_t pad;
+};
+
+/// A block's shared memory.
+template <class Traits>
+struct Shared {
+  using KvPipeline = Pipeline<Traits::kStages>;
+  using QueryPipeline = Pipeline<Traits::kQueryStages>;
+  using TilePipeline = Pipeline<Traits::kTileSlots>;
+
+  uint32_t queries, keys, values;  ///< addresses of the tiles' first buffers
+  PrefillRow* rows;
+  Tile* tiles;
+  KvPipeline key_pipeline, value_pipeline;
+  /// Of tiles of V with rows to clean: they arrive here, and are full when they are clean.
+  uint32_t dirty;
+  QueryPipeline query_pipeline;
+  TilePipeline tile_pipeline;
+
+  FLASHBSR_DEVICE explicit Shared(char* memory) {
+    static_assert(sizeof(PrefillRow) == Traits::kRowRecordBytes);
+    static_assert(sizeof(Tile) == Traits::kTileRecordBytes);
+    queries = ptx::shared_address(memory);
+    keys = queries + Traits::kKeyOffset;
+    values = queries + Traits::kValueOffset;
+    rows = reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset);
+    tiles = reinterpret_cast<Tile*>(memory + Traits::kTileOffset);
+    key_pipeline = {queries + Traits::kBarrierOffset};
+    value_pipeline = {key_pipeline.barriers + KvPipeline::kBytes};
+    dirty = value_pipeline.barriers + KvPipeline::kBytes;
+    query_pipeline = {dirty + 8 * Traits::kStages};
+    tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
+    static_assert(2 * KvPipeline::kBytes + 8 * Traits::kStages + QueryPipeline::kBytes +
+                      TilePipeline::kBytes <=
+                  Traits::kBarrierBytes);
+  }
+
+  /// One thread; a fence and a block barrier follow.
+  FLASHBSR_DEVICE void init_barriers(bool gather) const {
+    const int consumers = 4 * Traits::kConsumers;  // warps
+    const int loaders = gather ? kGatherWarps : 1;
+    key_pipeline.init(loaders, consumers);
+    value_pipeline.init(loaders, consumers);
+    query_pipeline.init(1, consumers);
+    tile_pipeline.init(1, consumers + (gather ? kGatherWarps : 2));
+#pragma unroll
+    for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(dirty + 8 * i, 1);
+  }
+
+  /// Warps of the producer warpgroup: 0 loads Q, and K and V by TMA, for which 1 cleans; the first
+  /// three gather; the last one schedules.
+  static constexpr int kGatherWarps = 3;
+  static constexpr int kSchedulerWarp = 3;
+};
+
+}  // namespace flashbsr::sm90a

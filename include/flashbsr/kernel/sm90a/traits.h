@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Hopper kernels' shapes: what their template parameters mean in threads, registers and bytes.
+// Constants only, so that the host's registry reads them too.
+#pragma once
+
+#include <flashbsr/core/dtype.h>
+#include <flashbsr/core/math.h>
+
+namespace flashbsr::sm90a {
+
+/// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
+constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows) {
+  if (head_dim_vo > 128) return 80;
+  return rows == 192 && head_dim_qk > 64 ? 80 : 128;
+}
+
+/// @tparam head_dim_qk  64, 128, 192 or 256; smaller dims are padded with zeros in shared memory
+/// @tparam head_dim_vo  64, 128 or 256
+/// @tparam type         of Q, K and V
+/// @tparam rows         packed rows of an item, 64 per consumer warpgroup
+template <int head_dim_qk, int head_dim_vo, DType type, int rows,
+          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows)>
+struct HopperTraits {
+  static constexpr int kHeadDimQk = head_dim_qk;
+  static constexpr int kHeadDimVo = head_dim_vo;
+  static constexpr DType kType = type;
+  static constexpr int kRows = rows;
+  static constexpr int kKvTile = kv_tile;
+
+  // A producer warpgroup and the consumers. Registers of a thread: setmaxnreg hands out what the
+  // launch got, threads x kLaunchRegisters, not the whole file.
+  static constexpr int kConsumers = rows / 64;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBlocksPerSM = 1;
+  static constexpr int kLaunchRegisters = kConsumers == 3 ? 128 : 168;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                (kConsumers + 1) * kLaunchRegisters);
+
+  // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
+  static constexpr int kColumnDims = 128 / dtype_size(type);
+  static constexpr int kColumnsQk = head_dim_qk / kColumnDims;
+  static constexpr int kColumnsVo = head_dim_vo / kColumnDims;
+  static constexpr int kQueryBytes = rows * kColumnsQk * 128;
+  static constexpr int kKeyBytes = kv_tile * kColumnsQk * 128;
+  static constexpr int kValueBytes = kv_tile * kColumnsVo * 128;
+
+  static constexpr int kRowRecordBytes = 16;  ///< sizeof(PrefillRow)
+  static constexpr int kTileRecordBytes = 80;  ///< sizeof(Tile)
+  static constexpr int kTileSlots = 2;
+  static constexpr int kBarrierBytes = 256;
+  static constexpr int kRestBytes =
+      rows * kRowRecordBytes + kTileSlots * kTileRecordBytes + kBarrierBytes;
+
+  static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
+  static constexpr int stages_with(int queries) {
+    return (kMostBytes - kRestBytes - queries * kQueryBytes) / (kKeyBytes + kValueBytes);
+  }
+  /// A second buffer for Q pays where it costs no stage that is needed.
+  static constexpr int kQueryStages = stages_with(2) >= 2 ? 2 : 1;
+  static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
+  static_assert(kStages >= 2);
+
+  /// [Q ...][K ...][V ...][rows][tiles][barriers]
+  static constexpr int kKeyOffset = kQueryStages * kQueryBytes;
+  static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
+  static constexpr int kRowOffset = kValueOffset + kStages * kValueBytes;
+  static constexpr int kTileOffset = kRowOffset + rows * kRowRecordBytes;
+  static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
+  static constexpr int kSmemBytes = kBarrierOffset + kBarrierBytes;
+  static_assert(kSmemBytes <= kMostBytes);
+};
+
+}  // namespace flashbsr::sm90a

@@ -1,0 +1,54 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tensor memory accelerator (sm_90): boxes of an array to shared memory, one thread asks for
+// each. PTX ISA, "cp.async.bulk.tensor". What lies outside of the array arrives as zeros and counts
+// as bytes; coordinates may be negative.
+#pragma once
+
+#include <flashbsr/core/launch.h>
+
+namespace flashbsr::ptx {
+
+/// Makes barriers that were just initialised known to the copy engine.
+FLASHBSR_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// Orders this thread's accesses to shared memory before those of copies and products that are
+/// ordered behind it: they go another way, the async proxy.
+FLASHBSR_DEVICE void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Arrives at a barrier and lets its phase wait for so many bytes.
+FLASHBSR_DEVICE void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+FLASHBSR_DEVICE void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// A box of a four-dimensional array, from (x, y, z, w), innermost first.
+FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barrier, int32_t x,
+                              int32_t y, int32_t z, int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+/// Registers per thread of the calling warpgroup. Every warp of it calls it.
+template <int kRegisters>
+FLASHBSR_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+FLASHBSR_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace flashbsr::ptx
