@@ -104,18 +104,18 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
     """Return the case as CUDA can run it.
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
-    follows unless its type was asked for. So does float8 q, over the KV that it has, unless
-    `float8_q_dims` has a head dim for it. RoPE inside attention needs a head dim that no kernel
-    pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
+    follows unless its type was asked for. float8 q becomes bfloat16, over the KV that it has,
+    unless `float8_q_dims` has a head dim for it. RoPE inside attention needs a head dim that no
+    kernel pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
     """
     (q, kv, o), dims, p_type = case.dtypes, case.dims, case.p_type
-    other = ("float16", "bfloat16")[zlib.crc32(case.name.encode()) % 2]
     if q == "float32":
+        other = ("float16", "bfloat16")[zlib.crc32(case.name.encode()) % 2]
         q, kv, o = other, (other if kv == "float32" else kv), (other if o == "float32" else o)
     elif q.startswith("float8"):
         dim = next((n for n in float8_q_dims if n >= max(dims)), None)
         if dim is None:
-            q = other
+            q = "bfloat16"  # with the same type of output by default
         else:
             dims, p_type = (dim, dim), q
     if case.variant.pos_encoding_mode == "ROPE_LLAMA":
