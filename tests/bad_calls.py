@@ -20,6 +20,7 @@ from harness import CPU, Device
 F32 = np.float32
 I32 = np.int32
 BF16 = ml_dtypes.bfloat16
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 HUGE = 2**40
 
 

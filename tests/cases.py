@@ -44,8 +44,15 @@ class Case:
     slopes: bool = False
     scales: str | None = None  # number, head
     gain: float = 1.0  # on q: 100 makes logits of thousands
+    p_type: str | None = None  # that P is held to; None: q's, float32 where q is float8
     task: dict[str, Any] = field(default_factory=dict)  # further fields of TaskInfo
     seed: int = 0
+
+    @property
+    def work(self) -> str:
+        """Working precision: of P, and so of the tolerance."""
+        q_type = self.dtypes[0]
+        return self.p_type or ("float32" if q_type.startswith("float8") else q_type)
 
     def but(self, name: str, **changes: Any) -> Case:
         """This case with changes; `name` is appended."""
@@ -111,7 +118,8 @@ class Problem:
             fields["kv_layout"] = case.kv_layout
         if case.layout != "ragged":
             fields["page_size"] = case.page_size
-        if case.dtypes[2] != case.dtypes[0]:
+        default = "bfloat16" if case.dtypes[0].startswith("float8") else case.dtypes[0]
+        if case.dtypes[2] != default:
             fields["o_dtype"] = case.dtypes[2]
         return fields | case.task
 
@@ -280,6 +288,7 @@ def build(case: Case) -> Problem:
 
 
 F32, F16, BF16 = (3 * ("float32",), 3 * ("float16",), 3 * ("bfloat16",))
+FP8 = ("float8_e4m3fn", "float8_e4m3fn", "bfloat16")
 MIXED = Case("mixed", (5, 1, 0, 33, 2, 1), (37, 130, 7, 33, 0, 1))
 DECODE = Case("decode", 5 * (1,), (1, 300, 17, 0, 64), layout="paged", decode=True, dtypes=BF16)
 PREFILL = Case("prefill", (70, 129), (200, 129), variant=Variant(causal=True))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import importlib
 import os
 import sys
@@ -104,7 +105,9 @@ def _devices() -> list[Device]:
             raise
         return [CPU]
     put, get = torch_device.putter(torch, "cuda"), torch_device.getter(torch)
-    return [CPU, Device("cuda", "cuda", put, get, torch_device.adapt)]
+    float8_dims = torch_device.FLOAT8_Q_DIMS.get(torch.cuda.get_device_capability(), ())
+    adapt = functools.partial(torch_device.adapt, float8_q_dims=float8_dims)
+    return [CPU, Device("cuda", "cuda", put, get, adapt)]
 
 
 def cuda_fault() -> str:
@@ -192,5 +195,5 @@ def check_case(case: Case, device: Device = CPU) -> None:
 
 def compare(problem: Problem, out: np.ndarray, lse: np.ndarray | None) -> None:
     """The tolerance rule, with the problem's own reference in both precisions."""
-    case, work = problem.case, problem.case.dtypes[0]
+    case, work = problem.case, problem.case.work
     assert_attention(out, lse, problem.reference(), problem.reference(work), work, case.name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cases import BF16, DECODE, F16, F32, MIXED, PREFILL, Case
+from cases import BF16, DECODE, F16, F32, FP8, MIXED, PREFILL, Case
 from reference import Variant
 
 DTYPE_SETS = [
@@ -22,6 +22,7 @@ DTYPE_SETS = [
     ("bfloat16", "bfloat16", "float32"),
     ("float32", "float32", "bfloat16"),
     ("float16", "float8_e4m3fn", "bfloat16"),
+    *((*FP8[:2], o) for o in ("bfloat16", "float16", "float32")),
 ]
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"variant": Variant(causal=True)},
@@ -243,6 +244,56 @@ def extreme_cases() -> Iterator[Case]:
         )
 
 
+def float8_q_cases() -> Iterator[Case]:
+    """Queries in float8: every variant, layout and way to split, at the head dim of models."""
+    prefill = Case(
+        "float8_q",
+        (5, 64, 0, 129, 1),
+        (37, 64, 9, 400, 200),
+        heads=(8, 2),
+        dims=(128, 128),
+        dtypes=FP8,
+        variant=Variant(causal=True),
+        scales="head",
+    )
+    for i, (name, changes) in enumerate(VARIANTS.items()):
+        paged = {"layout": "paged", "kv_layout": ("NHD", "HND")[i // 2 % 2]} if i % 2 else {}
+        yield prefill.but(name, **{**paged, "variant": Variant(), "scales": None, **changes})
+    for page_size in (1, 8, 16, 64):
+        for layout in ("paged", "paged_lens", "table"):
+            for stacked in (True, False):
+                yield prefill.but(
+                    f"{layout}{page_size}-{'stacked' if stacked else 'tuple'}",
+                    layout=layout,
+                    page_size=page_size,
+                    kv_layout="HND" if layout == "table" else "NHD",
+                    stacked=stacked,
+                )
+    yield prefill.but("ragged-HND", kv_layout="HND")
+    for scales in ("number", "head"):
+        for o in ("bfloat16", "float16", "float32"):
+            yield prefill.but(f"{scales}-{o}", scales=scales, dtypes=(*FP8[:2], o))
+    for heads in RATIOS:
+        yield prefill.but(f"heads{heads[0]}x{heads[1]}", heads=heads)
+    for dims in ((64, 64), (256, 256), (40, 40), (128, 64), (48, 112)):
+        yield prefill.but(f"dim{dims[0]}x{dims[1]}", dims=dims)
+    for task in (
+        {"num_workers": 3},
+        {"fixed_split_size": 48},
+        {"disable_split_kv": True},
+        {"max_batch_size": 9, "max_q_tokens": 400, "max_kv_pages": 900},
+        {"lse_base": "2", "num_workers": 5},
+        {"fp8_accumulation": "fast"},
+    ):
+        yield prefill.but("-".join(f"{key}{value}" for key, value in task.items()), task=task)
+    decode = DECODE.but("float8_q", dtypes=FP8, heads=(8, 1), dims=(128, 128), scales="number")
+    yield decode
+    yield decode.but("split", task={"num_workers": 7}, scales="head")
+    long = Case("float8_q-long", (300,), (3000,), heads=(4, 1), dims=(128, 128), dtypes=FP8)
+    for causal in (False, True):
+        yield long.but(f"causal{causal}", variant=Variant(causal=causal), layout="paged")
+
+
 def matrix() -> list[Case]:
     """All of them."""
     makers = (
@@ -255,5 +306,6 @@ def matrix() -> list[Case]:
         position_cases,
         schedule_cases,
         extreme_cases,
+        float8_q_cases,
     )
     return [case for maker in makers for case in maker()]

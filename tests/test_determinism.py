@@ -7,7 +7,7 @@ from __future__ import annotations
 import cases
 import numpy as np
 import pytest
-from cases import BF16, F16, F32, Case
+from cases import BF16, F16, F32, FP8, Case
 from harness import CPU, Device, attention_for, execute
 from reference import Variant
 
@@ -25,6 +25,7 @@ BASES = [
     BUSY.but("bf16", dtypes=BF16),
     BUSY.but("f16", dtypes=F16, sinks=True),
     BUSY.but("fp8", dtypes=("bfloat16", "float8_e4m3fn", "bfloat16"), scales="head"),
+    BUSY.but("fp8_q", dtypes=FP8, dims=(128, 128), scales="head"),
     BUSY.but("sigmoid", variant=Variant(activation="sigmoid", causal=True)),
     BUSY.but("rope", variant=Variant(causal=True, pos_encoding_mode="ROPE_LLAMA")),
     BUSY.but("mask", mask="bool"),

@@ -83,7 +83,7 @@ def test_table_is_long_enough() -> None:
         (flashbsr.errors.IndexRangeError, plan_ragged, {"qo_indptr": i32(0, 4, 3, 6)}),
         (flashbsr.errors.IndexRangeError, plan_ragged, {"qo_indptr": i64(0, 3, 4, HUGE)}),
         (flashbsr.errors.PlanError, run_unplanned, {}),
-        (flashbsr.errors.UnsupportedError, make_task, {"backend": "fa3"}),
+        (flashbsr.errors.UnsupportedError, make_task, {"backend": "trtllm-gen"}),
         (
             flashbsr.errors.CapacityError,
             plan_paged,

@@ -16,7 +16,7 @@ import matrix
 import numpy as np
 import pytest
 import torch_device
-from cases import F32, Case
+from cases import F32, FP8, Case
 from compare import MismatchError
 from harness import CPU, Device, assert_poison_survived, framework
 from reference import DTYPES, Variant
@@ -84,6 +84,11 @@ def test_adapt() -> None:
         names.add(q)
         assert torch_device.adapt(torch_device.adapt(case)) == torch_device.adapt(case)
     assert names == {"float16", "bfloat16"}
+    fp8 = Case("fp8", (1,), (1,), dims=(64, 128), dtypes=FP8)
+    kept = torch_device.adapt(fp8, float8_q_dims=(128,))
+    assert (kept.dtypes, kept.dims, kept.work) == (FP8, (128, 128), "float8_e4m3fn")
+    large = torch_device.adapt(fp8.but("large", dims=(256, 256)), float8_q_dims=(128,))
+    assert large.dtypes[0] == large.work == "bfloat16"
     rope = Case("rope", (1,), (1,), dims=(40, 80), variant=Variant(pos_encoding_mode="ROPE_LLAMA"))
     assert torch_device.adapt(rope).dims == (128, 80)
     threads = Case("threads", (1,), (1,), dtypes=F32, task={"num_threads": 3, "num_workers": 2})

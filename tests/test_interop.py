@@ -16,7 +16,7 @@ import cases
 import flashbsr
 import numpy as np
 import pytest
-from cases import BF16, F16, F32, Case, Problem, build
+from cases import BF16, F16, F32, FP8, Case, Problem, build
 from flashbsr.adapters import adapter_for
 from harness import attention_for, compare, framework, has_gpu
 from reference import DTYPES, Variant
@@ -75,6 +75,8 @@ by_dtypes = pytest.mark.parametrize(
         ("bfloat16", "float8_e4m3fn", "bfloat16"),
         ("float32", "float8_e5m2", "float32"),
         ("float16", "float16", "float32"),
+        FP8,
+        (*FP8[:2], "float32"),
     ],
     ids=lambda dtypes: "-".join(dtypes),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
-from cases import BF16, F16, F32, Case, Problem
+from cases import BF16, F16, F32, FP8, Case, Problem
 from harness import Device, compare, send
 from reference import Variant
 
@@ -24,7 +24,7 @@ SPEC = {
 by_spec = pytest.mark.parametrize("options", SPEC.values(), ids=SPEC.keys())
 by_dtypes = pytest.mark.parametrize(
     "dtypes",
-    [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16")],
+    [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16"), FP8],
     ids=lambda dtypes: "-".join(dtypes[:2]),
 )
 
@@ -47,7 +47,7 @@ def test_single_decode(
     problem, there = send(device, case)
     args = there.q[0], *there.kv, kv_layout
     out, lse = flashbsr.single_decode_with_kv_cache(*args, return_lse=True, **options)
-    assert tuple(out.shape) == (8, 64)
+    assert tuple(out.shape) == (8, problem.case.dims[1])
     assert tuple(lse.shape) == (8,)
     again = flashbsr.single_decode_with_kv_cache(*args, **options)
     np.testing.assert_array_equal(device.get(out), device.get(again))

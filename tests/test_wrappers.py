@@ -12,7 +12,7 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
-from cases import BF16, F16, F32, Case, Problem
+from cases import BF16, F16, F32, FP8, Case, Problem
 from harness import Device, compare, send
 from reference import Variant
 
@@ -31,7 +31,7 @@ SPEC = {
 by_spec = pytest.mark.parametrize("options", SPEC.values(), ids=SPEC.keys())
 by_dtypes = pytest.mark.parametrize(
     "dtypes",
-    [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16")],
+    [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16"), FP8],
     ids=lambda dtypes: "-".join(dtypes[:2]),
 )
 

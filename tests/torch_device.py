@@ -21,6 +21,8 @@ from reference import DTYPES
 
 ROW_ALIGNMENT = 16  # bytes
 ROPE_DIMS = (64, 128, 256)  # head dims of the kernels that rotate
+# Compute capability -> head dims of the kernels that take float8 queries, ascending.
+FLOAT8_Q_DIMS: dict[tuple[int, int], tuple[int, ...]] = {}
 _BITS = {2: np.dtype(np.uint16), 1: np.dtype(np.uint8)}
 _EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -98,21 +100,27 @@ def getter(torch: Any) -> Callable[[Any], np.ndarray]:
     return get
 
 
-def adapt(case: Case) -> Case:
+def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
     """Return the case as CUDA can run it.
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
-    follows unless its type was asked for. RoPE inside attention needs a head dim that no kernel
-    pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
+    follows unless its type was asked for. float8 q becomes bfloat16, over the KV that it has,
+    unless `float8_q_dims` has a head dim for it. RoPE inside attention needs a head dim that no
+    kernel pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
     """
-    q, kv, o = case.dtypes
+    (q, kv, o), dims, p_type = case.dtypes, case.dims, case.p_type
     if q == "float32":
         other = ("float16", "bfloat16")[zlib.crc32(case.name.encode()) % 2]
         q, kv, o = other, (other if kv == "float32" else kv), (other if o == "float32" else o)
-    dims = case.dims
+    elif q.startswith("float8"):
+        dim = next((n for n in float8_q_dims if n >= max(dims)), None)
+        if dim is None:
+            q = "bfloat16"  # with the same type of output by default
+        else:
+            dims, p_type = (dim, dim), q
     if case.variant.pos_encoding_mode == "ROPE_LLAMA":
         dims = next(n for n in ROPE_DIMS if n >= max(dims)), dims[1]
     if kv.startswith("float8"):
         dims = (-(-dims[0] // 16) * 16, -(-dims[1] // 16) * 16)
     task = {name: value for name, value in case.task.items() if name != "num_threads"}
-    return dataclasses.replace(case, dtypes=(q, kv, o), dims=dims, task=task)
+    return dataclasses.replace(case, dtypes=(q, kv, o), dims=dims, p_type=p_type, task=task)

@@ -124,10 +124,16 @@ class Checker {
   }
 
   void queries(const Array& q, bool spare_rows, Params& p) const {
-    p.q = ragged_view(q);
+    check_element(q, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3});
+    p.q = ragged_view(q, true);
     check_shape(q, {-1, o_.shape.num_qo_heads, o_.head_dim_qk});
     here(q);
     aligned_rows(q);
+    if (place_.cuda && p.q.dtype == DType::kE4M3) {  // no kernel reads them
+      throw Error(ErrorCode::kUnsupported, q.name, "float8_e4m3fn in " + place_text(place_),
+                  "float16 or bfloat16 there, which a float8 cache goes with; arrays in host "
+                  "memory and backend='cpu' compute with float8 queries");
+    }
     if (p.q.tokens == h_.num_q_tokens || (spare_rows && p.q.tokens > h_.num_q_tokens)) return;
     throw Error(ErrorCode::kPlan, q.name, std::to_string(p.q.tokens) + " query rows",
                 std::to_string(h_.num_q_tokens) + (spare_rows ? " or more" : "") + ", as planned");
@@ -140,6 +146,10 @@ class Checker {
     const Array& v = a.v ? *a.v : a.k;
     half(p.k, a.k, o_.head_dim_qk);
     half(p.v, v, o_.head_dim_vo);
+    if (p.q.dtype == DType::kE4M3 && p.k.dtype != DType::kE4M3) {
+      throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
+                  "float8_e4m3fn as q; a float8_e5m2 cache goes with q in float16 or bfloat16");
+    }
     if (p.k.dtype != p.q.dtype && p.k.dtype != DType::kE4M3 && p.k.dtype != DType::kE5M2) {
       throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
                   std::string(dtype_name(p.q.dtype)) + " as q, float8_e4m3fn or float8_e5m2");
@@ -190,6 +200,7 @@ class Checker {
                   "None unless pos_encoding_mode='ALIBI'");
     }
     p.sigmoid_bias = o_.sigmoid_bias;
+    p.fast_fp8 = o_.fast_fp8;
     p.lse_unit = o_.lse_base2 ? 1.0f : kLn2;
   }
 

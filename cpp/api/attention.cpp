@@ -17,6 +17,10 @@ const IndexView* optional_indices(const Array* a, IndexView& storage) {
   return &storage;
 }
 
+std::string cuda_text(const AttentionOptions& options) {
+  return std::string("backend='") + family_backend(options.family) + "'";
+}
+
 std::unique_ptr<Backend> make_backend(const AttentionOptions& options, Place place) {
   if (place.cuda) return cuda::make_backend(options, place.device);
   return std::make_unique<CpuBackend>(options);
@@ -25,14 +29,17 @@ std::unique_ptr<Backend> make_backend(const AttentionOptions& options, Place pla
 }  // namespace
 
 Attention::Attention(const AttentionOptions& options)
-    : options_(options), kv_dtype_(options.kv_dtype.value_or(DType::kF16)) {
+    : options_(options),
+      q_dtype_(options.q_dtype.value_or(DType::kF16)),
+      // Queries in float8 leave the KV no other type.
+      kv_dtype_(options.kv_dtype.value_or(q_dtype_ == DType::kE4M3 ? DType::kE4M3 : DType::kF16)) {
   Place place;
   if (options.backend == BackendChoice::kCpu) {
     settled_by_ = "backend='cpu'";
   } else if (options.backend == BackendChoice::kCuda) {
     place = {.cuda = true, .device = max_of(options.device, 0)};
     if (options.device >= 0) {
-      settled_by_ = "backend='cuda', device=" + std::to_string(options.device);
+      settled_by_ = cuda_text(options) + ", device=" + std::to_string(options.device);
     } else {
       place.device = cuda::current_device();
     }
@@ -55,9 +62,9 @@ void Attention::settle_locked(Place place, const char* argument) {
     if (settled_by_.empty()) settled_by_ = std::string("decided by ") + argument;
     return;
   }
-  const bool kind_fixed = options_.backend != BackendChoice::kAuto && place.cuda != here.cuda;
+  const bool kind_fixed = options_.backend == BackendChoice::kCuda && !place.cuda;
   if (!settled_by_.empty() || kind_fixed) {
-    const std::string why = kind_fixed ? "backend='cuda'" : settled_by_;
+    const std::string why = kind_fixed ? cuda_text(options_) : settled_by_;
     throw Error(ErrorCode::kDevice, argument, "an array in " + place_text(place),
                 "one in " + (kind_fixed ? "the memory of a GPU" : place_text(here)) + " (" + why +
                     "); another flashbsr.Attention for another device");
@@ -144,11 +151,15 @@ Batch Attention::batch() const {
               .q_tokens = layout_.num_q_tokens,
               .decode = layout_.decode,
               .masked = masked_,
+              .q = q_dtype_,
               .kv = kv_dtype_};
+  // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
+  if (options_.split.fixed_size <= 0) batch.lengths = &layout_.requests;
   if (options_.capacity.fixed()) {
     // The kernel must not change from plan to plan: captured runs hold it.
     batch.requests = options_.capacity.max_requests;
     batch.q_tokens = options_.capacity.max_q_tokens;
+    batch.lengths = nullptr;
   }
   return batch;
 }
@@ -287,6 +298,7 @@ void Attention::run(const RunArrays& arrays, const RunOptions& options) {
   Params params =
       params_for(options_, PlanView{planner_.buffer().data()}.header(), arrays, place, spare_rows);
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
+    q_dtype_ = params.q.dtype;
     kv_dtype_ = params.k.dtype;
     schedule(options.stream);
   }

@@ -68,6 +68,7 @@ class Attention {
   Layout layout_;
   std::vector<uint8_t> mask_;
   bool masked_ = false;
+  DType q_dtype_;
   DType kv_dtype_;
 
   Planner planner_;

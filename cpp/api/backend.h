@@ -22,7 +22,10 @@ struct Batch {
   int64_t q_tokens = 0;
   bool decode = false;  ///< no qo_indptr: one query token each
   bool masked = false;
+  DType q = DType::kF16;
   DType kv = DType::kF16;
+  /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).
+  const std::vector<Request>* lengths = nullptr;
 };
 
 /// All that a plan is, in host memory. It stays there until the next plan.

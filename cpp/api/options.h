@@ -16,12 +16,25 @@ namespace flashbsr::api {
 /// Where to compute. kAuto: where the arrays are.
 enum class BackendChoice { kAuto, kCpu, kCuda };
 
+/// Which CUDA attention kernels, by the names that FlashInfer's users know.
+enum class Family {
+  kAuto,  ///< whichever serves best
+  kFa2,   ///< mma.sync, on every device
+  kFa3,   ///< wgmma: compute capability 9.0
+};
+
+/// What the caller wrote as backend= to get this family.
+constexpr const char* family_backend(Family family) {
+  return family == Family::kFa2 ? "fa2" : family == Family::kFa3 ? "fa3" : "cuda";
+}
+
 struct AttentionOptions {
   Shape shape;
   CacheShape cache;
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
-  std::optional<DType> kv_dtype;  ///< empty: that of the arrays
+  std::optional<DType> q_dtype;   ///< empty: that of the arrays
+  std::optional<DType> kv_dtype;  ///< likewise
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;
   Position position = Position::kNone;
@@ -33,8 +46,10 @@ struct AttentionOptions {
   Capacity capacity;
   int32_t num_workers = 0;  ///< 0: the device's default
   int32_t num_threads = 0;  ///< 0: the cores this process may use
+  bool fast_fp8 = false;    ///< fewer promotions of float8 sums on tensor cores that truncate
   BackendChoice backend = BackendChoice::kAuto;
-  int32_t device = -1;  ///< CUDA ordinal; -1: that of the arrays
+  Family family = Family::kAuto;  ///< another than kAuto only with BackendChoice::kCuda
+  int32_t device = -1;            ///< CUDA ordinal; -1: that of the arrays
 };
 
 }  // namespace flashbsr::api

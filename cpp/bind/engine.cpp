@@ -178,12 +178,17 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.num_workers = integer("num_workers");
   o.num_threads = integer("num_threads");
   const std::string backend = text("backend");
-  o.backend = backend == "cuda"  ? api::BackendChoice::kCuda
+  o.backend = backend == "auto"  ? api::BackendChoice::kAuto
               : backend == "cpu" ? api::BackendChoice::kCpu
-                                 : api::BackendChoice::kAuto;
+                                 : api::BackendChoice::kCuda;
+  for (const api::Family family : {api::Family::kFa2, api::Family::kFa3}) {
+    if (backend == api::family_backend(family)) o.family = family;
+  }
   o.device = integer("device");
-  const std::string kv = text("kv_dtype");
+  o.fast_fp8 = boolean("fast_fp8");
+  const std::string q = text("q_dtype"), kv = text("kv_dtype");
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
+    if (q == dtype_name(type)) o.q_dtype = type;
     if (kv == dtype_name(type)) o.kv_dtype = type;
   }
   return o;

@@ -56,7 +56,7 @@ nb::list kernels() {
   const char* variants[] = {"softmax", "sigmoid"};
   for (const cpu::KernelTable* t : cpu::available_tables()) {
     for (const char* variant : variants) {
-      row(*t, "float32", variant, {"float32", "float16", "bfloat16"},
+      row(*t, "float32", variant, {"float32", "float16", "bfloat16", "float8_e4m3fn"},
           {"float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"});
       if (t->has_bf16_dot) {
         row(*t, "bfloat16", variant, {"bfloat16"}, {"bfloat16", "float8_e4m3fn", "float8_e5m2"});

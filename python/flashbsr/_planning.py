@@ -13,7 +13,7 @@ from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
 from .errors import DTypeError, FlashbsrError, UnsupportedError
 from .plan import Plan
-from .spec import AttentionSpec, TaskInfo
+from .spec import AttentionSpec, TaskInfo, is_cuda
 
 __all__ = ["Planned"]
 
@@ -35,7 +35,7 @@ class Planned:
         self._engine = _core.Engine(_options(spec, task))
         self._how = always(task.check)
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
-        self._open = task.backend == "auto" or (task.backend == "cuda" and task.device is None)
+        self._open = task.backend == "auto" or (is_cuda(task.backend) and task.device is None)
         self._streams: tuple[Adapter, int] | None = None
         self._workspace: Any = None  # keeps the caller's memory alive
         # Of q, k and out in the last run of this plan, for explain(); None: not run yet.
@@ -314,7 +314,9 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "num_threads": task.num_threads or 0,
         "backend": task.backend,
         "device": -1 if task.device is None else task.device,
+        "q_dtype": task.q_dtype or "",
         "kv_dtype": task.kv_dtype or "",
+        "fast_fp8": task.fp8_accumulation == "fast",
     }
 
 

@@ -21,7 +21,7 @@ from .adapters import device_of, to_indices
 from .attention import Attention
 from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from .plan import Plan
-from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name
+from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name, on_cuda
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -156,8 +156,8 @@ class Wrapper:
         if graph is not None:
             if backend == "cpu":
                 raise UnsupportedError("use_cuda_graph", True, "False with backend='cpu'")
-            check_backend("cuda")
-            self._task_options |= {"backend": "cuda", "device": graph.device}
+            check_backend(on_cuda(backend))
+            self._task_options |= {"backend": on_cuda(backend), "device": graph.device}
         self._engines: dict[Hashable, Attention] = {}
         self._attention: Attention | None = None  # the planned one
 
@@ -340,7 +340,8 @@ class Wrapper:
         if on is None and not isinstance(self._workspace, int):
             on = device_of(self._workspace, "workspace")
         if on is not None:
-            probe._task_options = {**self._task_options, "backend": "cuda", "device": on}
+            backend = on_cuda(self._task_options["backend"])
+            probe._task_options = {**self._task_options, "backend": backend, "device": on}
         probe._workspace = probe._attention = None
         probe._engines = {}
         return probe

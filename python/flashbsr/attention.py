@@ -13,6 +13,7 @@ from ._launch import launch_options, refuse_on_host
 from ._planning import Planned
 from ._typing import Array
 from .adapters import adapter_for, device_of, float_dtype, to_numpy
+from .dtypes import FLOAT8, O_DTYPES, Q_DTYPES, output_dtype
 from .errors import DTypeError, FlashbsrError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -100,15 +101,16 @@ class Attention(Planned):
         Parameters
         ----------
         q : array, shape (num_q_tokens, num_qo_heads, head_dim_qk)
-            float16 or bfloat16, and on the CPU float32.
+            float16, bfloat16 or float8_e4m3fn, and on the CPU float32.
         kv : array or tuple of arrays
             A stacked cache ``(pages, 2, page_size, H_kv, D)`` (NHD) or
             ``(pages, 2, H_kv, page_size, D)`` (HND), or a tuple ``(k, v)`` of its halves with
             strides of their own; for ragged KV a tuple of ``(tokens, H_kv, D)`` (HND:
-            ``(H_kv, tokens, D)``). The type of q, float8_e4m3fn or float8_e5m2. The last
-            dimension is contiguous.
+            ``(H_kv, tokens, D)``). The type of q, and unless q is float8 also float8_e4m3fn or
+            float8_e5m2. The last dimension is contiguous.
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
-            Where to write; default: a new array of q's kind.
+            Where to write; default: a new array of q's kind. Its type is the task's o_dtype, by
+            default that of q; with float8 q it may be any of float32, float16 and bfloat16.
         lse : float32 array, shape (num_q_tokens, num_qo_heads), optional
             Where to write the LSE; given, it is returned too.
         return_lse : bool
@@ -157,7 +159,7 @@ class Attention(Planned):
             self._streams = adapter, device
         elif enable_pdl or kv_ready or stream is not None:
             refuse_on_host(enable_pdl=enable_pdl, kv_ready=kv_ready, stream=stream)
-        q_dtype = float_dtype(q, "q")
+        q_dtype = float_dtype(q, "q", Q_DTYPES)
         if task.q_dtype is not None and q_dtype != task.q_dtype:
             raise DTypeError("q", q_dtype, f"{task.q_dtype}, the task's q_dtype")
         if isinstance(kv, tuple):
@@ -176,15 +178,18 @@ class Attention(Planned):
         rows = (q.shape[0], task.num_qo_heads) if len(q.shape) else (0, task.num_qo_heads)
         return_lse = return_lse or lse is not None
         out_adapter = lse_adapter = adapter
+        o_dtype = task.o_dtype or output_dtype(q_dtype)
         if out is None:
-            out = adapter.empty(q, (*rows, self._head_dim_vo), task.o_dtype or q_dtype)
+            out = adapter.empty(q, (*rows, self._head_dim_vo), o_dtype)
             out_export = adapter.export(out, True, "out")
         else:
             out_adapter = adapter_for(out, "out")
             out_export = out_adapter.export(out, True, "out")
-            wanted, actual = task.o_dtype or q_dtype, out_adapter.dtype_name(out, "out")
-            if actual != wanted:
-                raise DTypeError("out", actual, f"{wanted} (o_dtype; by default that of q)")
+            if task.o_dtype is None and q_dtype in FLOAT8:
+                o_dtype = float_dtype(out, "out", O_DTYPES)
+            actual = out_adapter.dtype_name(out, "out")
+            if actual != o_dtype:
+                raise DTypeError("out", actual, f"{o_dtype} (o_dtype; by default that of q)")
         lse_export = None
         if lse is not None:
             lse_adapter = adapter_for(lse, "lse")
@@ -208,7 +213,7 @@ class Attention(Planned):
             how,
         )
         self._open = False
-        self._ran = q_dtype, getattr(k_array, "dtype", None), task.o_dtype or q_dtype
+        self._ran = q_dtype, getattr(k_array, "dtype", None), o_dtype
         if return_lse:
             return out_adapter.finish(out), lse_adapter.finish(lse)
         return out_adapter.finish(out)

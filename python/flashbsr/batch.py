@@ -67,6 +67,7 @@ class BatchAttention(Wrapper):
         "kv": "kv_cache",
         "q_dtype": "q_data_type",
         "kv_dtype": "kv_data_type",
+        "o_dtype": "o_data_type",
     }
 
     def __init__(
@@ -101,6 +102,8 @@ class BatchAttention(Wrapper):
         kv_data_type: DType = None,
         use_profiler: bool = False,
         *,
+        o_data_type: DType = None,
+        fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs and page table completely.
@@ -127,10 +130,14 @@ class BatchAttention(Wrapper):
             Default ``1 / sqrt(head_dim_qk)``.
         logits_soft_cap : float, optional
             ``cap * tanh(x / cap)`` on the scaled logits. None or 0: off.
-        q_data_type, kv_data_type : data type, optional
-            None: the arrays'. FlashInfer's default is bfloat16.
+        q_data_type, kv_data_type, o_data_type : data type, optional
+            None: the arrays'. The output's is that of q, or of a given `out` and otherwise bfloat16
+            where q is float8_e4m3fn, which needs a KV of that type. FlashInfer's default is
+            bfloat16.
         use_profiler : bool
             Only False.
+        fp8_accumulation : {"default", "fast"}
+            As in `TaskInfo`.
         stream : CUDA stream or int, optional
             Where the plan is copied to the GPU. Default: the framework's current stream.
 
@@ -144,7 +151,7 @@ class BatchAttention(Wrapper):
             reject(use_profiler=use_profiler)
         key = (
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale,
-            logits_soft_cap, q_data_type, kv_data_type,
+            logits_soft_cap, q_data_type, kv_data_type, o_data_type, fp8_accumulation,
         )  # fmt: skip
         attention = self._find(key) or self._engine(
             key,
@@ -157,6 +164,8 @@ class BatchAttention(Wrapper):
                 "page_size": page_size,
                 "q_dtype": q_data_type,
                 "kv_dtype": kv_data_type,
+                "o_dtype": o_data_type,
+                "fp8_accumulation": fp8_accumulation,
             },
         )
         self._plan(attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr, stream=stream)
@@ -185,11 +194,11 @@ class BatchAttention(Wrapper):
         Parameters
         ----------
         q : array [qo_indptr[-1], num_qo_heads, head_dim_qk]
-            float32, float16 or bfloat16.
+            float32, float16, bfloat16 or float8_e4m3fn.
         kv_cache : array or tuple of two
             Stacked ``[pages, 2, page_size, num_kv_heads, head_dim]`` (HND: ``page_size`` and
-            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or
-            float8_e4m3fn / float8_e5m2. Any strides but the last.
+            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or unless
+            that is float8 also float8_e4m3fn / float8_e5m2. Any strides but the last.
         out : array [qo_indptr[-1], num_qo_heads, head_dim_vo], optional
             Written and returned.
         lse : float32 array [qo_indptr[-1], num_qo_heads], optional

@@ -38,7 +38,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : array, optional
         With `use_cuda_graph`: their lengths are the most requests + 1 and the most pages of a
         batch. (The last is not needed.) They are neither read nor written.
-    backend : {"auto", "cpu", "cuda"}
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
+        As in `TaskInfo`.
     jit_args : None
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
@@ -141,6 +142,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         q_len_per_req: int = 1,
         *,
         window_right: int = 0,
+        fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks the page table completely.
@@ -164,7 +166,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         logits_soft_cap : float, optional
             ``cap * tanh(x / cap)`` on the scaled logits. None or 0: off.
         q_data_type, kv_data_type, o_data_type : data type, optional
-            None: the arrays' (output: the query's). FlashInfer's default is float16.
+            None: the arrays'. The output's is that of q, or of a given `out` and otherwise bfloat16
+            where q is float8_e4m3fn, which needs a KV of that type. FlashInfer's default is
+            float16.
         data_type : data type, optional
             Query and KV type where they are not given.
         sm_scale : float, optional
@@ -187,6 +191,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             Query tokens per request, the same for all; causal among themselves.
         window_right : int
             Only 0.
+        fp8_accumulation : {"default", "fast"}
+            As in `TaskInfo`.
         stream : CUDA stream or int, optional
             Where the plan is copied to the GPU. Default: the framework's current stream.
 
@@ -202,6 +208,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
             logits_soft_cap, q_data_type, kv_data_type, o_data_type, data_type, sm_scale,
             rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len_per_req,
+            fp8_accumulation,
         )  # fmt: skip
         attention = self._find(key)
         if attention is None:
@@ -229,6 +236,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                     "o_dtype": o_data_type,
                     "fixed_split_size": pages_to_tokens(fixed_split_size, page_size),
                     "disable_split_kv": disable_split_kv,
+                    "fp8_accumulation": fp8_accumulation,
                     **(self._graph.capacity_of_decode(q_len_per_req) if self._graph else {}),
                 },
             )
@@ -272,11 +280,11 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         Parameters
         ----------
         q : array [B * q_len_per_req, num_qo_heads, head_dim]
-            float32, float16 or bfloat16.
+            float32, float16, bfloat16 or float8_e4m3fn.
         paged_kv_cache : array or tuple of two
             Stacked ``[pages, 2, page_size, num_kv_heads, head_dim]`` (HND: ``page_size`` and
-            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or
-            float8_e4m3fn / float8_e5m2. Any strides but the last.
+            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or unless
+            that is float8 also float8_e4m3fn / float8_e5m2. Any strides but the last.
         *args
             Not supported: extras have names here.
         q_scale, k_scale, v_scale : float or float32 array, optional
@@ -309,7 +317,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
 
         Returns
         -------
-        out : array like `q`
+        out : array [B * q_len_per_req, num_qo_heads, head_dim]
             Of the caller's kind. A request without KV gives 0.
         lse : float32 array [B * q_len_per_req, num_qo_heads]
             Only with ``return_lse=True``. ``-inf`` for a request without KV.

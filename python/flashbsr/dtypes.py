@@ -14,14 +14,17 @@ import numpy as np
 
 from .errors import DTypeError
 
-__all__ = ["FLOAT8", "KV_DTYPES", "QO_DTYPES", "normalize_dtype"]
+__all__ = ["FLOAT8", "KV_DTYPES", "O_DTYPES", "Q_DTYPES", "normalize_dtype", "output_dtype"]
 
-QO_DTYPES = ("float32", "float16", "bfloat16")
-"""Element types of queries and outputs."""
+O_DTYPES = ("float32", "float16", "bfloat16")
+"""Element types of outputs and states."""
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
-KV_DTYPES = (*QO_DTYPES, *FLOAT8)
+Q_DTYPES = (*O_DTYPES, "float8_e4m3fn")
+"""Element types of queries."""
+
+KV_DTYPES = (*O_DTYPES, *FLOAT8)
 """Element types of keys and values."""
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -73,6 +76,17 @@ def normalize_dtype(
     if allowed is not None and name not in allowed:
         raise DTypeError(argument, name, f"one of {', '.join(allowed)}")
     return name
+
+
+def output_dtype(q_dtype: str) -> str:
+    """Name the type of an output that nobody asked another of: that of q, bfloat16 for float8.
+
+    Examples
+    --------
+    >>> output_dtype("float16"), output_dtype("float8_e4m3fn")
+    ('float16', 'bfloat16')
+    """
+    return "bfloat16" if q_dtype in FLOAT8 else q_dtype
 
 
 def _name(dtype: Any, argument: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .dtypes import normalize_dtype
+from .dtypes import normalize_dtype, output_dtype
 from .errors import FlashbsrError
 from .plan import Plan
 
@@ -243,8 +243,12 @@ def _types(attention: Attention, gpu: bool) -> tuple[list[int], str]:
         for found, wanted in zip(ran, (task.q_dtype, task.kv_dtype, task.o_dtype), strict=True)
     ]
     guess = names[0] or ("float16" if gpu else "float32")
-    text = "q {}, KV {}, out {}".format(*(n or f"[{guess}]" for n in names))
-    return [_ITEMSIZE[name or guess] for name in names], text
+    guesses = guess, guess, output_dtype(guess)
+    text = "q {}, KV {}, out {}".format(
+        *(name or f"[{other}]" for name, other in zip(names, guesses, strict=True))
+    )
+    sizes = [_ITEMSIZE[name or other] for name, other in zip(names, guesses, strict=True)]
+    return sizes, text
 
 
 def _products_of(device: str) -> float | None:

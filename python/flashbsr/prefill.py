@@ -36,7 +36,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         batch. (The last is not needed.) They are neither read nor written.
     custom_mask_buf, mask_indptr_buf : None
         Masks lie in memory of the wrapper's own, as large as the largest planned before a capture.
-    backend : {"auto", "cpu", "cuda"}
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
+        As in `TaskInfo`.
     jit_args, jit_kwargs : None
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
@@ -154,6 +155,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
         *,
+        fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs, page table and mask completely.
@@ -196,7 +198,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         rope_scale, rope_theta : float, optional
             Default 1 and 10000.
         q_data_type, kv_data_type, o_data_type : data type, optional
-            None: the arrays' (output: the query's). FlashInfer's default is float16.
+            None: the arrays'. The output's is that of q, or of a given `out` and otherwise bfloat16
+            where q is float8_e4m3fn, which needs a KV of that type. FlashInfer's default is
+            float16.
         non_blocking : bool
             Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
@@ -213,6 +217,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             not depend on the rest of the batch.
         disable_split_kv : bool
             Never split a KV range.
+        fp8_accumulation : {"default", "fast"}
+            As in `TaskInfo`.
         stream : CUDA stream or int, optional
             Where the plan is copied to the GPU. Default: the framework's current stream.
 
@@ -245,6 +251,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo, causal,
             pos_encoding_mode, sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta,
             q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv,
+            fp8_accumulation,
         )  # fmt: skip
         attention = self._find(key) or self._engine(
             key,
@@ -268,6 +275,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
                 "o_dtype": o_data_type,
                 "fixed_split_size": pages_to_tokens(fixed_split_size, page_size),
                 "disable_split_kv": disable_split_kv,
+                "fp8_accumulation": fp8_accumulation,
                 **self._capacity(qo_indptr),
             },
         )
@@ -304,11 +312,11 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         Parameters
         ----------
         q : array [qo_indptr[-1], num_qo_heads, head_dim_qk]
-            float32, float16 or bfloat16.
+            float32, float16, bfloat16 or float8_e4m3fn.
         paged_kv_cache : array or tuple of two
             Stacked ``[pages, 2, page_size, num_kv_heads, head_dim]`` (HND: ``page_size`` and
-            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or
-            float8_e4m3fn / float8_e5m2. Any strides but the last.
+            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or unless
+            that is float8 also float8_e4m3fn / float8_e5m2. Any strides but the last.
         *args
             Not supported: extras have names here.
         q_scale, k_scale, v_scale : float or float32 array, optional

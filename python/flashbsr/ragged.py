@@ -33,7 +33,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         read nor written.
     custom_mask_buf, mask_indptr_buf : None
         Masks lie in memory of the wrapper's own, as large as the largest planned before a capture.
-    backend : {"auto", "cpu", "cuda"}
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
+        As in `TaskInfo`.
     jit_args, jit_kwargs : None
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
@@ -134,6 +135,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         v_indptr: Any = None,
         o_indptr: Any = None,
         *,
+        fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs and mask completely.
@@ -173,7 +175,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         rope_scale, rope_theta : float, optional
             Default 1 and 10000.
         q_data_type, kv_data_type, o_data_type : data type, optional
-            None: the arrays' (output: the query's). FlashInfer's default is float16.
+            None: the arrays'. The output's is that of q, or of a given `out` and otherwise bfloat16
+            where q is float8_e4m3fn, which needs a KV of that type. FlashInfer's default is
+            float16.
         non_blocking : bool
             Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
@@ -187,6 +191,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             ``plan`` reads the lengths from the indptrs.
         v_indptr, o_indptr : None
             Values have the rows of the keys, the output those of the queries.
+        fp8_accumulation : {"default", "fast"}
+            As in `TaskInfo`.
         stream : CUDA stream or int, optional
             Where the plan is copied to the GPU. Default: the framework's current stream.
 
@@ -223,6 +229,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, causal, pos_encoding_mode,
             window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type,
             kv_data_type, o_data_type, fixed_split_size, disable_split_kv,
+            fp8_accumulation,
         )  # fmt: skip
         attention = self._find(key) or self._engine(
             key,
@@ -245,6 +252,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
                 "o_dtype": o_data_type,
                 "fixed_split_size": fixed_split_size,
                 "disable_split_kv": disable_split_kv,
+                "fp8_accumulation": fp8_accumulation,
                 **self._capacity(qo_indptr, kv_indptr),
             },
         )
@@ -282,10 +290,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         Parameters
         ----------
         q : array [qo_indptr[-1], num_qo_heads, head_dim_qk]
-            float32, float16 or bfloat16.
+            float32, float16, bfloat16 or float8_e4m3fn.
         k : array [kv_indptr[-1], num_kv_heads, head_dim_qk]
-            The type of `q`, or float8_e4m3fn / float8_e5m2. HND: the first two dimensions
-            swapped. Any strides but the last.
+            The type of `q`, or unless that is float8 also float8_e4m3fn / float8_e5m2. HND: the
+            first two dimensions swapped. Any strides but the last.
         v : array [kv_indptr[-1], num_kv_heads, head_dim_vo]
             Likewise.
         *args

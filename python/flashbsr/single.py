@@ -120,10 +120,10 @@ def single_decode_with_kv_cache(
     Parameters
     ----------
     q : array [num_qo_heads, head_dim]
-        float32, float16 or bfloat16.
+        float32, float16, bfloat16 or float8_e4m3fn.
     k, v : array [kv_len, num_kv_heads, head_dim]
-        HND: ``[num_kv_heads, kv_len, head_dim]``. The type of `q`, or float8_e4m3fn /
-        float8_e5m2. Any strides but the last; the head dim of `v` may differ.
+        HND: ``[num_kv_heads, kv_len, head_dim]``. The type of `q`, or unless that is float8 also
+        float8_e4m3fn / float8_e5m2. Any strides but the last; the head dim of `v` may differ.
     kv_layout : {"NHD", "HND"}
     pos_encoding_mode : {"NONE", "ROPE_LLAMA", "ALIBI"}
     use_tensor_cores : bool
@@ -151,7 +151,7 @@ def single_decode_with_kv_cache(
     Returns
     -------
     out : array [num_qo_heads, head_dim]
-        Of the caller's kind; the type of `q`.
+        Of the caller's kind; the type of `q`, bfloat16 for float8.
     lse : float32 array [num_qo_heads]
         Only with ``return_lse=True``.
 
@@ -242,23 +242,24 @@ def single_prefill_with_kv_cache(
     sinks: Array = None,
     alibi_slopes: Array = None,
     lse_base: str = "e",
+    fp8_accumulation: str = "default",
 ) -> Any:
     """Attention of several query tokens, the last of their sequence.
 
     Parameters
     ----------
     q : array [qo_len, num_qo_heads, head_dim_qk]
-        float32, float16 or bfloat16.
+        float32, float16, bfloat16 or float8_e4m3fn.
     k : array [kv_len, num_kv_heads, head_dim_qk]
-        HND: ``[num_kv_heads, kv_len, head_dim_qk]``. The type of `q`, or float8_e4m3fn /
-        float8_e5m2. Any strides but the last.
+        HND: ``[num_kv_heads, kv_len, head_dim_qk]``. The type of `q`, or unless that is float8 also
+        float8_e4m3fn / float8_e5m2. Any strides but the last.
     v : array [kv_len, num_kv_heads, head_dim_vo]
         Likewise.
     scale_q, scale_k, scale_v : float or float32 array, optional
         Per tensor or per head (q: ``[num_qo_heads]``, k and v: ``[num_kv_heads]``). The first two
         multiply the logits, the third the output.
     o_dtype : data type, optional
-        Default: that of `q`.
+        float32, float16 or bfloat16. Default: that of `q`, bfloat16 for float8.
     custom_mask : bool array [qo_len, kv_len], optional
         True keeps. Replaces `causal`; `window_left` still holds.
     packed_custom_mask : uint8 array [ceil(qo_len * kv_len / 8)], optional
@@ -277,7 +278,8 @@ def single_prefill_with_kv_cache(
         ``cap * tanh(x / cap)`` on the scaled logits. None or 0: off.
     rope_scale, rope_theta : float, optional
         Default 1 and 10000.
-    backend : {"auto", "cpu", "cuda"}
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
+        As in `TaskInfo`.
     return_lse : bool
         Return ``(out, lse)``.
     kv_cache_sf : None
@@ -289,6 +291,8 @@ def single_prefill_with_kv_cache(
         For ``pos_encoding_mode="ALIBI"``. Default: the standard ones.
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
+    fp8_accumulation : {"default", "fast"}
+        As in `TaskInfo`.
 
     Returns
     -------
@@ -328,6 +332,7 @@ def single_prefill_with_kv_cache(
     key = (
         q_shape[1:], kv_heads, head_dim_vo, o_dtype, causal, kv_layout, pos_encoding_mode,
         sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta, lse_base, backend,
+        fp8_accumulation,
     )  # fmt: skip
     attention = _planned(
         key,
@@ -349,6 +354,7 @@ def single_prefill_with_kv_cache(
             "o_dtype": o_dtype,
             "lse_base": lse_base,
             "backend": backend,
+            "fp8_accumulation": fp8_accumulation,
         },
         (q_shape[0], kv_len),
         custom_mask,

@@ -30,7 +30,8 @@ class BlockSparseAttentionWrapper(Wrapper):
     float_workspace_buffer : None, int or uint8 array
         Scratch memory for partial results: None (owned by the wrapper and sized by ``plan``), a
         size in bytes, or an array. `CapacityError` in ``plan`` if it is too small.
-    backend : {"auto", "cpu", "cuda"}
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
+        As in `TaskInfo`.
     lse_base : {"e", "2"}
         Base of the LSE. FlashInfer's is 2.
     num_threads : int, optional
@@ -107,6 +108,8 @@ class BlockSparseAttentionWrapper(Wrapper):
         o_data_type: DType = None,
         non_blocking: bool = True,  # noqa: ARG002
         block_mask: Any = None,
+        *,
+        fp8_accumulation: str = "default",
     ) -> None:
         """Schedule the matrix. Checks it completely.
 
@@ -140,10 +143,14 @@ class BlockSparseAttentionWrapper(Wrapper):
             Default ``1 / sqrt(head_dim)``.
         rope_scale, rope_theta : None
         q_data_type, kv_data_type, o_data_type : data type, optional
-            None: the arrays' (output: the query's). FlashInfer's default is float16.
+            None: the arrays'. The output's is that of q, or of a given `out` and otherwise bfloat16
+            where q is float8_e4m3fn, which needs a KV of that type. FlashInfer's default is
+            float16.
         non_blocking : bool
             Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
         block_mask : None
+        fp8_accumulation : {"default", "fast"}
+            As in `TaskInfo`.
 
         Raises
         ------
@@ -165,7 +172,7 @@ class BlockSparseAttentionWrapper(Wrapper):
                 raise UnsupportedError(name, value, "None: give it to apply_rope_pos_ids")
         key = (
             num_qo_heads, num_kv_heads, head_dim, C, logits_soft_cap, sm_scale, q_data_type,
-            kv_data_type, o_data_type,
+            kv_data_type, o_data_type, fp8_accumulation,
         )  # fmt: skip
         attention = self._find(key) or self._engine(
             key,
@@ -178,6 +185,7 @@ class BlockSparseAttentionWrapper(Wrapper):
                 "q_dtype": q_data_type,
                 "kv_dtype": kv_data_type,
                 "o_dtype": o_data_type,
+                "fp8_accumulation": fp8_accumulation,
             },
         )
         if causal:
@@ -210,9 +218,9 @@ class BlockSparseAttentionWrapper(Wrapper):
         Parameters
         ----------
         q : array [M, num_qo_heads, head_dim]
-            float32, float16 or bfloat16.
+            float32, float16, bfloat16 or float8_e4m3fn.
         k, v : array [N, num_kv_heads, head_dim]
-            The type of `q`, or float8_e4m3fn / float8_e5m2.
+            The type of `q`, or unless that is float8 also float8_e4m3fn / float8_e5m2.
         scale_q, scale_k, scale_v : float or float32 array, optional
             Per tensor or per head (q: ``[num_qo_heads]``, k and v: ``[num_kv_heads]``). The first
             two multiply the logits, the third the output.

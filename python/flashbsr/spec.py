@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .dtypes import FLOAT8, KV_DTYPES, QO_DTYPES, normalize_dtype
+from .dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 
 __all__ = ["AttentionSpec", "TaskInfo"]
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
-BACKENDS = ("auto", "cpu", "cuda")
-# FlashInfer's names of kernels: asking for one is not a typing error.
-OTHER_BACKENDS = frozenset(
-    ("fa2", "fa3", "trtllm-gen", "cudnn", "cutlass", "cute-dsl", "fmha_v2", "xqa")
-)
+CUDA_BACKENDS = ("cuda", "fa2", "fa3")  # the last two name the kernels as well
+BACKENDS = ("auto", "cpu", *CUDA_BACKENDS)
+# FlashInfer's names of kernels that are not here: asking for one is not a typing error.
+OTHER_BACKENDS = frozenset(("trtllm-gen", "cudnn", "cutlass", "cute-dsl", "fmha_v2", "xqa"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +134,16 @@ class TaskInfo:
         Tokens of a KV page, 1 or more. None: the KV is ragged (contiguous per request).
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads within a page (paged), or in the whole array (ragged).
-    q_dtype, o_dtype : data type, optional
-        float32 (q: on the CPU only), float16 or bfloat16, in any framework's notation. None: the
-        query array's.
+    q_dtype : data type, optional
+        float32 (on the CPU only), float16, bfloat16 or float8_e4m3fn, in any framework's notation.
+        None: the query array's. float8 queries need a KV of the same type.
     kv_dtype : data type, optional
-        The type of q, or float8_e4m3fn / float8_e5m2. None: the KV array's. On a GPU the first
-        ``run`` with another type than the plan expected (float16 at first) plans once more; say
-        it here where that run is captured into a CUDA graph.
+        The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2. None: the KV
+        array's. On a GPU the first ``run`` with other types than the plan expected (float16 at
+        first) plans once more; say them here where that run is captured into a CUDA graph.
+    o_dtype : data type, optional
+        float32, float16 or bfloat16. None: that of q; with float8 q that of a given ``out``,
+        otherwise bfloat16.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
         A larger plan raises `CapacityError`, and memory, kernel and grid stay as they are from
@@ -158,16 +160,23 @@ class TaskInfo:
         Never split a KV range.
     lse_base : {"e", "2"}
         Base of the LSE that ``run`` returns: natural, or 2 as FlashInfer has it.
-    backend : {"auto", "cpu", "cuda"}
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
         Where to compute. "auto": on the GPU that the workspace or an index array given to ``plan``
         is on, otherwise where the q of the first ``run`` is; decided once. Arrays of a run are all
-        in that memory.
+        in that memory. "fa2" and "fa3" are "cuda" with one family of attention kernels, which
+        "cuda" chooses itself: "fa2" those of every GPU (``mma.sync``), "fa3" those of compute
+        capability 9.0 (``wgmma``); what the family does not have raises `UnsupportedError`.
     device : int, optional
-        Ordinal of the GPU; ``backend="cuda"`` only. None: that of the arrays.
+        Ordinal of the GPU; only with one of the last three backends. None: that of the arrays.
     check : bool
         Validate the page table on the GPU before each run, which then waits for the verdict and
         raises `IndexRangeError` instead of reading elsewhere. A debugging aid, also switched on by
         ``FLASHBSR_CHECK=1`` in the environment. The CPU always checks.
+    fp8_accumulation : {"default", "fast"}
+        Products of float8 q and KV on tensor cores that truncate as they accumulate (compute
+        capability 9.0): how often partial sums are promoted to float32. "default": so often that
+        the output over values with a mean is at most 0.25 % too small; "fast": 1.2 %. The same
+        wherever sums are exact, the CPU included.
 
     Raises
     ------
@@ -206,6 +215,7 @@ class TaskInfo:
     backend: str = "auto"
     device: int | None = None
     check: bool = False
+    fp8_accumulation: str = "default"
 
     def __post_init__(self) -> None:
         for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk"):
@@ -244,9 +254,13 @@ class TaskInfo:
         if missing and len(missing) < len(capacity):
             raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
         check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
-        _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", QO_DTYPES))
+        _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
         _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
-        _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", QO_DTYPES))
+        _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", O_DTYPES))
+        if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
+            raise DTypeError(
+                "kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype; any KV goes with 16-bit q"
+            )
         if self.q_dtype and self.kv_dtype not in (None, self.q_dtype, *FLOAT8):
             raise DTypeError("kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype, or a float8")
         _set(self, "disable_split_kv", bool(self.disable_split_kv))
@@ -255,9 +269,10 @@ class TaskInfo:
                 "fixed_split_size", self.fixed_split_size, "None when disable_split_kv=True"
             )
         check_name("lse_base", self.lse_base, ("e", "2"))
+        check_name("fp8_accumulation", self.fp8_accumulation, ("default", "fast"))
         check_backend(self.backend)
-        if self.device is not None and self.backend != "cuda":
-            raise FlashbsrError("device", self.device, "None unless backend='cuda'")
+        if self.device is not None and not is_cuda(self.backend):
+            raise FlashbsrError("device", self.device, "None unless backend='cuda', 'fa2' or 'fa3'")
         _set(self, "check", bool(self.check))
 
 
@@ -317,15 +332,27 @@ def check_llama31(value: Any) -> tuple[float, float, float]:
     return low, high, context
 
 
+def is_cuda(backend: Any) -> bool:
+    """Whether `backend` names the CUDA engine, with or without a kernel family."""
+    return isinstance(backend, str) and backend in CUDA_BACKENDS
+
+
+def on_cuda(backend: str) -> str:
+    """Name the CUDA engine, with the kernel family that `backend` asks for if it does."""
+    return backend if is_cuda(backend) else "cuda"
+
+
 def check_backend(backend: Any) -> None:
     """Raise unless this build and this machine have the backend."""
-    if backend == "cuda":
+    if is_cuda(backend):
         problem = _core.cuda_problem()
         if problem:
-            raise UnsupportedError("backend", "'cuda'", f"'auto' or 'cpu' here: {problem}")
+            raise UnsupportedError("backend", repr(backend), f"'auto' or 'cpu' here: {problem}")
     elif isinstance(backend, str) and backend in OTHER_BACKENDS:
         raise UnsupportedError(
-            "backend", repr(backend), "'auto', 'cpu' or 'cuda', which chooses the kernel itself"
+            "backend",
+            repr(backend),
+            "'auto', 'cpu' or 'cuda', which chooses the kernel itself, or 'fa2' or 'fa3'",
         )
     else:
         check_name("backend", backend, BACKENDS)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import QO_DTYPES
+from ..dtypes import O_DTYPES
 from ..errors import DTypeError, ShapeError
 
 __all__ = [
@@ -169,17 +169,17 @@ def stream_handle(stream: Any, argument: str = "stream") -> int:
     return found
 
 
-def float_dtype(x: Any, argument: str) -> str:
+def float_dtype(x: Any, argument: str, allowed: tuple[str, ...] = O_DTYPES) -> str:
     """Name the element type of queries, outputs or states.
 
     Raises
     ------
     DTypeError
-        Not float32, float16 or bfloat16.
+        Not one of `allowed`, by default float32, float16 and bfloat16.
     """
     name = adapter_for(x, argument).dtype_name(x, argument)
-    if name not in QO_DTYPES:
-        raise DTypeError(argument, name, ", ".join(QO_DTYPES))
+    if name not in allowed:
+        raise DTypeError(argument, name, ", ".join(allowed))
     return name
 
 
