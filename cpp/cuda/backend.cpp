@@ -79,7 +79,7 @@ class CudaBackend final : public api::Backend {
   double bandwidth_ = 0;
 
   const KernelRow* kernel_ = nullptr;
-  DType kv_ = DType::kF16;
+  DType q_ = DType::kF16, kv_ = DType::kF16;
   PlanHeader header_{};
   bool masked_ = false;
   char* workspace_ = nullptr;
@@ -107,18 +107,23 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
+  // 16-bit K and V go with queries of their own type only.
+  const DType q = dtype_size(batch.kv) == 2 ? batch.kv : batch.q;
   const Need need{.head_dim_qk = o_.head_dim_qk,
                   .head_dim_vo = o_.head_dim_vo,
+                  .q = q,
                   .kv = batch.kv,
                   .hooks = hooks(batch.masked),
                   .rotates = o_.position == Position::kRopeLlama,
                   .sigmoid = o_.activation == Activation::kSigmoid,
                   .rows = rows,
-                  .group = group};
+                  .group = group,
+                  .family = o_.family};
   const KernelRow& row = choose_kernel(need, info_);
   check_kernel(row);
   prepare(row, device_);
   kernel_ = &row;
+  q_ = q;
   kv_ = batch.kv;
   const int bytes_per_token = (o_.head_dim_qk + o_.head_dim_vo) * dtype_size(kv_);
   return limits_of(row, info_, group, bytes_per_token, bandwidth_);
@@ -284,7 +289,9 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float16 or bfloat16 there; arrays in host memory and backend='cpu' compute in "
                 "float32");
   }
-  return kernel_ && params.k.dtype == kv_;
+  // Kernels for 16-bit Q and float8 K take either type of Q.
+  const bool q_serves = (params.q.dtype == DType::kE4M3) == (q_ == DType::kE4M3);
+  return kernel_ && params.k.dtype == kv_ && q_serves;
 }
 
 void CudaBackend::run(Params& params, const RunOptions& options) {

@@ -18,8 +18,11 @@ constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 
 const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const std::string_view family = tile.family;
+  const bool hopper = family == "hopper";
   if (need.rotates && family != "prefill") return nullptr;
-  if (family == "hopper" && need.group > tile.rows && need.group % tile.rows) return nullptr;
+  if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
+  if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
+  if (hopper ? need.q != need.kv : need.q == DType::kE4M3) return nullptr;
   // "standard" does what "plain" does, in more registers.
   const char* softmax[] = {"plain", "standard"};
   const char* sigmoid[] = {"sigmoid"};

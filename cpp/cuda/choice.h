@@ -6,6 +6,7 @@
 
 #include <flashbsr/core/dtype.h>
 
+#include "api/options.h"
 #include "driver.h"
 #include "registry.h"
 
@@ -15,12 +16,14 @@ namespace flashbsr::cuda {
 struct Need {
   int head_dim_qk = 0;
   int head_dim_vo = 0;
+  DType q = DType::kF16;
   DType kv = DType::kF16;
   bool hooks = false;    ///< soft-cap, ALiBi, RoPE or a custom mask: more than plain attention
   bool rotates = false;  ///< RoPE inside attention: the decode family has none
   bool sigmoid = false;  ///< instead of softmax
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
+  api::Family family = api::Family::kAuto;
 };
 
 /// The kernel whose row tile wastes least: the smallest that holds the rows, otherwise the largest

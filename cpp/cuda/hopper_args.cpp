@@ -4,6 +4,9 @@
 
 #include <numeric>
 
+#include <flashbsr/core/error.h>
+#include <flashbsr/core/math.h>
+
 #include "api.h"
 
 namespace flashbsr::cuda {
