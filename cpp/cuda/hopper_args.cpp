@@ -47,7 +47,7 @@ bool encode(TensorMap& map, void* data, DType type, const Dim (&dims)[kRank]) {
   return api().tensor_map_encode_tiled(
              reinterpret_cast<CUtensorMap*>(&map), data_type(type), kRank, data, extents, strides,
              boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

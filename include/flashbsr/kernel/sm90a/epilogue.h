@@ -63,8 +63,8 @@ FLASHBSR_DEVICE void store_floats(char* row, int32_t dim, const float (&o)[kCoun
 
 /// Every thread of the warpgroup calls it; `first_row` is that of the thread within the item.
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, const PrefillRow* rows,
-                                int32_t first_row, const Mainloop<Traits, Variant>& loop) {
+FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, int32_t first_row,
+                                const Mainloop<Traits, Variant>& loop) {
   const Params& p = args.params;
   const WorkItem& item = tile.item;
   using Loop = Mainloop<Traits, Variant>;
@@ -82,7 +82,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, const 
     const float lse =
         sum == 0.0f ? -infinity() : ptx::log2(sum) + loop.top[h] * factor - Loop::kShift;
     if (item.slot < 0) {
-      const PrefillRow row = rows[8 * h];
+      const RowName row(args, item, r);
       RowEnd end = end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum, lse);
       if constexpr (!Variant::use_softmax) end.factor *= kUnit;
       const int64_t token = static_cast<int64_t>(tile.request.q_begin) + row.token;

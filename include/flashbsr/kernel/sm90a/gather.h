@@ -29,7 +29,7 @@ class Gather {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kWarps = Shared<Traits>::kGatherWarps;
+  static constexpr int kWarps = Shared<Traits>::kLoaderWarps;
   static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
   static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
 

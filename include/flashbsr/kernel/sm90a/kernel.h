@@ -3,9 +3,9 @@
 //
 // Attention on Hopper: a persistent block of one producer warpgroup and two or three consumers.
 //
-//   producer   warp 3: claims items           -> tile_pipeline
-//              warp 0: Q, K and V by TMA      -> query_, key_, value_pipeline
-//              warp 1: zeroes rows of V that the item does not own
+//   producer   warp 3: claims items, says what rows see   -> tile_pipeline
+//              warps 0 and 1: Q and K, and V, by TMA      -> query_, key_, value_pipeline
+//              warp 2: zeroes rows of V that the item does not own
 //              or, where TMA does not serve, warps 0 to 2: K and V by cp.async
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
 //              last part of a split tile merges it
@@ -26,41 +26,16 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
                              int32_t warp) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
-    if (lane == 0) schedule(args, shared);
+    Scheduler<Traits>(args, shared, lane).run();
   } else if (args.path == KvPath::kGather) {
     Gather<Traits>(args, shared, warp, lane).run();
   } else if (warp == 0) {
-    TmaLoader<Traits>(args, shared, lane).run();
+    TmaLoader<Traits, true>(args, shared, lane).run();
   } else if (warp == 1) {
+    TmaLoader<Traits, false>(args, shared, lane).run();
+  } else {
     Cleaner<Traits>(shared, lane).run(memory);
   }
-}
-
-/// How the rows [first, end) of an item, described in `rows`, see its tiles. Uniform.
-template <class Traits>
-FLASHBSR_DEVICE TileRange tile_range(const KernelArgs& args, const Tile& tile, int32_t first) {
-  const int32_t end = min_of(tile.item.row_count, first + 64);
-  TileRange range{-1, 0, -1, 0};
-  if (first < end && tile.count > 0) {
-    // Spans move right from row to row, so the outer rows tell.
-    const Span a = describe_row(args, tile.item, tile.request, first).span;
-    const Span z = describe_row(args, tile.item, tile.request, end - 1).span;
-    const int32_t begin = max_of(a.begin, tile.item.kv_begin);
-    if (begin < z.end) {
-      const int32_t start = tile.start;
-      range.top = (z.end - 1 - start) / Traits::kKvTile;
-      range.bottom = (begin - start) / Traits::kKvTile;
-      range.whole_top = (a.end - start) / Traits::kKvTile - 1;
-      range.whole_bottom =
-          ceil_div(max_of(z.begin, tile.item.kv_begin) - start, Traits::kKvTile);
-    }
-  }
-  // To uniform registers: whatever steers products must be there.
-  range.top = __shfl_sync(0xffffffffu, range.top, 0);
-  range.bottom = __shfl_sync(0xffffffffu, range.bottom, 0);
-  range.whole_top = __shfl_sync(0xffffffffu, range.whole_top, 0);
-  range.whole_bottom = __shfl_sync(0xffffffffu, range.whole_bottom, 0);
-  return range;
 }
 
 /// After the stores of a partial state: the last block to arrive merges the split tile.
@@ -79,30 +54,16 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Tile& tile) {
 
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& shared, int32_t group) {
-  const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128, lane = thread % 32;
-  const int32_t warp_row = group * 64 + thread / 32 * 16;
-  PrefillRow* warp_rows = shared.rows + warp_row;
-  const PrefillRow* rows = warp_rows + lane / 4;
-  Mainloop<Traits, Variant> loop(args.base, shared, rows, group);
+  Mainloop<Traits, Variant> loop(args.base, shared, group);
   for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
     shared.tile_pipeline.wait_full(at);
     Tile& tile = shared.tiles[at.stage];
-    const int32_t count = __shfl_sync(0xffffffffu, tile.count, 0);
-    if (count < 0) break;
-    __syncwarp();
-    if (lane < 16) {
-      PrefillRow row = describe_row(args.base, tile.item, tile.request, warp_row + lane);
-      // Tiles may begin before the item does.
-      row.span.begin = max_of(row.span.begin, tile.item.kv_begin);
-      row.span.end = max_of(row.span.end, row.span.begin);
-      warp_rows[lane] = row;
-    }
-    __syncwarp();
-    loop.run(tile, count, tile_range<Traits>(args.base, tile, group * 64));
-    write_rows<Traits, Variant>(args.base, tile, rows, warp_row + lane / 4, loop);
+    if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
+    loop.run(tile, shared.spans + at.stage * Traits::kRows);
+    write_rows<Traits, Variant>(args.base, tile, first_row(group), loop);
     if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile);
     __syncwarp();
-    if (lane == 0) shared.tile_pipeline.release(at);
+    if (threadIdx.x % 32 == 0) shared.tile_pipeline.release(at);
   }
 }
 

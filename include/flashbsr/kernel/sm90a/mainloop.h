@@ -26,15 +26,6 @@ inline constexpr float kNothing = -1e30f;
 /// log2 of how far weights may grow before their reference follows.
 inline constexpr float kSlack = 8.0f;
 
-/// How one warpgroup's rows see an item's tiles: nothing of tiles above `top`; some of `top` to
-/// `bottom`; everything of `whole_top` to `whole_bottom`.
-struct TileRange {
-  int32_t top;
-  int32_t bottom;
-  int32_t whole_top;
-  int32_t whole_bottom;
-};
-
 template <class Traits, class Variant>
 class Mainloop {
  public:
@@ -46,9 +37,8 @@ class Mainloop {
   Score scores;
 
   /// @param group  the warpgroup's number among the consumers, uniform
-  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const Shared<Traits>& shared,
-                           const PrefillRow* rows, int32_t group)
-      : scores(args, rows), shared_(shared), group_(group) {
+  FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const Shared<Traits>& shared, int32_t group)
+      : scores(args), shared_(shared), group_(group) {
     query_base_ = ptx::matrix_descriptor(shared.queries + group * 64 * 128, 1024, 16);
     key_base_ = ptx::matrix_descriptor(shared.keys, 1024, 16);
     value_base_ = ptx::matrix_descriptor(shared.values, 1024, Traits::kKvTile * 128);
@@ -56,8 +46,12 @@ class Mainloop {
     if (group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
   }
 
-  /// Computes the item's rows. `sight` is uniform; sight.top < sight.bottom: no row sees anything.
-  FLASHBSR_DEVICE void run(const Tile& tile, int32_t count, TileRange sight) {
+  /// Computes the item's rows, whose spans are `spans`.
+  FLASHBSR_DEVICE void run(const Tile& tile, const Span* spans) {
+    const int32_t count = uniform(tile.count), start = uniform(tile.start);
+    const TileRange& range = tile.ranges[group_];
+    TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
+                    uniform(range.whole_bottom)};
     top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -70,11 +64,10 @@ class Mainloop {
       finish_queries();
       return;
     }
-    const bool simple = scores.begin(tile);
+    const bool simple = scores.begin(tile, spans, first_row(group_));
     if (!simple) sight.whole_top = sight.bottom - 1;
 #pragma unroll 1
     for (; j > sight.top; --j) pass(true);
-    const int32_t start = tile.start;
     first(start + j * Traits::kKvTile);
     --j;
     // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
@@ -95,6 +88,10 @@ class Mainloop {
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
+
+  /// To a uniform register: whatever steers products must be in one, or the compiler moves their
+  /// descriptors from vector registers at every step.
+  FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
   /// Descriptors of a step's operands, worked out before its waits.
   struct Operands {

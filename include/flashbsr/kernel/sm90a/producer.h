@@ -4,42 +4,100 @@
 // The producer warpgroup's roles but the gather (gather.h): who claims items, who loads Q, K and V
 // by TMA, who cleans V.
 //
-// Order of loads: K(last), Q, then K(j - 1) and V(j) from the last tile to the first, as the
-// consumers need them.
+// Tiles are loaded from the last to the first, as the consumers need them; Q behind the first K.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
 
 namespace flashbsr::sm90a {
 
-/// Claims items and describes them to the other warps, one ahead. One thread.
+/// Claims items and describes them to the other warps, one ahead. One warp.
 ///
 /// A block's first item is its own number, without a claim; each block that had one claims until
 /// nothing is left. The last of these claims resets the counter.
 template <class Traits>
-FLASHBSR_DEVICE void schedule(const HopperArgs& args, const Shared<Traits>& shared) {
-  const KernelArgs& base = args.base;
-  const int32_t num_items = base.header->num_items;
-  const int32_t align = args.path == KvPath::kPaged ? args.box_tokens : 1;
-  int32_t index = static_cast<int32_t>(blockIdx.x);
-  for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
-    shared.tile_pipeline.wait_empty(at);
-    Tile& tile = shared.tiles[at.stage];
-    tile.count = -1;
-    if (index < num_items) {
-      tile.item = base.items[index];
-      tile.request = base.requests[tile.item.request];
-      tile.start = tile.item.kv_begin - tile.item.kv_begin % align;
-      const int32_t end = tile.item.kv_end;
-      tile.count = end > tile.item.kv_begin ? ceil_div(end - tile.start, Traits::kKvTile) : 0;
+class Scheduler {
+ public:
+  FLASHBSR_DEVICE Scheduler(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
+      : args_(args), shared_(shared), lane_(lane) {}
+
+  FLASHBSR_DEVICE void run() {
+    const KernelArgs& base = args_.base;
+    const int32_t num_items = base.header->num_items;
+    int32_t index = static_cast<int32_t>(blockIdx.x);
+    for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
+      const int32_t word = index < num_items ? record_word(index) : 0;
+      shared_.tile_pipeline.wait_empty(at);
+      Tile& tile = shared_.tiles[at.stage];
+      if (index < num_items) {
+        if (lane_ < kWords) reinterpret_cast<int32_t*>(&tile)[lane_] = word;
+        __syncwarp();
+        describe(tile, shared_.spans + at.stage * Traits::kRows);
+      } else if (lane_ == 0) {
+        tile.count = -1;
+      }
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
+      if (index >= num_items) return;
+      int32_t claimed = 0;
+      if (lane_ == 0) {
+        claimed = atomicAdd(base.counters, 1);
+        if (claimed == num_items - 1) *base.counters = 0;
+      }
+      index = static_cast<int32_t>(gridDim.x) + __shfl_sync(0xffffffffu, claimed, 0);
     }
-    ptx::mbarrier_arrive(shared.tile_pipeline.full(at.stage));
-    if (index >= num_items) return;
-    const int32_t claimed = atomicAdd(base.counters, 1);
-    if (claimed == num_items - 1) *base.counters = 0;
-    index = static_cast<int32_t>(gridDim.x) + claimed;
   }
-}
+
+ private:
+  /// An item and its request, a word per lane, on their way to shared memory.
+  static constexpr int kItemWords = sizeof(WorkItem) / 4;
+  static constexpr int kWords = kItemWords + sizeof(Request) / 4;
+  FLASHBSR_DEVICE int32_t record_word(int32_t index) const {
+    const WorkItem& item = args_.base.items[index];
+    const Request& request = args_.base.requests[item.request];
+    if (lane_ < kItemWords) return reinterpret_cast<const int32_t*>(&item)[lane_];
+    if (lane_ < kWords) return reinterpret_cast<const int32_t*>(&request)[lane_ - kItemWords];
+    return 0;
+  }
+
+  FLASHBSR_DEVICE void describe(Tile& tile, Span* spans) const {
+    const WorkItem& item = tile.item;
+    const int32_t align = args_.path == KvPath::kPaged ? args_.box_tokens : 1;
+    const int32_t start = item.kv_begin - item.kv_begin % align;
+    const int32_t end = item.kv_end;
+    for (int32_t r = lane_; r < Traits::kRows; r += 32) spans[r] = span_of(tile, r);
+    __syncwarp();
+    if (lane_ < Traits::kConsumers) tile.ranges[lane_] = range_of(tile, spans, start);
+    if (lane_ == 0) {
+      tile.start = start;
+      tile.count = end > item.kv_begin ? ceil_div(end - start, Traits::kKvTile) : 0;
+    }
+  }
+
+  /// What a row sees of the item: tiles may begin before it does, and rows may not exist.
+  FLASHBSR_DEVICE Span span_of(const Tile& tile, int32_t r) const {
+    if (r >= tile.item.row_count) return {0, 0};
+    const int32_t token = args_.base.group.quotient(tile.item.row_begin + r);
+    const Span seen = visible_span(*args_.base.header, tile.request, token);
+    const int32_t begin = max_of(seen.begin, tile.item.kv_begin);
+    return {begin, max_of(min_of(seen.end, tile.item.kv_end), begin)};
+  }
+
+  /// Of the rows of the lane's consumer. Spans move right from row to row, so the outer rows tell.
+  FLASHBSR_DEVICE TileRange range_of(const Tile& tile, const Span* spans, int32_t start) const {
+    const int32_t first = lane_ * 64;
+    const int32_t last = min_of(tile.item.row_count, first + 64) - 1;
+    if (first > last) return {};
+    const Span a = spans[first], z = spans[last];
+    if (a.begin >= z.end) return {};
+    return {(z.end - 1 - start) / Traits::kKvTile, (a.begin - start) / Traits::kKvTile,
+            (a.end - start) / Traits::kKvTile - 1, ceil_div(z.begin - start, Traits::kKvTile)};
+  }
+
+  const HopperArgs& args_;
+  const Shared<Traits>& shared_;
+  const int32_t lane_;
+};
 
 /// Calls visit(tile) for every item of the block, in all threads of a warp. The tile stays in
 /// shared memory: producers have no registers for it.
@@ -87,8 +145,9 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
-/// One warp loads everything by TMA; lane l has the box at token l * box_tokens of every tile.
-template <class Traits>
+/// Loads K, and Q, or V, by TMA: one warp each, because a box costs its warp about 80 cycles. Lane l
+/// has the box at token l * box_tokens of every tile.
+template <class Traits, bool kKeys>
 class TmaLoader {
  public:
   FLASHBSR_DEVICE TmaLoader(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
@@ -99,13 +158,26 @@ class TmaLoader {
 
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, lane_, [&](const Tile& tile) {
-      if (tile.count > 0) load(tile);
+      const Unowned<Traits> unowned(tile);
+      Source next = source(tile, tile.count - 1);
+      for (int32_t j = tile.count - 1; j >= 0; --j) {
+        const Source now = next;
+        next = source(tile, j - 1);
+        const bool dirty = !kKeys && unowned.in_tile(j, tile.count);
+        load(tile, now, dirty);
+        if (kKeys && j == tile.count - 1) {
+          shared_.query_pipeline.wait_empty(query_);
+          if (lane_ == 0) load_queries(args_, shared_, tile, query_);
+          query_.advance();
+        }
+      }
     });
   }
 
  private:
-  using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int32_t kOutside = 0x7fffffff;  ///< no page: zeros
+  static constexpr int kColumns = kKeys ? Traits::kColumnsQk : Traits::kColumnsVo;
+  static constexpr int kBytes = kKeys ? Traits::kKeyBytes : Traits::kValueBytes;
 
   /// Where a lane's box of a tile is.
   struct Source {
@@ -113,72 +185,38 @@ class TmaLoader {
     int32_t page;
   };
 
-  FLASHBSR_DEVICE void load(const Tile& tile) {
-    const Unowned<Traits> unowned(tile);
-    const int32_t last = tile.count - 1;
-    Source key = source(tile, last), next = source(tile, last - 1);
-    load_keys(tile, key);
-    shared_.query_pipeline.wait_empty(query_);
-    if (lane_ == 0) load_queries(args_, shared_, tile, query_);
-    query_.advance();
-    for (int32_t j = last; j >= 0; --j) {
-      const Source value = key;
-      key = next;
-      if (j > 0) {
-        next = source(tile, j - 2);
-        load_keys(tile, key);
-      }
-      load_values(tile, value, unowned.in_tile(j, tile.count));
-    }
-  }
-
   FLASHBSR_DEVICE Source source(const Tile& tile, int32_t j) const {
     const int32_t position = tile.start + j * Traits::kKvTile + lane_ * args_.box_tokens;
     if (args_.path == KvPath::kRagged) return {tile.request.kv_begin + position, 0};
+    if (j < 0 || !issues_ || position >= tile.item.kv_end) return {0, kOutside};
     const int32_t page = args_.base.page_size.quotient(position);
     const int32_t token = args_.base.page_size.remainder(position, page);
-    if (j < 0 || !issues_ || position >= tile.item.kv_end) return {0, kOutside};
     return {token, args_.base.kv_indices[tile.request.kv_begin + page]};
   }
 
-  FLASHBSR_DEVICE void load_keys(const Tile& tile, const Source& from) {
-    shared_.key_pipeline.wait_empty(key_);
-    const uint32_t full = shared_.key_pipeline.full(key_.stage);
-    if (lane_ == 0) ptx::mbarrier_expect_bytes(full, Traits::kKeyBytes);
+  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool dirty) {
+    const auto& pipeline = kKeys ? shared_.key_pipeline : shared_.value_pipeline;
+    pipeline.wait_empty(at_);
+    const uint32_t full = dirty ? shared_.dirty + 8 * at_.stage : pipeline.full(at_.stage);
+    if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
-    boxes<Traits::kColumnsQk>(shared_.keys + key_.stage * Traits::kKeyBytes, args_.k, full, tile,
-                              from);
-    key_.advance();
-  }
-
-  FLASHBSR_DEVICE void load_values(const Tile& tile, const Source& from, bool dirty) {
-    shared_.value_pipeline.wait_empty(value_);
-    const uint32_t full =
-        dirty ? shared_.dirty + 8 * value_.stage : shared_.value_pipeline.full(value_.stage);
-    if (lane_ == 0) ptx::mbarrier_expect_bytes(full, Traits::kValueBytes);
-    __syncwarp();
-    boxes<Traits::kColumnsVo>(shared_.values + value_.stage * Traits::kValueBytes, args_.v, full,
-                              tile, from);
-    value_.advance();
-  }
-
-  template <int kColumns>
-  FLASHBSR_DEVICE void boxes(uint32_t dst, const TensorMap& map, uint32_t full, const Tile& tile,
-                             const Source& from) const {
-    if (!issues_) return;
-    dst += lane_ * args_.box_tokens * 128;
+    if (issues_) {
+      const uint32_t dst = (kKeys ? shared_.keys : shared_.values) + at_.stage * kBytes +
+                           lane_ * args_.box_tokens * 128;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      ptx::tma_load(dst + c * Traits::kKvTile * 128, map, full, c * Traits::kColumnDims, from.token,
-                    tile.item.kv_head, from.page);
+      for (int c = 0; c < kColumns; ++c) {
+        ptx::tma_load(dst + c * Traits::kKvTile * 128, kKeys ? args_.k : args_.v, full,
+                      c * Traits::kColumnDims, from.token, tile.item.kv_head, from.page);
+      }
     }
+    at_.advance();
   }
 
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
   const int32_t lane_;
   const bool issues_;
-  Place key_, value_;
+  typename Shared<Traits>::KvPipeline::Place at_;
   typename Shared<Traits>::QueryPipeline::Place query_;
 };
 

@@ -15,6 +15,13 @@ namespace flashbsr::sm90a {
 template <class Variant>
 inline constexpr bool kHasHooks = !flashbsr::detail::kSame<Variant, Plain>;
 
+/// A thread's first row of the 64 of consumer `group`, within the item; its second is eight on. Its
+/// index is read anew at every call: the main loop has no register to keep what follows from it.
+FLASHBSR_DEVICE int32_t first_row(int32_t group) {
+  const int32_t thread = ptx::thread_index();
+  return group * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
 template <class Traits, class Variant>
   requires AttentionVariant<Variant, FragmentMath<Traits::kKvTile / 8>>
 class Scores {
@@ -25,28 +32,37 @@ class Scores {
                                   : Variant::use_softmax       ? 7.0f
                                                                : 15.0f;
 
-  FLASHBSR_DEVICE Scores(const KernelArgs& args, const PrefillRow* rows)
-      : args_(args), variant_(args.params), rows_(rows) {}
+  FLASHBSR_DEVICE explicit Scores(const KernelArgs& args) : args_(args), variant_(args.params) {}
 
   /// s[4 i + e]: column 8 i + lane % 4 * 2 + e % 2 of row lane / 4 + e / 2 * 8 of the warp.
   float s[4 * kGroups];
-  /// From S to logits in base 2. Not positive: every tile goes the long way.
+  /// From S to logits in base 2. Not positive: every tile goes the long way. 0: no such row.
   float factor[2];
 
-  /// Once the rows of an item are described. Returns whether S needs no transform() where every row
-  /// sees all of a tile.
-  FLASHBSR_DEVICE bool begin(const Tile& tile) {
+  /// Before an item. Returns whether S needs no transform() where every row sees all of a tile.
+  FLASHBSR_DEVICE bool begin(const Tile& tile, const Span* spans, int32_t row) {
     tile_ = &tile;
+    spans_ = spans + row;
     bool simple = !kHasHooks<Variant>;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float scale = logit_scale(args_.params, rows_[8 * h].q_head, tile.item.kv_head);
+      const int32_t r = row + 8 * h;
+      float scale = args_.params.sm_scale;
+      if (args_.params.q_head_scale || args_.params.k_head_scale) {
+        scale = logit_scale(args_.params, RowName(args_, tile.item, r).q_head, tile.item.kv_head);
+      }
       factor[h] = scale * kLog2e;
       if constexpr (kHasHooks<Variant>) {
+        row_[h] = r;
         scale_[h] = scale;
         factor[h] = 1.0f;
       }
-      simple = simple && factor[h] > 0.0f;
+      // What lies in the place of a missing row must not decide when others are rescaled.
+      if (r >= tile.item.row_count) {
+        factor[h] = 0.0f;
+      } else {
+        simple = simple && factor[h] > 0.0f;
+      }
     }
     return __all_sync(0xffffffffu, simple);
   }
@@ -54,18 +70,18 @@ class Scores {
   /// S of the tile at KV position `begin`: masks, and what a variant makes of logits. Afterwards S
   /// times the absolute value of factor are logits in base 2; without softmax, S are the weights.
   FLASHBSR_DEVICE void transform(int32_t begin) {
-    const int32_t column = begin + static_cast<int32_t>(threadIdx.x) % 4 * 2;
+    const int32_t column = begin + ptx::thread_index() % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const PrefillRow row = rows_[8 * h];
+      const Span span = spans_[8 * h];
       RowBits<kGroups> kept;
-      if constexpr (kHasHooks<Variant>) kept = hook(h, row, column);
-      const uint32_t length = static_cast<uint32_t>(row.span.end - row.span.begin);
+      if constexpr (kHasHooks<Variant>) kept = hook(h, column);
+      const uint32_t length = static_cast<uint32_t>(span.end - span.begin);
 #pragma unroll
       for (int i = 0; i < 2 * kGroups; ++i) {
         float& x = at(h, i);
         const int32_t position = column + i / 2 * 8 + i % 2;
-        bool inside = static_cast<uint32_t>(position - row.span.begin) < length;
+        bool inside = static_cast<uint32_t>(position - span.begin) < length;
         if constexpr (kHasHooks<Variant>) {
           x = inside && kept.at(i) ? x : kOutside;
         } else {
@@ -84,7 +100,8 @@ class Scores {
   FLASHBSR_DEVICE float& at(int h, int i) { return s[i / 2 * 4 + 2 * h + i % 2]; }
 
   /// A row's S becomes logits in base 2, or weights. Returns what the variant keeps.
-  FLASHBSR_DEVICE RowBits<kGroups> hook(int h, const PrefillRow& row, int32_t column) {
+  FLASHBSR_DEVICE RowBits<kGroups> hook(int h, int32_t column) {
+    const RowName row(args_, tile_->item, row_[h]);
     const Request& request = tile_->request;
     const LogitsAt<Math> where{.request = &request,
                                .q_token = row.token,
@@ -107,8 +124,9 @@ class Scores {
 
   const KernelArgs& args_;
   const Variant variant_;
-  const PrefillRow* rows_;  ///< this thread's first; the second is eight on
+  const Span* spans_ = nullptr;  ///< of this thread's first row; the second is eight on
   const Tile* tile_ = nullptr;
+  int32_t row_[2];
   float scale_[2];
 };
 

@@ -62,14 +62,36 @@ struct Pipeline {
   FLASHBSR_DEVICE void release(const Place& at) const { ptx::mbarrier_arrive(empty(at.stage)); }
 };
 
+/// How the rows of one warpgroup see an item's tiles: nothing of tiles above `top`; some of `top` to
+/// `bottom`; everything of `whole_top` to `whole_bottom`. top < bottom: nothing at all.
+struct TileRange {
+  int32_t top = -1;
+  int32_t bottom = 0;
+  int32_t whole_top = -1;
+  int32_t whole_bottom = 0;
+};
+
 /// A claimed item, and how its KV positions fall into tiles: tile j begins at start + j kKvTile.
 struct Tile {
   WorkItem item;
   Request request;
+  TileRange ranges[3];  ///< of every consumer
   int32_t start;
   int32_t count;   ///< of KV tiles; -1: no item is left
   int32_t merges;  ///< whether this block merges the item's split tile
   int32_t pad;
+};
+
+/// Query token and head of packed row `r` of an item.
+struct RowName {
+  int32_t token;
+  int32_t q_head;
+
+  FLASHBSR_DEVICE RowName(const KernelArgs& args, const WorkItem& item, int32_t r) {
+    token = args.group.quotient(item.row_begin + r);
+    q_head = item.kv_head * static_cast<int32_t>(args.group.divisor) +
+             args.group.remainder(item.row_begin + r, token);
+  }
 };
 
 /// A block's shared memory.
@@ -80,7 +102,7 @@ struct Shared {
   using TilePipeline = Pipeline<Traits::kTileSlots>;
 
   uint32_t queries, keys, values;  ///< addresses of the tiles' first buffers
-  PrefillRow* rows;
+  Span* spans;  ///< of the rows of every slot's item
   Tile* tiles;
   KvPipeline key_pipeline, value_pipeline;
   /// Of tiles of V with rows to clean: they arrive here, and are full when they are clean.
@@ -89,12 +111,12 @@ struct Shared {
   TilePipeline tile_pipeline;
 
   FLASHBSR_DEVICE explicit Shared(char* memory) {
-    static_assert(sizeof(PrefillRow) == Traits::kRowRecordBytes);
+    static_assert(sizeof(Span) * Traits::kRows == Traits::kSpanBytes);
     static_assert(sizeof(Tile) == Traits::kTileRecordBytes);
     queries = ptx::shared_address(memory);
     keys = queries + Traits::kKeyOffset;
     values = queries + Traits::kValueOffset;
-    rows = reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset);
+    spans = reinterpret_cast<Span*>(memory + Traits::kSpanOffset);
     tiles = reinterpret_cast<Tile*>(memory + Traits::kTileOffset);
     key_pipeline = {queries + Traits::kBarrierOffset};
     value_pipeline = {key_pipeline.barriers + KvPipeline::kBytes};
@@ -109,18 +131,18 @@ struct Shared {
   /// One thread; a fence and a block barrier follow.
   FLASHBSR_DEVICE void init_barriers(bool gather) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
-    const int loaders = gather ? kGatherWarps : 1;
+    const int loaders = gather ? kLoaderWarps : 1;
     key_pipeline.init(loaders, consumers);
     value_pipeline.init(loaders, consumers);
     query_pipeline.init(1, consumers);
-    tile_pipeline.init(1, consumers + (gather ? kGatherWarps : 2));
+    tile_pipeline.init(1, consumers + kLoaderWarps);
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(dirty + 8 * i, 1);
   }
 
-  /// Warps of the producer warpgroup: 0 loads Q, and K and V by TMA, for which 1 cleans; the first
-  /// three gather; the last one schedules.
-  static constexpr int kGatherWarps = 3;
+  /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or all
+  /// three gather K and V. The last one schedules.
+  static constexpr int kLoaderWarps = 3;
   static constexpr int kSchedulerWarp = 3;
 };
 

@@ -11,8 +11,8 @@
 namespace flashbsr::sm90a {
 
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
-constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows) {
-  if (head_dim_vo > 128) return 80;
+constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
+  if (head_dim_vo > 128) return hooks ? 64 : 80;
   return rows == 192 && head_dim_qk > 64 ? 80 : 128;
 }
 
@@ -20,8 +20,9 @@ constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows) {
 /// @tparam head_dim_vo  64, 128 or 256
 /// @tparam type         of Q, K and V
 /// @tparam rows         packed rows of an item, 64 per consumer warpgroup
-template <int head_dim_qk, int head_dim_vo, DType type, int rows,
-          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows)>
+/// @tparam hooks        the variant has hooks, which need registers
+template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks,
+          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks)>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
@@ -48,12 +49,11 @@ struct HopperTraits {
   static constexpr int kKeyBytes = kv_tile * kColumnsQk * 128;
   static constexpr int kValueBytes = kv_tile * kColumnsVo * 128;
 
-  static constexpr int kRowRecordBytes = 16;  ///< sizeof(PrefillRow)
-  static constexpr int kTileRecordBytes = 80;  ///< sizeof(Tile)
+  static constexpr int kSpanBytes = rows * 8;    ///< what every row of an item sees
+  static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = 256;
-  static constexpr int kRestBytes =
-      rows * kRowRecordBytes + kTileSlots * kTileRecordBytes + kBarrierBytes;
+  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
 
   static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
   static constexpr int stages_with(int queries) {
@@ -64,11 +64,11 @@ struct HopperTraits {
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
   static_assert(kStages >= 2);
 
-  /// [Q ...][K ...][V ...][rows][tiles][barriers]
+  /// [Q ...][K ...][V ...][spans of two items][two items][barriers]
   static constexpr int kKeyOffset = kQueryStages * kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
-  static constexpr int kRowOffset = kValueOffset + kStages * kValueBytes;
-  static constexpr int kTileOffset = kRowOffset + rows * kRowRecordBytes;
+  static constexpr int kSpanOffset = kValueOffset + kStages * kValueBytes;
+  static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
   static constexpr int kSmemBytes = kBarrierOffset + kBarrierBytes;
   static_assert(kSmemBytes <= kMostBytes);
