@@ -27,6 +27,15 @@ FLASHBSR_DEVICE void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
                : "memory");
 }
 
+/// True in one lane of a warp that is all here. The compiler knows that it is one, and issues copies
+/// under it without a loop over lanes.
+FLASHBSR_DEVICE bool elect_one() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}"
+               : "=r"(elected));
+  return elected;
+}
+
 FLASHBSR_DEVICE void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -28,80 +28,114 @@ FLASHBSR_DEVICE void transpose_quad(uint32_t (&x)[4]) {
   x[3] = high ? b1 : c1;
 }
 
-/// Stores a row of O in 16-bit elements; `half` says which of the thread's two rows.
+/// A thread's two rows of an item.
+struct RowPair {
+  char* out[2];  ///< null: there is no such row
+  float factor[2];
+};
+
+/// Stores them in 16-bit elements.
 template <DType kType, int kCount>
-FLASHBSR_DEVICE void store_row(char* row, int32_t dim, const float (&o)[kCount], int half,
-                               float factor, bool exists) {
+FLASHBSR_DEVICE void store_halves(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
   const int32_t lane = threadIdx.x % 4;
 #pragma unroll
   for (int g = 0; g < kCount / 16; ++g) {  // 32 dims
-    uint32_t x[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = 4 * (4 * g + i) + 2 * half;
-      x[i] = ptx::pack2<kType>(o[at] * factor, o[at + 1] * factor);
-    }
-    transpose_quad(x);
     const int32_t d = 32 * g + 8 * lane;
-    if (exists && d < dim) *reinterpret_cast<uint4*>(row + 2 * d) = {x[0], x[1], x[2], x[3]};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * (4 * g + i) + 2 * h;
+        x[i] = ptx::pack2<kType>(o[at] * rows.factor[h], o[at + 1] * rows.factor[h]);
+      }
+      transpose_quad(x);
+      if (rows.out[h] && d < dim) {
+        *reinterpret_cast<uint4*>(rows.out[h] + 2 * d) = {x[0], x[1], x[2], x[3]};
+      }
+    }
   }
 }
 
 /// The same in fp32, without the transpose: a quad's 32 bytes are a sector.
 template <int kCount>
-FLASHBSR_DEVICE void store_floats(char* row, int32_t dim, const float (&o)[kCount], int half,
-                                  float factor, bool exists) {
+FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     const int32_t d = 8 * i + static_cast<int32_t>(threadIdx.x) % 4 * 2;
-    const float x[2] = {o[4 * i + 2 * half] * factor, o[4 * i + 2 * half + 1] * factor};
-    if (exists) store_typed<DType::kF32>(row, d, dim, x);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float x[2] = {o[4 * i + 2 * h] * rows.factor[h], o[4 * i + 2 * h + 1] * rows.factor[h]};
+      if (rows.out[h]) store_typed<DType::kF32>(rows.out[h], d, dim, x);
+    }
   }
 }
 
 }  // namespace detail
 
 /// Every thread of the warpgroup calls it; `first_row` is that of the thread within the item.
+/// What can be done for both of its rows at once is: between two items this is on the way.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, int32_t first_row,
                                 const Mainloop<Traits, Variant>& loop) {
+  using Loop = Mainloop<Traits, Variant>;
   const Params& p = args.params;
   const WorkItem& item = tile.item;
-  using Loop = Mainloop<Traits, Variant>;
   // Without softmax the weights' shift is all there is to undo.
   constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
+  const bool split = item.slot >= 0;
+  detail::RowPair rows;
+  float sum[2] = {loop.sum[0], loop.sum[1]}, lse[2];
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], lanes);
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float sum = loop.sum[h];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     const int32_t r = first_row + 8 * h;
-    const bool exists = r < item.row_count;
-    const bool leads = exists && threadIdx.x % 4 == 0;
     const float factor = ptx::max(fabsf(loop.scores.factor[h]), 1e-30f);
-    const float lse =
-        sum == 0.0f ? -infinity() : ptx::log2(sum) + loop.top[h] * factor - Loop::kShift;
-    if (item.slot < 0) {
-      const RowName row(args, item, r);
-      RowEnd end = end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum, lse);
-      if constexpr (!Variant::use_softmax) end.factor *= kUnit;
-      const int64_t token = static_cast<int64_t>(tile.request.q_begin) + row.token;
-      char* out = p.out.row(token, row.q_head);
-      with_output_dtype(p.out.dtype, [&]<DType kType>() {
-        if constexpr (kType == DType::kF32) {
-          detail::store_floats(out, p.v.dim, loop.o, h, end.factor, exists);
-        } else {
-          detail::store_row<kType>(out, p.v.dim, loop.o, h, end.factor, exists);
-        }
-      });
-      if (leads) write_lse(p, token, row.q_head, end.lse);
+    lse[h] = sum[h] == 0.0f ? -infinity() : ptx::log2(sum[h]) + loop.top[h] * factor - Loop::kShift;
+    if (split) {
+      rows.factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
+      rows.out[h] = reinterpret_cast<char*>(
+          partial_out_row(p, args.header->tile_rows, item.slot, r));
     } else {
-      float scale = kUnit;
-      if constexpr (Variant::use_softmax) scale = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-      const int32_t tile_rows = args.header->tile_rows;
-      char* out = reinterpret_cast<char*>(partial_out_row(p, tile_rows, item.slot, r));
-      detail::store_floats(out, p.v.dim, loop.o, h, scale, exists);
-      if (leads) *partial_lse(p, tile_rows, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+      const RowName row(args, item, r);
+      const RowEnd end =
+          end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum[h], lse[h]);
+      rows.factor[h] = end.factor;
+      lse[h] = end.lse;
+      rows.out[h] =
+          p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
+    }
+    if constexpr (!Variant::use_softmax) {
+      rows.factor[h] = split ? kUnit : rows.factor[h] * kUnit;
+      lse[h] = 0.0f;
+    }
+    if (r >= item.row_count) rows.out[h] = nullptr;
+  }
+  if (split) {
+    detail::store_floats(rows, p.v.dim, loop.o);
+  } else {
+    with_output_dtype(p.out.dtype, [&]<DType kType>() {
+      if constexpr (kType == DType::kF32) {
+        detail::store_floats(rows, p.v.dim, loop.o);
+      } else {
+        detail::store_halves<kType>(rows, p.v.dim, loop.o);
+      }
+    });
+  }
+  if (threadIdx.x % 4 != 0 || (!split && !p.lse)) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t r = first_row + 8 * h;
+    if (r >= item.row_count) continue;
+    if (split) {
+      *partial_lse(p, args.header->tile_rows, item.slot, r) = lse[h];
+    } else {
+      const RowName row(args, item, r);
+      write_lse(p, static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head, lse[h]);
     }
   }
 }

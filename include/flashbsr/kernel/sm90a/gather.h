@@ -90,31 +90,17 @@ class Gather {
                             uint32_t tiles, int32_t tile_bytes, const PagedView& from,
                             const Tile& tile, int32_t j, const Rows& rows) {
     pipeline.wait_empty(at);
-    const int32_t chunk = lane_ % 8;
+    const uint32_t tile_address = tiles + at.stage * tile_bytes;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      uint64_t mine = 0;
+      uint64_t mine = 0;  // of the lane's own row
       if (rows.page[i] >= 0) {
         const int32_t p = position(tile, j, i);
         const int32_t slot =
             args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
         mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
       }
-      int32_t row = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
-#pragma unroll 1
-      for (int r = 0; r < min_of(kRowsPerWarp - 32 * i, 32); r += 4, row += 4) {
-        const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);
-        if (row >= Traits::kKvTile) continue;
-        const uint32_t dst =
-            tiles + at.stage * tile_bytes + row * 128 + ((chunk ^ row & 7) << 4);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const int32_t byte = c * 128 + chunk * 16;
-          const bool inside = source != 0 && byte < from.dim * dtype_size(Traits::kType);
-          ptx::cp_async_16_if(dst + c * Traits::kKvTile * 128,
-                              reinterpret_cast<const char*>(source) + byte, inside);
-        }
-      }
+      copy_run<kColumns>(i, tile_address, mine, from.dim * dtype_size(Traits::kType));
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<2>();
@@ -122,6 +108,28 @@ class Gather {
     pending_[0] = pending_[1];
     pending_[1] = pipeline.full(at.stage);
     at.advance();
+  }
+
+  /// Rows [32 i, 32 i + 32) of this warp's part of a tile; lane l knows the address of the l-th.
+  template <int kColumns>
+  FLASHBSR_DEVICE void copy_run(int i, uint32_t tile, uint64_t mine, int32_t row_bytes) const {
+    const int32_t chunk = lane_ % 8, first = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
+    // The next row of a lane is four on: the swizzle takes two forms in turn.
+    uint32_t dst = tile + first * 128 + ((chunk ^ first & 7) << 4);
+    constexpr int kUnroll = kRuns > 1 ? 2 : 4;  // as far as 32 registers go
+#pragma unroll kUnroll
+    for (int r = 0; r < min_of(kRowsPerWarp - 32 * i, 32); r += 4) {
+      const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);
+      const char* from = reinterpret_cast<const char*>(source) + chunk * 16;
+      if (kWarps * kRowsPerWarp == Traits::kKvTile || first + r < Traits::kKvTile) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const bool inside = source != 0 && c * 128 + chunk * 16 < row_bytes;
+          ptx::cp_async_16_if(dst + c * Traits::kKvTile * 128, from + c * 128, inside);
+        }
+      }
+      dst = (dst ^ 64) + 512;
+    }
   }
 
   /// This warp's part of a tile has arrived.

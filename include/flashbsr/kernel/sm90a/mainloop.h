@@ -75,7 +75,7 @@ class Mainloop {
 #pragma unroll 1
       for (; j > sight.whole_top; --j) step<true>(start + j * Traits::kKvTile);
 #pragma unroll 1
-      for (; j >= sight.whole_bottom; --j) step<false>(0);
+      for (; j >= sight.whole_bottom; --j) step<false>(start + j * Traits::kKvTile);
       sight.whole_top = sight.bottom - 1;
       sight.whole_bottom = count;
     } while (j >= sight.bottom);
@@ -217,7 +217,7 @@ class Mainloop {
   /// S becomes weights, still in fp32. True: O must be rescaled by shrink_.
   template <bool kMasked>
   FLASHBSR_DEVICE bool soften(int32_t begin) {
-    if constexpr (kMasked || kHasHooks<Variant>) scores.transform(begin);
+    if constexpr (kMasked || kHasHooks<Variant>) scores.template transform<kMasked>(begin);
     if constexpr (!Variant::use_softmax) return false;
     float (&s)[4 * Score::kGroups] = scores.s;
     float new_top[2], factor[2], base[2];

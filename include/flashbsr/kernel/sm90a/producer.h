@@ -145,8 +145,8 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
-/// Loads K, and Q, or V, by TMA: one warp each, because a box costs its warp about 80 cycles. Lane l
-/// has the box at token l * box_tokens of every tile.
+/// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows where
+/// the box at token l * box_tokens of every tile is.
 template <class Traits, bool kKeys>
 class TmaLoader {
  public:
@@ -154,7 +154,7 @@ class TmaLoader {
       : args_(args),
         shared_(shared),
         lane_(lane),
-        issues_(lane * args.box_tokens < Traits::kKvTile) {}
+        boxes_(Traits::kKvTile / args.box_tokens) {}
 
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, lane_, [&](const Tile& tile) {
@@ -188,7 +188,7 @@ class TmaLoader {
   FLASHBSR_DEVICE Source source(const Tile& tile, int32_t j) const {
     const int32_t position = tile.start + j * Traits::kKvTile + lane_ * args_.box_tokens;
     if (args_.path == KvPath::kRagged) return {tile.request.kv_begin + position, 0};
-    if (j < 0 || !issues_ || position >= tile.item.kv_end) return {0, kOutside};
+    if (j < 0 || lane_ >= boxes_ || position >= tile.item.kv_end) return {0, kOutside};
     const int32_t page = args_.base.page_size.quotient(position);
     const int32_t token = args_.base.page_size.remainder(position, page);
     return {token, args_.base.kv_indices[tile.request.kv_begin + page]};
@@ -200,22 +200,28 @@ class TmaLoader {
     const uint32_t full = dirty ? shared_.dirty + 8 * at_.stage : pipeline.full(at_.stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
-    if (issues_) {
-      const uint32_t dst = (kKeys ? shared_.keys : shared_.values) + at_.stage * kBytes +
-                           lane_ * args_.box_tokens * 128;
+    const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
+    uint32_t dst = (kKeys ? shared_.keys : shared_.values) + at_.stage * kBytes;
+    for (int b = 0; b < boxes_; ++b, dst += args_.box_tokens * 128) {
+      // The same in all lanes, and so in uniform registers, which copies take their coordinates from.
+      const int32_t token = __shfl_sync(0xffffffffu, from.token, b);
+      const int32_t page = __shfl_sync(0xffffffffu, from.page, b);
+      if (ptx::elect_one()) {
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        ptx::tma_load(dst + c * Traits::kKvTile * 128, kKeys ? args_.k : args_.v, full,
-                      c * Traits::kColumnDims, from.token, tile.item.kv_head, from.page);
+        for (int c = 0; c < kColumns; ++c) {
+          ptx::tma_load(dst + c * Traits::kKvTile * 128, kKeys ? args_.k : args_.v, full,
+                        c * Traits::kColumnDims, token, head, page);
+        }
       }
     }
+    __syncwarp();
     at_.advance();
   }
 
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
   const int32_t lane_;
-  const bool issues_;
+  const int32_t boxes_;  ///< of a tile
   typename Shared<Traits>::KvPipeline::Place at_;
   typename Shared<Traits>::QueryPipeline::Place query_;
 };

@@ -39,11 +39,11 @@ class Scores {
   /// From S to logits in base 2. Not positive: every tile goes the long way. 0: no such row.
   float factor[2];
 
-  /// Before an item. Returns whether S needs no transform() where every row sees all of a tile.
+  /// Before an item. Returns whether masks are only needed where a row does not see all of a tile.
   FLASHBSR_DEVICE bool begin(const Tile& tile, const Span* spans, int32_t row) {
     tile_ = &tile;
     spans_ = spans + row;
-    bool simple = !kHasHooks<Variant>;
+    bool simple = true;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t r = row + 8 * h;
@@ -67,26 +67,33 @@ class Scores {
     return __all_sync(0xffffffffu, simple);
   }
 
-  /// S of the tile at KV position `begin`: masks, and what a variant makes of logits. Afterwards S
-  /// times the absolute value of factor are logits in base 2; without softmax, S are the weights.
+  /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not see
+  /// all of the tile, masks. Afterwards S times the absolute value of factor are logits in base 2;
+  /// without softmax, S are the weights.
+  template <bool kMasked>
   FLASHBSR_DEVICE void transform(int32_t begin) {
     const int32_t column = begin + ptx::thread_index() % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Span span = spans_[8 * h];
-      RowBits<kGroups> kept;
-      if constexpr (kHasHooks<Variant>) kept = hook(h, column);
-      const uint32_t length = static_cast<uint32_t>(span.end - span.begin);
+      if constexpr (kHasHooks<Variant>) {
+        hook(h, column);
+      } else if (factor[h] < 0.0f) {
+        // A maximum is looked for before factors are multiplied: negative ones turn S over.
 #pragma unroll
-      for (int i = 0; i < 2 * kGroups; ++i) {
-        float& x = at(h, i);
-        const int32_t position = column + i / 2 * 8 + i % 2;
-        bool inside = static_cast<uint32_t>(position - span.begin) < length;
-        if constexpr (kHasHooks<Variant>) {
-          x = inside && kept.at(i) ? x : kOutside;
-        } else {
-          // A maximum is looked for before factors are multiplied: negative ones turn S over.
-          x = !inside ? kOutside : factor[h] < 0.0f ? -x : x;
+        for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = -at(h, i);
+      }
+      if constexpr (kMasked) {
+        const Span span = spans_[8 * h];
+        const int32_t end = span.end - column, first = span.begin - column;
+#pragma unroll
+        for (int i = 0; i < 2 * kGroups; ++i) {
+          if (i / 2 * 8 + i % 2 >= end) at(h, i) = kOutside;
+        }
+        if (first > 0) {  // a window, or the tile begins before the item
+#pragma unroll
+          for (int i = 0; i < 2 * kGroups; ++i) {
+            if (i / 2 * 8 + i % 2 < first) at(h, i) = kOutside;
+          }
         }
       }
     }
@@ -99,8 +106,8 @@ class Scores {
   /// Column `i` of the thread's row `h`.
   FLASHBSR_DEVICE float& at(int h, int i) { return s[i / 2 * 4 + 2 * h + i % 2]; }
 
-  /// A row's S becomes logits in base 2, or weights. Returns what the variant keeps.
-  FLASHBSR_DEVICE RowBits<kGroups> hook(int h, int32_t column) {
+  /// A row's S becomes logits in base 2, or weights.
+  FLASHBSR_DEVICE void hook(int h, int32_t column) {
     const RowName row(args_, tile_->item, row_[h]);
     const Request& request = tile_->request;
     const LogitsAt<Math> where{.request = &request,
@@ -119,7 +126,13 @@ class Scores {
     constexpr float kUnit = Variant::use_softmax ? kLog2e : kShift == 0.0f ? 1.0f : 32768.0f;
 #pragma unroll
     for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.x[i] * kUnit;
-    return variant_.masks_logits() ? variant_.template logits_mask<Math>(where) : Math::all();
+    if (variant_.masks_logits()) {
+      const RowBits<kGroups> kept = variant_.template logits_mask<Math>(where);
+#pragma unroll
+      for (int i = 0; i < 2 * kGroups; ++i) {
+        if (!kept.at(i)) at(h, i) = kOutside;
+      }
+    }
   }
 
   const KernelArgs& args_;

@@ -13,7 +13,7 @@ namespace flashbsr::sm90a {
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
 constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
   if (head_dim_vo > 128) return hooks ? 64 : 80;
-  return rows == 192 && head_dim_qk > 64 ? 80 : 128;
+  return rows == 192 && (head_dim_qk > 64 || hooks) ? 80 : 128;
 }
 
 /// @tparam head_dim_qk  64, 128, 192 or 256; smaller dims are padded with zeros in shared memory
