@@ -32,7 +32,7 @@ has the time of variants over plain attention, and the rate with e4m3 K and V as
 bf16 ones, in the same run:"""
 
 VERIFY = """\
-Verifying 4 tokens of each of 16 requests with 4096 tokens takes {} us ({} of the read bandwidth)."""
+Verifying 4 tokens of 16 requests, 4096 tokens each, takes {} us ({} of the read bandwidth)."""
 
 REST = """\
 Appending to a paged cache copies at {append} of the copy bandwidth, `merge_states` at {merge}.
