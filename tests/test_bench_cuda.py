@@ -31,6 +31,7 @@ from flashbsr.bench.cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
 from flashbsr.bench.timing import Budget
 from flashbsr.bench.workloads import Workload
 from flashbsr.cli import main
+from flashbsr.errors import UnsupportedError
 from harness import DEVICES, framework
 
 torch = framework("torch")
@@ -214,6 +215,20 @@ def test_a_result_without_the_option_is_wrong(
     )
     with pytest.raises(RuntimeError, match="flashbsr: wrong result"):
         run_cuda_workload(small(w), session)
+
+
+def test_what_the_device_lacks_is_said(
+    session: CudaSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError("q_data_type", "float8_e4m3fn", "float16 or bfloat16")
+
+    monkeypatch.setattr(cuda_prefill, "_plan", refuse)
+    (w,) = select("prefill-e4m3-4x4096", workloads=CUDA_WORKLOADS)
+    result = run_cuda_workload(small(w), session)
+    session.finish([result])
+    assert result.skipped
+    assert "not run: q_data_type: got" in render_table([result], session.limits())
 
 
 def test_causal_bits() -> None:

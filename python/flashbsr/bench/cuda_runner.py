@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-from flashbsr.errors import FlashbsrError
+from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
 from .cuda_data import check_rows, io_bytes, normal, paged_kv, paged_sets, sample_rows, set_count
@@ -133,7 +133,7 @@ class CudaSession:
 
 
 def run_cuda_workload(workload: Workload, session: CudaSession) -> Result:
-    """Measure one workload.
+    """Measure one workload; one that the device has no kernel for is skipped with a note.
 
     Raises
     ------
@@ -142,7 +142,10 @@ def run_cuda_workload(workload: Workload, session: CudaSession) -> Result:
     """
     if not session.samples:
         session.sample_limits()
-    return _RUNNERS[workload.kind](workload, session)
+    try:
+        return _RUNNERS[workload.kind](workload, session)
+    except UnsupportedError as error:
+        return Result(workload, note=f"not run: {error}")
 
 
 def _decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int], Any], int]:
