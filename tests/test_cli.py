@@ -184,10 +184,15 @@ def test_names_are_unique_and_metrics_known() -> None:
 
 @pytest.mark.parametrize("lens", [(5, 5), (3, 9), (9, 3), (0, 4), (1, 7)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_flops_count_unmasked_pairs(lens: tuple[int, int], causal: bool) -> None:
+@pytest.mark.parametrize("window_left", [-1, 0, 2, 20])
+def test_flops_count_unmasked_pairs(lens: tuple[int, int], causal: bool, window_left: int) -> None:
     q_len, kv_len = lens
     mask = np.tri(q_len, kv_len, kv_len - q_len) if causal else np.ones((q_len, kv_len))
-    w = workloads.Workload("w", "prefill", "float32", (q_len,), (kv_len,), causal=causal)
+    if window_left >= 0:
+        mask -= mask * np.tri(q_len, kv_len, kv_len - q_len - window_left - 1)
+    w = workloads.Workload(
+        "w", "prefill", "float32", (q_len,), (kv_len,), causal=causal, window_left=window_left
+    )
     assert workloads.attention_flops(w) == 4 * int(mask.sum()) * w.head_dim * w.num_qo_heads
 
 

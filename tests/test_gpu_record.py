@@ -126,12 +126,13 @@ def test_bench_figures() -> None:
             "goals": [{"metric": "us_scaled", "at_most": 124.5, "met": False}],
         },
         {"name": "plan", "metrics": {"plan_us": 9.0}, "goals": []},
+        {"name": "e4m3", "metrics": {}, "goals": [], "note": "not run: no kernel"},
     ]
     limits = {"read_gbs": 4500.0, "samples": [1, 2]}
     found = gpu_steps.read_bench({"results": results, "limits": limits})
     assert found["ok"]
-    assert found["missed"] == ["decode: us_scaled 130, goal <= 124.5"]
-    assert set(found["figures"]) == {"decode", "plan"}
+    assert found["missed"] == ["decode: us_scaled 130, goal <= 124.5", "e4m3: not run: no kernel"]
+    assert set(found["figures"]) == {"decode", "plan", "e4m3"}
     assert found["limits"] == {"read_gbs": 4500.0}
 
 

@@ -133,7 +133,7 @@ def bench(limit: float, results: Path, plot: Path) -> dict[str, Any]:
 
 
 def read_bench(content: dict[str, Any]) -> dict[str, Any]:
-    """Take the figures, and the goals that were missed."""
+    """Take the figures, the goals that were missed, and what was not run."""
     missed = [
         f"{r['name']}: {goal['metric']} {r['metrics'][goal['metric']]:.4g}, "
         f"goal {'>=' if 'at_least' in goal else '<='} {goal.get('at_least', goal.get('at_most'))}"
@@ -141,6 +141,7 @@ def read_bench(content: dict[str, Any]) -> dict[str, Any]:
         for goal in r["goals"]
         if not goal["met"]
     ]
+    missed += [f"{r['name']}: {r['note']}" for r in content["results"] if not r["metrics"]]
     limits = {k: v for k, v in content["limits"].items() if not isinstance(v, list)}
     figures = {r["name"]: r["metrics"] for r in content["results"]}
     return {"ok": True, "limits": limits, "figures": figures, "missed": missed}

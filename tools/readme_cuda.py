@@ -26,6 +26,14 @@ PREFILL = """\
 Prefill, causal: TFLOP/s of the pairs that the mask keeps, ragged and paged, and those of PyTorch's
 backends on dense tensors:"""
 
+SPECIAL = """\
+Other masks, head dims, variants and types, causal and ragged 4 x 4096 unless said; the last column
+has the time of variants over plain attention, and the rate with e4m3 K and V as a part of that with
+bf16 ones, in the same run:"""
+
+VERIFY = """\
+Verifying 4 tokens of 16 requests, 4096 tokens each, takes {} us ({} of the read bandwidth)."""
+
 REST = """\
 Appending to a paged cache copies at {append} of the copy bandwidth, `merge_states` at {merge}.
 `plan()` takes {plan_16} us at batch 16 and {plan_1024} us at batch 1024, the host's part of `run()`
@@ -49,7 +57,33 @@ ROWS = {
     "fp8-16x1024": "16 x 1024, e4m3",
     "fp8-zipf": "16, Zipf, mean 1024, e4m3",
 }
-SHAPES = ("4x4096", "1x8192", "16x1024")
+# The same for prefill: shapes that are run ragged and paged, and what is not plain causal bf16.
+SHAPES = {
+    "1x8192": "1 x 8192",
+    "4x4096": "4 x 4096",
+    "1x32768": "1 x 32768",
+    "16x1024": "16 x 1024",
+    "uniform": "16, uniform 512 to 1024",
+    "zipf": "16, Zipf, mean 1024",
+}
+OPTIONS = {
+    "prefill-page1-4x4096": "pages of 1",
+    "prefill-no-mask-4x4096": "no mask",
+    "prefill-d64-4x4096": "head dim 64",
+    "prefill-d256-4x4096": "head dim 256",
+    "prefill-window-4x4096": "window of 1024",
+    "prefill-soft-cap-4x4096": "soft-cap",
+    "prefill-alibi-4x4096": "ALiBi",
+    "prefill-sinks-4x4096": "sinks",
+    "prefill-mask-4x4096": "the causal mask in bits",
+    "prefill-sigmoid-4x4096": "sigmoid",
+    "prefill-e4m3-4x4096": "e4m3 q, k and v",
+    "prefill-e4m3-1x32768": "e4m3 q, k and v, 1 x 32768",
+    "prefill-e4m3-fast-4x4096": "the same, fast accumulation",
+    "prefill-e4m3-fast-1x32768": "the same, fast accumulation, 1 x 32768",
+    "prefill-paged-e4m3kv-4x4096": "bf16 q, e4m3 K and V, paged",
+    "extend-4x512": "4 x 512 queries on 8192 tokens, paged",
+}
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -100,15 +134,28 @@ def figures(path: Path, headers: str) -> str:
 
     prefill = [
         [
-            shape.replace("x", " x "),
+            words,
             cell(f"prefill-{shape}", "tflops", "{:.0f}"),
             cell(f"prefill-{shape}", "matmul_fraction", "{:.0%}"),
             cell(f"prefill-paged-{shape}", "tflops", "{:.0f}"),
             cell(f"prefill-{shape}", "flash_tflops", "{:.0f}"),
             cell(f"prefill-{shape}", "cudnn_tflops", "{:.0f}"),
         ]
-        for shape in SHAPES
+        for shape, words in SHAPES.items()
+        if f"prefill-{shape}" in results
     ]
+    special = [
+        [
+            words,
+            cell(name, "tflops", "{:.0f}"),
+            cell(name, "kv16_fraction", "{:.0%}")
+            if name == "prefill-paged-e4m3kv-4x4096"
+            else cell(name, "variant_penalty", "{:+.1%}"),
+        ]
+        for name, words in OPTIONS.items()
+        if name in results
+    ]
+    verify = [cell("verify-16x4", *x) for x in (("us", "{:.1f}"), ("read_fraction", "{:.0%}"))]
     decode = [_decode_row(words, results[name]) for name, words in ROWS.items() if name in results]
     stale = is_stale(path, record, headers)
     parts = [
@@ -126,6 +173,15 @@ def figures(path: Path, headers: str) -> str:
         table(["KV tokens", "time", "GB/s", "of read", "PyTorch"], decode),
         PREFILL,
         table(["tokens", "ragged", "of product", "paged", "flash", "cuDNN"], prefill),
+        *(
+            [
+                SPECIAL,
+                table(["prefill", "TFLOP/s", "same run"], special),
+                VERIFY.format(*verify),
+            ]
+            if special
+            else []
+        ),
         REST.format(
             append=span("append-"),
             merge=span("merge-"),

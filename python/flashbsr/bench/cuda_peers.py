@@ -3,8 +3,8 @@
 """PyTorch's ``scaled_dot_product_attention`` on the GPU, by backend, given its best.
 
 Contiguous ``(batch, heads, tokens, dim)`` tensors; of the ways to say GQA the fastest is timed:
-``enable_gqa=True``, or, in decode, the query heads of a KV head as query rows of that head, which
-without a mask is exact.
+``enable_gqa=True``, or, without a mask, where that is exact, the query heads of a KV head as query
+rows of that head.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .cuda_data import Row, check_rows, normal, set_count
+from .cuda_data import Row, check_rows, compute_bound, normal, set_count
 from .cuda_timing import Gpu, measure
+from .results import Result
 from .timing import Samples
 from .workloads import Workload, kv_bytes
 
-__all__ = ["BACKENDS", "time_peers"]
+__all__ = ["BACKENDS", "add_peers", "time_peers"]
 
 #: Name in the results -> PyTorch's.
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
@@ -77,8 +78,18 @@ def time_peers(gpu: Gpu, w: Workload) -> dict[str, tuple[Samples, str]]:
             except RuntimeError:  # "No available kernel": this backend does not take it
                 continue
             row = Row(out[-1, -1, -1], q[-1, -1, -1], *(x[-1, -1] for x in sets[0]))
-            check_rows(gpu, name, [row], w.dtype, dim**-0.5)
-            samples = measure(gpu.clock, run, len(sets), compute_bound=w.causal)
+            check_rows(gpu, name, [row], w)
+            samples = measure(gpu.clock, run, len(sets), compute_bound=compute_bound(w))
             if name not in found or samples.median < found[name][0].median:
                 found[name] = samples, form
     return found
+
+
+def add_peers(result: Result, gpu: Gpu) -> None:
+    """Time PyTorch's backends and note the ratios of their times to ours."""
+    found = time_peers(gpu, result.workload)
+    ours = result.times["flashbsr"].median
+    for name, (samples, _) in found.items():
+        result.times[name] = samples
+        result.metrics[f"{name}_speedup"] = samples.median / ours
+    result.note = ", ".join(f"{name}: {form}" for name, (_, form) in found.items())

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-from flashbsr.errors import FlashbsrError
+from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
-from .cuda_data import Row, check_rows, io_bytes, normal, paged_rows, paged_sets, set_count
-from .cuda_peers import time_peers
+from .cuda_data import check_rows, io_bytes, normal, paged_kv, paged_sets, sample_rows, set_count
+from .cuda_peers import add_peers
+from .cuda_prefill import run_prefill
 from .cuda_timing import Gpu, measure, measure_limits
 from .cuda_workloads import REFERENCE_READ_GBS
 from .machine import describe_machine
 from .results import Result
 from .runner import plan_decode, time_plan, usable_cores
 from .timing import Samples
-from .workloads import ITEMSIZE, Workload, attention_flops, kv_bytes
+from .workloads import ITEMSIZE, Workload
 
 __all__ = ["CudaSession", "find_gpu", "run_cuda_workload"]
 
@@ -132,7 +133,7 @@ class CudaSession:
 
 
 def run_cuda_workload(workload: Workload, session: CudaSession) -> Result:
-    """Measure one workload.
+    """Measure one workload; one that the device has no kernel for is skipped with a note.
 
     Raises
     ------
@@ -141,11 +142,10 @@ def run_cuda_workload(workload: Workload, session: CudaSession) -> Result:
     """
     if not session.samples:
         session.sample_limits()
-    return _RUNNERS[workload.kind](workload, session)
-
-
-def _scale(w: Workload) -> float:
-    return float(w.head_dim**-0.5)
+    try:
+        return _RUNNERS[workload.kind](workload, session)
+    except UnsupportedError as error:
+        return Result(workload, note=f"not run: {error}")
 
 
 def _decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int], Any], int]:
@@ -160,20 +160,8 @@ def _decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int],
         return wrapper.run(q, caches[index], out=out, **options)
 
     call(0)
-    check_rows(gpu, "flashbsr", paged_rows(w, q, caches[0], pages, out), w.dtype, _scale(w))
+    check_rows(gpu, "flashbsr", sample_rows(w, q, out, paged_kv(w, caches[0], pages)), w)
     return call, len(caches)
-
-
-def _add_peers(result: Result, session: CudaSession) -> None:
-    """Time PyTorch's backends and note the ratios of their times to ours."""
-    if not (result.workload.peer and session.peer):
-        return
-    found = time_peers(session.gpu, result.workload)
-    ours = result.times["flashbsr"].median
-    for name, (samples, _) in found.items():
-        result.times[name] = samples
-        result.metrics[f"{name}_speedup"] = samples.median / ours
-    result.note = ", ".join(f"{name}: {form}" for name, (_, form) in found.items())
 
 
 def _run_decode(w: Workload, session: CudaSession) -> Result:
@@ -192,72 +180,13 @@ def _run_decode(w: Workload, session: CudaSession) -> Result:
         early = measure(clock, *_decode_call(w, session.gpu, kv_ready=True))
         result.times["kv_ready"] = early
         result.metrics["kv_ready_us"] = early.median * 1e6
-    _add_peers(result, session)
+    if w.peer and session.peer:
+        add_peers(result, session.gpu)
     return result
-
-
-def _prefill_call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
-    """Plan, run and check a prefill batch, paged or ragged; the call and its sets."""
-    indptr = np.concatenate([[0], np.cumsum(w.q_lens)]).astype(np.int32)
-    q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
-    out = gpu.torch.full_like(q, float("nan"))
-    types: dict[str, Any] = {"causal": w.causal, "q_data_type": w.dtype, "kv_data_type": w.dtype}
-    shape = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
-    sets: list[Any]
-    if w.page_size is None:
-        ragged = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, backend=gpu.backend)
-        ragged.plan(indptr, indptr, *shape, **types)
-        kv_shape = (sum(w.kv_lens), *shape[1:])
-        count = set_count(kv_bytes(w))
-        sets = [[normal(gpu, kv_shape, w.dtype) for _ in range(2)] for _ in range(count)]
-
-        def call(index: int) -> Any:
-            return ragged.run(q, *sets[index], out=out)
-
-        call(0)
-        rows = _ragged_rows(w, q, sets[0], out)
-    else:
-        sets, pages = paged_sets(gpu, w)
-        paged = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None, backend=gpu.backend)
-        table = (pages.indptr, pages.indices, pages.last_page_len)
-        paged.plan(indptr, *table, *shape, w.page_size, **types)
-
-        def call(index: int) -> Any:
-            return paged.run(q, sets[index], out=out)
-
-        call(0)
-        rows = paged_rows(w, q, sets[0], pages, out)
-    check_rows(gpu, "flashbsr", rows, w.dtype, _scale(w))
-    return call, len(sets)
-
-
-def _ragged_rows(w: Workload, q: Any, kv: list[Any], out: Any) -> list[Row]:
-    """Sample the last request: first, middle and last token, two heads."""
-    length, start = w.q_lens[-1], sum(w.q_lens[:-1])
-    rows = []
-    for token in (0, length // 2, length - 1):
-        for head in (0, w.num_qo_heads - 1):
-            at, kv_head = start + token, head // (w.num_qo_heads // w.num_kv_heads)
-            k, v = (x[start : at + 1, kv_head] for x in kv)
-            rows.append(Row(out[at, head], q[at, head], k, v))
-    return rows
 
 
 def _run_prefill(w: Workload, session: CudaSession) -> Result:
-    clock, gpu = session.gpu.clock, session.gpu
-    result = Result(w, {"flashbsr": measure(clock, *_prefill_call(w, gpu), compute_bound=True)})
-    seconds = result.times["flashbsr"].median
-    if w.page_size is not None:
-        twin = _prefill_call(replace(w, page_size=None), gpu)
-        result.times["ragged"] = measure(clock, *twin, compute_bound=True)
-        result.metrics["paged_penalty"] = seconds / result.times["ragged"].median - 1
-    flops = attention_flops(w)
-    result.metrics["tflops"] = flops / seconds * 1e-12
-    _add_peers(result, session)
-    for name in ("flash", "cudnn"):
-        if name in result.times:
-            result.metrics[f"{name}_tflops"] = flops / result.times[name].median * 1e-12
-    return result
+    return run_prefill(w, session.gpu, peer=session.peer)
 
 
 def _run_append(w: Workload, session: CudaSession) -> Result:
@@ -338,6 +267,9 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-decode": _run_decode,
     "gpu-fp8": _run_decode,
     "gpu-prefill": _run_prefill,
+    "gpu-variants": _run_prefill,
+    "gpu-prefill-fp8": _run_prefill,
+    "gpu-short": _run_prefill,
     "gpu-append": _run_append,
     "gpu-merge": _run_merge,
     "gpu-plan": _run_plan,

@@ -3,10 +3,13 @@
 """The named workloads of ``flashbsr bench --device cuda``: shapes and goals.
 
 Goals in microseconds were set on an H200 that reads 4.55 TB/s; ``us_scaled`` is the time that the
-device would take at that bandwidth, so units that differ by a few percent are judged alike.
+device would take at that bandwidth, so units that differ by a few percent are judged alike. Goals
+in TFLOP/s, and those of variants, are for compute capability 9.0: one H200.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from .workloads import ZIPF_1024, Goal, Workload
 
@@ -20,6 +23,9 @@ CUDA_KINDS = {
     "gpu-decode": "Decode, bf16, paged",
     "gpu-fp8": "Decode, e4m3 K/V, paged",
     "gpu-prefill": "Prefill, causal, bf16",
+    "gpu-variants": "Prefill, other masks, head dims and variants, bf16, ragged",
+    "gpu-prefill-fp8": "Prefill, causal, e4m3",
+    "gpu-short": "Few queries on a long KV, causal, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
     "gpu-merge": "merge_states, bf16",
     "gpu-plan": "plan(), decode wrapper, host time",
@@ -59,19 +65,85 @@ def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = Fa
     return _decode(name, kv_lens, us, kind="gpu-fp8", kv_dtype="float8_e4m3fn", quick=quick)
 
 
+def _at_least(metric: str, bound: float) -> tuple[Goal, ...]:
+    return (Goal(metric, bound),)
+
+
 def _prefill(
-    batch: int, length: int, page_size: int | None, goals: tuple[Goal, ...] = ()
+    name: str, lengths: tuple[int, ...], goals: tuple[Goal, ...], **changes: Any
 ) -> Workload:
+    """Causal, bf16, all of a request's tokens at once, unless `changes` say otherwise."""
+    fields: dict[str, Any] = {
+        "kind": "gpu-prefill",
+        "dtype": "bfloat16",
+        "q_lens": lengths,
+        "causal": True,
+        **changes,
+    }
+    return Workload(f"prefill-{name}", kv_lens=lengths, goals=goals, **fields)
+
+
+def _both(
+    name: str,
+    lengths: tuple[int, ...],
+    ragged: float,
+    paged: float,
+    penalty: tuple[Goal, ...] = (),
+    *,
+    quick: bool = False,
+) -> tuple[Workload, Workload]:
+    """Ragged, next to PyTorch where lengths are equal, and in pages of 16; TFLOP/s."""
+    peer = len(set(lengths)) == 1
+    goals = (*_at_least("tflops", paged), *penalty)
+    return (
+        _prefill(name, lengths, _at_least("tflops", ragged), peer=peer, quick=quick),
+        _prefill(f"paged-{name}", lengths, goals, page_size=16, quick=quick),
+    )
+
+
+def _option(name: str, tflops: float, **changes: Any) -> Workload:
+    """4 x 4096, ragged, with another mask or head dim."""
+    return _prefill(
+        f"{name}-4x4096", _LONG, _at_least("tflops", tflops), kind="gpu-variants", **changes
+    )
+
+
+def _variant(variant: str, penalty: float, *, quick: bool = False) -> Workload:
+    """4 x 4096, ragged, against the same without the variant."""
+    goals = _at_most("variant_penalty", penalty)
+    name = f"{variant}-4x4096"
+    return _prefill(name, _LONG, goals, kind="gpu-variants", variant=variant, quick=quick)
+
+
+def _e4m3(
+    batch: int, length: int, tflops: float, accumulation: str = "default", *, quick: bool = False
+) -> Workload:
+    """All of q, K and V in e4m3."""
+    fast = "fast-" if accumulation == "fast" else ""
+    return _prefill(
+        f"e4m3-{fast}{batch}x{length}",
+        (length,) * batch,
+        _at_least("tflops", tflops),
+        kind="gpu-prefill-fp8",
+        dtype="float8_e4m3fn",
+        fp8_accumulation=accumulation,
+        quick=quick,
+    )
+
+
+def _short(
+    name: str, batch: int, q_len: int, kv_len: int, goals: tuple[Goal, ...], *, quick: bool = False
+) -> Workload:
+    """Ask for the last `q_len` tokens of each request."""
     return Workload(
-        name=f"prefill-{'' if page_size is None else 'paged-'}{batch}x{length}",
-        kind="gpu-prefill",
+        name=name,
+        kind="gpu-short",
         dtype="bfloat16",
-        q_lens=(length,) * batch,
-        kv_lens=(length,) * batch,
-        page_size=page_size,
+        q_lens=(q_len,) * batch,
+        kv_lens=(kv_len,) * batch,
+        page_size=16,
         causal=True,
-        peer=page_size is None,
-        quick=(batch, length) == (4, 4096),
+        quick=quick,
         goals=goals,
     )
 
@@ -110,6 +182,7 @@ def _plan(batch: int, bound_us: float) -> Workload:
     return _decode(name, lengths, None, kind="gpu-plan", peer=False, quick=True, goals=goals)
 
 
+_LONG = (4096,) * 4
 _PAGED = (Goal("paged_penalty", 0.04, at_least=False),)
 
 CUDA_WORKLOADS: tuple[Workload, ...] = (
@@ -130,12 +203,36 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _fp8("fp8-16x1024", (1024,) * 16, 11.0),
     _fp8("fp8-uniform", UNIFORM_1024, None),
     _fp8("fp8-zipf", ZIPF_1024, 13.5),
-    _prefill(4, 4096, None, (Goal("tflops", 385.0), Goal("flash_speedup", 1.15))),
-    _prefill(4, 4096, 16, _PAGED),
-    _prefill(1, 8192, None),
-    _prefill(1, 8192, 16),
-    _prefill(16, 1024, None),
-    _prefill(16, 1024, 16),
+    *_both("1x8192", (8192,), 785.0, 775.0),
+    *_both("4x4096", _LONG, 755.0, 745.0, _PAGED, quick=True),
+    *_both("1x32768", (32768,), 745.0, 735.0),
+    *_both("16x1024", (1024,) * 16, 590.0, 585.0),
+    *_both("uniform", UNIFORM_1024, 480.0, 475.0),
+    *_both("zipf", ZIPF_1024, 670.0, 660.0),
+    _prefill("page1-4x4096", _LONG, _at_least("tflops", 690.0), page_size=1),
+    _option("no-mask", 765.0, causal=False, peer=True),
+    _option("d64", 560.0, head_dim=64, peer=True),
+    _option("d256", 765.0, head_dim=256, peer=True),
+    _option("window", 590.0, window_left=1023),
+    _variant("soft-cap", 0.12, quick=True),
+    _variant("alibi", 0.05),
+    _variant("sinks", 0.05),
+    _variant("mask", 0.05),
+    _variant("sigmoid", 0.05),
+    _e4m3(4, 4096, 880.0, quick=True),
+    _e4m3(1, 32768, 860.0),
+    _e4m3(4, 4096, 985.0, "fast"),
+    _e4m3(1, 32768, 975.0, "fast"),
+    _prefill(
+        "paged-e4m3kv-4x4096",
+        _LONG,
+        _at_least("kv16_fraction", 0.9),
+        kind="gpu-prefill-fp8",
+        kv_dtype="float8_e4m3fn",
+        page_size=16,
+    ),
+    _short("extend-4x512", 4, 512, 8192, _at_least("tflops", 730.0)),
+    _short("verify-16x4", 16, 4, 4096, _at_most("us_scaled", 65.0), quick=True),
     _append(1024),
     _append(8192),
     _merge(16384, 4),

@@ -180,7 +180,7 @@ def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
     ax.set_xlabel("us, median (log)", fontsize=9, color=INK)
 
 
-PEERS = {"flashbsr": "#d1495b", "flash": "#8fa3b5", "cudnn": "#c9b458"}
+SIDES = {"ragged": "#d1495b", "paged": "#e79a86", "flash": "#8fa3b5", "cudnn": "#c9b458"}
 
 
 def _gpu_memory(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
@@ -203,23 +203,58 @@ def _gpu_memory(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) ->
 
 
 def _gpu_prefill(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
-    """TFLOP/s of ours and of PyTorch's backends, side by side."""
-    metrics = {"flashbsr": "tflops", "flash": "flash_tflops", "cudnn": "cudnn_tflops"}
-    width = 0.26
-    for offset, (side, metric) in enumerate(metrics.items()):
+    """TFLOP/s of ours, ragged and in pages of 16, and of PyTorch's backends, side by side."""
+    results = {r["name"].removeprefix("prefill-"): r["metrics"] for r in found}
+    shapes = list(
+        dict.fromkeys(
+            r["name"].removeprefix("prefill-").removeprefix("paged-")
+            for r in found
+            if r["shape"]["page_size"] in (None, 16)
+        )
+    )
+    sides = {
+        "ragged": ("", "tflops"),
+        "paged": ("paged-", "tflops"),
+        "flash": ("", "flash_tflops"),
+        "cudnn": ("", "cudnn_tflops"),
+    }
+    width = 0.21
+    for offset, (side, (prefix, metric)) in enumerate(sides.items()):
         points = [
-            (row + (offset - 1) * width, r["metrics"][metric])
-            for row, r in enumerate(found)
-            if metric in r["metrics"]
+            (row + (offset - 1.5) * width, results[prefix + shape][metric])
+            for row, shape in enumerate(shapes)
+            if metric in results.get(prefix + shape, {})
         ]
         if points:
-            drawn = ax.bar(*zip(*points, strict=True), width, color=PEERS[side], label=side)
-            ax.bar_label(drawn, fmt="{:.0f}", fontsize=7, color=INK)
-    names = [r["name"].removeprefix("prefill-").replace("paged-", "paged\n") for r in found]
-    ax.set_xticks(range(len(found)), names, fontsize=8)
+            drawn = ax.bar(*zip(*points, strict=True), width, color=SIDES[side], label=side)
+            ax.bar_label(drawn, fmt="{:.0f}", fontsize=5.5, color=INK, padding=1)
+    ax.set_xticks(range(len(shapes)), shapes, fontsize=8)
     _title(ax, "Prefill, causal, bf16", "TFLOP/s (unmasked pairs)")
     ax.axhline(limits["matmul_tflops"], color=MUTED, linewidth=1, linestyle=":")
-    ax.legend(fontsize=8, frameon=False, ncols=3)
+    ax.set_ylim(0, ax.get_ylim()[1] * 1.1)
+    ax.legend(fontsize=8, frameon=False, ncols=4, loc="upper left")
+
+
+def _gpu_options(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) -> None:
+    """TFLOP/s of what is not plain causal bf16, and the ratio to what it is judged against."""
+    ratios = {
+        "variant_penalty": ", {:+.1%} over plain",
+        "kv16_fraction": ", {:.0%} of bf16 KV",
+        "us": ", {:.0f} us",
+    }
+    bars = []
+    for r in found:
+        metrics = r["metrics"]
+        label = f"{metrics['tflops']:.0f}"
+        label += "".join(f.format(metrics[m]) for m, f in ratios.items() if m in metrics)
+        color = OURS["float16" if r["kind"] == "gpu-prefill-fp8" else "bfloat16"]
+        bars.append((r["name"].removeprefix("prefill-"), metrics["tflops"], label, color))
+    _title(ax, "Prefill: other masks, head dims, variants and types", "")
+    _bars(ax, bars)
+    _label_bars(ax, bars, 0.5 * max(bar[1] for bar in bars), 6.5)
+    ax.axvline(limits["matmul_tflops"], color=MUTED, linewidth=1, linestyle=":")
+    ax.tick_params(axis="y", labelsize=7)
+    ax.set_xlabel("TFLOP/s (unmasked pairs); dotted: bf16 product", fontsize=9, color=INK)
 
 
 _Panel = tuple[Callable[[Any, list[dict[str, Any]], dict[str, Any]], None], tuple[str, ...]]
@@ -232,5 +267,6 @@ _CPU: tuple[_Panel, ...] = (
 _CUDA: tuple[_Panel, ...] = (
     (_gpu_memory, ("gpu-decode", "gpu-fp8", "gpu-append", "gpu-merge")),
     (_gpu_prefill, ("gpu-prefill",)),
+    (_gpu_options, ("gpu-variants", "gpu-prefill-fp8", "gpu-short")),
     (_host, ("gpu-plan", "gpu-run")),
 )

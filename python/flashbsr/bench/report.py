@@ -33,6 +33,17 @@ _GPU_DECODE = (
 )
 _GPU_COPY = (("gbs", "GB/s", "{:.0f}"), ("copy_fraction", "of copy", "{:.1%}"))
 
+_GPU_PREFILL = (
+    ("tflops", "TFLOP/s", "{:.0f}"),
+    ("matmul_fraction", "of matmul", "{:.0%}"),
+    ("flash_tflops", "flash", "{:.0f}"),
+    ("flash_speedup", "x flash", "{:.2f}x"),
+    ("cudnn_tflops", "cuDNN", "{:.0f}"),
+    ("cudnn_speedup", "x cuDNN", "{:.2f}x"),
+    ("paged_penalty", "over ragged", "{:+.1%}"),
+    ("variant_penalty", "over plain", "{:+.1%}"),
+)
+
 # kind -> (metric, heading, format) of its columns between time and goal.
 _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "prefill": (
@@ -67,14 +78,18 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "gpu-decode": _GPU_DECODE,
     "gpu-fp8": _GPU_DECODE,
-    "gpu-prefill": (
+    "gpu-prefill": _GPU_PREFILL,
+    "gpu-variants": _GPU_PREFILL,
+    # The product that is measured is one of bf16.
+    "gpu-prefill-fp8": (
         ("tflops", "TFLOP/s", "{:.0f}"),
-        ("matmul_fraction", "of matmul", "{:.0%}"),
-        ("flash_tflops", "flash", "{:.0f}"),
-        ("flash_speedup", "x flash", "{:.2f}x"),
-        ("cudnn_tflops", "cuDNN", "{:.0f}"),
-        ("cudnn_speedup", "x cuDNN", "{:.2f}x"),
-        ("paged_penalty", "over ragged", "{:+.1%}"),
+        ("kv16_fraction", "of bf16 KV", "{:.0%}"),
+    ),
+    "gpu-short": (
+        ("us_scaled", "us at 4.55 TB/s", "{:.1f}"),
+        ("tflops", "TFLOP/s", "{:.0f}"),
+        ("gbs", "GB/s", "{:.0f}"),
+        ("read_fraction", "of read", "{:.1%}"),
     ),
     "gpu-append": _GPU_COPY,
     "gpu-merge": _GPU_COPY,

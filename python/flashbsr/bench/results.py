@@ -55,6 +55,7 @@ class Result:
             "kind": w.kind,
             "shape": {
                 "dtype": w.dtype,
+                "kv_dtype": w.kv_dtype or w.dtype,
                 "batch": len(w.kv_lens),
                 "q_lens": list(w.q_lens),
                 "kv_lens": list(w.kv_lens),
@@ -64,6 +65,9 @@ class Result:
                 "page_size": w.page_size,
                 "kv_layout": w.kv_layout,
                 "causal": w.causal,
+                "window_left": w.window_left,
+                "variant": w.variant,
+                "fp8_accumulation": w.fp8_accumulation,
                 "arrays": w.arrays,
             },
             "times": {side: samples.as_dict() for side, samples in self.times.items()},

@@ -7,6 +7,8 @@ from __future__ import annotations
 import fnmatch
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from flashbsr.errors import FlashbsrError
 
 __all__ = ["KINDS", "WORKLOADS", "Goal", "Workload", "attention_flops", "kv_bytes", "select"]
@@ -70,6 +72,13 @@ class Workload:
     kv_layout : str
         "NHD" or "HND", of the paged cache.
     causal : bool
+    window_left : int
+        Keys kept behind the query, inclusive; -1: all.
+    variant : str
+        "plain", or what else is asked for: "soft-cap", "alibi", "sinks", "mask" (the causal mask,
+        said in bits), "sigmoid".
+    fp8_accumulation : str
+        "default" or "fast", for float8 q.
     num_qo_heads, num_kv_heads, head_dim : int
     peer : bool
         Also run PyTorch's ``scaled_dot_product_attention``.
@@ -97,6 +106,9 @@ class Workload:
     arrays: str = "numpy"
     kv_dtype: str | None = None
     states: int = 0
+    window_left: int = -1
+    variant: str = "plain"
+    fp8_accumulation: str = "default"
     quick: bool = False
     goals: tuple[Goal, ...] = field(default=())
 
@@ -105,27 +117,34 @@ class Workload:
         kv = sorted(self.kv_lens)
         lengths = f"{kv[0]}" if kv[0] == kv[-1] else f"{kv[0]} to {kv[-1]}"
         layout = "ragged" if self.page_size is None else f"page size {self.page_size}"
-        mask = ", causal" if self.causal else ""
-        peer = ", against torch" if self.peer else ""
+        queries = f"{self.q_lens[0]} queries on " if 1 < self.q_lens[0] < self.kv_lens[0] else ""
+        types = f"{self.dtype} q, {self.kv_dtype} K/V" if self.kv_dtype else self.dtype
+        extras = [
+            *(["causal"] if self.causal else []),
+            *([f"window_left {self.window_left}"] if self.window_left >= 0 else []),
+            *([self.variant] if self.variant != "plain" else []),
+            *(["fast accumulation"] if self.fp8_accumulation == "fast" else []),
+            *(["against torch"] if self.peer else []),
+        ]
         return (
-            f"batch {len(kv)}, {lengths} KV tokens, {self.num_qo_heads}/{self.num_kv_heads} heads, "
-            f"head dim {self.head_dim}, {self.kv_dtype or self.dtype}, {layout}{mask}{peer}"
+            f"batch {len(kv)}, {queries}{lengths} KV tokens, "
+            f"{self.num_qo_heads}/{self.num_kv_heads} heads, head dim {self.head_dim}, "
+            f"{', '.join([types, layout, *extras])}"
         )
 
 
 def attention_flops(workload: Workload) -> int:
     """Operations of a workload: ``4 * pairs * head_dim * num_qo_heads``.
 
-    `pairs` counts the (query, key) pairs that the bottom-right aligned causal mask keeps; 4 is two
-    products of a multiply and an add each.
+    `pairs` counts the (query, key) pairs that the bottom-right aligned causal mask and the window
+    keep; 4 is two products of a multiply and an add each.
     """
     pairs = 0
     for q, kv in zip(workload.q_lens, workload.kv_lens, strict=True):
-        if workload.causal:
-            rows = min(q, kv)  # earlier queries see nothing; of these the last sees all kv keys
-            pairs += rows * kv - rows * (rows - 1) // 2
-        else:
-            pairs += q * kv
+        position = np.arange(kv - q, kv)
+        end = np.maximum(position + 1, 0) if workload.causal else kv
+        begin = np.maximum(position - workload.window_left, 0) if workload.window_left >= 0 else 0
+        pairs += int(np.broadcast_to(end - begin, position.shape).clip(0).sum())
     return 4 * pairs * workload.head_dim * workload.num_qo_heads
 
 
