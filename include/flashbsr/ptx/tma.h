@@ -50,6 +50,26 @@ FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barri
       : "memory");
 }
 
+/// The other way: a box from shared memory to the array; what lies outside of it is not written.
+FLASHBSR_DEVICE void tma_store(const TensorMap& map, uint32_t src, int32_t x, int32_t y, int32_t z,
+                               int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(&map),
+      "r"(src), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+/// Closes the group of stores that this thread asked for since the last one.
+FLASHBSR_DEVICE void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until this thread's stores have read their shared memory.
+FLASHBSR_DEVICE void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /// Registers per thread of the calling warpgroup. Every warp of it calls it.
 template <int kRegisters>
 FLASHBSR_DEVICE void give_registers() {

@@ -61,7 +61,8 @@ class Mainloop {
     if (sight.top < sight.bottom) {
 #pragma unroll 1
       for (; j >= 0; --j) pass(j > 0);
-      finish_queries();
+      release_held();
+      done_with_queries();
       return;
     }
     const bool simple = scores.begin(tile, spans, first_row(group_));
@@ -69,6 +70,7 @@ class Mainloop {
 #pragma unroll 1
     for (; j > sight.top; --j) pass(true);
     first(start + j * Traits::kKvTile);
+    release_held();
     --j;
     // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
     do {
@@ -79,10 +81,22 @@ class Mainloop {
       sight.whole_top = sight.bottom - 1;
       sight.whole_bottom = count;
     } while (j >= sight.bottom);
-    finish_queries();
+    done_with_queries();
     last();
 #pragma unroll 1
     for (; j >= 0; --j) pass(true);
+  }
+
+  /// Where the item's Q was: free for its O. Stores may still read it when the next item begins, so
+  /// it is held until then.
+  FLASHBSR_DEVICE uint32_t queries() const { return queries_; }
+  FLASHBSR_DEVICE void release_held() {
+    if (held_ == 0) return;
+    if (threadIdx.x % 32 == 0) {
+      ptx::tma_store_wait_read();
+      ptx::mbarrier_arrive(held_);
+    }
+    held_ = 0;
   }
 
  private:
@@ -119,8 +133,8 @@ class Mainloop {
   FLASHBSR_DEVICE void multiply_values(const Operands& at) {
 #pragma unroll
     for (int k = 0; k < Traits::kKvTile / 16; ++k) {
-      ptx::wgmma_registers<Traits::kType>(o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128),
-                                          true);
+      ptx::wgmma_registers<Traits::kType>(
+          o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128), true);
     }
     ptx::wgmma_commit();
   }
@@ -209,8 +223,13 @@ class Mainloop {
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
     if (threadIdx.x % 32 == 0) ring.release(at);
   }
-  FLASHBSR_DEVICE void finish_queries() {
-    release(shared_.query_pipeline, query_);
+  FLASHBSR_DEVICE void done_with_queries() {
+    if constexpr (Traits::kStoreBoxes) {
+      queries_ = shared_.queries + query_.stage * Traits::kQueryBytes;
+      held_ = shared_.query_pipeline.empty(query_.stage);
+    } else {
+      release(shared_.query_pipeline, query_);
+    }
     query_.advance();
   }
 
@@ -290,6 +309,8 @@ class Mainloop {
   uint64_t query_base_, key_base_, value_base_;
   Place key_, value_;
   typename Shared<Traits>::QueryPipeline::Place query_;
+  uint32_t queries_ = 0;
+  uint32_t held_ = 0;  ///< the barrier to arrive at; 0: none
   uint32_t p_[Traits::kKvTile / 16][4];
   float shrink_[2];
 };

@@ -62,6 +62,8 @@ struct HopperTraits {
   /// A second buffer for Q pays where it costs no stage that is needed.
   static constexpr int kQueryStages = stages_with(2) >= 2 ? 2 : 1;
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
+  /// Whether O goes out through the memory of Q: not where the next Q waits for it.
+  static constexpr bool kStoreBoxes = kQueryStages == 2;
   static_assert(kStages >= 2);
 
   /// [Q ...][K ...][V ...][spans of two items][two items][barriers]
