@@ -97,7 +97,8 @@ own sm90a 64 bf16 128 plain
     ("archs", "expected"),
     [
         ("75;80;90", {"decode|sm80": "80 +0", "decode|sm90": "90 +90", "prefill|sm75": "75 +0",
-                      "prefill|sm80": "80;90 +90", "op|sm75": "75;80;90 +90", "own|sm90a": "90a +0"}),
+                      "prefill|sm80": "80;90 +90", "op|sm75": "75;80;90 +90",
+                      "own|sm90a": "90a +0"}),
         ("90", {"decode|sm80": " +0", "decode|sm90": "90 +90", "prefill|sm75": " +0",
                 "prefill|sm80": "90 +90", "op|sm75": "90 +90", "own|sm90a": "90a +0"}),
         ("75;80", {"decode|sm80": "80 +80", "decode|sm90": " +0", "prefill|sm75": "75 +0",
