@@ -27,6 +27,8 @@
 #include <flashbsr/cpu/kernels.h>
 #include <flashbsr/kernel/ops/args.h>
 
+#include "tensor_map.h"
+
 namespace {
 
 constexpr int kDevices = 2;
@@ -68,7 +70,7 @@ struct State {
   std::vector<std::vector<Op>> graphs;
   std::string last_kernel;
   const int32_t* last_pages = nullptr;
-  int last_grid = 0, last_overlap = 0, last_programmatic = 0;
+  int last_grid = 0, last_overlap = 0, last_programmatic = 0, last_path = -1;
 };
 
 State& state() {
@@ -177,6 +179,7 @@ const char* fake_kernel() { return state().last_kernel.c_str(); }
 int fake_grid() { return state().last_grid; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
+int fake_path() { return state().last_path; }
 void fake_corrupt_page(int index, int page) {
   const_cast<int32_t*>(state().last_pages)[index] = page;
 }
@@ -282,9 +285,16 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   state().last_kernel = name;
   state().last_grid = static_cast<int>(config->gridDimX);
   state().last_programmatic = config->numAttrs > 0;
+  state().last_path = -1;
   Op op;
-  if (starts_with(name, "decode_") || starts_with(name, "prefill_")) {
-    const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);
+  const bool hopper = starts_with(name, "hopper_");
+  if (hopper) {
+    const auto& args = *static_cast<const flashbsr::HopperArgs*>(params[0]);
+    if (!fake::consistent(args)) return CUDA_ERROR_INVALID_VALUE;
+    state().last_path = static_cast<int>(args.path);
+  }
+  if (hopper || starts_with(name, "decode_") || starts_with(name, "prefill_")) {
+    const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);  // they begin with it
     state().last_pages = args.kv_indices;
     state().last_overlap = static_cast<int>(args.overlap);
     const bool sigmoid = name.find("sigmoid") != std::string::npos;
@@ -297,6 +307,18 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   }
   put(stream_of(config->hStream), std::move(op));
   return CUDA_SUCCESS;
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                void* address, const cuuint64_t* extents, const cuuint64_t* strides,
+                                const cuuint32_t* box, const cuuint32_t* steps,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  const Call call("cuTensorMapEncodeTiled");
+  return fake::encode(map, type, rank, address, extents, strides, box, steps, interleave, swizzle,
+                      fill)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
