@@ -8,7 +8,7 @@
 
 #include <cuda.h>
 
-#include <algorithm>
+#include <utility>
 
 #include <flashbsr/core/launch.h>
 
