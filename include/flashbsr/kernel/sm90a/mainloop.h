@@ -273,7 +273,7 @@ class Mainloop {
     for (int i = 0; i < Score::kGroups; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[4 * i + e] = ptx::exp2(__builtin_fmaf(s[4 * i + e], factor[e / 2], base[e / 2]));
+        s[4 * i + e] = ptx::exp2(__fmaf_rn(s[4 * i + e], factor[e / 2], base[e / 2]));
       }
     }
 #pragma unroll

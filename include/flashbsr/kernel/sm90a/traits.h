@@ -11,7 +11,7 @@
 namespace flashbsr::sm90a {
 
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
-constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
+FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
   if (head_dim_vo > 128) return hooks ? 64 : 80;
   return rows == 192 && (head_dim_qk > 64 || hooks) ? 80 : 128;
 }
@@ -56,7 +56,7 @@ struct HopperTraits {
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
 
   static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
-  static constexpr int stages_with(int queries) {
+  FLASHBSR_FN static constexpr int stages_with(int queries) {
     return (kMostBytes - kRestBytes - queries * kQueryBytes) / (kKeyBytes + kValueBytes);
   }
   /// A second buffer for Q pays where it costs no stage that is needed.
