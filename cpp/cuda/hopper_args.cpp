@@ -47,10 +47,9 @@ bool encode(TensorMap& map, const View& view, const Dim (&dims)[kRank]) {
     strides[i - 1] = static_cast<cuuint64_t>(bytes);
   }
   return api().tensor_map_encode_tiled(
-             reinterpret_cast<CUtensorMap*>(&map), data_type(type), kRank, view.data, extents, strides,
-             boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+             reinterpret_cast<CUtensorMap*>(&map), data_type(type), kRank, view.data, extents,
+             strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 int64_t line_of(DType type) { return kLineBytes / dtype_size(type); }
@@ -58,18 +57,19 @@ int64_t line_of(DType type) { return kLineBytes / dtype_size(type); }
 /// Q or O: boxes of whole query tokens, `rows` packed rows or as many as are whole.
 bool encode_rows(TensorMap& map, const RaggedView& a, int64_t kv_heads, int64_t rows) {
   const int64_t group = a.heads / kv_heads, heads = min_of(group, rows);
-  return encode(map, a, {{a.dim, 1, line_of(a.dtype)},
-                         {group, a.stride_head, heads},
-                         {a.tokens, a.stride_token, rows / heads},
-                         {kv_heads, group * a.stride_head, 1}});
+  return encode(map, a,
+                {{a.dim, 1, line_of(a.dtype)},
+                 {group, a.stride_head, heads},
+                 {a.tokens, a.stride_token, rows / heads},
+                 {kv_heads, group * a.stride_head, 1}});
 }
 
 /// K or V: boxes of `tokens` tokens of one head. Ragged KV is one page of all tokens.
 bool encode_cache(TensorMap& map, const PagedView& a, bool paged, int64_t tokens) {
   const Dim dims{a.dim, 1, line_of(a.dtype)}, heads{a.heads, a.stride_head, 1};
   if (!paged) return encode(map, a, {dims, {a.pages, a.stride_page, tokens}, heads, {1, 0, 1}});
-  return encode(map, a, {dims, {a.page_size, a.stride_token, tokens}, heads,
-                         {a.pages, a.stride_page, 1}});
+  return encode(map, a,
+                {dims, {a.page_size, a.stride_token, tokens}, heads, {a.pages, a.stride_page, 1}});
 }
 
 }  // namespace
@@ -84,7 +84,8 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     throw Error(ErrorCode::kUnsupported, "q", "strides that the copy engine of sm_90 cannot follow",
                 "positive strides below 2^40 bytes; backend='fa2' takes any");
   }
-  const int64_t rows = row.rows / min_of<int64_t>(group, row.rows) * min_of<int64_t>(group, row.rows);
+  const int64_t rows =
+      row.rows / min_of<int64_t>(group, row.rows) * min_of<int64_t>(group, row.rows);
   args.query_bytes = static_cast<int32_t>(row.head_dim * dtype_size(p.q.dtype) * rows);
   args.store_boxes = 16 % group == 0 && dtype_size(p.out.dtype) == 2 &&
                      encode_rows(args.out, p.out, header.num_kv_heads, 16);

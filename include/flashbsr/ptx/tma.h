@@ -27,12 +27,11 @@ FLASHBSR_DEVICE void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
                : "memory");
 }
 
-/// True in one lane of a warp that is all here. The compiler knows that it is one, and issues copies
-/// under it without a loop over lanes.
+/// True in one lane of a warp that is all here. The compiler knows that it is one, and issues
+/// copies under it without a loop over lanes.
 FLASHBSR_DEVICE bool elect_one() {
   uint32_t elected;
-  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}"
-               : "=r"(elected));
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
   return elected;
 }
 

@@ -3,9 +3,10 @@
 //
 // From a warpgroup's registers to the output, or to the partial state of a split tile.
 //
-// A warp whose 16 rows exist puts them where its rows of Q were and lets the copy engine write them:
-// between two items instructions are on the way. Others store from registers: after a transpose
-// inside each quad a lane has 16 bytes of a row, and every 32-byte sector is written whole.
+// A warp whose 16 rows exist puts them where its rows of Q were and lets the copy engine write
+// them: between two items instructions are on the way. Others store from registers: after a
+// transpose inside each quad a lane has 16 bytes of a row, and every 32-byte sector is written
+// whole.
 #pragma once
 
 #include <flashbsr/kernel/finish.h>
@@ -89,8 +90,8 @@ FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, uint32_
     uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[i] = ptx::pack2<kType>(o[8 * k + 2 * i] * factor[i % 2],
-                               o[8 * k + 2 * i + 1] * factor[i % 2]);
+      x[i] =
+          ptx::pack2<kType>(o[8 * k + 2 * i] * factor[i % 2], o[8 * k + 2 * i + 1] * factor[i % 2]);
     }
     const uint32_t chunk = (2 * k % 8 + high) ^ (row & 7);
     ptx::stmatrix_x4(base + k / 4 * Traits::kRows * 128 + row * 128 + chunk * 16, x);
@@ -165,8 +166,7 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     if (split) {
       factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
     } else {
-      const int32_t q_head =
-          p.sinks ? RowName(args.base, item, first_row + 8 * h).q_head : 0;
+      const int32_t q_head = p.sinks ? RowName(args.base, item, first_row + 8 * h).q_head : 0;
       const RowEnd end = end_row<Variant::use_softmax>(p, q_head, item.kv_head, sum[h], lse[h]);
       factor[h] = end.factor;
       lse[h] = end.lse;
@@ -194,10 +194,10 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     const int32_t r = first_row + 8 * h;
     const RowName row(args.base, item, r);
     rows.factor[h] = factor[h];
-    rows.out[h] = split ? reinterpret_cast<char*>(partial_out_row(
-                              p, args.base.header->tile_rows, item.slot, r))
-                        : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token,
-                                    row.q_head);
+    rows.out[h] =
+        split
+            ? reinterpret_cast<char*>(partial_out_row(p, args.base.header->tile_rows, item.slot, r))
+            : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     if (r >= item.row_count) rows.out[h] = nullptr;
   }
   if (split) {

@@ -96,8 +96,7 @@ class Gather {
       uint64_t mine = 0;  // of the lane's own row
       if (rows.page[i] >= 0) {
         const int32_t p = position(tile, j, i);
-        const int32_t slot =
-            args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
+        const int32_t slot = args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
         mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
       }
       copy_run<kColumns>(i, tile_address, mine, from.dim * dtype_size(Traits::kType));

@@ -133,8 +133,8 @@ class Mainloop {
   FLASHBSR_DEVICE void multiply_values(const Operands& at) {
 #pragma unroll
     for (int k = 0; k < Traits::kKvTile / 16; ++k) {
-      ptx::wgmma_registers<Traits::kType>(
-          o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128), true);
+      ptx::wgmma_registers<Traits::kType>(o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128),
+                                          true);
     }
     ptx::wgmma_commit();
   }
@@ -255,9 +255,8 @@ class Mainloop {
       x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 1));
       new_top[h] = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 2));
     }
-    const bool grew =
-        __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > kSlack ||
-                                    (new_top[1] - top[1]) * factor[1] > kSlack);
+    const bool grew = __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > kSlack ||
+                                                  (new_top[1] - top[1]) * factor[1] > kSlack);
     if (grew) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

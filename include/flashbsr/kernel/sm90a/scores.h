@@ -67,9 +67,9 @@ class Scores {
     return __all_sync(0xffffffffu, simple);
   }
 
-  /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not see
-  /// all of the tile, masks. Afterwards S times the absolute value of factor are logits in base 2;
-  /// without softmax, S are the weights.
+  /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not
+  /// see all of the tile, masks. Afterwards S times the absolute value of factor are logits in base
+  /// 2; without softmax, S are the weights.
   template <bool kMasked>
   FLASHBSR_DEVICE void transform(int32_t begin) {
     const int32_t column = begin + ptx::thread_index() % 4 * 2;

@@ -49,7 +49,7 @@ struct HopperTraits {
   static constexpr int kKeyBytes = kv_tile * kColumnsQk * 128;
   static constexpr int kValueBytes = kv_tile * kColumnsVo * 128;
 
-  static constexpr int kSpanBytes = rows * 8;    ///< what every row of an item sees
+  static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = 256;
