@@ -15,7 +15,7 @@ from pathlib import Path
 HEADER = Path(__file__).parent.parent / "include/flashbsr/ptx/wgmma_shapes.h"
 
 # Columns of an accumulator: KV tiles where A is Q in shared memory, head dims where it is P.
-SCORES = (64, 80, 96, 128)
+SCORES = (48, 64, 80, 96, 128)
 OUTPUTS = (64, 128, 256)
 # Instruction's name of the type -> depth, and the tail of flags: 16-bit operands may be transposed.
 TYPES = {"bf16": 16, "f16": 16, "e4m3": 32}

@@ -17,6 +17,18 @@ struct Wgmma;
 
 template <>
 struct Wgmma<DType::kBF16> {
+  FLASHBSR_DEVICE static void shared(float (&c)[24], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "%24, %25, p, 1, 1, 0, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
   FLASHBSR_DEVICE static void shared(float (&c)[32], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
@@ -147,6 +159,18 @@ struct Wgmma<DType::kBF16> {
 
 template <>
 struct Wgmma<DType::kF16> {
+  FLASHBSR_DEVICE static void shared(float (&c)[24], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "%24, %25, p, 1, 1, 0, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
   FLASHBSR_DEVICE static void shared(float (&c)[32], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
@@ -277,6 +301,18 @@ struct Wgmma<DType::kF16> {
 
 template <>
 struct Wgmma<DType::kE4M3> {
+  FLASHBSR_DEVICE static void shared(float (&c)[24], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "%24, %25, p, 1, 1;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
   FLASHBSR_DEVICE static void shared(float (&c)[32], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"

@@ -12,7 +12,7 @@ namespace flashbsr::sm90a {
 
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
 FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
-  if (head_dim_vo > 128) return hooks ? 64 : 80;
+  if (head_dim_vo > 128) return hooks ? 48 : 80;
   return rows == 192 && (head_dim_qk > 64 || hooks) ? 80 : 128;
 }
 
