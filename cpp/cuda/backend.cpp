@@ -225,7 +225,7 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   // Bits are read as words of 32, and a tile's worth of them behind the last.
   constexpr int64_t kMaskSlack = 64;
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
-  const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges) * kMostConsumers;
+  const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
   const bool fresh = 4 * num_counters > counters_.size();
   grow(counters_, 4 * num_counters, "plan");
   if (!workspace) {

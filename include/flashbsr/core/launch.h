@@ -56,8 +56,8 @@ struct KernelArgs {
   const Merge* merges = nullptr;
   const int32_t* kv_indices = nullptr;  ///< null: ragged, the page of a token is its row
 
-  /// [0]: items claimed; [1 + m]: states of merge m that have arrived, on sm_90a [1 + 3 m + g] for
-  /// warpgroup g. Zero before a kernel and after it.
+  /// [0]: items claimed; [1 + m]: states of merge m that have arrived. Zero before a kernel and
+  /// after it.
   int32_t* counters = nullptr;
 
   FastDiv group;      ///< query heads of a KV head
@@ -69,9 +69,6 @@ struct KernelArgs {
 struct alignas(64) TensorMap {
   uint64_t words[16] = {};
 };
-
-/// Warpgroups of a Hopper kernel that compute, at most.
-inline constexpr int kMostConsumers = 3;
 
 /// How K and V come to shared memory on sm_90a.
 enum class KvPath : int32_t {

@@ -117,25 +117,20 @@ struct SplitTile {
   Merge merge;
   int32_t q_begin;
   int32_t tile_rows;
-  int32_t first_row;  ///< of those that the caller merges: all of the tile
-  int32_t row_count;
 };
 
 FLASHBSR_DEVICE SplitTile split_tile(const KernelArgs& args, int32_t index) {
   const Merge merge = args.merges[index];
-  return {index, merge, args.requests[merge.request].q_begin, args.header->tile_rows, 0,
-          merge.row_count};
+  return {index, merge, args.requests[merge.request].q_begin, args.header->tile_rows};
 }
 
 /// Counts a block's partial state as written; true in the block that must merge. One thread calls
 /// it, between a barrier after the stores of all and a barrier before the merge.
-FLASHBSR_DEVICE bool arrive_at(int32_t* counter, int32_t parts) {
-  const bool last = ptx::atomic_add_acq_rel(counter, 1) == parts - 1;
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, const SplitTile& tile) {
+  int32_t* counter = args.counters + 1 + tile.index;
+  const bool last = ptx::atomic_add_acq_rel(counter, 1) == tile.merge.slot_count - 1;
   if (last) *counter = 0;  // for the next run
   return last;
-}
-FLASHBSR_DEVICE bool arrive(const KernelArgs& args, const SplitTile& tile) {
-  return arrive_at(args.counters + 1 + tile.index, tile.merge.slot_count);
 }
 FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t index) {
   return arrive(args, split_tile(args, index));
@@ -172,9 +167,9 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& t
   const int32_t chunks = p.v.dim / 4;
   const int64_t slot_floats = static_cast<int64_t>(tile_rows) * p.v.dim;
 
-  for (int32_t unit = thread; unit < tile.row_count * chunks; unit += threads) {
-    const int32_t row = tile.first_row + unit / chunks;
-    const int32_t d = unit % chunks * 4;
+  for (int32_t unit = thread; unit < m.row_count * chunks; unit += threads) {
+    const int32_t row = unit / chunks;
+    const int32_t d = (unit - row * chunks) * 4;
     const float* part = partial_out_row(p, tile_rows, m.slot_begin, row) + d;
     const float* part_lse = partial_lse(p, tile_rows, m.slot_begin, row);
     float o[4] = {};

@@ -38,48 +38,33 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   }
 }
 
-/// After a warpgroup's stores of a partial state: it merges its rows of the split tile if theirs are
-/// the last. Warpgroups do not wait for each other here: one may be ahead, at the next item's turns.
+/// After the stores of a partial state: the last block to arrive merges the split tile.
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Tile& tile, int32_t group) {
-  constexpr int kBarrier = kRowsBarrier + Traits::kConsumers;  // of the first warpgroup
-  const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128;
-  const int32_t first = group * 64, rows = min_of(tile.item.row_count - first, 64);
-  if (rows <= 0) return;
-  SplitTile split = split_tile(args, tile.item.merge);
-  split.first_row = first;
-  split.row_count = rows;
-  ptx::named_barrier_sync(kBarrier + group, 128);
-  if (thread == 0) {
-    int32_t* counter = args.counters + 1 + split.index * kMostConsumers + group;
-    tile.merges[group] = arrive_at(counter, split.merge.slot_count);
-  }
-  ptx::named_barrier_sync(kBarrier + group, 128);
-  if (tile.merges[group]) {
-    merge_split_tile<Variant::use_softmax, kArch>(args, split, thread, 128);
+FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Tile& tile) {
+  constexpr int kConsumerThreads = 128 * Traits::kConsumers;
+  constexpr int kBarrier = 8;
+  const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
+  ptx::named_barrier_sync(kBarrier, kConsumerThreads);
+  if (thread == 0) tile.merges = arrive(args, tile.item.merge);
+  ptx::named_barrier_sync(kBarrier, kConsumerThreads);
+  if (tile.merges) {
+    merge_split_tile<Variant::use_softmax, kArch>(args, tile.item.merge, thread, kConsumerThreads);
   }
 }
 
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& shared, int32_t group) {
   Mainloop<Traits, Variant> loop(args.base, shared, group);
-  typename Shared<Traits>::TilePipeline::Place at;
-  shared.tile_pipeline.wait_full(at);
-  loop.start(shared.tiles[at.stage]);
-  while (__shfl_sync(0xffffffffu, shared.tiles[at.stage].count, 0) >= 0) {
+  for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
+    shared.tile_pipeline.wait_full(at);
     Tile& tile = shared.tiles[at.stage];
+    if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + at.stage * Traits::kRows);
-    auto next = at;
-    next.advance();
-    shared.tile_pipeline.wait_full(next);
-    loop.start(shared.tiles[next.stage]);
     write_rows(args, tile, first_row(group), loop);
-    if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile, group);
+    if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile);
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.tile_pipeline.release(at);
-    at = next;
   }
-  ptx::wgmma_wait<0>();
   loop.release_held();
 }
 

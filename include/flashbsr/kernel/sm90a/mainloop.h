@@ -3,8 +3,7 @@
 //
 // One consumer warpgroup's 64 rows against an item's KV tiles, from the last to the first:
 //
-//   start    S(n-1) = Q K(n-1) while the rows of the item before are written
-//   first                                                  | softmax
+//   first    S(n-1) = Q K(n-1)                             | softmax
 //   step j   S(j) = Q K(j); O += P(j+1) V(j+1)             | softmax of S(j) while P V runs
 //   last     O += P(0) V(0)
 //
@@ -47,30 +46,9 @@ class Mainloop {
     if (group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
   }
 
-  /// Begins an item: S of the first tile that some row sees is under way when it returns. The rows of
-  /// the item before are written meanwhile: what they need is left alone.
-  FLASHBSR_DEVICE void start(const Tile& tile) {
-    const int32_t count = uniform(tile.count);
-    const int32_t top_tile = uniform(tile.ranges[group_].top);
-    const bool sees = count > 0 && top_tile >= uniform(tile.ranges[group_].bottom);
-    const int32_t skipped = sees ? count - 1 - top_tile : count;
-#pragma unroll 1
-    for (int32_t i = 0; i < skipped; ++i) pass(i < count - 1);
-    const Operands at = operands(key_, value_);
-    if (sees) {
-      shared_.query_pipeline.wait_full(query_);
-      shared_.key_pipeline.wait_full(key_);
-    }
-    // Where no row sees anything too, for nothing: products under a condition are made to wait for
-    // each other by the compiler.
-    ptx::pin(scores.s);
-    ptx::wgmma_fence();
-    multiply_keys(at);
-  }
-
-  /// Computes the item's rows, whose spans are `spans`, after start().
+  /// Computes the item's rows, whose spans are `spans`.
   FLASHBSR_DEVICE void run(const Tile& tile, const Span* spans) {
-    const int32_t count = uniform(tile.count), begin = uniform(tile.start);
+    const int32_t count = uniform(tile.count), start = uniform(tile.start);
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
@@ -78,24 +56,28 @@ class Mainloop {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDimVo / 2; ++i) o[i] = 0.0f;
-    ptx::wgmma_wait<0>();
-    ptx::pin(scores.s);
+    int32_t j = count - 1;
+    if (j < 0) return;
     if (sight.top < sight.bottom) {
+#pragma unroll 1
+      for (; j >= 0; --j) pass(j > 0);
       release_held();
-      if (count > 0) done_with_queries();
+      done_with_queries();
       return;
     }
-    if (!scores.begin(tile, spans, first_row(group_))) sight.whole_top = sight.bottom - 1;
-    int32_t j = sight.top;
-    finish_first(begin + j * Traits::kKvTile);
+    const bool simple = scores.begin(tile, spans, first_row(group_));
+    if (!simple) sight.whole_top = sight.bottom - 1;
+#pragma unroll 1
+    for (; j > sight.top; --j) pass(true);
+    first(start + j * Traits::kKvTile);
     release_held();
     --j;
     // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
     do {
 #pragma unroll 1
-      for (; j > sight.whole_top; --j) step<true>(begin + j * Traits::kKvTile);
+      for (; j > sight.whole_top; --j) step<true>(start + j * Traits::kKvTile);
 #pragma unroll 1
-      for (; j >= sight.whole_bottom; --j) step<false>(begin + j * Traits::kKvTile);
+      for (; j >= sight.whole_bottom; --j) step<false>(start + j * Traits::kKvTile);
       sight.whole_top = sight.bottom - 1;
       sight.whole_bottom = count;
     } while (j >= sight.bottom);
@@ -162,7 +144,15 @@ class Mainloop {
     for (int k = 0; k < Traits::kKvTile / 16; ++k) ptx::pin(p_[k]);
   }
 
-  FLASHBSR_DEVICE void finish_first(int32_t begin) {
+  FLASHBSR_DEVICE void first(int32_t begin) {
+    const Operands at = operands(key_, value_);
+    shared_.query_pipeline.wait_full(query_);
+    shared_.key_pipeline.wait_full(key_);
+    ptx::pin(scores.s);
+    ptx::wgmma_fence();
+    multiply_keys(at);
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores.s);
     release(shared_.key_pipeline, key_);
     soften<true>(begin);
     pack();

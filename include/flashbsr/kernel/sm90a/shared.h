@@ -75,11 +75,11 @@ struct TileRange {
 struct Tile {
   WorkItem item;
   Request request;
-  TileRange ranges[kMostConsumers];
-  int32_t merges[kMostConsumers];  ///< whether a consumer merges its rows of the split tile
+  TileRange ranges[3];  ///< of every consumer
   int32_t start;
-  int32_t count;  ///< of KV tiles; -1: no item is left
-  int32_t pad[3];
+  int32_t count;   ///< of KV tiles; -1: no item is left
+  int32_t merges;  ///< whether this block merges the item's split tile
+  int32_t pad;
 };
 
 /// Query token and head of packed row `r` of an item.

@@ -50,7 +50,7 @@ struct HopperTraits {
   static constexpr int kValueBytes = kv_tile * kColumnsVo * 128;
 
   static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
-  static constexpr int kTileRecordBytes = 144;  ///< sizeof(Tile)
+  static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = 256;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
