@@ -31,7 +31,9 @@ template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
           int stages = prefill_stages(head_dim, kv, rows, arch)>
 struct PrefillTraits {
-  static constexpr int kArch = arch;
+  /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that is
+  /// more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
+  static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;

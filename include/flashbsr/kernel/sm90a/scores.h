@@ -57,6 +57,7 @@ class Scores {
         token_[h] = name.token;
         q_head_[h] = name.q_head;
         scale_[h] = scale;
+        row_value_[h] = variant_.row_value(name.q_head);
         factor[h] = kLog2e;
       }
       // What lies in the place of a missing row must not decide when others are rescaled.
@@ -118,7 +119,8 @@ class Scores {
                                .kv_head = tile_->item.kv_head,
                                .kv_first = column,
                                .lanes = Traits::kKvTile,
-                               .kv_position = {column}};
+                               .kv_position = {column},
+                               .row_value = row_value_[h]};
     RowLogits<kGroups> x;
 #pragma unroll
     for (int i = 0; i < 2 * kGroups; ++i) x.x[i] = at(h, i) * scale_[h];
@@ -141,7 +143,7 @@ class Scores {
   const Span* spans_ = nullptr;  ///< of this thread's first row; the second is eight on
   const Tile* tile_ = nullptr;
   int32_t token_[2], q_head_[2];
-  float scale_[2];
+  float scale_[2], row_value_[2];
 };
 
 }  // namespace flashbsr::sm90a
