@@ -199,7 +199,35 @@ TEST(GpuLimits, FollowBytesAndBandwidth) {
   EXPECT_EQ(prefill.num_workers, 264);
   EXPECT_EQ(prefill.tile_rows, 64);
   EXPECT_FALSE(prefill.price_splits);
+  EXPECT_FALSE(prefill.by_request);
   EXPECT_GE(prefill.cost_per_kv, 2 * bf16.cost_per_kv - 60);
+
+  const DeviceLimits hopper = gpu_hopper_limits({.rows = 192, .kv_tile = 80});
+  EXPECT_EQ(hopper.num_workers, 132);
+  EXPECT_TRUE(hopper.by_request && hopper.short_tile_first && !hopper.memory_bound);
+  EXPECT_NEAR(hopper.cost_per_kv / static_cast<double>(kGpuUnitsPerUs), 0.017, 0.0005);
+  // Half of the products at half of the bytes; few rows cost the bytes.
+  EXPECT_EQ(gpu_hopper_limits({.rows = 64}).cost_per_kv, bf16.cost_per_kv);
+}
+
+// 352 equal items on 132 SMs: two whole rounds, and the other 88 in parts that fill rounds.
+TEST(GpuLimits, HopperSplitsWhatIsLeftOfARound) {
+  Lengths qo{0}, kv{0};
+  for (int b = 1; b <= 4; ++b) {
+    qo.push_back(512 * b);
+    kv.push_back(8192 * b);
+  }
+  const IndexView qo_view(qo);
+  Layout layout;
+  ragged_layout(layout, &qo_view, IndexView(kv));
+  Planner planner;
+  const PlanHeader h = planner
+                           .plan(layout, {.num_qo_heads = 32, .num_kv_heads = 8, .causal = true},
+                                 gpu_hopper_limits({.rows = 192, .kv_tile = 80}))
+                           .header();
+  EXPECT_EQ(h.policy, kPolicyTail);
+  EXPECT_EQ(h.num_merges, 88);
+  EXPECT_LT(h.price, h.other_price);
 }
 
 }  // namespace

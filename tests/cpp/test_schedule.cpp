@@ -45,6 +45,12 @@ Problem random_problem(uint32_t seed) {
                                   .kv_tile = pick({16, 32}),
                                   .bytes_per_token = pick({64, 512})});
   }
+  if (seed % 3 == 1) {  // Hopper's: claimed request by request
+    p.limits = gpu_hopper_limits({.sms = p.limits.num_workers,
+                                  .rows = pick({128, 190, 192}),
+                                  .kv_tile = pick({80, 128}),
+                                  .bytes_per_token = pick({64, 512})});
+  }
   p.split.fixed_size = pick({0, 0, 0, 64, 100});
   p.split.disabled = random() % 5 == 0;
   std::vector<int32_t> qo{0}, kv{0};
@@ -170,7 +176,37 @@ TEST_P(Schedule, QueuesHoldEveryItemOnceWithinTheGreedyBound) {
   EXPECT_LE(top, total / h.num_workers + largest);  // Graham's bound for list scheduling
   EXPECT_EQ(h.max_cost, std::min<int64_t>(top, std::numeric_limits<int32_t>::max()));
   for (int32_t i = 1; i < h.num_items; ++i) {
-    ASSERT_GE(cost(plan_.items()[i - 1]), cost(plan_.items()[i])) << "claim order";
+    const WorkItem &a = plan_.items()[i - 1], &b = plan_.items()[i];
+    if (problem_.limits.by_request && a.request != b.request) continue;
+    ASSERT_GE(cost(a), cost(b)) << "claim order";
+  }
+}
+
+TEST_P(Schedule, RequestsAreClaimedOneByOneWhereAskedFor) {
+  if (!problem_.limits.by_request) return;
+  std::vector<int64_t> costs(problem_.layout.requests.size(), 0);
+  std::vector<int32_t> order;
+  for (int32_t i = 0; i < plan_.header().num_items; ++i) {
+    const WorkItem& item = plan_.items()[i];
+    costs[static_cast<size_t>(item.request)] += cost(item);
+    if (order.empty() || order.back() != item.request) order.push_back(item.request);
+  }
+  EXPECT_EQ(std::set<int32_t>(order.begin(), order.end()).size(), order.size());
+  for (size_t i = 1; i < order.size(); ++i) {
+    const int64_t a = costs[static_cast<size_t>(order[i - 1])];
+    const int64_t b = costs[static_cast<size_t>(order[i])];
+    ASSERT_TRUE(a > b || (a == b && order[i - 1] < order[i]));
+  }
+}
+
+TEST_P(Schedule, ShortTilesAreFirstWhereAskedFor) {
+  const int32_t most = problem_.limits.tile_rows;
+  const PlanHeader& h = plan_.header();
+  for (int32_t i = 0; i < h.num_items; ++i) {
+    const WorkItem& item = plan_.items()[i];
+    const int32_t rows = plan_.requests()[item.request].q_len * h.group_size;
+    const int32_t first = problem_.limits.short_tile_first && rows % most ? rows % most : most;
+    ASSERT_EQ(item.row_count, std::min(item.row_begin == 0 ? first : most, rows - item.row_begin));
   }
 }
 

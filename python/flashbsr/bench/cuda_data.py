@@ -18,6 +18,7 @@ __all__ = [
     "ROTATE_BYTES",
     "SIGMOID_BIAS",
     "SOFT_CAP",
+    "SOFT_CAP_GAIN",
     "Row",
     "check_rows",
     "compute_bound",
@@ -37,8 +38,10 @@ ROTATE_BYTES = 512 << 20
 #: Where an H200 turns from bound by memory (4.55 TB/s) to bound by products (800 TFLOP/s).
 FLOPS_PER_BYTE = 180
 
-# Values of variants: such that a result without the variant is wrong by far.
-SOFT_CAP = 2.0
+# Values of variants: such that a result without the variant is wrong by far. The cap is Gemma 2's,
+# whose logits are not those of normal numbers: q is multiplied for them.
+SOFT_CAP = 50.0
+SOFT_CAP_GAIN = 8.0
 SIGMOID_BIAS = -8.0
 
 

@@ -16,6 +16,7 @@ from flashbsr.dtypes import output_dtype
 from .cuda_data import (
     SIGMOID_BIAS,
     SOFT_CAP,
+    SOFT_CAP_GAIN,
     check_rows,
     compute_bound,
     io_bytes,
@@ -103,6 +104,8 @@ def _plan(w: Workload, gpu: Gpu, pages: Pages | None) -> _Run:
 def _call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
     """Plan, run and check a batch, paged or ragged; the call and its sets."""
     q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
+    if w.variant == "soft-cap":
+        q *= SOFT_CAP_GAIN
     out_type = getattr(gpu.torch, output_dtype(w.dtype))
     out = gpu.torch.full(q.shape, float("nan"), dtype=out_type, device=gpu.device)
     sets: list[Any]
@@ -133,7 +136,9 @@ def _add_twin(result: Result, gpu: Gpu) -> None:
     """Time the same without what the workload is about, in the same run, and compare."""
     w, seconds = result.workload, result.times["flashbsr"].median
     if w.variant != "plain":
-        twin = result.times["plain"] = _time(replace(w, variant="plain"), gpu)
+        # A mask says all there is to say: no tile is skipped for causality, which it replaces.
+        causal = w.causal and w.variant != "mask"
+        twin = result.times["plain"] = _time(replace(w, variant="plain", causal=causal), gpu)
         result.metrics["variant_penalty"] = seconds / twin.median - 1
     elif w.kv_dtype is not None:
         twin = result.times["16-bit KV"] = _time(replace(w, kv_dtype=None), gpu)

@@ -15,10 +15,12 @@ FLASHBSR_FN constexpr int prefill_kv_tile(int head_dim, int rows) {
   return head_dim * rows < 128 * 128 ? 64 : 32;
 }
 
-/// As many as two blocks of an SM have room for: on sm_80 with short tiles only, and not of float8,
-/// of which two blocks with one buffer find room on sm_86.
+/// As many as two blocks of an SM have room for: on sm_80 with short tiles only, and not of e4m3,
+/// of which two blocks with one buffer find room on sm_86. (Of e5m2 one buffer spills on sm_90.)
 FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int arch) {
-  return arch >= 90 || (head_dim == 128 && rows == 128 && dtype_size(kv) == 2) ? 2 : 1;
+  return arch >= 90 || kv == DType::kE5M2 || (head_dim == 128 && rows == 128 && dtype_size(kv) == 2)
+             ? 2
+             : 1;
 }
 
 /// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
@@ -31,8 +33,8 @@ template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
           int stages = prefill_stages(head_dim, kv, rows, arch)>
 struct PrefillTraits {
-  /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that is
-  /// more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
+  /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that
+  /// is more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
   static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;
