@@ -44,17 +44,29 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
   return nullptr;
 }
 
-}  // namespace
-
-const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
+/// The smallest that holds the rows.
+int wanted_tile(const Need& need) {
   int wanted = 0;
   while (wanted + 1 < kNumTiles && need.rows > kTiles[wanted].rows) ++wanted;
+  return wanted;
+}
+
+}  // namespace
+
+const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
+  const int wanted = wanted_tile(need);
   for (int i = wanted; i < kNumTiles; ++i) {
-    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return *row;
+    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return row;
   }
   for (int i = wanted - 1; i >= 0; --i) {
-    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return *row;
+    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return row;
   }
+  return nullptr;
+}
+
+const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
+  if (const KernelRow* row = try_choose_kernel(need, device)) return *row;
+  const int wanted = wanted_tile(need);
   return find({.family = kTiles[wanted].family,
                .head_dim = need.head_dim_qk,
                .head_dim_vo = need.head_dim_vo,

@@ -29,7 +29,7 @@ class Gather {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kWarps = Shared<Traits>::kLoaderWarps;
+  static constexpr int kWarps = Shared<Traits>::kGatherWarps;
   static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
   static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
 
@@ -41,8 +41,7 @@ class Gather {
   FLASHBSR_DEVICE void load(const Tile& tile) {
     const int32_t last = tile.count - 1;
     Rows key = rows(tile, last), next = rows(tile, last - 1);
-    copy<Traits::kColumnsQk>(shared_.key_pipeline, key_, shared_.keys, Traits::kKeyBytes,
-                             args_.base.params.k, tile, last, key);
+    copy_keys(tile, last, key);
     if (warp_ == 0) {
       shared_.query_pipeline.wait_empty(query_);
       if (lane_ == 0) load_queries(args_, shared_, tile, query_);
@@ -53,11 +52,11 @@ class Gather {
       key = next;
       if (j > 0) {
         next = rows(tile, j - 2);
-        copy<Traits::kColumnsQk>(shared_.key_pipeline, key_, shared_.keys, Traits::kKeyBytes,
-                                 args_.base.params.k, tile, j - 1, key);
+        copy_keys(tile, j - 1, key);
       }
-      copy<Traits::kColumnsVo>(shared_.value_pipeline, value_, shared_.values, Traits::kValueBytes,
-                               args_.base.params.v, tile, j, value);
+      copy<Traits::kLandingColumnsVo>(shared_.landing_value_pipeline, value_,
+                                      shared_.landing_values, Traits::kLandingValueBytes,
+                                      args_.base.params.v, tile, j, value);
     }
     // The next item may depend on the end of this one.
     ptx::cp_async_wait_all();
@@ -85,6 +84,11 @@ class Gather {
     return r;
   }
 
+  FLASHBSR_DEVICE void copy_keys(const Tile& tile, int32_t j, const Rows& rows) {
+    copy<Traits::kLandingColumnsQk>(shared_.landing_key_pipeline, key_, shared_.landing_keys,
+                                    Traits::kLandingKeyBytes, args_.base.params.k, tile, j, rows);
+  }
+
   template <int kColumns>
   FLASHBSR_DEVICE void copy(const typename Shared<Traits>::KvPipeline& pipeline, Place& at,
                             uint32_t tiles, int32_t tile_bytes, const PagedView& from,
@@ -100,7 +104,7 @@ class Gather {
             args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
         mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
       }
-      copy_run<kColumns>(i, tile_address, mine, from.dim * dtype_size(Traits::kType));
+      copy_run<kColumns>(i, tile_address, mine, from.dim * dtype_size(Traits::kKvType));
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<2>();
@@ -116,7 +120,7 @@ class Gather {
     const int32_t chunk = lane_ % 8, first = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
     // The next row of a lane is four on: the swizzle takes two forms in turn.
     uint32_t dst = tile + first * 128 + ((chunk ^ first & 7) << 4);
-    constexpr int kUnroll = kRuns > 1 ? 2 : 4;  // as far as 32 registers go
+    constexpr int kUnroll = kRuns > 2 ? 1 : kRuns > 1 ? 2 : 4;  // as far as 32 registers go
 #pragma unroll kUnroll
     for (int r = 0; r < min_of(kRowsPerWarp - 32 * i, 32); r += 4) {
       const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);

@@ -105,7 +105,7 @@ class Mainloop {
   }
 
   FLASHBSR_DEVICE void multiply_keys(const Operands& at) {
-    constexpr int kSteps = 4 * Traits::kColumnsQk;  // of 32 bytes
+    constexpr int kSteps = Traits::kHeadDimQk * dtype_size(Traits::kType) / 32;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint32_t in_line = k % 4 * 32;
@@ -119,8 +119,8 @@ class Mainloop {
   FLASHBSR_DEVICE void multiply_values(const Operands& at) {
 #pragma unroll
     for (int k = 0; k < Traits::kKvTile / 16; ++k) {
-      ptx::wgmma_registers<Traits::kType>(o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128),
-                                          true);
+      ptx::wgmma_registers<Traits::kWeightType>(
+          o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128), true);
     }
     ptx::wgmma_commit();
   }
@@ -275,7 +275,8 @@ class Mainloop {
     for (int k = 0; k < Traits::kKvTile / 16; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p_[k][i] = ptx::pack2<Traits::kType>(scores.s[8 * k + 2 * i], scores.s[8 * k + 2 * i + 1]);
+        p_[k][i] =
+            ptx::pack2<Traits::kWeightType>(scores.s[8 * k + 2 * i], scores.s[8 * k + 2 * i + 1]);
       }
     }
   }
