@@ -28,6 +28,14 @@ FLASHBSR_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "memory");
 }
 
+/// Four 8x8 tiles of 16-bit elements to shared memory, addressed like ldmatrix_x4's. sm_90 and
+/// later.
+FLASHBSR_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 /// `x`, but not before `positive` is known, a pair of 16-bit floats without signs: for the order of
 /// instructions.
 FLASHBSR_DEVICE uint32_t after_positive(uint32_t x, uint32_t positive) {

@@ -7,7 +7,7 @@
 //              warps 0 and 1: Q and K, and V, by TMA      -> query_, key_, value_pipeline
 //              warp 2: zeroes rows of V that the item does not own
 //              or, where TMA does not serve, warps 0 to 2: K and V by cp.async
-//              or, for e4m3 K and V, warp 0: all copies; warps 1 and 2 widen (widen.h)
+//              or, for e4m3 K and V, warp 0: all copies; warps 1 and 2 widen or transpose
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
 //              last part of a split tile merges it
 //
@@ -19,6 +19,7 @@
 #include <flashbsr/kernel/sm90a/mainloop.h>
 #include <flashbsr/kernel/sm90a/producer.h>
 #include <flashbsr/kernel/sm90a/traits.h>
+#include <flashbsr/kernel/sm90a/transpose.h>
 #include <flashbsr/kernel/sm90a/widen.h>
 
 namespace flashbsr::sm90a {
@@ -29,9 +30,13 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits>(args, shared, lane).run();
-  } else if constexpr (Traits::kWidensValues) {
+  } else if constexpr (Traits::kPreparesValues) {
     if (warp != 0) {
-      Widener<Traits>(shared, warp - 1, lane).run(memory);
+      if constexpr (Traits::kTransposesValues) {
+        Transposer<Traits>(shared, warp - 1, lane).run();
+      } else {
+        Widener<Traits>(shared, warp - 1, lane).run(memory);
+      }
     } else if (args.path == KvPath::kGather) {
       Gather<Traits>(args, shared, warp, lane).run();
     } else {

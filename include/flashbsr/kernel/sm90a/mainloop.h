@@ -23,8 +23,6 @@ namespace flashbsr::sm90a {
 
 /// Reference of a row that has seen nothing yet. Finite, so that no case needs a look at it.
 inline constexpr float kNothing = -1e30f;
-/// log2 of how far weights may grow before their reference follows.
-inline constexpr float kSlack = 8.0f;
 
 template <class Traits, class Variant>
 class Mainloop {
@@ -34,6 +32,8 @@ class Mainloop {
   float sum[2];                     ///< this thread's part of the denominators
   using Score = Scores<Traits, Variant>;
   static constexpr float kShift = Score::kShift;
+  /// log2 of how far weights may grow before their reference follows. e4m3 ends at 448.
+  static constexpr float kSlack = Traits::kWeightType == DType::kE4M3 ? 4.0f : 8.0f;
   Score scores;
 
   /// @param group  the warpgroup's number among the consumers, uniform
@@ -41,9 +41,10 @@ class Mainloop {
       : scores(args), shared_(shared), group_(group) {
     query_base_ = ptx::matrix_descriptor(shared.queries + group * 64 * 128, 1024, 16);
     key_base_ = ptx::matrix_descriptor(shared.keys, 1024, 16);
-    value_base_ = ptx::matrix_descriptor(shared.values, 1024, Traits::kKvTile * 128);
+    value_base_ = ptx::matrix_descriptor(shared.values, 1024,
+                                         Traits::kTransposesValues ? 16 : Traits::kKvTile * 128);
     // The last warpgroup opens the first one's turn.
-    if (group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
+    if (!Traits::kTransposesValues && group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
   }
 
   /// Computes the item's rows, whose spans are `spans`.
@@ -73,14 +74,19 @@ class Mainloop {
     // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
     do {
 #pragma unroll 1
-      for (; j > sight.whole_top; --j) step<true>(start + j * Traits::kKvTile);
+      for (; j > sight.whole_top; --j) next<true>(start + j * Traits::kKvTile);
 #pragma unroll 1
-      for (; j >= sight.whole_bottom; --j) step<false>(start + j * Traits::kKvTile);
+      for (; j >= sight.whole_bottom; --j) next<false>(start + j * Traits::kKvTile);
       sight.whole_top = sight.bottom - 1;
       sight.whole_bottom = count;
     } while (j >= sight.bottom);
     finish_queries();
-    last();
+    if constexpr (Traits::kTransposesValues) {
+      add_values();
+      key_.advance();
+    } else {
+      last();
+    }
 #pragma unroll 1
     for (; j >= 0; --j) pass(true);
   }
@@ -88,6 +94,7 @@ class Mainloop {
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
+  static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
   /// descriptors from vector registers at every step.
@@ -127,7 +134,7 @@ class Mainloop {
 
   FLASHBSR_DEVICE void pin_weights() {
 #pragma unroll
-    for (int k = 0; k < Traits::kKvTile / 16; ++k) ptx::pin(p_[k]);
+    for (int k = 0; k < kWeightSteps; ++k) ptx::pin(p_[k]);
   }
 
   FLASHBSR_DEVICE void first(int32_t begin) {
@@ -187,11 +194,67 @@ class Mainloop {
     key_.advance();
   }
 
+  template <bool kMasked>
+  FLASHBSR_DEVICE void next(int32_t begin) {
+    if constexpr (Traits::kTransposesValues) {
+      short_step<kMasked>(begin);
+    } else {
+      step<kMasked>(begin);
+    }
+  }
+
+  /// A step in products of e4m3: the sum of a tile's P V takes the registers of S, one after the
+  /// other, and other warpgroups' products run meanwhile.
+  template <bool kMasked>
+  FLASHBSR_DEVICE void short_step(int32_t begin) {
+    add_values();
+    key_.advance();
+    const Operands at = operands(key_, value_);
+    shared_.key_pipeline.wait_full(key_);
+    ptx::pin(scores.s);
+    ptx::wgmma_fence();
+    multiply_keys(at);
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores.s);
+    release(shared_.key_pipeline, key_);
+    const bool grew = soften<kMasked>(begin);
+    pack();
+    if (grew) rescale();
+  }
+
+  /// O += P V through sums of one tile: products of e4m3 add up in 14 bits and truncate, so that
+  /// what is lost grows with what is there.
+  FLASHBSR_DEVICE void add_values() {
+    const Operands at = operands(key_, value_);
+    shared_.value_pipeline.wait_full(value_);
+    constexpr int kPart = 32;  // registers: 64 dims
+#pragma unroll
+    for (int part = 0; part < Traits::kHeadDimVo / 2; part += kPart) {
+      float sum_of_tile[kPart];
+      ptx::pin(sum_of_tile);
+      pin_weights();
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kWeightSteps; ++k) {
+        ptx::wgmma_registers<Traits::kWeightType>(
+            sum_of_tile, p_[k], at.value + ptx::descriptor_step(part * 2 * 128 + k * 32), k > 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::pin(sum_of_tile);
+      pin_weights();
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) o[part + i] += sum_of_tile[i];
+    }
+    release(shared_.value_pipeline, value_);
+    value_.advance();
+  }
+
   FLASHBSR_DEVICE void pass(bool turn) {
     shared_.key_pipeline.wait_full(key_);
     release(shared_.key_pipeline, key_);
     key_.advance();
-    if (turn) {
+    if (turn && !Traits::kTransposesValues) {
       take_turn();
       give_turn();
     }
@@ -272,11 +335,16 @@ class Mainloop {
 
   FLASHBSR_DEVICE void pack() {
 #pragma unroll
-    for (int k = 0; k < Traits::kKvTile / 16; ++k) {
+    for (int k = 0; k < kWeightSteps; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p_[k][i] =
-            ptx::pack2<Traits::kWeightType>(scores.s[8 * k + 2 * i], scores.s[8 * k + 2 * i + 1]);
+        if constexpr (Traits::kTransposesValues) {  // as S lies; V is transposed into that order
+          const float* s = scores.s + 16 * k + i / 2 * 8 + i % 2 * 2;
+          p_[k][i] = ptx::pack4_e4m3(s[0], s[1], s[4], s[5]);
+        } else {
+          const float* s = scores.s + 8 * k + 2 * i;
+          p_[k][i] = ptx::pack2<Traits::kWeightType>(s[0], s[1]);
+        }
       }
     }
   }
@@ -291,7 +359,7 @@ class Mainloop {
   uint64_t query_base_, key_base_, value_base_;
   Place key_, value_;
   typename Shared<Traits>::QueryPipeline::Place query_;
-  uint32_t p_[Traits::kKvTile / 16][4];
+  uint32_t p_[kWeightSteps][4];
   float shrink_[2];
 };
 

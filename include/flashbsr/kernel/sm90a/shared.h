@@ -109,7 +109,7 @@ struct Shared {
   uint32_t dirty;
   QueryPipeline query_pipeline;
   TilePipeline tile_pipeline;
-  /// Where copies of K and V land: the tiles themselves, or what is widened into them.
+  /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
   KvPipeline landing_key_pipeline, landing_value_pipeline;
 
@@ -133,12 +133,12 @@ struct Shared {
     landing_values = values;
     landing_key_pipeline = key_pipeline;
     landing_value_pipeline = value_pipeline;
-    if constexpr (Traits::kWidensValues) {
-      constexpr int kWidenBarriers = 256;  // behind all others
-      static_assert(kWidenBarriers + 2 * KvPipeline::kBytes <= Traits::kBarrierBytes);
+    if constexpr (Traits::kPreparesValues) {
+      constexpr int kPreparedBarriers = 256;  // behind all others
+      static_assert(kPreparedBarriers + 2 * KvPipeline::kBytes <= Traits::kBarrierBytes);
       landing_values = queries + Traits::kLandingValueOffset;
-      landing_value_pipeline = {queries + Traits::kBarrierOffset + kWidenBarriers};
-      if constexpr (Traits::kWidensKeys) {
+      landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
+      if constexpr (Traits::kPreparesKeys) {
         landing_keys = queries + Traits::kLandingKeyOffset;
         landing_key_pipeline = {landing_value_pipeline.barriers + KvPipeline::kBytes};
       }
@@ -149,10 +149,10 @@ struct Shared {
   FLASHBSR_DEVICE void init_barriers(bool gather) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = gather ? kGatherWarps : 1;
-    key_pipeline.init(Traits::kWidensKeys ? kWidenWarps : loaders, consumers);
-    value_pipeline.init(Traits::kWidensValues ? kWidenWarps : loaders, consumers);
-    if constexpr (Traits::kWidensKeys) landing_key_pipeline.init(loaders, kWidenWarps);
-    if constexpr (Traits::kWidensValues) landing_value_pipeline.init(loaders, kWidenWarps);
+    key_pipeline.init(Traits::kPreparesKeys ? kPreparingWarps : loaders, consumers);
+    value_pipeline.init(Traits::kPreparesValues ? kPreparingWarps : loaders, consumers);
+    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, kPreparingWarps);
+    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, kPreparingWarps);
     query_pipeline.init(1, consumers);
     tile_pipeline.init(1, consumers + kLoaderWarps);
 #pragma unroll
@@ -160,11 +160,11 @@ struct Shared {
   }
 
   /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or all
-  /// three gather K and V. Where V is widened, 0 loads or gathers everything, and 1 and 2 widen. The
-  /// last one schedules.
+  /// three gather K and V. Where V is prepared, 0 loads or gathers everything, and 1 and 2 widen
+  /// or transpose. The last one schedules.
   static constexpr int kLoaderWarps = 3;
-  static constexpr int kWidenWarps = 2;
-  static constexpr int kGatherWarps = Traits::kWidensValues ? 1 : kLoaderWarps;
+  static constexpr int kPreparingWarps = 2;
+  static constexpr int kGatherWarps = Traits::kPreparesValues ? 1 : kLoaderWarps;
   static constexpr int kSchedulerWarp = 3;
 };
 

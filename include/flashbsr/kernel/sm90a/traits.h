@@ -22,18 +22,21 @@ constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool ho
 /// @tparam rows         packed rows of an item, 64 per consumer warpgroup
 /// @tparam hooks        the variant has hooks, which need registers
 /// @tparam kv_type      of K and V in memory: `type`, or e4m3
+/// @tparam weight_type  of P V: `type`; fp16 where that is e4m3 and sums must not lose anything
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks,
-          DType kv_type = type, int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks)>
+          DType kv_type = type,
+          DType weight_type = type == DType::kE4M3 ? DType::kF16 : type, int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks)>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
   static constexpr DType kType = type;      ///< of Q K^T
   static constexpr DType kKvType = kv_type;
-  /// Of P V. e4m3 products lose too much there: fp16 takes their place. docs/kernels/sm90a_fp8.md.
-  static constexpr DType kWeightType = type == DType::kE4M3 ? DType::kF16 : type;
-  /// What arrives narrower than it is multiplied, and is widened on its way (widen.h).
-  static constexpr bool kWidensKeys = kv_type != type;
-  static constexpr bool kWidensValues = kv_type != kWeightType;
+  static constexpr DType kWeightType = weight_type;  ///< of P V
+  /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
+  /// of e4m3, transposed (transpose.h).
+  static constexpr bool kTransposesValues = weight_type == DType::kE4M3;
+  static constexpr bool kPreparesKeys = kv_type != type;
+  static constexpr bool kPreparesValues = kv_type != weight_type || kTransposesValues;
   static constexpr int kRows = rows;
   static constexpr int kKvTile = kv_tile;
 
@@ -51,10 +54,12 @@ struct HopperTraits {
   // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
   static constexpr int kColumnDims = 128 / dtype_size(type);
   static constexpr int kColumnsQk = ceil_div(head_dim_qk, kColumnDims);
-  static constexpr int kColumnsVo = head_dim_vo * dtype_size(kWeightType) / 128;
+  static constexpr int kColumnsVo = head_dim_vo * dtype_size(weight_type) / 128;
   static constexpr int kQueryBytes = rows * kColumnsQk * 128;
   static constexpr int kKeyBytes = kv_tile * kColumnsQk * 128;
-  static constexpr int kValueBytes = kv_tile * kColumnsVo * 128;
+  static constexpr int kValueBytes =
+      kTransposesValues ? head_dim_vo * 128 : kv_tile * kColumnsVo * 128;
+  static_assert(!kTransposesValues || kv_tile <= 128);
   /// As K and V are in memory: where copies land.
   static constexpr int kLandingDims = 128 / dtype_size(kv_type);
   static constexpr int kLandingColumnsQk = ceil_div(head_dim_qk, kLandingDims);
@@ -62,13 +67,13 @@ struct HopperTraits {
   static constexpr int kLandingKeyBytes = kv_tile * kLandingColumnsQk * 128;
   static constexpr int kLandingValueBytes = kv_tile * kLandingColumnsVo * 128;
   static constexpr int kStageBytes = kKeyBytes + kValueBytes +
-                                     (kWidensKeys ? kLandingKeyBytes : 0) +
-                                     (kWidensValues ? kLandingValueBytes : 0);
+                                     (kPreparesKeys ? kLandingKeyBytes : 0) +
+                                     (kPreparesValues ? kLandingValueBytes : 0);
 
   static constexpr int kSpanBytes = rows * 8;    ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = kWidensValues ? 512 : 256;
+  static constexpr int kBarrierBytes = kPreparesValues ? 512 : 256;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
 
   static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
@@ -85,9 +90,9 @@ struct HopperTraits {
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
   static constexpr int kLandingKeyOffset = kValueOffset + kStages * kValueBytes;
   static constexpr int kLandingValueOffset =
-      kLandingKeyOffset + (kWidensKeys ? kStages * kLandingKeyBytes : 0);
+      kLandingKeyOffset + (kPreparesKeys ? kStages * kLandingKeyBytes : 0);
   static constexpr int kSpanOffset =
-      kLandingValueOffset + (kWidensValues ? kStages * kLandingValueBytes : 0);
+      kLandingValueOffset + (kPreparesValues ? kStages * kLandingValueBytes : 0);
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
   static constexpr int kSmemBytes = kBarrierOffset + kBarrierBytes;

@@ -67,7 +67,7 @@ class Widener {
     for_each_tile(shared_, lane_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
-        if constexpr (Traits::kWidensKeys) widen_keys(memory);
+        if constexpr (Traits::kPreparesKeys) widen_keys(memory);
         const int32_t head = j == 0 ? unowned.head : 0;
         const int32_t end = j == tile.count - 1 ? unowned.owned : kTileLines;
         widen_values(memory, head, end);
