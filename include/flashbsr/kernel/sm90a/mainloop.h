@@ -94,6 +94,7 @@ class Mainloop {
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
+  static constexpr int kVote = 4;  ///< of its threads' vote
   static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
@@ -216,10 +217,47 @@ class Mainloop {
     multiply_keys(at);
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
+    if constexpr (!kMasked) {
+      if (soften_as_before()) return release(shared_.key_pipeline, key_);
+      ptx::pin(scores.s);
+      ptx::wgmma_fence();
+      multiply_keys(at);
+      ptx::wgmma_wait<0>();
+      ptx::pin(scores.s);
+    }
     release(shared_.key_pipeline, key_);
     const bool grew = soften<kMasked>(begin);
     pack();
     if (grew) rescale();
+  }
+
+  /// Weights of a tile that all rows see all of, against the references as they are: without maxima,
+  /// which take a tenth of the time. False: a weight of the warpgroup outgrew its type, or there was
+  /// no reference; the tile's S is to be computed again.
+  FLASHBSR_DEVICE bool soften_as_before() {
+    float (&s)[4 * Score::kGroups] = scores.s;
+    float base[2], more[2][2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
+#pragma unroll
+    for (int i = 0; i < 4 * Score::kGroups; ++i) {
+      const int h = i / 2 % 2;
+      s[i] = ptx::exp2(__builtin_fmaf(s[i], scores.factor[h], base[h]));
+      more[h][i % 2] += s[i];
+    }
+    pack();
+    // A byte of 256 or above, NaN too, carries into its top bit.
+    uint32_t outgrown = 0;
+#pragma unroll
+    for (int k = 0; k < kWeightSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) outgrown |= p_[k][i] + 0x08080808u;
+    }
+    const bool any = ptx::named_barrier_any(kVote + group_, 128, outgrown & 0x80808080u);
+    if (__any_sync(0xffffffffu, any)) return false;  // a uniform branch: see uniform()
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += more[h][0] + more[h][1];
+    return true;
   }
 
   /// O += P V through sums of one tile: products of e4m3 add up in 14 bits and truncate, so that
@@ -227,27 +265,33 @@ class Mainloop {
   FLASHBSR_DEVICE void add_values() {
     const Operands at = operands(key_, value_);
     shared_.value_pipeline.wait_full(value_);
-    constexpr int kPart = 32;  // registers: 64 dims
+    float low[kPart], high[kPart];
+    ptx::pin(low);
+    ptx::pin(high);
+    pin_weights();
+    ptx::wgmma_fence();
+    multiply_part(low, at.value);
+    multiply_part(high, at.value + ptx::descriptor_step(kPart * 2 * 128));
+    ptx::wgmma_wait<1>();
+    ptx::pin(low);
 #pragma unroll
-    for (int part = 0; part < Traits::kHeadDimVo / 2; part += kPart) {
-      float sum_of_tile[kPart];
-      ptx::pin(sum_of_tile);
-      pin_weights();
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < kWeightSteps; ++k) {
-        ptx::wgmma_registers<Traits::kWeightType>(
-            sum_of_tile, p_[k], at.value + ptx::descriptor_step(part * 2 * 128 + k * 32), k > 0);
-      }
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::pin(sum_of_tile);
-      pin_weights();
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) o[part + i] += sum_of_tile[i];
-    }
+    for (int i = 0; i < kPart; ++i) o[i] += low[i];
+    ptx::wgmma_wait<0>();
+    ptx::pin(high);
+    pin_weights();
     release(shared_.value_pipeline, value_);
     value_.advance();
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) o[kPart + i] += high[i];
+  }
+  static constexpr int kPart = Traits::kHeadDimVo / 4;  ///< registers of half the dims
+  FLASHBSR_DEVICE void multiply_part(float (&sum_of_tile)[kPart], uint64_t value) {
+#pragma unroll
+    for (int k = 0; k < kWeightSteps; ++k) {
+      ptx::wgmma_registers<Traits::kWeightType>(sum_of_tile, p_[k],
+                                                value + ptx::descriptor_step(k * 32), k > 0);
+    }
+    ptx::wgmma_commit();
   }
 
   FLASHBSR_DEVICE void pass(bool turn) {
