@@ -120,7 +120,7 @@ class Gather {
     const int32_t chunk = lane_ % 8, first = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
     // The next row of a lane is four on: the swizzle takes two forms in turn.
     uint32_t dst = tile + first * 128 + ((chunk ^ first & 7) << 4);
-    constexpr int kUnroll = kRuns > 2 ? 1 : kRuns > 1 ? 2 : 4;  // as far as 32 registers go
+    constexpr int kUnroll = kRuns > 1 ? 2 : 4;  // as far as 32 registers go
 #pragma unroll kUnroll
     for (int r = 0; r < min_of(kRowsPerWarp - 32 * i, 32); r += 4) {
       const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);

@@ -31,13 +31,17 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits>(args, shared, lane).run();
   } else if constexpr (Traits::kPreparesValues) {
-    if (warp != 0) {
+    // Halves of every tile, one each, or one warp both.
+    const bool gather = args.path == KvPath::kGather;
+    const int32_t copiers = gather ? Shared<Traits>::kGatherWarps : 1;
+    const int32_t half = warp - copiers, halves = gather ? 1 : 2;
+    if (half >= 0) {
       if constexpr (Traits::kTransposesValues) {
-        Transposer<Traits>(shared, warp - 1, lane).run();
+        Transposer<Traits>(shared, half, halves, lane).run();
       } else {
-        Widener<Traits>(shared, warp - 1, lane).run(memory);
+        Widener<Traits>(shared, half, halves, lane).run(memory);
       }
-    } else if (args.path == KvPath::kGather) {
+    } else if (gather) {
       Gather<Traits>(args, shared, warp, lane).run();
     } else {
       PairLoader<Traits>(args, shared, lane).run();

@@ -149,10 +149,11 @@ struct Shared {
   FLASHBSR_DEVICE void init_barriers(bool gather) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = gather ? kGatherWarps : 1;
-    key_pipeline.init(Traits::kPreparesKeys ? kPreparingWarps : loaders, consumers);
-    value_pipeline.init(Traits::kPreparesValues ? kPreparingWarps : loaders, consumers);
-    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, kPreparingWarps);
-    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, kPreparingWarps);
+    const int preparers = gather ? kLoaderWarps - kGatherWarps : kLoaderWarps - 1;
+    key_pipeline.init(Traits::kPreparesKeys ? preparers : loaders, consumers);
+    value_pipeline.init(Traits::kPreparesValues ? preparers : loaders, consumers);
+    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
+    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
     query_pipeline.init(1, consumers);
     tile_pipeline.init(1, consumers + kLoaderWarps);
 #pragma unroll
@@ -160,11 +161,10 @@ struct Shared {
   }
 
   /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or all
-  /// three gather K and V. Where V is prepared, 0 loads or gathers everything, and 1 and 2 widen
-  /// or transpose. The last one schedules.
+  /// three gather K and V. Where V is prepared, 0 loads everything, or 0 and 1 gather it, and the
+  /// others up to 2 widen or transpose. The last one schedules.
   static constexpr int kLoaderWarps = 3;
-  static constexpr int kPreparingWarps = 2;
-  static constexpr int kGatherWarps = Traits::kPreparesValues ? 1 : kLoaderWarps;
+  static constexpr int kGatherWarps = Traits::kPreparesValues ? 2 : kLoaderWarps;
   static constexpr int kSchedulerWarp = 3;
 };
 

@@ -18,8 +18,9 @@ namespace flashbsr::sm90a {
 template <class Traits>
 class Transposer {
  public:
-  FLASHBSR_DEVICE Transposer(const Shared<Traits>& shared, int32_t warp, int32_t lane)
-      : shared_(shared), lane_(lane), warp_(warp) {
+  /// @param warp   among the `warps`, one or two
+  FLASHBSR_DEVICE Transposer(const Shared<Traits>& shared, int32_t warp, int32_t warps, int32_t lane)
+      : shared_(shared), lane_(lane), warp_(warp), warps_(warps) {
     const int32_t row = lane % 8, tile = lane / 8;
     from_ = (tile % 2 * 8 + row) * 128 + ((tile / 2 ^ row) << 4);
     // Even dims and odd ones change places in the lower half of a tile: all phases of the swizzle
@@ -35,11 +36,14 @@ class Transposer {
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         shared_.landing_value_pipeline.wait_full(at_);
         shared_.value_pipeline.wait_empty(at_);
-        if (unowned.in_tile(j, tile.count)) {
-          transpose<true>(j == 0 ? unowned.head : 0,
-                          j == tile.count - 1 ? unowned.owned : Traits::kKvTile);
-        } else {
-          transpose<false>(0, 0);
+#pragma unroll 1
+        for (int32_t half = warp_; half < 2; half += warps_) {
+          if (unowned.in_tile(j, tile.count)) {
+            transpose<true>(half, j == 0 ? unowned.head : 0,
+                            j == tile.count - 1 ? unowned.owned : Traits::kKvTile);
+          } else {
+            transpose<false>(half, 0, 0);
+          }
         }
         ptx::fence_async_proxy();
         __syncwarp();
@@ -53,21 +57,21 @@ class Transposer {
   }
 
  private:
-  static constexpr int kGroups = Traits::kKvTile / 16 / Shared<Traits>::kPreparingWarps;
-  static_assert(kGroups * 16 * Shared<Traits>::kPreparingWarps == Traits::kKvTile);
+  static constexpr int kGroups = Traits::kKvTile / 32;  ///< of a half
+  static_assert(Traits::kKvTile % 32 == 0);
   static_assert(Traits::kHeadDimVo == 128);
   static constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;  ///< bytes of two registers
 
-  /// This warp's groups of 16 keys. kCut: keys outside of [head, end) belong to others, or to nobody;
+  /// Half of the tile's groups of 16 keys. kCut: keys outside of [head, end) belong to others, or to nobody;
   /// their weights are zero, but what lies there may be NaN.
   template <bool kCut>
-  FLASHBSR_DEVICE void transpose(int32_t head, int32_t end) const {
+  FLASHBSR_DEVICE void transpose(int32_t half, int32_t head, int32_t end) const {
     const uint32_t from = shared_.landing_values + at_.stage * Traits::kLandingValueBytes + from_;
     const uint32_t to = shared_.values + at_.stage * Traits::kValueBytes + to_;
     constexpr int kUnroll = kCut ? 1 : kGroups;
 #pragma unroll kUnroll
     for (int g = 0; g < kGroups; ++g) {
-      const int32_t group = warp_ * kGroups + g;
+      const int32_t group = half * kGroups + g;
       uint32_t low = ~0u, high = ~0u;
       if constexpr (kCut) {
         low = kept(group * 16 + lane_ % 4 * 2, head, end);
@@ -99,7 +103,7 @@ class Transposer {
 
   const Shared<Traits>& shared_;
   const int32_t lane_;
-  const int32_t warp_;
+  const int32_t warp_, warps_;
   int32_t from_, to_;  ///< this lane's line of the first tiles, in V and in its transpose
   uint32_t even_;      ///< bytes of the dims that this lane's first register takes
   typename Shared<Traits>::KvPipeline::Place at_;

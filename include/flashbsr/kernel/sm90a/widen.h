@@ -52,13 +52,14 @@ class PairLoader {
   typename Shared<Traits>::QueryPipeline::Place query_;
 };
 
-/// Widens tiles: two warps, half of every eight lines each.
+/// Widens tiles, in units of eight lines: two warps have half of every unit each.
 template <class Traits>
 class Widener {
  public:
-  FLASHBSR_DEVICE Widener(const Shared<Traits>& shared, int32_t warp, int32_t lane)
-      : shared_(shared), lane_(lane) {
-    const int32_t line = warp * 4 + lane / 16, piece = lane % 16;
+  /// @param warp   among the `warps`, one or two
+  FLASHBSR_DEVICE Widener(const Shared<Traits>& shared, int32_t warp, int32_t warps, int32_t lane)
+      : shared_(shared), lane_(lane), begin_(warp * 2), end_(begin_ + 4 / warps) {
+    const int32_t line = lane / 16, piece = lane % 16;
     from_ = line * 128 + ((piece / 2 ^ line) << 4) + piece % 2 * 8;
     to_ = piece / 8 * kTileLines * 128 + line * 128 + ((piece % 8 ^ line) << 4);
   }
@@ -81,10 +82,9 @@ class Widener {
   static constexpr int kTileLines = Traits::kKvTile;
   static constexpr int kUnits = kTileLines / 8;
   static constexpr int kBatch = 2;  ///< loads under way: as far as 32 registers go
-  /// A lane has parts of two of its warp's four lines. From one to the other: two lines on, and so
-  /// another bit of the swizzle.
-  static constexpr int kLines = 2;
-  static constexpr int kToOther = 2 * 128 + (2 << 4);
+  /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
+  /// has another phase.
+  static constexpr int kToNext = 2 * 128 + (2 << 4);
   static_assert(kTileLines % 8 == 0 && kUnits % kBatch == 0);
 
   FLASHBSR_DEVICE void widen_keys(char* memory) {
@@ -115,9 +115,9 @@ class Widener {
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
 #pragma unroll 1
-      for (int i = 0; i < kLines; ++i) {
-        const char* src = from + (from_ ^ i * kToOther) + c / 2 * kTileLines * 128;
-        char* dst = to + (to_ ^ i * kToOther) + c * kTileLines * 128;
+      for (int32_t i = begin_; i < end_; ++i) {
+        const char* src = from + (from_ ^ i * kToNext) + c / 2 * kTileLines * 128;
+        char* dst = to + (to_ ^ i * kToNext) + c * kTileLines * 128;
 #pragma unroll
         for (int u = 0; u < kUnits; u += kBatch) {
           uint2 bytes[kBatch];
@@ -152,10 +152,10 @@ class Widener {
   FLASHBSR_DEVICE void zero(char* tile, int32_t head, int32_t end) const {
     if (Traits::kColumnsVo == 1 && lane_ % 16 >= 8) return;
 #pragma unroll 1
-    for (int i = 0; i < kLines; ++i) {
+    for (int32_t i = begin_; i < end_; ++i) {
 #pragma unroll 1
       for (int u = 0; u < kUnits; ++u) {
-        const int32_t at = to_ ^ i * kToOther, line = at / 128 % 8 + 8 * u;
+        const int32_t at = to_ ^ i * kToNext, line = at / 128 % 8 + 8 * u;
         if (line >= head && line < end) continue;
 #pragma unroll
         for (int c = 0; c < Traits::kColumnsVo; c += 2) {
@@ -178,7 +178,8 @@ class Widener {
 
   const Shared<Traits>& shared_;
   const int32_t lane_;
-  int32_t from_, to_;  ///< where this lane's first part is, in a tile that lands and a wide one
+  const int32_t begin_, end_;  ///< of a unit's four pairs of lines
+  int32_t from_, to_;  ///< where this lane's part of the first is, in a tile that lands and a wide one
   Place key_, value_;
 };
 
