@@ -303,9 +303,10 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float16 or bfloat16 there; arrays in host memory and backend='cpu' compute in "
                 "float32");
   }
-  // Kernels for 16-bit Q and float8 K take either type of Q.
-  const bool q_serves = (params.q.dtype == DType::kE4M3) == (q_ == DType::kE4M3);
-  return kernel_ && params.k.dtype == kv_ && q_serves;
+  if (!kernel_ || params.k.dtype != kv_) return false;
+  // Other families' kernels for 16-bit Q and float8 K take either type of Q.
+  const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
+  return params.q.dtype == q_ || (either && q_ != DType::kE4M3);
 }
 
 void CudaBackend::run(Params& params, const RunOptions& options) {

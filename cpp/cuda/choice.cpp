@@ -17,6 +17,13 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 128},
                            {"hopper", 192}, {"prefill", 64}, {"prefill", 128}};
 constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 
+/// What the table says of a hopper kernel's types: one of Q each.
+const char* kv_column(const Need& need) {
+  if (need.q == need.kv) return kv_name(need.kv);
+  if (need.kv != DType::kE4M3) return "none";
+  return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
+}
+
 const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const std::string_view family = tile.family;
   const bool hopper = family == "hopper";
@@ -24,7 +31,7 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && getenv("DEV_ROWS") && atoi(getenv("DEV_ROWS")) != tile.rows && need.head_dim_qk <= 128 && !need.hooks) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
-  if (hopper ? need.q != need.kv : need.q == DType::kE4M3) return nullptr;
+  if (!hopper && need.q == DType::kE4M3) return nullptr;
   // "standard" does what "plain" does, in more registers.
   const char* softmax[] = {"plain", "standard"};
   const char* sigmoid[] = {"sigmoid"};
@@ -35,7 +42,7 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
     const KernelRow* row = try_find({.family = tile.family,
                                      .head_dim = need.head_dim_qk,
                                      .head_dim_vo = need.head_dim_vo,
-                                     .kv = kv_name(need.kv),
+                                     .kv = hopper ? kv_column(need) : kv_name(need.kv),
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);

@@ -10,8 +10,19 @@
 
 namespace flashbsr::sm90a {
 
+/// What P V is multiplied in. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that is
+/// made for products of e4m3. docs/kernels/sm90a_fp8.md.
+constexpr DType hopper_weight_type(DType type, DType kv_type, int head_dim_qk, int head_dim_vo,
+                                   int rows, bool hooks) {
+  if (kv_type != DType::kE4M3) return type;
+  const bool all_e4m3 = type == kv_type && head_dim_qk == 128 && head_dim_vo == 128;
+  return all_e4m3 && rows == 192 && !hooks ? type : DType::kF16;
+}
+
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
-constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
+constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks,
+                             DType weight_type) {
+  if (weight_type == DType::kE4M3) return 128;
   if (head_dim_vo > 128) return hooks ? 64 : 80;
   return rows == 192 && (head_dim_qk > 64 || hooks) ? 80 : 128;
 }
@@ -22,10 +33,12 @@ constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool ho
 /// @tparam rows         packed rows of an item, 64 per consumer warpgroup
 /// @tparam hooks        the variant has hooks, which need registers
 /// @tparam kv_type      of K and V in memory: `type`, or e4m3
-/// @tparam weight_type  of P V: `type`; fp16 where that is e4m3 and sums must not lose anything
+/// @tparam weight_type  of P V
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks,
           DType kv_type = type,
-          DType weight_type = type == DType::kE4M3 ? DType::kF16 : type, int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks)>
+          DType weight_type =
+              hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
+          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type)>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;

@@ -90,7 +90,7 @@ class Widener {
   FLASHBSR_DEVICE void widen_keys(char* memory) {
     shared_.landing_key_pipeline.wait_full(key_);
     shared_.key_pipeline.wait_empty(key_);
-    widen<Traits::kColumnsQk>(
+    widen<Traits::kType, Traits::kColumnsQk>(
         memory + Traits::kLandingKeyOffset + key_.stage * Traits::kLandingKeyBytes,
         memory + Traits::kKeyOffset + key_.stage * Traits::kKeyBytes);
     announce(shared_.landing_key_pipeline, shared_.key_pipeline, key_);
@@ -102,14 +102,14 @@ class Widener {
     shared_.landing_value_pipeline.wait_full(value_);
     shared_.value_pipeline.wait_empty(value_);
     char* tile = memory + Traits::kValueOffset + value_.stage * Traits::kValueBytes;
-    widen<Traits::kColumnsVo>(
+    widen<Traits::kWeightType, Traits::kColumnsVo>(
         memory + Traits::kLandingValueOffset + value_.stage * Traits::kLandingValueBytes, tile);
     if (head > 0 || end < kTileLines) zero(tile, head, end);
     announce(shared_.landing_value_pipeline, shared_.value_pipeline, value_);
   }
 
   /// To `kColumns` columns of 64 dims.
-  template <int kColumns>
+  template <DType kTo, int kColumns>
   FLASHBSR_DEVICE void widen(const char* from, char* to) const {
     if (kColumns == 1 && lane_ % 16 >= 8) return;  // head dim 64: half a line lands
 #pragma unroll
@@ -127,18 +127,19 @@ class Widener {
           }
 #pragma unroll
           for (int b = 0; b < kBatch; ++b) {
-            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened(bytes[b]);
+            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened<kTo>(bytes[b]);
           }
         }
       }
     }
   }
 
+  template <DType kTo>
   FLASHBSR_DEVICE static uint4 widened(uint2 bytes) {
     uint4 r;
     ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.x, r.x, r.y);
     ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.y, r.z, r.w);
-    if constexpr (Traits::kWeightType == DType::kBF16) {
+    if constexpr (kTo == DType::kBF16) {
       r = {to_bf16(r.x), to_bf16(r.y), to_bf16(r.z), to_bf16(r.w)};
     }
     return r;
