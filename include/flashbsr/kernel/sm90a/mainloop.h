@@ -53,6 +53,8 @@ class Mainloop {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
+    wary_ = 0;
+    patience_ = 1;
     top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -95,6 +97,7 @@ class Mainloop {
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
   static constexpr int kVote = 4;  ///< of its threads' vote
+  static constexpr int32_t kLongestPatience = 16;
   static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
@@ -218,12 +221,19 @@ class Mainloop {
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
     if constexpr (!kMasked) {
-      if (soften_as_before()) return release(shared_.key_pipeline, key_);
-      ptx::pin(scores.s);
-      ptx::wgmma_fence();
-      multiply_keys(at);
-      ptx::wgmma_wait<0>();
-      ptx::pin(scores.s);
+      if (wary_ > 0) {
+        --wary_;
+      } else if (soften_as_before()) {
+        return release(shared_.key_pipeline, key_);
+      } else {
+        wary_ = patience_;
+        patience_ = min_of(2 * patience_, kLongestPatience);
+        ptx::pin(scores.s);
+        ptx::wgmma_fence();
+        multiply_keys(at);
+        ptx::wgmma_wait<0>();
+        ptx::pin(scores.s);
+      }
     }
     release(shared_.key_pipeline, key_);
     const bool grew = soften<kMasked>(begin);
@@ -405,6 +415,8 @@ class Mainloop {
   typename Shared<Traits>::QueryPipeline::Place query_;
   uint32_t p_[kWeightSteps][4];
   float shrink_[2];
+  /// Tiles until soften_as_before is tried again, and how many after it fails the next time.
+  int32_t wary_ = 0, patience_ = 1;
 };
 
 }  // namespace flashbsr::sm90a
