@@ -105,7 +105,7 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
     follows unless its type was asked for. float8 q becomes bfloat16, over the KV that it has,
-    unless `float8_q_dims` has a head dim for it. RoPE inside attention needs a head dim that no
+    unless `float8_q_dims` has a head dim for it, and no RoPE is asked for. RoPE inside attention needs a head dim that no
     kernel pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
     """
     (q, kv, o), dims, p_type = case.dtypes, case.dims, case.p_type
@@ -114,7 +114,7 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
         q, kv, o = other, (other if kv == "float32" else kv), (other if o == "float32" else o)
     elif q.startswith("float8"):
         dim = next((n for n in float8_q_dims if n >= max(dims)), None)
-        if dim is None:
+        if dim is None or case.variant.pos_encoding_mode == "ROPE_LLAMA":
             q = "bfloat16"  # with the same type of output by default
         else:
             dims, p_type = (dim, dim), q

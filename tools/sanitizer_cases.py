@@ -77,8 +77,11 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
     # the kernel too: the smallest, or that of 64 rows.
     fixed = paged and kernel["rows"] in (8, 64)
     kv_lens = LONG if paged and not fixed else KV_LENS
-    kv_dtype = TYPES[kernel["kv"]]
-    q_dtype = kv_dtype if not kv_dtype.startswith("float8") else "bfloat16" if paged else "float16"
+    q_type, _, kv_type = kernel["kv"].rpartition("x")
+    kv_dtype = TYPES[kv_type]
+    q_dtype = TYPES[q_type or kv_type]
+    if not q_type and kv_dtype.startswith("float8") and kernel["family"] != "hopper":
+        q_dtype = "bfloat16" if paged else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     dim_vo = dim if paged else dim - 32
@@ -209,7 +212,8 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
     for spec in specs(kernel["variant"]):
         for paged in (False, True):
             rotates = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
-            if rotates and (not paged or kernel["family"] == "decode"):  # dims differ; has none
+            # Dims differ; the families that have none and nobody who steps in.
+            if rotates and (not paged or kernel["family"] in ("decode", "hopper")):
                 continue
             ran = attend(kernel, spec, paged)
             if ran != kernel["name"]:

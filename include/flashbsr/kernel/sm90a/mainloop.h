@@ -44,7 +44,8 @@ class Mainloop {
     value_base_ = ptx::matrix_descriptor(shared.values, 1024,
                                          Traits::kTransposesValues ? 16 : Traits::kKvTile * 128);
     // The last warpgroup opens the first one's turn.
-    if (!Traits::kTransposesValues && group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
+    if (!Traits::kTransposesValues && group == Traits::kConsumers - 1)
+      ptx::named_barrier_arrive(kTurn, 256);
   }
 
   /// Computes the item's rows, whose spans are `spans`.
@@ -53,8 +54,8 @@ class Mainloop {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
-    wary_ = 0;
-    patience_ = 1;
+    wary_ = 3;
+    patience_ = 4;
     top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -241,9 +242,9 @@ class Mainloop {
     if (grew) rescale();
   }
 
-  /// Weights of a tile that all rows see all of, against the references as they are: without maxima,
-  /// which take a tenth of the time. False: a weight of the warpgroup outgrew its type, or there was
-  /// no reference; the tile's S is to be computed again.
+  /// Weights of a tile that all rows see all of, against the references as they are: without
+  /// maxima, which take a tenth of the time. False: a weight of the warpgroup outgrew its type, or
+  /// there was no reference; the tile's S is to be computed again.
   FLASHBSR_DEVICE bool soften_as_before() {
     float (&s)[4 * Score::kGroups] = scores.s;
     float base[2], more[2][2] = {};
@@ -415,8 +416,9 @@ class Mainloop {
   typename Shared<Traits>::QueryPipeline::Place query_;
   uint32_t p_[kWeightSteps][4];
   float shrink_[2];
-  /// Tiles until soften_as_before is tried again, and how many after it fails the next time.
-  int32_t wary_ = 0, patience_ = 1;
+  /// Tiles until soften_as_before is tried again, and how many after it fails the next time. The
+  /// first ones of an item are where maxima grow.
+  int32_t wary_, patience_;
 };
 
 }  // namespace flashbsr::sm90a

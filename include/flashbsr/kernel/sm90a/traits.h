@@ -10,8 +10,8 @@
 
 namespace flashbsr::sm90a {
 
-/// What P V is multiplied in. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that is
-/// made for products of e4m3. docs/kernels/sm90a_fp8.md.
+/// What P V is multiplied in. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that
+/// is made for products of e4m3. docs/kernels/sm90a_fp8.md.
 constexpr DType hopper_weight_type(DType type, DType kv_type, int head_dim_qk, int head_dim_vo,
                                    int rows, bool hooks) {
   if (kv_type != DType::kE4M3) return type;
@@ -34,15 +34,14 @@ constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool ho
 /// @tparam hooks        the variant has hooks, which need registers
 /// @tparam kv_type      of K and V in memory: `type`, or e4m3
 /// @tparam weight_type  of P V
-template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks,
-          DType kv_type = type,
+template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
           int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type)>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
-  static constexpr DType kType = type;      ///< of Q K^T
+  static constexpr DType kType = type;  ///< of Q K^T
   static constexpr DType kKvType = kv_type;
   static constexpr DType kWeightType = weight_type;  ///< of P V
   /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
@@ -98,7 +97,8 @@ struct HopperTraits {
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
   static_assert(kStages >= 2);
 
-  /// [Q ...][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two items][barriers]
+  /// [Q ...][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two
+  /// items][barriers]
   static constexpr int kKeyOffset = kQueryStages * kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
   static constexpr int kLandingKeyOffset = kValueOffset + kStages * kValueBytes;

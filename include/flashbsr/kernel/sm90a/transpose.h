@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// V for products of e4m3: they want both operands along their rows, so V lands as [key][128 bytes of
-// dims] and two warps make it [dim][128 bytes of keys], 128-byte swizzle on both sides.
+// V for products of e4m3: they want both operands along their rows, so V lands as [key][128 bytes
+// of dims] and two warps make it [dim][128 bytes of keys], 128-byte swizzle on both sides.
 //
 // ldmatrix.trans moves pairs of bytes: of 8 keys and 16 dims a lane gets two keys of two dims.
-// Bytes picked from the registers of keys t and t + 8 are keys t, t + 1, t + 8, t + 9 of one dim: the
-// order in which a thread holds S, so that P needs no shuffle.
+// Bytes picked from the registers of keys t and t + 8 are keys t, t + 1, t + 8, t + 9 of one dim:
+// the order in which a thread holds S, so that P needs no shuffle.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/producer.h>
@@ -19,7 +19,8 @@ template <class Traits>
 class Transposer {
  public:
   /// @param warp   among the `warps`, one or two
-  FLASHBSR_DEVICE Transposer(const Shared<Traits>& shared, int32_t warp, int32_t warps, int32_t lane)
+  FLASHBSR_DEVICE Transposer(const Shared<Traits>& shared, int32_t warp, int32_t warps,
+                             int32_t lane)
       : shared_(shared), lane_(lane), warp_(warp), warps_(warps) {
     const int32_t row = lane % 8, tile = lane / 8;
     from_ = (tile % 2 * 8 + row) * 128 + ((tile / 2 ^ row) << 4);
@@ -62,8 +63,8 @@ class Transposer {
   static_assert(Traits::kHeadDimVo == 128);
   static constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;  ///< bytes of two registers
 
-  /// Half of the tile's groups of 16 keys. kCut: keys outside of [head, end) belong to others, or to nobody;
-  /// their weights are zero, but what lies there may be NaN.
+  /// Half of the tile's groups of 16 keys. kCut: keys outside of [head, end) belong to others, or
+  /// to nobody; their weights are zero, but what lies there may be NaN.
   template <bool kCut>
   FLASHBSR_DEVICE void transpose(int32_t half, int32_t head, int32_t end) const {
     const uint32_t from = shared_.landing_values + at_.stage * Traits::kLandingValueBytes + from_;
@@ -88,9 +89,10 @@ class Transposer {
           x[3] &= high;
         }
         const uint32_t odd = kEven ^ kOdd ^ even_;
-        ptx::stmatrix_x4((to ^ group << 4) + c * 4096,
-                         {ptx::permute_bytes(x[0], x[1], even_), ptx::permute_bytes(x[0], x[1], odd),
-                          ptx::permute_bytes(x[2], x[3], even_), ptx::permute_bytes(x[2], x[3], odd)});
+        ptx::stmatrix_x4(
+            (to ^ group << 4) + c * 4096,
+            {ptx::permute_bytes(x[0], x[1], even_), ptx::permute_bytes(x[0], x[1], odd),
+             ptx::permute_bytes(x[2], x[3], even_), ptx::permute_bytes(x[2], x[3], odd)});
       }
     }
   }

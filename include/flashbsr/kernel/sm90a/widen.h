@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// e4m3 on its way to 16-bit products: copies land in one ring, two warps write the tiles of another.
+// e4m3 on its way to 16-bit products: copies land in one ring, two warps write the tiles of
+// another.
 //
-//   warp 0          K, V in e4m3             -> landing pipelines (K that is multiplied as it is: key_)
-//   warps 1 and 2   e4m3 -> fp16 or bf16     -> key_, value_pipeline
+//   warp 0          K, V in e4m3             -> landing pipelines (K that is multiplied as it is:
+//   key_) warps 1 and 2   e4m3 -> fp16 or bf16     -> key_, value_pipeline
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
@@ -81,11 +82,11 @@ class Widener {
   using Ring = typename Shared<Traits>::KvPipeline;
   static constexpr int kTileLines = Traits::kKvTile;
   static constexpr int kUnits = kTileLines / 8;
-  static constexpr int kBatch = 2;  ///< loads under way: as far as 32 registers go
+  static constexpr int kBatch = 4;  ///< loads under way: as far as 32 registers go
   /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
   /// has another phase.
   static constexpr int kToNext = 2 * 128 + (2 << 4);
-  static_assert(kTileLines % 8 == 0 && kUnits % kBatch == 0);
+  static_assert(kTileLines % 8 == 0);
 
   FLASHBSR_DEVICE void widen_keys(char* memory) {
     shared_.landing_key_pipeline.wait_full(key_);
@@ -122,11 +123,11 @@ class Widener {
         for (int u = 0; u < kUnits; u += kBatch) {
           uint2 bytes[kBatch];
 #pragma unroll
-          for (int b = 0; b < kBatch; ++b) {
+          for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
             bytes[b] = *reinterpret_cast<const uint2*>(src + (u + b) * 1024);
           }
 #pragma unroll
-          for (int b = 0; b < kBatch; ++b) {
+          for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
             *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened<kTo>(bytes[b]);
           }
         }
@@ -180,7 +181,8 @@ class Widener {
   const Shared<Traits>& shared_;
   const int32_t lane_;
   const int32_t begin_, end_;  ///< of a unit's four pairs of lines
-  int32_t from_, to_;  ///< where this lane's part of the first is, in a tile that lands and a wide one
+  int32_t from_,
+      to_;  ///< where this lane's part of the first is, in a tile that lands and a wide one
   Place key_, value_;
 };
 
