@@ -114,7 +114,7 @@ function(flashbsr_kernel_targets kernel kernels out_sass out_ptx)
   endif()
   set(below 100000)
   set(relatives "${kernels}")
-  list(FILTER relatives INCLUDE REGEX "^${family}\\|")
+  list(FILTER relatives INCLUDE REGEX "^${family}\\|sm[0-9]+\\|")  # an 'a' takes nothing over
   foreach(relative IN LISTS relatives)
     string(REGEX REPLACE "^[^|]*\\|sm([0-9]+).*" "\\1" other "${relative}")
     # A relative that this build leaves out does not take over.

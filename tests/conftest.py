@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 # The reference's many small products are slower on OpenBLAS's threads than on one; NumPy reads this
@@ -15,7 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import hypothesis
 import numpy as np
 import pytest
-from harness import DEVICES, Device, cuda_fault
+from harness import DEVICES, Device, cuda_fault, leave
 
 # The suite says the same thing twice; `--hypothesis-profile=explore` searches.
 hypothesis.settings.register_profile(
@@ -30,10 +29,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Each backend's device. After a kernel that faulted nothing in this process can go on."""
     yield request.param
     if request.param.is_cuda and (problem := cuda_fault()):
-        print(f"{request.node.nodeid}: {problem}", file=sys.stderr, flush=True)
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            os._exit(70)  # pytest-xdist names the test and starts another worker
-        pytest.exit(f"the GPU's context is lost: {problem}", 70)
+        leave(request.node.nodeid, problem)
 
 
 @pytest.fixture

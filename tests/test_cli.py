@@ -79,6 +79,9 @@ def test_cuda_kernels_are_the_rows_of_the_table() -> None:
     rows = [line.split() for line in re.sub("#.*", "", text).splitlines() if line.split()]
     table = {key for row in rows for key in itertools.product(*(f.split(",") for f in row))}
     columns = ("family", "arch", "head_dim", "kv", "rows", "variant")
+    for kernel in kernels:
+        if kernel["head_dim_vo"] != kernel["head_dim"]:
+            kernel["head_dim"] = f"{kernel['head_dim']}x{kernel['head_dim_vo']}"
     shipped = {tuple("-" if k[c] is None else str(k[c]) for c in columns) for k in kernels}
     assert shipped <= table
     assert len({kernel["name"] for kernel in kernels}) == len(kernels) == len(shipped)
@@ -89,13 +92,15 @@ def test_cuda_kernels_are_the_rows_of_the_table() -> None:
 
 def test_cuda_summary() -> None:
     row = {"family": "f", "arch": "sm80", "variant": "plain", "targets": "sm_80", "rows": 8}
-    kernels = [{**row, "kv": kv, "head_dim": dim} for kv in ("f16", "bf16") for dim in (128, 64)]
-    nothing = dict.fromkeys(("kv", "head_dim", "rows", "variant"))
+    dims = [{"head_dim": qk, "head_dim_vo": vo} for qk, vo in ((128, 128), (192, 128), (64, 64))]
+    kernels = [{**row, "kv": kv, **dim} for kv in ("f16", "bf16") for dim in dims]
+    nothing = dict.fromkeys(("kv", "head_dim", "head_dim_vo", "rows", "variant"))
     kernels.append({"family": "op", "arch": "sm75", "targets": "sm_75", **nothing})
     folded, op = cuda_summary(kernels)
     assert folded["kv"] == "f16, bf16"
-    assert folded["head_dims"] == "64, 128"
-    assert (folded["rows"], folded["kernels"]) == ("8", "4")
+    assert folded["head_dims"] == "64, 128, 192x128"
+    assert (folded["rows"], folded["kernels"]) == ("8", "6")
+    assert op["head_dims"] == "-"
     assert (op["kv"], op["variant"], op["kernels"]) == ("-", "-", "1")
 
 

@@ -37,11 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("files", "selection"),
     [
         (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], ""),
+        (["fake_cuda/hopper_args.py"], ""),
+        (["fake_cuda/kernel_cases.py"], ""),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)"),
         (["test_float8_q.py"], "without_kernels or families"),
     ],
-    ids=["host path", "cases", "float8 queries"],
+    ids=["host path", "tensor maps", "every kernel", "cases", "float8 queries"],
 )
 def test_on_the_fake_driver(folder: Path, files: list[str], selection: str) -> None:
     """Each in a process of its own: a driver is opened once."""

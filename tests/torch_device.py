@@ -105,8 +105,9 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
     follows unless its type was asked for. float8 q becomes bfloat16, over the KV that it has,
-    unless `float8_q_dims` has a head dim for it, and no RoPE is asked for. RoPE inside attention needs a head dim that no
-    kernel pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
+    unless `float8_q_dims` has a head dim for it, and no RoPE is asked for. RoPE inside attention
+    needs a head dim that no kernel pads, rows of float8 are whole 16-byte pieces. Threads are a
+    matter of the CPU.
     """
     (q, kv, o), dims, p_type = case.dtypes, case.dims, case.p_type
     if q == "float32":

@@ -23,11 +23,20 @@ from flashbsr.info import engine_info
 
 DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
-# Rows of a tile -> query tokens of a request that fill it on average.
-TOKENS = {8: (1, 1, 1, 1), 16: (4, 3, 4, 3), 64: (10, 17, 5, 12), 128: (40, 17, 90, 33)}
+# Family and rows of a tile -> query tokens of a request that fill it on average.
+FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
+TOKENS = {
+    ("decode", 8): (1, 1, 1, 1),
+    ("decode", 16): (4, 3, 4, 3),
+    ("prefill", 64): FEW,
+    ("prefill", 128): MANY,
+    ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
+    ("hopper", 192): MANY,
+}
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
+GATHERED = 12  # a page size that the copy engine of sm_90 does not take
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 # What is more than plain attention, one or more of these in turn.
 HOOKS: tuple[dict[str, Any], ...] = (
@@ -42,12 +51,19 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
     """Of the rows that differ in nothing but their architecture, the highest that runs here."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for kernel in kernels:
-        arch = int(kernel["arch"].removeprefix("sm"))
-        if arch <= capability:
-            key = tuple(kernel[name] for name in ("family", "head_dim", "kv", "rows", "variant"))
-            if key not in best or arch > int(best[key]["arch"].removeprefix("sm")):
+        arch = arch_of(kernel)
+        # Of an architecture with an 'a' there is one chip, and none later that runs it.
+        if arch == capability or (arch < capability and not kernel["arch"].endswith("a")):
+            names = ("family", "head_dim", "head_dim_vo", "kv", "rows", "variant")
+            key = tuple(kernel[name] for name in names)
+            if key not in best or arch > arch_of(best[key]):
                 best[key] = kernel
     return list(best.values())
+
+
+def arch_of(kernel: dict[str, Any]) -> int:
+    """Take the number of ``sm90a``."""
+    return int(kernel["arch"].removeprefix("sm").removesuffix("a"))
 
 
 def offsets(lens: tuple[int, ...]) -> np.ndarray:
@@ -70,22 +86,23 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
-def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
-    """Run a problem for `kernel`; the name of the kernel that ran."""
-    q_lens = TOKENS[kernel["rows"]]
+def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) -> str:
+    """Run a problem for `kernel`, ragged without a page size; the name of the kernel that ran."""
+    family, rows = kernel["family"], kernel["rows"]
+    q_lens = TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
-    # the kernel too: the smallest, or that of 64 rows.
-    fixed = paged and kernel["rows"] in (8, 64)
-    kv_lens = LONG if paged and not fixed else KV_LENS
+    # the kernel too: the smallest, or one for 64 rows.
+    fixed = page_size is not None and rows != 16 and q_lens is not MANY
+    kv_lens = LONG if page_size and not fixed else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
-    kv_dtype = TYPES[kv_type]
-    q_dtype = TYPES[q_type or kv_type]
-    if not q_type and kv_dtype.startswith("float8") and kernel["family"] != "hopper":
-        q_dtype = "bfloat16" if paged else "float16"
+    kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
+    if kv_dtype.startswith("float8") and family != "hopper":
+        q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    dim_vo = dim if paged else dim - 32
+    dim_vo = kernel["head_dim_vo"] - (0 if page_size else 32)
     fields = {name: value for name, value in spec.items() if name != "mask"}
+    backend = {"cuda": "fa3" if family == "hopper" else "fa2"}.get(DEVICE, DEVICE)
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(
@@ -93,29 +110,28 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], paged: bool) -> str:
             num_kv_heads=2,
             head_dim_qk=dim,
             head_dim_vo=dim_vo,
-            page_size=PAGE_SIZE if paged else None,
-            backend=DEVICE,
+            page_size=page_size,
+            backend=backend,
             kv_dtype=kv_dtype,
-            fixed_split_size=48 if fixed else None,
-            check=paged,
+            fixed_split_size=3 * page_size if fixed and page_size else None,
+            check=page_size is not None,
         ),
     )
     masks: dict[str, Any] = {}
     if spec.get("mask"):
         size = sum(q * kv for q, kv in zip(q_lens, kv_lens, strict=True))
         masks["custom_mask"] = np.random.default_rng(0).random(size) < 0.5
-    qo_indptr = None if kernel["rows"] == 8 else offsets(q_lens)
+    qo_indptr = None if rows == 8 else offsets(q_lens)
     q = normal((sum(q_lens), 2 * GROUP, dim), q_dtype)
-    kv: Any
-    if paged:
-        pages = offsets(tuple(-(-n // PAGE_SIZE) for n in kv_lens))
-        indices = np.random.default_rng(1).permutation(int(pages[-1])).astype(np.int32)
-        kv = normal((int(pages[-1]), 2, PAGE_SIZE, 2, dim), kv_dtype)
+    if page_size:
+        pages = offsets(tuple(-(-n // page_size) for n in kv_lens))
+        shape: tuple[int, ...] = (int(pages[-1]), page_size, 2)
+        indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
         attention.plan(qo_indptr, pages, indices, kv_lens=np.array(kv_lens, np.int32), **masks)
     else:
-        tokens = sum(kv_lens)
-        kv = normal((tokens, 2, dim), kv_dtype), normal((tokens, 2, dim_vo), kv_dtype)
+        shape = (sum(kv_lens), 2)
         attention.plan(qo_indptr, offsets(kv_lens), **masks)
+    kv = normal((*shape, dim), kv_dtype), normal((*shape, dim_vo), kv_dtype)
     lse = spec.get("activation") != "sigmoid"
     result = attention.run(q, kv, return_lse=lse)
     out = result[0] if lse else result
@@ -179,8 +195,8 @@ def pack() -> None:
 
 def check_pages() -> None:
     """Run attention with the debug switch: pages are validated on the device first."""
-    kernel = {"name": "check_pages", "head_dim": 64, "kv": "f16", "rows": 64}
-    attend(kernel, {}, paged=True)
+    kernel = {"name": "check_pages", "family": "prefill", "rows": 64, "kv": "f16"}
+    attend({**kernel, "head_dim": 64, "head_dim_vo": 64}, {}, PAGE_SIZE)
 
 
 #: What runs a kernel around attention.
@@ -210,12 +226,12 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
         return []
     others = []
     for spec in specs(kernel["variant"]):
-        for paged in (False, True):
+        for page_size in (None, PAGE_SIZE, *[GATHERED] * (kernel["family"] == "hopper")):
+            # Dims that differ are not rotated, nor by another family's kernels.
             rotates = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
-            # Dims differ; the families that have none and nobody who steps in.
-            if rotates and (not paged or kernel["family"] in ("decode", "hopper")):
+            if rotates and (page_size is None or kernel["family"] != "prefill"):
                 continue
-            ran = attend(kernel, spec, paged)
+            ran = attend(kernel, spec, page_size)
             if ran != kernel["name"]:
                 others.append(ran)
     return others

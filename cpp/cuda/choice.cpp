@@ -1,7 +1,11 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 #include "choice.h"
-#include <cstdlib>
+
+#include <iterator>
+#include <string_view>
+
+#include <flashbsr/core/error.h>
 
 namespace flashbsr::cuda {
 
@@ -12,10 +16,12 @@ struct Tile {
   int rows;
 };
 
-/// By the rows that they hold.
-constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 128},
-                           {"hopper", 192}, {"prefill", 64}, {"prefill", 128}};
-constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
+/// In the order of preference among those that hold the rows; on an H200, 32/8 heads, head dim 128
+/// (docs/kernels/sm90a.md has the table): decode reads 16 x 4096 tokens for 16 rows in 67 us,
+/// Hopper in 72; from 17 rows on Hopper's 192 rows are the fastest whatever the number, and 128
+/// rows serve where 192 have no room.
+constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
+                           {"hopper", 128}, {"prefill", 64}, {"prefill", 128}};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -29,7 +35,6 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
   const bool hopper = family == "hopper";
   if (need.rotates && family != "prefill") return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
-  if (hopper && getenv("DEV_ROWS") && atoi(getenv("DEV_ROWS")) != tile.rows && need.head_dim_qk <= 128 && !need.hooks) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (!hopper && need.q == DType::kE4M3) return nullptr;
   // "standard" does what "plain" does, in more registers.
@@ -51,21 +56,34 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
   return nullptr;
 }
 
-/// The smallest that holds the rows.
-int wanted_tile(const Need& need) {
-  int wanted = 0;
-  while (wanted + 1 < kNumTiles && need.rows > kTiles[wanted].rows) ++wanted;
-  return wanted;
+/// Whether a tile holds all rows of a request, on average. Hopper's holds any number: its
+/// warpgroups without rows only pass over tiles.
+bool holds(const Tile& tile, const Need& need) {
+  return tile.family[0] == 'h' || need.rows <= tile.rows;
+}
+
+/// What to name where there is no kernel.
+KernelQuery nearest_query(const Need& need) {
+  const bool fa3 = need.family == api::Family::kFa3 || need.q == DType::kE4M3;
+  return {.family = fa3 ? "hopper" : "prefill",
+          .head_dim = need.head_dim_qk,
+          .head_dim_vo = need.head_dim_vo,
+          .kv = kv_name(need.kv),
+          .rows = fa3 ? 192 : 64,
+          .variant = need.sigmoid ? "sigmoid"
+                     : need.hooks ? "standard"
+                                  : "plain"};
 }
 
 }  // namespace
 
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
-  const int wanted = wanted_tile(need);
-  for (int i = wanted; i < kNumTiles; ++i) {
-    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return row;
+  for (const Tile& tile : kTiles) {
+    if (!holds(tile, need)) continue;
+    if (const KernelRow* row = try_tile(tile, need, device)) return row;
   }
-  for (int i = wanted - 1; i >= 0; --i) {
+  // None holds them: the largest there is, of which a request takes several.
+  for (size_t i = std::size(kTiles); i-- > 0;) {
     if (const KernelRow* row = try_tile(kTiles[i], need, device)) return row;
   }
   return nullptr;
@@ -73,16 +91,11 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
 
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
   if (const KernelRow* row = try_choose_kernel(need, device)) return *row;
-  const int wanted = wanted_tile(need);
-  return find({.family = kTiles[wanted].family,
-               .head_dim = need.head_dim_qk,
-               .head_dim_vo = need.head_dim_vo,
-               .kv = kv_name(need.kv),
-               .rows = kTiles[wanted].rows,
-               .variant = need.sigmoid ? "sigmoid"
-                          : need.hooks ? "standard"
-                                       : "plain"},
-              device.cc);
+  if (need.family == api::Family::kFa3 && need.rotates) {
+    throw Error(ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
+                "backend='auto' or 'fa2'; or rotate q and k with apply_rope first");
+  }
+  return find(nearest_query(need), device.cc);
 }
 
 }  // namespace flashbsr::cuda

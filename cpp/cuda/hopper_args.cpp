@@ -31,8 +31,10 @@ CUtensorMapDataType data_type(DType t) {
   }
 }
 
-bool encode(TensorMap& map, void* data, DType type, const Dim (&dims)[kRank]) {
+template <class View>
+bool encode(TensorMap& map, const View& view, const Dim (&dims)[kRank]) {
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+  const DType type = view.dtype;
   cuuint64_t extents[kRank], strides[kRank - 1];
   cuuint32_t boxes[kRank], steps[kRank];
   for (int i = 0; i < kRank; ++i) {
@@ -45,51 +47,52 @@ bool encode(TensorMap& map, void* data, DType type, const Dim (&dims)[kRank]) {
     strides[i - 1] = static_cast<cuuint64_t>(bytes);
   }
   return api().tensor_map_encode_tiled(
-             reinterpret_cast<CUtensorMap*>(&map), data_type(type), kRank, data, extents, strides,
-             boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+             reinterpret_cast<CUtensorMap*>(&map), data_type(type), kRank, view.data, extents,
+             strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+int64_t line_of(DType type) { return kLineBytes / dtype_size(type); }
+
+/// Q or O: boxes of whole query tokens, `rows` packed rows or as many as are whole.
+bool encode_rows(TensorMap& map, const RaggedView& a, int64_t kv_heads, int64_t rows) {
+  const int64_t group = a.heads / kv_heads, heads = min_of(group, rows);
+  return encode(map, a,
+                {{a.dim, 1, line_of(a.dtype)},
+                 {group, a.stride_head, heads},
+                 {a.tokens, a.stride_token, rows / heads},
+                 {kv_heads, group * a.stride_head, 1}});
 }
 
 /// K or V: boxes of `tokens` tokens of one head. Ragged KV is one page of all tokens.
-bool encode_cache(TensorMap& map, const PagedView& v, bool paged, int64_t tokens) {
-  const int64_t line = kLineBytes / dtype_size(v.dtype);
-  const Dim heads{v.heads, v.stride_head, 1};
-  if (paged) {
-    return encode(map, v.data, v.dtype,
-                  {{v.dim, 1, line},
-                   {v.page_size, v.stride_token, tokens},
-                   heads,
-                   {v.pages, v.stride_page, 1}});
-  }
-  return encode(map, v.data, v.dtype,
-                {{v.dim, 1, line}, {v.pages, v.stride_page, tokens}, heads, {1, 0, 1}});
+bool encode_cache(TensorMap& map, const PagedView& a, bool paged, int64_t tokens) {
+  const Dim dims{a.dim, 1, line_of(a.dtype)}, heads{a.heads, a.stride_head, 1};
+  if (!paged) return encode(map, a, {dims, {a.pages, a.stride_page, tokens}, heads, {1, 0, 1}});
+  return encode(map, a,
+                {dims, {a.page_size, a.stride_token, tokens}, heads, {a.pages, a.stride_page, 1}});
 }
 
 }  // namespace
 
 HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanHeader& header) {
   const Params& p = base.params;
-  const bool paged = base.kv_indices != nullptr;
   const int64_t group = header.group_size, kv_tile = row.shape.kv_tile;
   HopperArgs args;
   args.base = base;
 
-  const int64_t group_box = min_of<int64_t>(group, row.rows);
-  const int64_t token_box = row.rows / group_box;
-  const int64_t line = kLineBytes / dtype_size(p.q.dtype);
-  args.query_bytes =
-      static_cast<int32_t>(round_up<int64_t>(row.head_dim, line) / line * kLineBytes * group_box * token_box);
-  if (!encode(args.q, p.q.data, p.q.dtype,
-              {{p.q.dim, 1, line},
-               {group, p.q.stride_head, group_box},
-               {p.q.tokens, p.q.stride_token, token_box},
-               {header.num_kv_heads, group * p.q.stride_head, 1}})) {
-    throw Error(ErrorCode::kUnsupported, "q",
-                "strides that the copy engine of sm_90 cannot follow",
+  if (!encode_rows(args.q, p.q, header.num_kv_heads, row.rows)) {
+    throw Error(ErrorCode::kUnsupported, "q", "strides that the copy engine of sm_90 cannot follow",
                 "positive strides below 2^40 bytes; backend='fa2' takes any");
   }
+  const int64_t rows =
+      row.rows / min_of<int64_t>(group, row.rows) * min_of<int64_t>(group, row.rows);
+  const int64_t row_bytes =
+      round_up<int64_t>(row.head_dim * dtype_size(p.q.dtype), kLineBytes);  // boxes are padded
+  args.query_bytes = static_cast<int32_t>(row_bytes * rows);
+  args.store_boxes = 16 % group == 0 && dtype_size(p.out.dtype) == 2 &&
+                     encode_rows(args.out, p.out, header.num_kv_heads, 16);
 
+  const bool paged = base.kv_indices != nullptr;
   const int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
   if (box % 8 == 0 && encode_cache(args.k, p.k, paged, box) &&
       encode_cache(args.v, p.v, paged, box)) {

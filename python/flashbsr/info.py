@@ -61,14 +61,20 @@ def cuda_summary(kernels: list[dict[str, Any]]) -> list[dict[str, str]]:
     -------
     list of dict
         ``family``, ``arch``, ``variant``, ``targets``, ``kv``, ``head_dims``, ``rows`` and
-        ``kernels``, the number of kernels folded. A row promises no product of its columns where
-        ``kernels`` is smaller than that.
+        ``kernels``, the number of kernels folded. ``192x128`` is a kernel for q and k of 192 and v
+        of 128. A row promises no product of its columns where ``kernels`` is smaller than that.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for kernel in kernels:
         variant = kernel["variant"] or "-"
         key = (kernel["family"], kernel["arch"], variant, kernel["targets"])
         groups.setdefault(key, []).append(kernel)
+
+    def head_dims(members: list[dict[str, Any]]) -> str:
+        found = {(member["head_dim"] or 0, member["head_dim_vo"] or 0) for member in members}
+        # Of q and k, and of v where that is another one.
+        texts = (str(qk) if qk == vo else f"{qk}x{vo}" for qk, vo in sorted(found))
+        return ", ".join("-" if text == "0" else text for text in texts)
 
     def values(members: list[dict[str, Any]], column: str) -> str:
         found = list(dict.fromkeys(member[column] for member in members))
@@ -83,7 +89,7 @@ def cuda_summary(kernels: list[dict[str, Any]]) -> list[dict[str, str]]:
             "variant": variant,
             "targets": targets,
             "kv": values(members, "kv"),
-            "head_dims": values(members, "head_dim"),
+            "head_dims": head_dims(members),
             "rows": values(members, "rows"),
             "kernels": str(len(members)),
         }

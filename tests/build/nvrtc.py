@@ -33,6 +33,16 @@ class Nvrtc:
 
     def compile(self, source: str, target: str, *options: str) -> tuple[bool, str]:
         """Compile to machine code of ``target``, ``sm_90a`` for example; returns (ok, messages)."""
+        image, messages = self._run(source, target, options)
+        return image is not None, messages
+
+    def cubin(self, source: str, target: str, *options: str) -> bytes:
+        """Compile to machine code; an error fails the test."""
+        image, messages = self._run(source, target, options)
+        assert image is not None, messages
+        return image
+
+    def _run(self, source: str, target: str, options: tuple[str, ...]) -> tuple[bytes | None, str]:
         program = ctypes.c_void_p()
         text = source.encode()
         self._check(
@@ -42,13 +52,17 @@ class Nvrtc:
             arguments = [*self._options, f"--gpu-architecture={target}", *options]
             array = (ctypes.c_char_p * len(arguments))(*(a.encode() for a in arguments))
             status = self._lib.nvrtcCompileProgram(program, len(arguments), array)
-            size = ctypes.c_size_t()
-            self._check(self._lib.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
-            log = ctypes.create_string_buffer(size.value)
-            self._check(self._lib.nvrtcGetProgramLog(program, log))
-            return status == 0, log.value.decode()
+            log = self._get(program, "ProgramLog").rstrip(b"\0").decode()
+            return None if status else self._get(program, "CUBIN"), log
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _get(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        content = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._lib, f"nvrtcGet{what}")(program, content))
+        return content.raw
 
     def _check(self, status: int) -> None:
         assert status == 0, self._lib.nvrtcGetErrorString(status).decode()

@@ -54,6 +54,13 @@ def test_products(tmp_path: Path) -> None:
     ]
 
 
+def test_two_head_dims(tmp_path: Path) -> None:
+    outcome = expand(tmp_path, "f sm90a 64,192x128 bf16 128 plain\n", "90")
+    assert outcome.status == 0, outcome.output
+    kernels = [line.split(":")[0] for line in outcome.output.split("\n") if line]
+    assert kernels == ["f|sm90a|64|bf16|128|plain", "f|sm90a|192x128|bf16|128|plain"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -63,7 +70,10 @@ def test_products(tmp_path: Path) -> None:
         ("f sm80 64 bf17 8 plain", "instances.txt:1: kv: got 'bf17'"),
         ("f sm80 64 bf16 8 fancy", "variant: got 'fancy'"),
         ("f 80 64 bf16 8 plain", "arch: got '80'; expected sm75"),
-        ("f sm80 d64 bf16 8 plain", "head_dim: got 'd64'; expected a number or -"),
+        ("f sm90b 64 bf16 8 plain", "arch: got 'sm90b'; expected sm75, sm80, sm90a"),
+        ("f sm80 d64 bf16 8 plain", "head_dim: got 'd64'; expected a number, two such as 192x128"),
+        ("f sm80 192x bf16 8 plain", "head_dim: got '192x'; expected a number, two"),
+        ("f sm80 64 bf16 64x64 plain", "rows: got '64x64'; expected a number or -"),
         ("f; sm80 64 bf16 8 plain", "family: got"),
         ("- sm80 64 bf16 8 plain", "family: got '-'"),
     ],
@@ -79,6 +89,7 @@ decode sm80,sm90 64 bf16 8 plain
 prefill sm75 64 f16 64 plain
 prefill sm80 64 bf16 64 plain
 op sm75 - - - -
+own sm90a 64 bf16 128 plain
 """
 
 
@@ -86,18 +97,19 @@ op sm75 - - - -
     ("archs", "expected"),
     [
         ("75;80;90", {"decode|sm80": "80 +0", "decode|sm90": "90 +90", "prefill|sm75": "75 +0",
-                      "prefill|sm80": "80;90 +90", "op|sm75": "75;80;90 +90"}),
+                      "prefill|sm80": "80;90 +90", "op|sm75": "75;80;90 +90",
+                      "own|sm90a": "90a +0"}),
         ("90", {"decode|sm80": " +0", "decode|sm90": "90 +90", "prefill|sm75": " +0",
-                "prefill|sm80": "90 +90", "op|sm75": "90 +90"}),
+                "prefill|sm80": "90 +90", "op|sm75": "90 +90", "own|sm90a": "90a +0"}),
         ("75;80", {"decode|sm80": "80 +80", "decode|sm90": " +0", "prefill|sm75": "75 +0",
-                   "prefill|sm80": "80 +80", "op|sm75": "75;80 +80"}),
+                   "prefill|sm80": "80 +80", "op|sm75": "75;80 +80", "own|sm90a": " +0"}),
         ("89;120", {"decode|sm80": "89 +0", "decode|sm90": "120 +120", "prefill|sm75": " +0",
-                    "prefill|sm80": "89;120 +120", "op|sm75": "89;120 +120"}),
+                    "prefill|sm80": "89;120 +120", "op|sm75": "89;120 +120", "own|sm90a": " +0"}),
     ],
     ids=lambda value: value.replace(";", "-") if isinstance(value, str) else "",
 )  # fmt: skip
 def test_targets(tmp_path: Path, archs: str, expected: dict[str, str]) -> None:
-    """Machine code up to the family's next row; PTX with the last."""
+    """Machine code up to the family's next row; PTX with the last. An 'a' is for one chip alone."""
     assert targets(tmp_path, TABLE, archs) == expected
 
 
@@ -111,6 +123,13 @@ ptxas info    : Function properties for one_d64
     {stack} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
 ptxas info    : Used 112 registers, used 1 barriers
 """
+
+
+def test_a_row_of_one_chip_takes_nothing_over(tmp_path: Path) -> None:
+    """Later chips cannot run it: the family's other rows go on as without it."""
+    text = "f sm80 64 bf16 64 plain\nf sm90a 64 bf16 128 plain\n"
+    found = targets(tmp_path, text, "80;90;120")
+    assert found == {"f|sm80": "80;90;120 +120", "f|sm90a": "90a +0"}
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ HEADERS = sorted(
     for path in INCLUDE.rglob("*.h")
     if LAYERING.is_freestanding(path.relative_to(INCLUDE / "flashbsr"))
 )
+# Of one architecture: the instructions are no other's.
+HOPPER = re.compile(r"flashbsr/(ptx/(wgmma|tma)\w*\.h|kernel/sm90a/)")
 EMPTY_KERNEL = 'extern "C" __global__ void kernel() {}\n'
 
 
@@ -24,11 +26,18 @@ def test_headers_were_found() -> None:
     assert "flashbsr/config.h" in HEADERS
     assert "flashbsr/core/plan.h" in HEADERS
     assert "flashbsr/core/error.h" not in HEADERS
-    assert {name.split("/")[1] for name in HEADERS} >= {"core", "variant", "ptx", "kernel"}
+    assert {name.split("/")[1] for name in HEADERS} >= {"core", "variant", "ptx", "tile", "kernel"}
+    hopper = {name for name in HEADERS if HOPPER.match(name)}
+    assert hopper > {"flashbsr/ptx/wgmma.h", "flashbsr/ptx/tma.h", "flashbsr/kernel/sm90a/kernel.h"}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("header", HEADERS)
+def targets_of(header: str) -> tuple[str, ...]:
+    return ("sm_90a",) if HOPPER.match(header) else TARGETS
+
+
+@pytest.mark.parametrize(
+    ("header", "target"), [(header, target) for header in HEADERS for target in targets_of(header)]
+)
 def test_header_compiles_alone(header: str, target: str) -> None:
     source = f"#include <{header}>\n#include <{header}>\n{EMPTY_KERNEL}"
     compiled, messages = nvrtc().compile(source, target)
@@ -42,19 +51,20 @@ def test_broken_source_fails() -> None:
     assert "vector" in messages
 
 
-def first_rows() -> list[tuple[str, ...]]:
-    """A row of cpp/instances.txt per template: its first values."""
+def table_rows() -> list[tuple[str, ...]]:
+    """The first kernel of every line of cpp/instances.txt, for each architecture and head dims
+    of two numbers."""
     text = re.sub("#.*", "", (ROOT / "cpp/instances.txt").read_text())
-    rows: dict[tuple[str, str], tuple[str, ...]] = {}
+    rows: dict[tuple[str, ...], None] = {}
     for line in text.splitlines():
-        fields = line.split()
-        for arch in fields[1].split(",") if fields else []:
-            values = tuple(field.split(",")[0] for field in fields)
-            rows.setdefault((fields[0], arch), (fields[0], arch, *values[2:]))
-    return list(rows.values())
+        family, archs, dims, *rest = (field.split(",") for field in line.split() or [""] * 6)
+        for arch in archs if family[0] else []:
+            for dim in dict.fromkeys([dims[0], *(d for d in dims if "x" in d)]):
+                rows[(family[0], arch, dim, *(values[0] for values in rest))] = None
+    return list(rows)
 
 
-@pytest.mark.parametrize("row", first_rows(), ids=lambda row: f"{row[0]}-{row[1]}")
+@pytest.mark.parametrize("row", table_rows(), ids="-".join)
 def test_shipped_kernel_compiles(row: tuple[str, ...]) -> None:
     """Ahead of time or at run time, the source of a kernel is one."""
     family, arch, head_dim, kv, rows, variant = row
@@ -64,8 +74,9 @@ def test_shipped_kernel_compiles(row: tuple[str, ...]) -> None:
     meaning = dict(re.findall(r"set\(FLASHBSR_(\w+) (flashbsr::[\w:]+)\)", settings))
     for name, value in {
         "NAME": "kernel",
-        "ARCH": arch.removeprefix("sm"),
-        "HEAD_DIM": head_dim,
+        "ARCH": arch.removeprefix("sm").rstrip("a"),
+        "HEAD_DIM": head_dim.partition("x")[0],
+        "HEAD_DIM_VO": head_dim.rpartition("x")[2],
         "ROWS": rows,
         "KV": meaning.get(f"KV_{kv}", ""),
         "VARIANT": meaning.get(f"VARIANT_{variant}", ""),

@@ -13,138 +13,20 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
-#include <vector>
 
 #include <flashbsr/core/launch.h>
 #include <flashbsr/cpu/engine.h>
 #include <flashbsr/cpu/kernels.h>
 #include <flashbsr/kernel/ops/args.h>
 
+#include "state.h"
+#include "tensor_map.h"
+
 namespace {
 
-constexpr int kDevices = 2;
-constexpr unsigned char kPoison = 0xFF;  // NaN in every floating-point type
-
-struct Stream;
-
-/// One record of an event: what a wait or a query that comes after it means.
-struct Mark {
-  Stream* stream;
-  bool done = false;
-};
-
-struct Op {
-  std::function<void()> work;  ///< empty: a record or a wait
-  std::shared_ptr<Mark> record{}, wait{};
-};
-
-struct Stream {
-  uint64_t id = 0;
-  std::deque<Op> queue;
-  bool capturing = false;
-  std::vector<Op> captured;
-};
-
-struct Event {
-  std::shared_ptr<Mark> last;  ///< null: never recorded
-  bool in_capture = false;
-};
-
-struct State {
-  std::recursive_mutex mutex;
-  uint64_t next_id = 3;
-  Stream legacy{.id = 1}, per_thread{.id = 2};
-  std::set<Stream*> streams{&legacy, &per_thread};
-  std::map<std::string, long> calls;
-  std::map<const char*, size_t> pinned;
-  std::set<std::string> names;  ///< kernels; their addresses are the handles
-  std::vector<std::vector<Op>> graphs;
-  std::string last_kernel;
-  const int32_t* last_pages = nullptr;
-  int last_grid = 0, last_overlap = 0, last_programmatic = 0;
-};
-
-State& state() {
-  static State* instance = new State;  // outlives every destructor of the library under test
-  return *instance;
-}
-
-thread_local std::vector<int> contexts;  // devices, innermost last
-thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-char context_of[kDevices];
-
-struct Call {
-  std::lock_guard<std::recursive_mutex> hold{state().mutex};
-  explicit Call(const char* name) { ++state().calls[name]; }
-};
-
-Stream& stream_of(CUstream handle) {
-  if (handle == nullptr || handle == CU_STREAM_LEGACY) return state().legacy;
-  if (handle == CU_STREAM_PER_THREAD) return state().per_thread;
-  return *reinterpret_cast<Stream*>(handle);
-}
-
-bool forbidden() {
-  if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
-  return std::any_of(state().streams.begin(), state().streams.end(),
-                     [](const Stream* s) { return s->capturing; });
-}
-
-void put(Stream& s, Op op) {
-  if (s.capturing) {
-    s.captured.push_back(std::move(op));
-  } else {
-    s.queue.push_back(std::move(op));
-  }
-}
-
-void run_until(const Mark& mark);
-
-/// Runs the first thing on the stream.
-void step(Stream& s) {
-  const Op op = std::move(s.queue.front());
-  s.queue.pop_front();
-  if (op.work) op.work();
-  if (op.wait) run_until(*op.wait);
-  if (op.record) op.record->done = true;
-}
-
-void run_until(const Mark& mark) {
-  while (!mark.done && !mark.stream->queue.empty()) step(*mark.stream);
-}
-
-void drain(Stream& s) {
-  while (!s.queue.empty()) step(s);
-}
-
-void drain_all() {
-  for (Stream* s : state().streams) drain(*s);
-}
-
-/// Pinned memory and the device's are read when the copy runs, other memory at once.
-void copy_later(void* to, const void* from, size_t bytes, CUstream stream, bool pageable = false) {
-  if (!pageable) {
-    put(stream_of(stream), {.work = [=] { std::memcpy(to, from, bytes); }});
-    return;
-  }
-  const auto* begin = static_cast<const char*>(from);
-  const auto staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
-  put(stream_of(stream), {.work = [=] { std::memcpy(to, staged->data(), bytes); }});
-}
-
-bool is_pinned(const void* memory) {
-  const auto after = state().pinned.upper_bound(static_cast<const char*>(memory));
-  if (after == state().pinned.begin()) return false;
-  const auto& [begin, bytes] = *std::prev(after);
-  return memory < begin + bytes;
-}
+using namespace fake;
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
@@ -177,6 +59,7 @@ const char* fake_kernel() { return state().last_kernel.c_str(); }
 int fake_grid() { return state().last_grid; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
+int fake_path() { return state().last_path; }
 void fake_corrupt_page(int index, int page) {
   const_cast<int32_t*>(state().last_pages)[index] = page;
 }
@@ -282,9 +165,16 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   state().last_kernel = name;
   state().last_grid = static_cast<int>(config->gridDimX);
   state().last_programmatic = config->numAttrs > 0;
+  state().last_path = -1;
   Op op;
-  if (starts_with(name, "decode_") || starts_with(name, "prefill_")) {
-    const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);
+  const bool hopper = starts_with(name, "hopper_");
+  if (hopper) {
+    const auto& args = *static_cast<const flashbsr::HopperArgs*>(params[0]);
+    if (!fake::consistent(args)) return CUDA_ERROR_INVALID_VALUE;
+    state().last_path = static_cast<int>(args.path);
+  }
+  if (hopper || starts_with(name, "decode_") || starts_with(name, "prefill_")) {
+    const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);  // they begin with it
     state().last_pages = args.kv_indices;
     state().last_overlap = static_cast<int>(args.overlap);
     const bool sigmoid = name.find("sigmoid") != std::string::npos;
@@ -297,6 +187,18 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   }
   put(stream_of(config->hStream), std::move(op));
   return CUDA_SUCCESS;
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                void* address, const cuuint64_t* extents, const cuuint64_t* strides,
+                                const cuuint32_t* box, const cuuint32_t* steps,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  const Call call("cuTensorMapEncodeTiled");
+  return fake::encode(map, type, rank, address, extents, strides, box, steps, interleave, swizzle,
+                      fill)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {

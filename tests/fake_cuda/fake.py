@@ -54,6 +54,11 @@ class Driver:
         """Whether it was launched with programmatic serialisation."""
         return bool(self.library.fake_programmatic())
 
+    @property
+    def path(self) -> str:
+        """How K and V come to shared memory, of a Hopper kernel: HopperArgs::path."""
+        return ("ragged", "paged", "gather", "none")[self.library.fake_path()]
+
     def corrupt_page(self, index: int, page: int) -> None:
         """Overwrite a page id of the plan that the last attention kernel had."""
         self.library.fake_corrupt_page(index, page)

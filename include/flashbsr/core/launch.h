@@ -73,7 +73,7 @@ struct alignas(64) TensorMap {
 /// How K and V come to shared memory on sm_90a.
 enum class KvPath : int32_t {
   kRagged = 0,  ///< by TMA, a box per tile
-  kPaged = 1,   ///< by TMA, a box per page or part of one
+  kPaged = 1,   ///< by TMA, boxes of a page or part of one
   kGather = 2,  ///< by cp.async, row by row
 };
 
@@ -83,9 +83,11 @@ struct HopperArgs {
   TensorMap q;  ///< (dim, head of the group, token, KV head)
   TensorMap k;  ///< (dim, token of the page, KV head, page); ragged: one page
   TensorMap v;
+  TensorMap out;  ///< as q; boxes of 16 rows
   KvPath path = KvPath::kGather;
-  int32_t box_tokens = 1;   ///< KV tokens of a box; tiles of kPaged begin at multiples of it
-  int32_t query_bytes = 0;  ///< of an item's Q: as many whole tokens as a tile has room for
+  int32_t box_tokens = 1;    ///< KV tokens of a box; tiles of kPaged begin at multiples of it
+  int32_t query_bytes = 0;   ///< of an item's Q: as many whole tokens as a tile has room for
+  bool store_boxes = false;  ///< O goes out by TMA where 16 rows exist
 };
 
 /// `header` is the host's copy of the plan at `plan` in device memory.

@@ -305,7 +305,8 @@ class ItemKernel {
                                     .kv_head = item_.kv_head,
                                     .kv_first = tile.begin + column,
                                     .lanes = min_of(kLanes, tile.count - column),
-                                    .kv_position = lane + tile.begin};
+                                    .kv_position = lane + tile.begin,
+                                    .row_value = variant_.row_value(row.q_head)};
       if (variant_.transforms_logits()) {
         x = variant_.template logits_transform<VectorMath>(x, at);
       }

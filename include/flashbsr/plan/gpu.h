@@ -79,8 +79,8 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
 }
 
 /// Prefill on sm_90a: one block per SM, tiles claimed request by request. A KV token costs a tile's
-/// worth of products, 17 ns at 192 rows and 512 bytes (head dim 128, 16 bits) at 760 TFLOP/s (H200);
-/// few rows or a slow memory make the bytes the limit. An item costs about 2 us by itself.
+/// worth of products, 17 ns at 192 rows and 512 bytes (head dim 128, 16 bits) at 760 TFLOP/s
+/// (H200); few rows or a slow memory make the bytes the limit. An item costs about 2 us by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const double product_us = 17e-3 * k.rows / 192 * k.bytes_per_token / 512;
   DeviceLimits limits = gpu_prefill_limits(k);
@@ -90,6 +90,11 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.by_request = true;
   limits.short_tile_first = true;
+  // A part of a split tile writes 98 KB of partial states (192 rows of 128) and somebody reads them
+  // again, at an SM's share of the memory.
+  limits.price_splits = true;
+  limits.memory_bound = false;
+  limits.cost_per_split = detail::gpu_units(6.0);
   return limits;
 }
 

@@ -31,8 +31,8 @@ struct DeviceLimits {
   int32_t cost_per_kv = 24;
   int32_t cost_per_kv_row = 1;
 
-  /// The claim order: most expensive first, or request by request, the most expensive first, so that
-  /// what runs at the same time shares K and V in the cache.
+  /// The claim order: most expensive first, or request by request, the most expensive first, so
+  /// that what runs at the same time shares K and V in the cache.
   bool by_request = false;
   /// A request whose rows are no multiple of tile_rows has its short tile at the front, where a
   /// causal mask leaves it least to do.
@@ -41,7 +41,9 @@ struct DeviceLimits {
   /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
   bool price_splits = false;
   int32_t cost_per_split = 0;  ///< what a part of a split tile costs beyond its work
-  int32_t units_per_us = 0;    ///< units of cost in a microsecond, to speak of it; 0: unknown
+  /// Whether workers share the memory, which one then has more of while others are idle.
+  bool memory_bound = true;
+  int32_t units_per_us = 0;  ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }

@@ -28,14 +28,6 @@ FLASHBSR_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "memory");
 }
 
-/// Four 8x8 tiles of 16-bit elements to shared memory, addressed like ldmatrix_x4's. sm_90 and
-/// later.
-FLASHBSR_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
 /// `x`, but not before `positive` is known, a pair of 16-bit floats without signs: for the order of
 /// instructions.
 FLASHBSR_DEVICE uint32_t after_positive(uint32_t x, uint32_t positive) {
@@ -64,6 +56,14 @@ FLASHBSR_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+}
+
+/// Stores four 8 x 8 matrices of 16-bit elements (sm_90); lane l has the address of row l % 8 of
+/// matrix l / 8. A thread's registers are laid out as ldmatrix_x4 gives them.
+FLASHBSR_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 /// Half the depth, fp16: what sm_75 has. a: (g, 2t..2t+1), (g+8, 2t..); b: (2t..2t+1, g).

@@ -27,12 +27,11 @@ FLASHBSR_DEVICE void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
                : "memory");
 }
 
-/// True in one lane of a warp that is all here. The compiler knows that it is one, and issues copies
-/// under it without a loop over lanes.
+/// True in one lane of a warp that is all here. The compiler knows that it is one, and issues
+/// copies under it without a loop over lanes.
 FLASHBSR_DEVICE bool elect_one() {
   uint32_t elected;
-  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}"
-               : "=r"(elected));
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
   return elected;
 }
 
@@ -48,6 +47,26 @@ FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barri
       "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
+}
+
+/// The other way: a box from shared memory to the array; what lies outside of it is not written.
+FLASHBSR_DEVICE void tma_store(const TensorMap& map, uint32_t src, int32_t x, int32_t y, int32_t z,
+                               int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(&map),
+      "r"(src), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+/// Closes the group of stores that this thread asked for since the last one.
+FLASHBSR_DEVICE void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until this thread's stores have read their shared memory.
+FLASHBSR_DEVICE void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 /// Registers per thread of the calling warpgroup. Every warp of it calls it.

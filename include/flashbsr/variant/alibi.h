@@ -15,7 +15,7 @@ struct Alibi {
 
   template <class M>
   FLASHBSR_FN typename M::Float apply(typename M::Float x, const LogitsAt<M>& at) const {
-    return x + slopes[at.q_head] * M::to_float(at.kv_position - at.q_position);
+    return x + at.row_value * M::to_float(at.kv_position - at.q_position);
   }
 };
 

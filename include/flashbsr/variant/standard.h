@@ -29,6 +29,9 @@ struct Standard : VariantBase {
 
   FLASHBSR_FN bool transforms_logits() const { return soft_cap.active() || alibi.active(); }
   FLASHBSR_FN bool masks_logits() const { return custom_mask.active(); }
+  FLASHBSR_FN float row_value(int32_t q_head) const {
+    return alibi.active() ? alibi.slopes[q_head] : 0.0f;
+  }
 
   template <class M>
   FLASHBSR_FN typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>& at) const {

@@ -36,6 +36,7 @@ struct LogitsAt {
   int32_t kv_first;             ///< KV position of the first lane
   int32_t lanes;                ///< lanes that are inside the visible span; others are discarded
   typename M::Int kv_position;  ///< of every lane
+  float row_value = 0.0f;       ///< what the variant's row_value() said of q_head
 };
 
 /// Defaults: plain softmax attention. The engine asks `transforms_logits` and `masks_logits` once
@@ -44,6 +45,9 @@ struct VariantBase {
   static constexpr bool use_softmax = true;
   FLASHBSR_FN bool transforms_logits() const { return false; }
   FLASHBSR_FN bool masks_logits() const { return false; }
+
+  /// A number that the logits of a query head need, looked up before they are there.
+  FLASHBSR_FN float row_value(int32_t) const { return 0.0f; }
 
   /// `x` is the scaled logit in natural units.
   template <class M>
@@ -75,6 +79,7 @@ concept AttentionVariant = requires(const V v, typename M::Float x, const Logits
   requires detail::kSame<decltype(V::use_softmax), const bool>;
   requires detail::kSame<decltype(v.transforms_logits()), bool>;
   requires detail::kSame<decltype(v.masks_logits()), bool>;
+  requires detail::kSame<decltype(v.row_value(0)), float>;
   requires detail::kSame<decltype(v.template logits_transform<M>(x, at)), typename M::Float>;
   requires detail::kSame<decltype(v.template logits_mask<M>(at)), typename M::Bool>;
   requires detail::kSame<decltype(v.template activation<M>(x)), typename M::Float>;

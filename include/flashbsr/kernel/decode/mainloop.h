@@ -187,7 +187,8 @@ class DecodeMath {
                                   .kv_head = item.kv_head,
                                   .kv_first = position,
                                   .lanes = 1,
-                                  .kv_position = position};
+                                  .kv_position = position,
+                                  .row_value = variant_.row_value(head)};
     if (variant_.transforms_logits()) x = variant_.template logits_transform<ThreadMath>(x, at);
     if (variant_.masks_logits() && !variant_.template logits_mask<ThreadMath>(at)) {
       return -infinity();

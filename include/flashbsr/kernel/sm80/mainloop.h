@@ -163,8 +163,8 @@ class Mainloop : public Scores<Traits, Variant> {
     const int b = pair / 4, i = pair % 4, h = i % 2;
     float x = s_[b][2 * block + i / 2][2 * h], y = s_[b][2 * block + i / 2][2 * h + 1];
     if constexpr (Variant::use_softmax) {
-      x = ptx::exp2(__builtin_fmaf(x, factor_[b][h], base[b][h]));
-      y = ptx::exp2(__builtin_fmaf(y, factor_[b][h], base[b][h]));
+      x = ptx::exp2(__fmaf_rn(x, factor_[b][h], base[b][h]));
+      y = ptx::exp2(__fmaf_rn(y, factor_[b][h], base[b][h]));
       part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
     }
     p[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);

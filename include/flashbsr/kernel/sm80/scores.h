@@ -252,7 +252,8 @@ class Scores {
           .kv_head = task_->item.kv_head,
           .kv_first = position,
           .lanes = 1,
-          .kv_position = position};
+          .kv_position = position,
+          .row_value = variant_.row_value(row.q_head)};
       if (variant_.transforms_logits()) {
         x = variant_.template logits_transform<ThreadMath>(x, at);
       }

@@ -11,13 +11,13 @@
 namespace flashbsr::sm80 {
 
 /// Half as many tokens where O takes half of the registers.
-constexpr int prefill_kv_tile(int head_dim, int rows) {
+FLASHBSR_FN constexpr int prefill_kv_tile(int head_dim, int rows) {
   return head_dim * rows < 128 * 128 ? 64 : 32;
 }
 
 /// As many as two blocks of an SM have room for: on sm_80 with short tiles only, and not of float8,
 /// of which two blocks with one buffer find room on sm_86.
-constexpr int prefill_stages(int head_dim, DType kv, int rows, int arch) {
+FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int arch) {
   return arch >= 90 || (head_dim == 128 && rows == 128 && dtype_size(kv) == 2) ? 2 : 1;
 }
 
@@ -31,7 +31,9 @@ template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
           int stages = prefill_stages(head_dim, kv, rows, arch)>
 struct PrefillTraits {
-  static constexpr int kArch = arch;
+  /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that is
+  /// more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
+  static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;

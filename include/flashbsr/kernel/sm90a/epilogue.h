@@ -1,15 +1,21 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a warpgroup's registers to the output, or to the partial state of a split tile. Stores go
-// straight from registers: after a transpose inside each quad a lane has 16 bytes of a row, and
-// every 32-byte sector is written whole.
+// From a warpgroup's registers to the output, or to the partial state of a split tile.
+//
+// A warp whose 16 rows exist puts them where its rows of Q were and lets the copy engine write
+// them: between two items instructions are on the way. Others store from registers: after a
+// transpose inside each quad a lane has 16 bytes of a row, and every 32-byte sector is written
+// whole.
 #pragma once
 
 #include <flashbsr/kernel/finish.h>
 #include <flashbsr/kernel/sm90a/mainloop.h>
+#include <flashbsr/ptx/mma.h>
 
 namespace flashbsr::sm90a {
+
+inline constexpr int kRowsBarrier = 4;  ///< named barrier of the first warpgroup's stores
 
 namespace detail {
 
@@ -71,21 +77,83 @@ FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float 
   }
 }
 
+/// O of a warp's 16 rows, from `first` on, through the shared memory at `tile`.
+template <class Traits, DType kType>
+FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, uint32_t queries,
+                               int32_t first, const float (&factor)[2],
+                               const float (&o)[Traits::kHeadDimVo / 2]) {
+  const int32_t lane = ptx::thread_index() % 32;
+  const int32_t row = lane % 16, high = lane / 16;  // of the lane's address, in 8 dims of 16
+  const uint32_t base = queries + first * 128;
+#pragma unroll
+  for (int k = 0; k < Traits::kHeadDimVo / 16; ++k) {
+    uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] =
+          ptx::pack2<kType>(o[8 * k + 2 * i] * factor[i % 2], o[8 * k + 2 * i + 1] * factor[i % 2]);
+    }
+    const uint32_t chunk = (2 * k % 8 + high) ^ (row & 7);
+    ptx::stmatrix_x4(base + k / 4 * Traits::kRows * 128 + row * 128 + chunk * 16, x);
+  }
+  ptx::fence_async_proxy();
+  __syncwarp();
+  if (lane != 0) return;
+  const int32_t packed = tile.item.row_begin + first;
+  const int32_t token = args.base.group.quotient(packed);
+  const int32_t head = args.base.group.remainder(packed, token);
+#pragma unroll
+  for (int c = 0; c < Traits::kColumnsVo; ++c) {
+    ptx::tma_store(args.out, base + c * Traits::kRows * 128, c * 64, head,
+                   tile.request.q_begin + token, tile.item.kv_head);
+  }
+  ptx::tma_store_commit();
+}
+
 }  // namespace detail
 
+/// Writes the LSE of a thread's two rows, to where the caller wants it or to the partial state.
+template <class Traits>
+FLASHBSR_DEVICE void write_states(const KernelArgs& args, const Tile& tile, int32_t first_row,
+                                  const float (&lse)[2]) {
+  const Params& p = args.params;
+  const bool split = tile.item.slot >= 0;
+  if (threadIdx.x % 4 != 0 || (!split && !p.lse)) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t r = first_row + 8 * h;
+    if (r >= tile.item.row_count) continue;
+    if (split) {
+      *partial_lse(p, args.header->tile_rows, tile.item.slot, r) = lse[h];
+    } else {
+      const RowName row(args, tile.item, r);
+      write_lse(p, static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head, lse[h]);
+    }
+  }
+}
+
+/// Calls f.operator()<type>() for the run-time type of a 16-bit output.
+template <class F>
+FLASHBSR_DEVICE void with_half_type(DType t, const F& f) {
+  if (t == DType::kBF16) {
+    f.template operator()<DType::kBF16>();
+  } else {
+    f.template operator()<DType::kF16>();
+  }
+}
+
 /// Every thread of the warpgroup calls it; `first_row` is that of the thread within the item.
-/// What can be done for both of its rows at once is: between two items this is on the way.
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, int32_t first_row,
+FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_t first_row,
                                 const Mainloop<Traits, Variant>& loop) {
   using Loop = Mainloop<Traits, Variant>;
-  const Params& p = args.params;
+  const Params& p = args.base.params;
   const WorkItem& item = tile.item;
   // Without softmax the weights' shift is all there is to undo.
   constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
   const bool split = item.slot >= 0;
-  detail::RowPair rows;
-  float sum[2] = {loop.sum[0], loop.sum[1]}, lse[2];
+  // Both rows at once, as far as possible: what follows is a chain of latencies.
+  float sum[2] = {loop.sum[0], loop.sum[1]}, lse[2], factor[2];
 #pragma unroll
   for (int lanes = 1; lanes < 4; lanes *= 2) {
 #pragma unroll
@@ -93,26 +161,43 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, int32_
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int32_t r = first_row + 8 * h;
-    const float factor = ptx::max(fabsf(loop.scores.factor[h]), 1e-30f);
-    lse[h] = sum[h] == 0.0f ? -infinity() : ptx::log2(sum[h]) + loop.top[h] * factor - Loop::kShift;
+    const float unit = ptx::max(fabsf(loop.scores.factor[h]), 1e-30f);
+    lse[h] = sum[h] == 0.0f ? -infinity() : ptx::log2(sum[h]) + loop.top[h] * unit - Loop::kShift;
     if (split) {
-      rows.factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
-      rows.out[h] = reinterpret_cast<char*>(
-          partial_out_row(p, args.header->tile_rows, item.slot, r));
+      factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
     } else {
-      const RowName row(args, item, r);
-      const RowEnd end =
-          end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum[h], lse[h]);
-      rows.factor[h] = end.factor;
+      const int32_t q_head = p.sinks ? RowName(args.base, item, first_row + 8 * h).q_head : 0;
+      const RowEnd end = end_row<Variant::use_softmax>(p, q_head, item.kv_head, sum[h], lse[h]);
+      factor[h] = end.factor;
       lse[h] = end.lse;
-      rows.out[h] =
-          p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     }
     if constexpr (!Variant::use_softmax) {
-      rows.factor[h] = split ? kUnit : rows.factor[h] * kUnit;
+      factor[h] = split ? kUnit : factor[h] * kUnit;
       lse[h] = 0.0f;
     }
+  }
+  write_states<Traits>(args.base, tile, first_row, lse);
+  const int32_t warp_row = first_row - ptx::thread_index() % 32 / 4;
+  if (Traits::kStoreBoxes && args.store_boxes && !split) {
+    // The warps of a warpgroup read Q together.
+    ptx::named_barrier_sync(kRowsBarrier + warp_row / 64, 128);
+  }
+  if (Traits::kStoreBoxes && args.store_boxes && !split && warp_row + 16 <= item.row_count) {
+    with_half_type(p.out.dtype, [&]<DType kType>() {
+      detail::store_box<Traits, kType>(args, tile, loop.queries(), warp_row, factor, loop.o);
+    });
+    return;
+  }
+  detail::RowPair rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t r = first_row + 8 * h;
+    const RowName row(args.base, item, r);
+    rows.factor[h] = factor[h];
+    rows.out[h] =
+        split
+            ? reinterpret_cast<char*>(partial_out_row(p, args.base.header->tile_rows, item.slot, r))
+            : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     if (r >= item.row_count) rows.out[h] = nullptr;
   }
   if (split) {
@@ -125,18 +210,6 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Tile& tile, int32_
         detail::store_halves<kType>(rows, p.v.dim, loop.o);
       }
     });
-  }
-  if (threadIdx.x % 4 != 0 || (!split && !p.lse)) return;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int32_t r = first_row + 8 * h;
-    if (r >= item.row_count) continue;
-    if (split) {
-      *partial_lse(p, args.header->tile_rows, item.slot, r) = lse[h];
-    } else {
-      const RowName row(args, item, r);
-      write_lse(p, static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head, lse[h]);
-    }
   }
 }
 

@@ -100,11 +100,17 @@ class Gather {
       uint64_t mine = 0;  // of the lane's own row
       if (rows.page[i] >= 0) {
         const int32_t p = position(tile, j, i);
-        const int32_t slot =
-            args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
+        const int32_t slot = args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
         mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
       }
-      copy_run<kColumns>(i, tile_address, mine, from.dim * dtype_size(Traits::kKvType));
+      const int32_t row_bytes = from.dim * dtype_size(Traits::kKvType);
+      // Two warps that gather have no registers for both.
+      if (!Traits::kPreparesValues && row_bytes == kColumns * 128 &&
+          tile.start + (j + 1) * Traits::kKvTile <= tile.item.kv_end) {
+        copy_run<kColumns, true>(i, tile_address, mine, row_bytes);
+      } else {
+        copy_run<kColumns, false>(i, tile_address, mine, row_bytes);
+      }
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<2>();
@@ -115,19 +121,24 @@ class Gather {
   }
 
   /// Rows [32 i, 32 i + 32) of this warp's part of a tile; lane l knows the address of the l-th.
-  template <int kColumns>
+  /// @tparam kWhole  every row and every column exists
+  template <int kColumns, bool kWhole>
   FLASHBSR_DEVICE void copy_run(int i, uint32_t tile, uint64_t mine, int32_t row_bytes) const {
     const int32_t chunk = lane_ % 8, first = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
+    const int32_t rows = min_of(min_of(kRowsPerWarp - 32 * i, 32),
+                                Traits::kKvTile - (warp_ * kRowsPerWarp + 32 * i));
     // The next row of a lane is four on: the swizzle takes two forms in turn.
     uint32_t dst = tile + first * 128 + ((chunk ^ first & 7) << 4);
     constexpr int kUnroll = kRuns > 1 ? 2 : 4;  // as far as 32 registers go
 #pragma unroll kUnroll
-    for (int r = 0; r < min_of(kRowsPerWarp - 32 * i, 32); r += 4) {
+    for (int r = 0; r < rows; r += 4) {
       const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);
       const char* from = reinterpret_cast<const char*>(source) + chunk * 16;
-      if (kWarps * kRowsPerWarp == Traits::kKvTile || first + r < Traits::kKvTile) {
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
+        if constexpr (kWhole) {
+          ptx::cp_async_16(dst + c * Traits::kKvTile * 128, from + c * 128);
+        } else {
           const bool inside = source != 0 && c * 128 + chunk * 16 < row_bytes;
           ptx::cp_async_16_if(dst + c * Traits::kKvTile * 128, from + c * 128, inside);
         }

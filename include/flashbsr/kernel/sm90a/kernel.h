@@ -79,11 +79,12 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
     Tile& tile = shared.tiles[at.stage];
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + at.stage * Traits::kRows);
-    write_rows<Traits, Variant>(args.base, tile, first_row(group), loop);
+    write_rows(args, tile, first_row(group), loop);
     if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile);
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.tile_pipeline.release(at);
   }
+  loop.release_held();
 }
 
 template <class Traits, class Variant>

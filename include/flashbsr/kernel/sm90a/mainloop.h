@@ -65,7 +65,8 @@ class Mainloop {
     if (sight.top < sight.bottom) {
 #pragma unroll 1
       for (; j >= 0; --j) pass(j > 0);
-      finish_queries();
+      release_held();
+      done_with_queries();
       return;
     }
     const bool simple = scores.begin(tile, spans, first_row(group_));
@@ -73,6 +74,7 @@ class Mainloop {
 #pragma unroll 1
     for (; j > sight.top; --j) pass(true);
     first(start + j * Traits::kKvTile);
+    release_held();
     --j;
     // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
     do {
@@ -83,7 +85,7 @@ class Mainloop {
       sight.whole_top = sight.bottom - 1;
       sight.whole_bottom = count;
     } while (j >= sight.bottom);
-    finish_queries();
+    done_with_queries();
     if constexpr (Traits::kTransposesValues) {
       add_values();
       key_.advance();
@@ -92,6 +94,18 @@ class Mainloop {
     }
 #pragma unroll 1
     for (; j >= 0; --j) pass(true);
+  }
+
+  /// Where the item's Q was: free for its O. Stores may still read it when the next item begins, so
+  /// it is held until then.
+  FLASHBSR_DEVICE uint32_t queries() const { return queries_; }
+  FLASHBSR_DEVICE void release_held() {
+    if (held_ == 0) return;
+    if (threadIdx.x % 32 == 0) {
+      ptx::tma_store_wait_read();
+      ptx::mbarrier_arrive(held_);
+    }
+    held_ = 0;
   }
 
  private:
@@ -327,8 +341,13 @@ class Mainloop {
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
     if (threadIdx.x % 32 == 0) ring.release(at);
   }
-  FLASHBSR_DEVICE void finish_queries() {
-    release(shared_.query_pipeline, query_);
+  FLASHBSR_DEVICE void done_with_queries() {
+    if constexpr (Traits::kStoreBoxes) {
+      queries_ = shared_.queries + query_.stage * Traits::kQueryBytes;
+      held_ = shared_.query_pipeline.empty(query_.stage);
+    } else {
+      release(shared_.query_pipeline, query_);
+    }
     query_.advance();
   }
 
@@ -354,9 +373,8 @@ class Mainloop {
       x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 1));
       new_top[h] = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 2));
     }
-    const bool grew =
-        __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > kSlack ||
-                                    (new_top[1] - top[1]) * factor[1] > kSlack);
+    const bool grew = __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > kSlack ||
+                                                  (new_top[1] - top[1]) * factor[1] > kSlack);
     if (grew) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -372,7 +390,7 @@ class Mainloop {
     for (int i = 0; i < Score::kGroups; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[4 * i + e] = ptx::exp2(__builtin_fmaf(s[4 * i + e], factor[e / 2], base[e / 2]));
+        s[4 * i + e] = ptx::exp2(__fmaf_rn(s[4 * i + e], factor[e / 2], base[e / 2]));
       }
     }
 #pragma unroll
@@ -414,6 +432,8 @@ class Mainloop {
   uint64_t query_base_, key_base_, value_base_;
   Place key_, value_;
   typename Shared<Traits>::QueryPipeline::Place query_;
+  uint32_t queries_ = 0;
+  uint32_t held_ = 0;  ///< the barrier to arrive at; 0: none
   uint32_t p_[kWeightSteps][4];
   float shrink_[2];
   /// Tiles until soften_as_before is tried again, and how many after it fails the next time. The

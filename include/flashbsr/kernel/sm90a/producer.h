@@ -145,16 +145,13 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
-/// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows where
-/// the box at token l * box_tokens of every tile is.
+/// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows
+/// where the box at token l * box_tokens of every tile is.
 template <class Traits, bool kKeys>
 class TmaLoader {
  public:
   FLASHBSR_DEVICE TmaLoader(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
-      : args_(args),
-        shared_(shared),
-        lane_(lane),
-        boxes_(Traits::kKvTile / args.box_tokens) {}
+      : args_(args), shared_(shared), lane_(lane), boxes_(Traits::kKvTile / args.box_tokens) {}
 
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, lane_, [&](const Tile& tile) {
@@ -202,7 +199,8 @@ class TmaLoader {
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
     uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + at_.stage * kBytes;
     for (int b = 0; b < boxes_; ++b, dst += args_.box_tokens * 128) {
-      // The same in all lanes, and so in uniform registers, which copies take their coordinates from.
+      // The same in all lanes, and so in uniform registers, which copies take their coordinates
+      // from.
       const int32_t token = __shfl_sync(0xffffffffu, from.token, b);
       const int32_t page = __shfl_sync(0xffffffffu, from.page, b);
       if (ptx::elect_one()) {

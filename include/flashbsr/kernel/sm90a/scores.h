@@ -54,9 +54,12 @@ class Scores {
       }
       factor[h] = scale * kLog2e;
       if constexpr (kHasHooks<Variant>) {
-        row_[h] = r;
+        const RowName name(args_, tile.item, r);
+        token_[h] = name.token;
+        q_head_[h] = name.q_head;
         scale_[h] = scale;
-        factor[h] = 1.0f;
+        row_value_[h] = variant_.row_value(name.q_head);
+        factor[h] = kLog2e;
       }
       // What lies in the place of a missing row must not decide when others are rescaled.
       if (r >= tile.item.row_count) {
@@ -68,9 +71,9 @@ class Scores {
     return __all_sync(0xffffffffu, simple);
   }
 
-  /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not see
-  /// all of the tile, masks. Afterwards S times the absolute value of factor are logits in base 2;
-  /// without softmax, S are the weights.
+  /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not
+  /// see all of the tile, masks. Afterwards S times the absolute value of factor are logits in base
+  /// 2; without softmax, S are the weights.
   template <bool kMasked>
   FLASHBSR_DEVICE void transform(int32_t begin) {
     const int32_t column = begin + ptx::thread_index() % 4 * 2;
@@ -107,24 +110,24 @@ class Scores {
   /// Column `i` of the thread's row `h`.
   FLASHBSR_DEVICE float& at(int h, int i) { return s[i / 2 * 4 + 2 * h + i % 2]; }
 
-  /// A row's S becomes logits in base 2, or weights.
+  /// A row's S becomes logits, or weights.
   FLASHBSR_DEVICE void hook(int h, int32_t column) {
-    const RowName row(args_, tile_->item, row_[h]);
     const Request& request = tile_->request;
     const LogitsAt<Math> where{.request = &request,
-                               .q_token = row.token,
-                               .q_position = request.kv_len - request.q_len + row.token,
-                               .q_head = row.q_head,
+                               .q_token = token_[h],
+                               .q_position = request.kv_len - request.q_len + token_[h],
+                               .q_head = q_head_[h],
                                .kv_head = tile_->item.kv_head,
                                .kv_first = column,
                                .lanes = Traits::kKvTile,
-                               .kv_position = {column}};
+                               .kv_position = {column},
+                               .row_value = row_value_[h]};
     RowLogits<kGroups> x;
 #pragma unroll
     for (int i = 0; i < 2 * kGroups; ++i) x.x[i] = at(h, i) * scale_[h];
     if (variant_.transforms_logits()) x = variant_.template logits_transform<Math>(x, where);
     if constexpr (!Variant::use_softmax) x = variant_.template activation<Math>(x);
-    constexpr float kUnit = Variant::use_softmax ? kLog2e : kShift == 0.0f ? 1.0f : 32768.0f;
+    constexpr float kUnit = Variant::use_softmax || kShift == 0.0f ? 1.0f : 32768.0f;
 #pragma unroll
     for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.x[i] * kUnit;
     if (variant_.masks_logits()) {
@@ -140,8 +143,8 @@ class Scores {
   const Variant variant_;
   const Span* spans_ = nullptr;  ///< of this thread's first row; the second is eight on
   const Tile* tile_ = nullptr;
-  int32_t row_[2];
-  float scale_[2];
+  int32_t token_[2], q_head_[2];
+  float scale_[2], row_value_[2];
 };
 
 }  // namespace flashbsr::sm90a

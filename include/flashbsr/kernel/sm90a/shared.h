@@ -62,8 +62,8 @@ struct Pipeline {
   FLASHBSR_DEVICE void release(const Place& at) const { ptx::mbarrier_arrive(empty(at.stage)); }
 };
 
-/// How the rows of one warpgroup see an item's tiles: nothing of tiles above `top`; some of `top` to
-/// `bottom`; everything of `whole_top` to `whole_bottom`. top < bottom: nothing at all.
+/// How the rows of one warpgroup see an item's tiles: nothing of tiles above `top`; some of `top`
+/// to `bottom`; everything of `whole_top` to `whole_bottom`. top < bottom: nothing at all.
 struct TileRange {
   int32_t top = -1;
   int32_t bottom = 0;
@@ -102,7 +102,7 @@ struct Shared {
   using TilePipeline = Pipeline<Traits::kTileSlots>;
 
   uint32_t queries, keys, values;  ///< addresses of the tiles' first buffers
-  Span* spans;  ///< of the rows of every slot's item
+  Span* spans;                     ///< of the rows of every slot's item
   Tile* tiles;
   KvPipeline key_pipeline, value_pipeline;
   /// Of tiles of V with rows to clean: they arrive here, and are full when they are clean.

@@ -20,10 +20,10 @@ constexpr DType hopper_weight_type(DType type, DType kv_type, int head_dim_qk, i
 }
 
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
-constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks,
-                             DType weight_type) {
+FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks,
+                                         DType weight_type) {
   if (weight_type == DType::kE4M3) return 128;
-  if (head_dim_vo > 128) return hooks ? 64 : 80;
+  if (head_dim_vo > 128) return hooks ? 48 : 80;
   return rows == 192 && (head_dim_qk > 64 || hooks) ? 80 : 128;
 }
 
@@ -82,19 +82,22 @@ struct HopperTraits {
                                      (kPreparesKeys ? kLandingKeyBytes : 0) +
                                      (kPreparesValues ? kLandingValueBytes : 0);
 
-  static constexpr int kSpanBytes = rows * 8;    ///< what every row of an item sees
+  static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = kPreparesValues ? 512 : 256;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
 
   static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
-  static constexpr int stages_with(int queries) {
+  FLASHBSR_FN static constexpr int stages_with(int queries) {
     return (kMostBytes - kRestBytes - queries * kQueryBytes) / kStageBytes;
   }
   /// A second buffer for Q pays where it costs no stage that is needed.
   static constexpr int kQueryStages = stages_with(2) >= 2 ? 2 : 1;
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
+  /// Whether O goes out through the memory of Q: not where the next Q waits for it, or it is too
+  /// small for 16 bits.
+  static constexpr bool kStoreBoxes = kQueryStages == 2 && rows * head_dim_vo * 2 <= kQueryBytes;
   static_assert(kStages >= 2);
 
   /// [Q ...][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two

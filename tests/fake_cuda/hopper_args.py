@@ -1,0 +1,143 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What Hopper kernels are launched with, on the fake driver; test_fake_cuda.py runs it.
+
+The driver refuses maps that the real one refuses, and launches whose maps lead to other rows than
+the arrays that they are of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import flashbsr
+import numpy as np
+import pytest
+import torch
+from flashbsr import _core
+
+from fake_cuda.fake import Driver
+
+pytestmark = [
+    pytest.mark.usefixtures("fake_torch"),
+    pytest.mark.skipif(
+        not any(kernel["family"] == "hopper" for kernel in _core.cuda_kernels()),
+        reason="this build has no Hopper kernels",
+    ),
+]
+
+Q_LENS, KV_LENS = [40, 3], [70, 33]
+
+
+def padded(shape: tuple[int, ...], order: tuple[int, ...], pad: int) -> torch.Tensor:
+    """Random values; dims lie in memory as `order` says, each `pad` longer than it seems."""
+    random = torch.Generator().manual_seed(len(shape))
+    memory = torch.randn([shape[i] + pad for i in order], generator=random).half()
+    view = memory.permute([order.index(i) for i in range(len(order))])
+    return view[tuple(slice(n) for n in shape)]
+
+
+def attend(
+    backend: str, heads: tuple[int, int], dims: tuple[int, int], arrays: Any, page_size: int | None
+) -> torch.Tensor:
+    """Run a batch over `arrays`: q, k, v."""
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True),
+        flashbsr.TaskInfo(
+            *heads, dims[0], head_dim_vo=dims[1], page_size=page_size, backend=backend
+        ),
+    )
+    qo_indptr = np.cumsum([0, *Q_LENS]).astype(np.int32)
+    if page_size is None:
+        attention.plan(qo_indptr, np.cumsum([0, *KV_LENS]).astype(np.int32))
+    else:
+        counts = [-(-n // page_size) for n in KV_LENS]
+        pages = np.random.default_rng(0).permutation(sum(counts)).astype(np.int32)
+        indptr = np.cumsum([0, *counts]).astype(np.int32)
+        attention.plan(qo_indptr, indptr, pages, kv_lens=np.array(KV_LENS, np.int32))
+    return attention.run(arrays[0], (arrays[1], arrays[2]))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (1, 0, 2, 3)])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (96, 40), (256, 200)])
+@pytest.mark.parametrize("heads", [(8, 2), (5, 5), (6, 1)])
+@pytest.mark.parametrize(
+    ("page_size", "path"),
+    [(16, "paged"), (8, "paged"), (24, "paged"), (12, "gather"), (1, "gather")],
+)
+def test_paged(
+    driver: Driver, heads: Any, dims: Any, order: Any, page_size: int, path: str
+) -> None:
+    """Tokens, heads and pages in any order; pages that are no multiple of 8 tokens are gathered."""
+    pages = sum(-(-n // page_size) for n in KV_LENS)
+    q = padded((sum(Q_LENS), heads[0], dims[0]), (1, 0, 2), 8)
+    k, v = (padded((pages, page_size, heads[1], d), order, 8) for d in dims)
+    out = attend("fa3", heads, dims, (q, k, v), page_size)
+    assert driver.kernel.startswith("hopper_")
+    assert driver.path == path
+    driver.drain()
+    expected = attend("cpu", heads, dims, [x.numpy() for x in (q, k, v)], page_size)
+    np.testing.assert_allclose(out.numpy().astype("f4"), expected.astype("f4"), atol=2e-3)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+@pytest.mark.parametrize("dims", [(64, 64), (192, 128)])
+def test_ragged(driver: Driver, dims: Any, order: Any) -> None:
+    heads = (8, 2)
+    q = padded((sum(Q_LENS), heads[0], dims[0]), order, 8)
+    k, v = (padded((sum(KV_LENS), heads[1], d), order, 16) for d in dims)
+    out = attend("fa3", heads, dims, (q, k, v), None)
+    assert driver.path == "ragged"
+    driver.drain()
+    expected = attend("cpu", heads, dims, [x.numpy() for x in (q, k, v)], None)
+    np.testing.assert_allclose(out.numpy().astype("f4"), expected.astype("f4"), atol=2e-3)
+
+
+#: A map that is encoded, and what the driver refuses of it.
+GOOD: dict[str, Any] = {
+    "type": 6, "rank": 4, "address": 1 << 20, "extents": (64, 4, 9, 2), "strides": (128, 512, 64),
+    "box": (64, 4, 8, 1), "steps": (1, 1, 1, 1), "interleave": 0, "swizzle": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"address": (1 << 20) + 8}, False),
+        ({"strides": (128, 520, 64)}, False),
+        ({"strides": (128, 1 << 40, 64)}, False),
+        ({"extents": (64, 0, 9, 2)}, False),
+        ({"extents": (64, 4, (1 << 32) + 1, 2)}, False),
+        ({"box": (64, 4, 257, 1)}, False),
+        ({"box": (64, 4, 256, 1)}, True),
+        ({"box": (64, 4, 0, 1)}, False),
+        ({"box": (72, 4, 8, 1)}, False),
+        ({"box": (4, 4, 8, 1)}, False),
+        ({"box": (128, 4, 8, 1), "type": 0}, True),
+        ({"steps": (1, 9, 1, 1)}, False),
+        ({"rank": 3}, False),
+        ({"swizzle": 0}, False),
+    ],
+    ids=str,
+)
+def test_what_the_driver_refuses(driver: Driver, change: dict[str, Any], taken: bool) -> None:
+    """As cuda.h documents it, of the layouts that are used here."""
+    asked = {**GOOD, **change}
+    memory = ctypes.create_string_buffer(192)
+    at = (ctypes.addressof(memory) + 63) // 64 * 64
+
+    def longs(values: tuple[int, ...]) -> Any:
+        return (ctypes.c_uint64 * len(values))(*values)
+
+    def ints(values: tuple[int, ...]) -> Any:
+        return (ctypes.c_uint32 * len(values))(*values)
+
+    status = driver.library.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(at), asked["type"], asked["rank"], ctypes.c_void_p(asked["address"]),
+        longs(asked["extents"]), longs(asked["strides"]), ints(asked["box"]), ints(asked["steps"]),
+        asked["interleave"], asked["swizzle"], 2, 0,
+    )  # fmt: skip
+    assert (status == 0) == taken
+    assert (b"TnsorMap" in memory.raw) == taken
