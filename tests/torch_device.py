@@ -22,7 +22,7 @@ from reference import DTYPES
 ROW_ALIGNMENT = 16  # bytes
 ROPE_DIMS = (64, 128, 256)  # head dims of the kernels that rotate
 # Compute capability -> head dims of the kernels that take float8 queries, ascending.
-FLOAT8_Q_DIMS: dict[tuple[int, int], tuple[int, ...]] = {}
+FLOAT8_Q_DIMS: dict[tuple[int, int], tuple[int, ...]] = {(9, 0): (64, 128, 256)}
 _BITS = {2: np.dtype(np.uint16), 1: np.dtype(np.uint8)}
 _EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -105,8 +105,9 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
     follows unless its type was asked for. float8 q becomes bfloat16, over the KV that it has,
-    unless `float8_q_dims` has a head dim for it. RoPE inside attention needs a head dim that no
-    kernel pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the CPU.
+    unless `float8_q_dims` has a head dim for it, and no RoPE is asked for. RoPE inside attention
+    needs a head dim that no kernel pads, rows of float8 are whole 16-byte pieces. Threads are a
+    matter of the CPU.
     """
     (q, kv, o), dims, p_type = case.dtypes, case.dims, case.p_type
     if q == "float32":
@@ -114,7 +115,7 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
         q, kv, o = other, (other if kv == "float32" else kv), (other if o == "float32" else o)
     elif q.startswith("float8"):
         dim = next((n for n in float8_q_dims if n >= max(dims)), None)
-        if dim is None:
+        if dim is None or case.variant.pos_encoding_mode == "ROPE_LLAMA":
             q = "bfloat16"  # with the same type of output by default
         else:
             dims, p_type = (dim, dim), q

@@ -94,7 +94,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     # the kernel too: the smallest, or one for 64 rows.
     fixed = page_size is not None and rows != 16 and q_lens is not MANY
     kv_lens = LONG if page_size and not fixed else KV_LENS
-    kv_dtype = q_dtype = TYPES[kernel["kv"]]
+    q_type, _, kv_type = kernel["kv"].rpartition("x")
+    kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
     if kv_dtype.startswith("float8") and family != "hopper":
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.

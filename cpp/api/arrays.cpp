@@ -129,11 +129,6 @@ class Checker {
     check_shape(q, {-1, o_.shape.num_qo_heads, o_.head_dim_qk});
     here(q);
     aligned_rows(q);
-    if (place_.cuda && p.q.dtype == DType::kE4M3) {  // no kernel reads them
-      throw Error(ErrorCode::kUnsupported, q.name, "float8_e4m3fn in " + place_text(place_),
-                  "float16 or bfloat16 there, which a float8 cache goes with; arrays in host "
-                  "memory and backend='cpu' compute with float8 queries");
-    }
     if (p.q.tokens == h_.num_q_tokens || (spare_rows && p.q.tokens > h_.num_q_tokens)) return;
     throw Error(ErrorCode::kPlan, q.name, std::to_string(p.q.tokens) + " query rows",
                 std::to_string(h_.num_q_tokens) + (spare_rows ? " or more" : "") + ", as planned");

@@ -63,6 +63,7 @@ class CudaBackend final : public api::Backend {
   api::RunStats stats() const override { return {}; }
 
  private:
+  [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
   void check_captured(const HostPlan& plan) const;
   void grow(DeviceMemory& memory, int64_t bytes, const char* what);
@@ -119,6 +120,7 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .rows = rows,
                   .group = group,
                   .family = o_.family};
+  if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
   const KernelRow& row = choose_kernel(need, info_);
   check_kernel(row);
   prepare(row, device_);
@@ -127,6 +129,15 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   kv_ = batch.kv;
   const int bytes_per_token = (o_.head_dim_qk + o_.head_dim_vo) * dtype_size(kv_);
   return limits_of(row, info_, group, bytes_per_token, bandwidth_);
+}
+
+/// Queries that no kernel reads.
+void CudaBackend::refuse_float8() const {
+  throw Error(ErrorCode::kUnsupported, "q",
+              "float8_e4m3fn in " + place_text(place()),
+              "float16 or bfloat16 there, which a float8 cache goes with; float8 queries are "
+              "computed on compute capability 9.0 without RoPE (cpp/instances.txt, family hopper), "
+              "and by backend='cpu'");
 }
 
 void CudaBackend::check_kernel(const KernelRow& row) const {
@@ -291,9 +302,10 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float16 or bfloat16 there; arrays in host memory and backend='cpu' compute in "
                 "float32");
   }
-  // Kernels for 16-bit Q and float8 K take either type of Q.
-  const bool q_serves = (params.q.dtype == DType::kE4M3) == (q_ == DType::kE4M3);
-  return kernel_ && params.k.dtype == kv_ && q_serves;
+  if (!kernel_ || params.k.dtype != kv_) return false;
+  // Other families' kernels for 16-bit Q and float8 K take either type of Q.
+  const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
+  return params.q.dtype == q_ || (either && q_ != DType::kE4M3);
 }
 
 void CudaBackend::run(Params& params, const RunOptions& options) {

@@ -23,13 +23,20 @@ struct Tile {
 constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
                            {"hopper", 128}, {"prefill", 64}, {"prefill", 128}};
 
+/// What the table says of a hopper kernel's types: one of Q each.
+const char* kv_column(const Need& need) {
+  if (need.q == need.kv) return kv_name(need.kv);
+  if (need.kv != DType::kE4M3) return "none";
+  return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
+}
+
 const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const std::string_view family = tile.family;
   const bool hopper = family == "hopper";
   if (need.rotates && family != "prefill") return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
-  if (hopper ? need.q != need.kv : need.q == DType::kE4M3) return nullptr;
+  if (!hopper && need.q == DType::kE4M3) return nullptr;
   // "standard" does what "plain" does, in more registers.
   const char* softmax[] = {"plain", "standard"};
   const char* sigmoid[] = {"sigmoid"};
@@ -40,7 +47,7 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
     const KernelRow* row = try_find({.family = tile.family,
                                      .head_dim = need.head_dim_qk,
                                      .head_dim_vo = need.head_dim_vo,
-                                     .kv = kv_name(need.kv),
+                                     .kv = hopper ? kv_column(need) : kv_name(need.kv),
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
@@ -70,15 +77,20 @@ KernelQuery nearest_query(const Need& need) {
 
 }  // namespace
 
-const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
+const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
   for (const Tile& tile : kTiles) {
     if (!holds(tile, need)) continue;
-    if (const KernelRow* row = try_tile(tile, need, device)) return *row;
+    if (const KernelRow* row = try_tile(tile, need, device)) return row;
   }
   // None holds them: the largest there is, of which a request takes several.
   for (size_t i = std::size(kTiles); i-- > 0;) {
-    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return *row;
+    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return row;
   }
+  return nullptr;
+}
+
+const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
+  if (const KernelRow* row = try_choose_kernel(need, device)) return *row;
   if (need.family == api::Family::kFa3 && need.rotates) {
     throw Error(ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
                 "backend='auto' or 'fa2'; or rotate q and k with apply_rope first");

@@ -26,6 +26,9 @@ struct Need {
   api::Family family = api::Family::kAuto;
 };
 
+/// The kernel that choose_kernel would give; null where there is none.
+const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device);
+
 /// The kernel whose row tile wastes least: the smallest that holds the rows, otherwise the largest
 /// there is. Longer requests are cut into tiles, so every choice is correct. Throws
 /// Error(kUnsupported), naming the nearest kernel, where there is none.

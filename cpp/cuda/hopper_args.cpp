@@ -86,7 +86,9 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
   }
   const int64_t rows =
       row.rows / min_of<int64_t>(group, row.rows) * min_of<int64_t>(group, row.rows);
-  args.query_bytes = static_cast<int32_t>(row.head_dim * dtype_size(p.q.dtype) * rows);
+  const int64_t row_bytes =
+      round_up<int64_t>(row.head_dim * dtype_size(p.q.dtype), kLineBytes);  // boxes are padded
+  args.query_bytes = static_cast<int32_t>(row_bytes * rows);
   args.store_boxes = 16 % group == 0 && dtype_size(p.out.dtype) == 2 &&
                      encode_rows(args.out, p.out, header.num_kv_heads, 16);
 

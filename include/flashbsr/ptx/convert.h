@@ -29,6 +29,17 @@ FLASHBSR_DEVICE uint32_t pack2(float low, float high) {
   return r;
 }
 
+/// Four floats to e4m3 bytes, lowest first; beyond 448 they saturate. sm_89 and later.
+FLASHBSR_DEVICE uint32_t pack4_e4m3(float a, float b, float c, float d) {
+  uint32_t r;
+  asm("{.reg .b16 l, h;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
+      " mov.b32 %0, {l, h};}"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
+
 /// The low and the high half as floats.
 template <DType kType>
 FLASHBSR_DEVICE float unpack_low(uint32_t pair) {

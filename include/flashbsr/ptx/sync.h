@@ -22,6 +22,18 @@ FLASHBSR_DEVICE void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Waits like named_barrier_sync. True in all of the threads if `x` is not 0 in any.
+FLASHBSR_DEVICE bool named_barrier_any(int id, int threads, uint32_t x) {
+  uint32_t r;
+  asm volatile(
+      "{.reg .pred any, mine; setp.ne.u32 mine, %3, 0;\n"
+      " barrier.cta.red.or.aligned.pred any, %1, %2, mine; selp.u32 %0, 1, 0, any;}"
+      : "=r"(r)
+      : "r"(id), "r"(threads), "r"(x)
+      : "memory");
+  return r != 0;
+}
+
 /// Comes to the barrier without waiting.
 FLASHBSR_DEVICE void named_barrier_arrive(int id, int threads) {
   asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -29,7 +29,7 @@ class Gather {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kWarps = Shared<Traits>::kLoaderWarps;
+  static constexpr int kWarps = Shared<Traits>::kGatherWarps;
   static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
   static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
 
@@ -41,8 +41,7 @@ class Gather {
   FLASHBSR_DEVICE void load(const Tile& tile) {
     const int32_t last = tile.count - 1;
     Rows key = rows(tile, last), next = rows(tile, last - 1);
-    copy<Traits::kColumnsQk>(shared_.key_pipeline, key_, shared_.keys, Traits::kKeyBytes,
-                             args_.base.params.k, tile, last, key);
+    copy_keys(tile, last, key);
     if (warp_ == 0) {
       shared_.query_pipeline.wait_empty(query_);
       if (lane_ == 0) load_queries(args_, shared_, tile, query_);
@@ -53,11 +52,11 @@ class Gather {
       key = next;
       if (j > 0) {
         next = rows(tile, j - 2);
-        copy<Traits::kColumnsQk>(shared_.key_pipeline, key_, shared_.keys, Traits::kKeyBytes,
-                                 args_.base.params.k, tile, j - 1, key);
+        copy_keys(tile, j - 1, key);
       }
-      copy<Traits::kColumnsVo>(shared_.value_pipeline, value_, shared_.values, Traits::kValueBytes,
-                               args_.base.params.v, tile, j, value);
+      copy<Traits::kLandingColumnsVo>(shared_.landing_value_pipeline, value_,
+                                      shared_.landing_values, Traits::kLandingValueBytes,
+                                      args_.base.params.v, tile, j, value);
     }
     // The next item may depend on the end of this one.
     ptx::cp_async_wait_all();
@@ -85,6 +84,11 @@ class Gather {
     return r;
   }
 
+  FLASHBSR_DEVICE void copy_keys(const Tile& tile, int32_t j, const Rows& rows) {
+    copy<Traits::kLandingColumnsQk>(shared_.landing_key_pipeline, key_, shared_.landing_keys,
+                                    Traits::kLandingKeyBytes, args_.base.params.k, tile, j, rows);
+  }
+
   template <int kColumns>
   FLASHBSR_DEVICE void copy(const typename Shared<Traits>::KvPipeline& pipeline, Place& at,
                             uint32_t tiles, int32_t tile_bytes, const PagedView& from,
@@ -99,8 +103,9 @@ class Gather {
         const int32_t slot = args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
         mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
       }
-      const int32_t row_bytes = from.dim * dtype_size(Traits::kType);
-      if (row_bytes == kColumns * 128 &&
+      const int32_t row_bytes = from.dim * dtype_size(Traits::kKvType);
+      // Two warps that gather have no registers for both.
+      if (!Traits::kPreparesValues && row_bytes == kColumns * 128 &&
           tile.start + (j + 1) * Traits::kKvTile <= tile.item.kv_end) {
         copy_run<kColumns, true>(i, tile_address, mine, row_bytes);
       } else {

@@ -7,6 +7,7 @@
 //              warps 0 and 1: Q and K, and V, by TMA      -> query_, key_, value_pipeline
 //              warp 2: zeroes rows of V that the item does not own
 //              or, where TMA does not serve, warps 0 to 2: K and V by cp.async
+//              or, for e4m3 K and V, warp 0: all copies; warps 1 and 2 widen or transpose
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
 //              last part of a split tile merges it
 //
@@ -18,6 +19,8 @@
 #include <flashbsr/kernel/sm90a/mainloop.h>
 #include <flashbsr/kernel/sm90a/producer.h>
 #include <flashbsr/kernel/sm90a/traits.h>
+#include <flashbsr/kernel/sm90a/transpose.h>
+#include <flashbsr/kernel/sm90a/widen.h>
 
 namespace flashbsr::sm90a {
 
@@ -27,6 +30,22 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits>(args, shared, lane).run();
+  } else if constexpr (Traits::kPreparesValues) {
+    // Halves of every tile, one each, or one warp both.
+    const bool gather = args.path == KvPath::kGather;
+    const int32_t copiers = gather ? Shared<Traits>::kGatherWarps : 1;
+    const int32_t half = warp - copiers, halves = gather ? 1 : 2;
+    if (half >= 0) {
+      if constexpr (Traits::kTransposesValues) {
+        Transposer<Traits>(shared, half, halves, lane).run();
+      } else {
+        Widener<Traits>(shared, half, halves, lane).run(memory);
+      }
+    } else if (gather) {
+      Gather<Traits>(args, shared, warp, lane).run();
+    } else {
+      PairLoader<Traits>(args, shared, lane).run();
+    }
   } else if (args.path == KvPath::kGather) {
     Gather<Traits>(args, shared, warp, lane).run();
   } else if (warp == 0) {

@@ -23,8 +23,6 @@ namespace flashbsr::sm90a {
 
 /// Reference of a row that has seen nothing yet. Finite, so that no case needs a look at it.
 inline constexpr float kNothing = -1e30f;
-/// log2 of how far weights may grow before their reference follows.
-inline constexpr float kSlack = 8.0f;
 
 template <class Traits, class Variant>
 class Mainloop {
@@ -34,6 +32,8 @@ class Mainloop {
   float sum[2];                     ///< this thread's part of the denominators
   using Score = Scores<Traits, Variant>;
   static constexpr float kShift = Score::kShift;
+  /// log2 of how far weights may grow before their reference follows. e4m3 ends at 448.
+  static constexpr float kSlack = Traits::kWeightType == DType::kE4M3 ? 4.0f : 8.0f;
   Score scores;
 
   /// @param group  the warpgroup's number among the consumers, uniform
@@ -41,9 +41,11 @@ class Mainloop {
       : scores(args), shared_(shared), group_(group) {
     query_base_ = ptx::matrix_descriptor(shared.queries + group * 64 * 128, 1024, 16);
     key_base_ = ptx::matrix_descriptor(shared.keys, 1024, 16);
-    value_base_ = ptx::matrix_descriptor(shared.values, 1024, Traits::kKvTile * 128);
+    value_base_ = ptx::matrix_descriptor(shared.values, 1024,
+                                         Traits::kTransposesValues ? 16 : Traits::kKvTile * 128);
     // The last warpgroup opens the first one's turn.
-    if (group == Traits::kConsumers - 1) ptx::named_barrier_arrive(kTurn, 256);
+    if (!Traits::kTransposesValues && group == Traits::kConsumers - 1)
+      ptx::named_barrier_arrive(kTurn, 256);
   }
 
   /// Computes the item's rows, whose spans are `spans`.
@@ -52,6 +54,8 @@ class Mainloop {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
+    wary_ = 3;
+    patience_ = 4;
     top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -75,14 +79,19 @@ class Mainloop {
     // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
     do {
 #pragma unroll 1
-      for (; j > sight.whole_top; --j) step<true>(start + j * Traits::kKvTile);
+      for (; j > sight.whole_top; --j) next<true>(start + j * Traits::kKvTile);
 #pragma unroll 1
-      for (; j >= sight.whole_bottom; --j) step<false>(start + j * Traits::kKvTile);
+      for (; j >= sight.whole_bottom; --j) next<false>(start + j * Traits::kKvTile);
       sight.whole_top = sight.bottom - 1;
       sight.whole_bottom = count;
     } while (j >= sight.bottom);
     done_with_queries();
-    last();
+    if constexpr (Traits::kTransposesValues) {
+      add_values();
+      key_.advance();
+    } else {
+      last();
+    }
 #pragma unroll 1
     for (; j >= 0; --j) pass(true);
   }
@@ -102,6 +111,9 @@ class Mainloop {
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
+  static constexpr int kVote = 4;  ///< of its threads' vote
+  static constexpr int32_t kLongestPatience = 16;
+  static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
   /// descriptors from vector registers at every step.
@@ -119,7 +131,7 @@ class Mainloop {
   }
 
   FLASHBSR_DEVICE void multiply_keys(const Operands& at) {
-    constexpr int kSteps = 4 * Traits::kColumnsQk;  // of 32 bytes
+    constexpr int kSteps = Traits::kHeadDimQk * dtype_size(Traits::kType) / 32;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint32_t in_line = k % 4 * 32;
@@ -133,15 +145,15 @@ class Mainloop {
   FLASHBSR_DEVICE void multiply_values(const Operands& at) {
 #pragma unroll
     for (int k = 0; k < Traits::kKvTile / 16; ++k) {
-      ptx::wgmma_registers<Traits::kType>(o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128),
-                                          true);
+      ptx::wgmma_registers<Traits::kWeightType>(
+          o, p_[k], at.value + ptx::descriptor_step(k * 16 * 128), true);
     }
     ptx::wgmma_commit();
   }
 
   FLASHBSR_DEVICE void pin_weights() {
 #pragma unroll
-    for (int k = 0; k < Traits::kKvTile / 16; ++k) ptx::pin(p_[k]);
+    for (int k = 0; k < kWeightSteps; ++k) ptx::pin(p_[k]);
   }
 
   FLASHBSR_DEVICE void first(int32_t begin) {
@@ -201,11 +213,117 @@ class Mainloop {
     key_.advance();
   }
 
+  template <bool kMasked>
+  FLASHBSR_DEVICE void next(int32_t begin) {
+    if constexpr (Traits::kTransposesValues) {
+      short_step<kMasked>(begin);
+    } else {
+      step<kMasked>(begin);
+    }
+  }
+
+  /// A step in products of e4m3: the sum of a tile's P V takes the registers of S, one after the
+  /// other, and other warpgroups' products run meanwhile.
+  template <bool kMasked>
+  FLASHBSR_DEVICE void short_step(int32_t begin) {
+    add_values();
+    key_.advance();
+    const Operands at = operands(key_, value_);
+    shared_.key_pipeline.wait_full(key_);
+    ptx::pin(scores.s);
+    ptx::wgmma_fence();
+    multiply_keys(at);
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores.s);
+    if constexpr (!kMasked) {
+      if (wary_ > 0) {
+        --wary_;
+      } else if (soften_as_before()) {
+        return release(shared_.key_pipeline, key_);
+      } else {
+        wary_ = patience_;
+        patience_ = min_of(2 * patience_, kLongestPatience);
+        ptx::pin(scores.s);
+        ptx::wgmma_fence();
+        multiply_keys(at);
+        ptx::wgmma_wait<0>();
+        ptx::pin(scores.s);
+      }
+    }
+    release(shared_.key_pipeline, key_);
+    const bool grew = soften<kMasked>(begin);
+    pack();
+    if (grew) rescale();
+  }
+
+  /// Weights of a tile that all rows see all of, against the references as they are: without
+  /// maxima, which take a tenth of the time. False: a weight of the warpgroup outgrew its type, or
+  /// there was no reference; the tile's S is to be computed again.
+  FLASHBSR_DEVICE bool soften_as_before() {
+    float (&s)[4 * Score::kGroups] = scores.s;
+    float base[2], more[2][2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
+#pragma unroll
+    for (int i = 0; i < 4 * Score::kGroups; ++i) {
+      const int h = i / 2 % 2;
+      s[i] = ptx::exp2(__builtin_fmaf(s[i], scores.factor[h], base[h]));
+      more[h][i % 2] += s[i];
+    }
+    pack();
+    // A byte of 256 or above, NaN too, carries into its top bit.
+    uint32_t outgrown = 0;
+#pragma unroll
+    for (int k = 0; k < kWeightSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) outgrown |= p_[k][i] + 0x08080808u;
+    }
+    const bool any = ptx::named_barrier_any(kVote + group_, 128, outgrown & 0x80808080u);
+    if (__any_sync(0xffffffffu, any)) return false;  // a uniform branch: see uniform()
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += more[h][0] + more[h][1];
+    return true;
+  }
+
+  /// O += P V through sums of one tile: products of e4m3 add up in 14 bits and truncate, so that
+  /// what is lost grows with what is there.
+  FLASHBSR_DEVICE void add_values() {
+    const Operands at = operands(key_, value_);
+    shared_.value_pipeline.wait_full(value_);
+    float low[kPart], high[kPart];
+    ptx::pin(low);
+    ptx::pin(high);
+    pin_weights();
+    ptx::wgmma_fence();
+    multiply_part(low, at.value);
+    multiply_part(high, at.value + ptx::descriptor_step(kPart * 2 * 128));
+    ptx::wgmma_wait<1>();
+    ptx::pin(low);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) o[i] += low[i];
+    ptx::wgmma_wait<0>();
+    ptx::pin(high);
+    pin_weights();
+    release(shared_.value_pipeline, value_);
+    value_.advance();
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) o[kPart + i] += high[i];
+  }
+  static constexpr int kPart = Traits::kHeadDimVo / 4;  ///< registers of half the dims
+  FLASHBSR_DEVICE void multiply_part(float (&sum_of_tile)[kPart], uint64_t value) {
+#pragma unroll
+    for (int k = 0; k < kWeightSteps; ++k) {
+      ptx::wgmma_registers<Traits::kWeightType>(sum_of_tile, p_[k],
+                                                value + ptx::descriptor_step(k * 32), k > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
   FLASHBSR_DEVICE void pass(bool turn) {
     shared_.key_pipeline.wait_full(key_);
     release(shared_.key_pipeline, key_);
     key_.advance();
-    if (turn) {
+    if (turn && !Traits::kTransposesValues) {
       take_turn();
       give_turn();
     }
@@ -290,10 +408,16 @@ class Mainloop {
 
   FLASHBSR_DEVICE void pack() {
 #pragma unroll
-    for (int k = 0; k < Traits::kKvTile / 16; ++k) {
+    for (int k = 0; k < kWeightSteps; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p_[k][i] = ptx::pack2<Traits::kType>(scores.s[8 * k + 2 * i], scores.s[8 * k + 2 * i + 1]);
+        if constexpr (Traits::kTransposesValues) {  // as S lies; V is transposed into that order
+          const float* s = scores.s + 16 * k + i / 2 * 8 + i % 2 * 2;
+          p_[k][i] = ptx::pack4_e4m3(s[0], s[1], s[4], s[5]);
+        } else {
+          const float* s = scores.s + 8 * k + 2 * i;
+          p_[k][i] = ptx::pack2<Traits::kWeightType>(s[0], s[1]);
+        }
       }
     }
   }
@@ -310,8 +434,11 @@ class Mainloop {
   typename Shared<Traits>::QueryPipeline::Place query_;
   uint32_t queries_ = 0;
   uint32_t held_ = 0;  ///< the barrier to arrive at; 0: none
-  uint32_t p_[Traits::kKvTile / 16][4];
+  uint32_t p_[kWeightSteps][4];
   float shrink_[2];
+  /// Tiles until soften_as_before is tried again, and how many after it fails the next time. The
+  /// first ones of an item are where maxima grow.
+  int32_t wary_, patience_;
 };
 
 }  // namespace flashbsr::sm90a

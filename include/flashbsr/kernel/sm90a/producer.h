@@ -171,10 +171,9 @@ class TmaLoader {
     });
   }
 
- private:
   static constexpr int32_t kOutside = 0x7fffffff;  ///< no page: zeros
-  static constexpr int kColumns = kKeys ? Traits::kColumnsQk : Traits::kColumnsVo;
-  static constexpr int kBytes = kKeys ? Traits::kKeyBytes : Traits::kValueBytes;
+  static constexpr int kColumns = kKeys ? Traits::kLandingColumnsQk : Traits::kLandingColumnsVo;
+  static constexpr int kBytes = kKeys ? Traits::kLandingKeyBytes : Traits::kLandingValueBytes;
 
   /// Where a lane's box of a tile is.
   struct Source {
@@ -192,13 +191,13 @@ class TmaLoader {
   }
 
   FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool dirty) {
-    const auto& pipeline = kKeys ? shared_.key_pipeline : shared_.value_pipeline;
+    const auto& pipeline = kKeys ? shared_.landing_key_pipeline : shared_.landing_value_pipeline;
     pipeline.wait_empty(at_);
     const uint32_t full = dirty ? shared_.dirty + 8 * at_.stage : pipeline.full(at_.stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
-    uint32_t dst = (kKeys ? shared_.keys : shared_.values) + at_.stage * kBytes;
+    uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + at_.stage * kBytes;
     for (int b = 0; b < boxes_; ++b, dst += args_.box_tokens * 128) {
       // The same in all lanes, and so in uniform registers, which copies take their coordinates
       // from.
@@ -208,7 +207,7 @@ class TmaLoader {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           ptx::tma_load(dst + c * Traits::kKvTile * 128, kKeys ? args_.k : args_.v, full,
-                        c * Traits::kColumnDims, token, head, page);
+                        c * Traits::kLandingDims, token, head, page);
         }
       }
     }
@@ -216,6 +215,7 @@ class TmaLoader {
     at_.advance();
   }
 
+ private:
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
   const int32_t lane_;

@@ -28,9 +28,10 @@ class Scores {
  public:
   static constexpr int kGroups = Traits::kKvTile / 8;
   /// log2 of what weights are multiplied by, to keep small ones in their type.
-  static constexpr float kShift = Traits::kType != DType::kF16 ? 0.0f
-                                  : Variant::use_softmax       ? 7.0f
-                                                               : 15.0f;
+  static constexpr float kShift = Traits::kWeightType == DType::kE4M3  ? 4.0f
+                                  : Traits::kWeightType != DType::kF16 ? 0.0f
+                                  : Variant::use_softmax               ? 7.0f
+                                                                       : 15.0f;
 
   FLASHBSR_DEVICE explicit Scores(const KernelArgs& args) : args_(args), variant_(args.params) {}
 

@@ -109,6 +109,9 @@ struct Shared {
   uint32_t dirty;
   QueryPipeline query_pipeline;
   TilePipeline tile_pipeline;
+  /// Where copies of K and V land: the tiles themselves, or what is made into them.
+  uint32_t landing_keys, landing_values;
+  KvPipeline landing_key_pipeline, landing_value_pipeline;
 
   FLASHBSR_DEVICE explicit Shared(char* memory) {
     static_assert(sizeof(Span) * Traits::kRows == Traits::kSpanBytes);
@@ -126,14 +129,31 @@ struct Shared {
     static_assert(2 * KvPipeline::kBytes + 8 * Traits::kStages + QueryPipeline::kBytes +
                       TilePipeline::kBytes <=
                   Traits::kBarrierBytes);
+    landing_keys = keys;
+    landing_values = values;
+    landing_key_pipeline = key_pipeline;
+    landing_value_pipeline = value_pipeline;
+    if constexpr (Traits::kPreparesValues) {
+      constexpr int kPreparedBarriers = 256;  // behind all others
+      static_assert(kPreparedBarriers + 2 * KvPipeline::kBytes <= Traits::kBarrierBytes);
+      landing_values = queries + Traits::kLandingValueOffset;
+      landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
+      if constexpr (Traits::kPreparesKeys) {
+        landing_keys = queries + Traits::kLandingKeyOffset;
+        landing_key_pipeline = {landing_value_pipeline.barriers + KvPipeline::kBytes};
+      }
+    }
   }
 
   /// One thread; a fence and a block barrier follow.
   FLASHBSR_DEVICE void init_barriers(bool gather) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
-    const int loaders = gather ? kLoaderWarps : 1;
-    key_pipeline.init(loaders, consumers);
-    value_pipeline.init(loaders, consumers);
+    const int loaders = gather ? kGatherWarps : 1;
+    const int preparers = gather ? kLoaderWarps - kGatherWarps : kLoaderWarps - 1;
+    key_pipeline.init(Traits::kPreparesKeys ? preparers : loaders, consumers);
+    value_pipeline.init(Traits::kPreparesValues ? preparers : loaders, consumers);
+    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
+    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
     query_pipeline.init(1, consumers);
     tile_pipeline.init(1, consumers + kLoaderWarps);
 #pragma unroll
@@ -141,8 +161,10 @@ struct Shared {
   }
 
   /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or all
-  /// three gather K and V. The last one schedules.
+  /// three gather K and V. Where V is prepared, 0 loads everything, or 0 and 1 gather it, and the
+  /// others up to 2 widen or transpose. The last one schedules.
   static constexpr int kLoaderWarps = 3;
+  static constexpr int kGatherWarps = Traits::kPreparesValues ? 2 : kLoaderWarps;
   static constexpr int kSchedulerWarp = 3;
 };
 

@@ -10,23 +10,45 @@
 
 namespace flashbsr::sm90a {
 
+/// What P V is multiplied in. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that
+/// is made for products of e4m3. docs/kernels/sm90a_fp8.md.
+constexpr DType hopper_weight_type(DType type, DType kv_type, int head_dim_qk, int head_dim_vo,
+                                   int rows, bool hooks) {
+  if (kv_type != DType::kE4M3) return type;
+  const bool all_e4m3 = type == kv_type && head_dim_qk == 128 && head_dim_vo == 128;
+  return all_e4m3 && rows == 192 && !hooks ? type : DType::kF16;
+}
+
 /// KV tokens of a tile: what registers and shared memory have room for. docs/kernels/sm90a.md.
-FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks) {
+FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int rows, bool hooks,
+                                         DType weight_type) {
+  if (weight_type == DType::kE4M3) return 128;
   if (head_dim_vo > 128) return hooks ? 48 : 80;
   return rows == 192 && (head_dim_qk > 64 || hooks) ? 80 : 128;
 }
 
 /// @tparam head_dim_qk  64, 128, 192 or 256; smaller dims are padded with zeros in shared memory
 /// @tparam head_dim_vo  64, 128 or 256
-/// @tparam type         of Q, K and V
+/// @tparam type         of Q
 /// @tparam rows         packed rows of an item, 64 per consumer warpgroup
 /// @tparam hooks        the variant has hooks, which need registers
-template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks,
-          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks)>
+/// @tparam kv_type      of K and V in memory: `type`, or e4m3
+/// @tparam weight_type  of P V
+template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
+          DType weight_type =
+              hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
+          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type)>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
-  static constexpr DType kType = type;
+  static constexpr DType kType = type;  ///< of Q K^T
+  static constexpr DType kKvType = kv_type;
+  static constexpr DType kWeightType = weight_type;  ///< of P V
+  /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
+  /// of e4m3, transposed (transpose.h).
+  static constexpr bool kTransposesValues = weight_type == DType::kE4M3;
+  static constexpr bool kPreparesKeys = kv_type != type;
+  static constexpr bool kPreparesValues = kv_type != weight_type || kTransposesValues;
   static constexpr int kRows = rows;
   static constexpr int kKvTile = kv_tile;
 
@@ -43,33 +65,50 @@ struct HopperTraits {
 
   // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
   static constexpr int kColumnDims = 128 / dtype_size(type);
-  static constexpr int kColumnsQk = head_dim_qk / kColumnDims;
-  static constexpr int kColumnsVo = head_dim_vo / kColumnDims;
+  static constexpr int kColumnsQk = ceil_div(head_dim_qk, kColumnDims);
+  static constexpr int kColumnsVo = head_dim_vo * dtype_size(weight_type) / 128;
   static constexpr int kQueryBytes = rows * kColumnsQk * 128;
   static constexpr int kKeyBytes = kv_tile * kColumnsQk * 128;
-  static constexpr int kValueBytes = kv_tile * kColumnsVo * 128;
+  static constexpr int kValueBytes =
+      kTransposesValues ? head_dim_vo * 128 : kv_tile * kColumnsVo * 128;
+  static_assert(!kTransposesValues || kv_tile <= 128);
+  /// As K and V are in memory: where copies land.
+  static constexpr int kLandingDims = 128 / dtype_size(kv_type);
+  static constexpr int kLandingColumnsQk = ceil_div(head_dim_qk, kLandingDims);
+  static constexpr int kLandingColumnsVo = ceil_div(head_dim_vo, kLandingDims);
+  static constexpr int kLandingKeyBytes = kv_tile * kLandingColumnsQk * 128;
+  static constexpr int kLandingValueBytes = kv_tile * kLandingColumnsVo * 128;
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes +
+                                     (kPreparesKeys ? kLandingKeyBytes : 0) +
+                                     (kPreparesValues ? kLandingValueBytes : 0);
 
   static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = 256;
+  static constexpr int kBarrierBytes = kPreparesValues ? 512 : 256;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
 
   static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
   FLASHBSR_FN static constexpr int stages_with(int queries) {
-    return (kMostBytes - kRestBytes - queries * kQueryBytes) / (kKeyBytes + kValueBytes);
+    return (kMostBytes - kRestBytes - queries * kQueryBytes) / kStageBytes;
   }
   /// A second buffer for Q pays where it costs no stage that is needed.
   static constexpr int kQueryStages = stages_with(2) >= 2 ? 2 : 1;
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
-  /// Whether O goes out through the memory of Q: not where the next Q waits for it.
-  static constexpr bool kStoreBoxes = kQueryStages == 2;
+  /// Whether O goes out through the memory of Q: not where the next Q waits for it, or it is too
+  /// small for 16 bits.
+  static constexpr bool kStoreBoxes = kQueryStages == 2 && rows * head_dim_vo * 2 <= kQueryBytes;
   static_assert(kStages >= 2);
 
-  /// [Q ...][K ...][V ...][spans of two items][two items][barriers]
+  /// [Q ...][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two
+  /// items][barriers]
   static constexpr int kKeyOffset = kQueryStages * kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
-  static constexpr int kSpanOffset = kValueOffset + kStages * kValueBytes;
+  static constexpr int kLandingKeyOffset = kValueOffset + kStages * kValueBytes;
+  static constexpr int kLandingValueOffset =
+      kLandingKeyOffset + (kPreparesKeys ? kStages * kLandingKeyBytes : 0);
+  static constexpr int kSpanOffset =
+      kLandingValueOffset + (kPreparesValues ? kStages * kLandingValueBytes : 0);
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
   static constexpr int kSmemBytes = kBarrierOffset + kBarrierBytes;

@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// e4m3 on its way to 16-bit products: copies land in one ring, two warps write the tiles of
+// another.
+//
+//   warp 0          K, V in e4m3             -> landing pipelines (K that is multiplied as it is:
+//   key_) warps 1 and 2   e4m3 -> fp16 or bf16     -> key_, value_pipeline
+//
+// Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
+// takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/producer.h>
+#include <flashbsr/ptx/convert.h>
+
+namespace flashbsr::sm90a {
+
+/// Loads Q, K and V by TMA. One warp.
+template <class Traits>
+class PairLoader {
+ public:
+  FLASHBSR_DEVICE PairLoader(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
+      : args_(args),
+        shared_(shared),
+        lane_(lane),
+        keys_(args, shared, lane),
+        values_(args, shared, lane) {}
+
+  FLASHBSR_DEVICE void run() {
+    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+      auto next = keys_.source(tile, tile.count - 1);
+      for (int32_t j = tile.count - 1; j >= 0; --j) {
+        const auto now = next;
+        next = keys_.source(tile, j - 1);
+        keys_.load(tile, now, false);
+        if (j == tile.count - 1) {
+          shared_.query_pipeline.wait_empty(query_);
+          if (lane_ == 0) load_queries(args_, shared_, tile, query_);
+          query_.advance();
+        }
+        values_.load(tile, {now.token, now.page}, false);
+      }
+    });
+  }
+
+ private:
+  const HopperArgs& args_;
+  const Shared<Traits>& shared_;
+  const int32_t lane_;
+  TmaLoader<Traits, true> keys_;
+  TmaLoader<Traits, false> values_;
+  typename Shared<Traits>::QueryPipeline::Place query_;
+};
+
+/// Widens tiles, in units of eight lines: two warps have half of every unit each.
+template <class Traits>
+class Widener {
+ public:
+  /// @param warp   among the `warps`, one or two
+  FLASHBSR_DEVICE Widener(const Shared<Traits>& shared, int32_t warp, int32_t warps, int32_t lane)
+      : shared_(shared), lane_(lane), begin_(warp * 2), end_(begin_ + 4 / warps) {
+    const int32_t line = lane / 16, piece = lane % 16;
+    from_ = line * 128 + ((piece / 2 ^ line) << 4) + piece % 2 * 8;
+    to_ = piece / 8 * kTileLines * 128 + line * 128 + ((piece % 8 ^ line) << 4);
+  }
+
+  FLASHBSR_DEVICE void run(char* memory) {
+    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+      const Unowned<Traits> unowned(tile);
+      for (int32_t j = tile.count - 1; j >= 0; --j) {
+        if constexpr (Traits::kPreparesKeys) widen_keys(memory);
+        const int32_t head = j == 0 ? unowned.head : 0;
+        const int32_t end = j == tile.count - 1 ? unowned.owned : kTileLines;
+        widen_values(memory, head, end);
+      }
+    });
+  }
+
+ private:
+  using Place = typename Shared<Traits>::KvPipeline::Place;
+  using Ring = typename Shared<Traits>::KvPipeline;
+  static constexpr int kTileLines = Traits::kKvTile;
+  static constexpr int kUnits = kTileLines / 8;
+  static constexpr int kBatch = 4;  ///< loads under way: as far as 32 registers go
+  /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
+  /// has another phase.
+  static constexpr int kToNext = 2 * 128 + (2 << 4);
+  static_assert(kTileLines % 8 == 0);
+
+  FLASHBSR_DEVICE void widen_keys(char* memory) {
+    shared_.landing_key_pipeline.wait_full(key_);
+    shared_.key_pipeline.wait_empty(key_);
+    widen<Traits::kType, Traits::kColumnsQk>(
+        memory + Traits::kLandingKeyOffset + key_.stage * Traits::kLandingKeyBytes,
+        memory + Traits::kKeyOffset + key_.stage * Traits::kKeyBytes);
+    announce(shared_.landing_key_pipeline, shared_.key_pipeline, key_);
+  }
+
+  /// Lines outside of [head, end) belong to others, or to nobody: their weights are zero, but what
+  /// lies there may be NaN.
+  FLASHBSR_DEVICE void widen_values(char* memory, int32_t head, int32_t end) {
+    shared_.landing_value_pipeline.wait_full(value_);
+    shared_.value_pipeline.wait_empty(value_);
+    char* tile = memory + Traits::kValueOffset + value_.stage * Traits::kValueBytes;
+    widen<Traits::kWeightType, Traits::kColumnsVo>(
+        memory + Traits::kLandingValueOffset + value_.stage * Traits::kLandingValueBytes, tile);
+    if (head > 0 || end < kTileLines) zero(tile, head, end);
+    announce(shared_.landing_value_pipeline, shared_.value_pipeline, value_);
+  }
+
+  /// To `kColumns` columns of 64 dims.
+  template <DType kTo, int kColumns>
+  FLASHBSR_DEVICE void widen(const char* from, char* to) const {
+    if (kColumns == 1 && lane_ % 16 >= 8) return;  // head dim 64: half a line lands
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+#pragma unroll 1
+      for (int32_t i = begin_; i < end_; ++i) {
+        const char* src = from + (from_ ^ i * kToNext) + c / 2 * kTileLines * 128;
+        char* dst = to + (to_ ^ i * kToNext) + c * kTileLines * 128;
+#pragma unroll
+        for (int u = 0; u < kUnits; u += kBatch) {
+          uint2 bytes[kBatch];
+#pragma unroll
+          for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
+            bytes[b] = *reinterpret_cast<const uint2*>(src + (u + b) * 1024);
+          }
+#pragma unroll
+          for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
+            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened<kTo>(bytes[b]);
+          }
+        }
+      }
+    }
+  }
+
+  template <DType kTo>
+  FLASHBSR_DEVICE static uint4 widened(uint2 bytes) {
+    uint4 r;
+    ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.x, r.x, r.y);
+    ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.y, r.z, r.w);
+    if constexpr (kTo == DType::kBF16) {
+      r = {to_bf16(r.x), to_bf16(r.y), to_bf16(r.z), to_bf16(r.w)};
+    }
+    return r;
+  }
+  FLASHBSR_DEVICE static uint32_t to_bf16(uint32_t pair) {
+    return ptx::pack2<DType::kBF16>(ptx::unpack_low<DType::kF16>(pair),
+                                    ptx::unpack_high<DType::kF16>(pair));
+  }
+
+  /// What this lane wrote of lines outside of [head, end).
+  FLASHBSR_DEVICE void zero(char* tile, int32_t head, int32_t end) const {
+    if (Traits::kColumnsVo == 1 && lane_ % 16 >= 8) return;
+#pragma unroll 1
+    for (int32_t i = begin_; i < end_; ++i) {
+#pragma unroll 1
+      for (int u = 0; u < kUnits; ++u) {
+        const int32_t at = to_ ^ i * kToNext, line = at / 128 % 8 + 8 * u;
+        if (line >= head && line < end) continue;
+#pragma unroll
+        for (int c = 0; c < Traits::kColumnsVo; c += 2) {
+          *reinterpret_cast<uint4*>(tile + at + (c * kTileLines + 8 * u) * 128) = {};
+        }
+      }
+    }
+  }
+
+  /// The products see what was written; the copies may overwrite what was read.
+  FLASHBSR_DEVICE void announce(const Ring& landing, const Ring& ring, Place& at) const {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) {
+      ptx::mbarrier_arrive(ring.full(at.stage));
+      landing.release(at);
+    }
+    at.advance();
+  }
+
+  const Shared<Traits>& shared_;
+  const int32_t lane_;
+  const int32_t begin_, end_;  ///< of a unit's four pairs of lines
+  int32_t from_,
+      to_;  ///< where this lane's part of the first is, in a tile that lands and a wide one
+  Place key_, value_;
+};
+
+}  // namespace flashbsr::sm90a
