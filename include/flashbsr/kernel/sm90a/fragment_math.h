@@ -93,8 +93,8 @@ struct FragmentMath {
     return r;
   }
   FLASHBSR_DEVICE static Float exp(const Float& x) { return x.each(&ThreadMath::exp); }
-  /// By a polynomial where all of the warp's are small, as a soft-cap's are as a rule (relative error
-  /// 8e-8 below 0.6): two instructions of the slowest unit less for each.
+  /// By a polynomial where all of the warp's are small, as a soft-cap's are as a rule (relative
+  /// error 8e-8 below 0.6): two instructions of the slowest unit less for each.
   FLASHBSR_DEVICE static Float tanh(const Float& x) {
     float largest = 0.0f;
 #pragma unroll

@@ -54,7 +54,7 @@ class Mainloop {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
-    wary_ = 3;
+    wary_ = kTriesWithoutMaxima ? 0 : 3;
     patience_ = 4;
     top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
@@ -187,15 +187,47 @@ class Mainloop {
     give_turn();
     ptx::wgmma_wait<1>();
     ptx::pin(scores.s);
+    if constexpr (!kMasked && kTriesWithoutMaxima) {
+      if (wary_ > 0) {
+        --wary_;
+      } else if (weigh_as_before()) {
+        release(shared_.key_pipeline, key_);
+        finish_values();
+        pack();
+        return;
+      } else {
+        become_wary();
+        ptx::wgmma_wait<0>();
+        ptx::pin(o);
+        multiply_keys_again(at);
+      }
+    }
     release(shared_.key_pipeline, key_);
     const bool grew = soften<kMasked>(begin);
+    finish_values();
+    pack();
+    if (Variant::use_softmax && grew) rescale();
+  }
+
+  /// After the products of P V: their registers and V are free.
+  FLASHBSR_DEVICE void finish_values() {
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     pin_weights();
     release(shared_.value_pipeline, value_);
     value_.advance();
-    pack();
-    if (Variant::use_softmax && grew) rescale();
+  }
+
+  FLASHBSR_DEVICE void multiply_keys_again(const Operands& at) {
+    ptx::pin(scores.s);
+    ptx::wgmma_fence();
+    multiply_keys(at);
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores.s);
+  }
+  FLASHBSR_DEVICE void become_wary() {
+    wary_ = patience_;
+    patience_ = min_of(2 * patience_, kLongestPatience);
   }
 
   FLASHBSR_DEVICE void last() {
@@ -241,13 +273,8 @@ class Mainloop {
       } else if (soften_as_before()) {
         return release(shared_.key_pipeline, key_);
       } else {
-        wary_ = patience_;
-        patience_ = min_of(2 * patience_, kLongestPatience);
-        ptx::pin(scores.s);
-        ptx::wgmma_fence();
-        multiply_keys(at);
-        ptx::wgmma_wait<0>();
-        ptx::pin(scores.s);
+        become_wary();
+        multiply_keys_again(at);
       }
     }
     release(shared_.key_pipeline, key_);
@@ -284,6 +311,36 @@ class Mainloop {
     for (int h = 0; h < 2; ++h) sum[h] += more[h][0] + more[h][1];
     return true;
   }
+
+  /// The same for weights of 16 bits, before they are packed: four of a thread's sums tell.
+  FLASHBSR_DEVICE bool weigh_as_before() {
+    float (&s)[4 * Score::kGroups] = scores.s;
+    float base[2], more[2][2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
+#pragma unroll
+    for (int i = 0; i < 4 * Score::kGroups; ++i) {
+      const int h = i / 2 % 2;
+      s[i] = ptx::exp2(__fmaf_rn(s[i], scores.factor[h], base[h]));
+      more[h][i % 2] += s[i];
+    }
+    bool outgrown = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      more[h][0] += more[h][1];
+      // NaN too, but not what lies in the place of a missing row.
+      outgrown = outgrown || (scores.factor[h] > 0.0f && !(more[h][0] < kMostWeight));
+    }
+    const bool any = ptx::named_barrier_any(kVote + group_, 128, outgrown);
+    if (__any_sync(0xffffffffu, any)) return false;
+    sum[0] += more[0][0];
+    sum[1] += more[1][0];
+    return true;
+  }
+  static constexpr float kMostWeight = 32768.0f;  ///< fp16 ends at 65504
+  /// Two consumers' kernels have no registers for it.
+  static constexpr bool kTriesWithoutMaxima =
+      !kHasHooks<Variant> && Traits::kConsumers == 3 && dtype_size(Traits::kWeightType) == 2;
 
   /// O += P V through sums of one tile: products of e4m3 add up in 14 bits and truncate, so that
   /// what is lost grows with what is there.
