@@ -69,7 +69,7 @@ class Mainloop {
       done_with_queries();
       return;
     }
-    const bool simple = scores.begin(tile, spans, first_row(group_));
+    const bool simple = all_of_group(scores.begin(tile, spans, first_row(group_)));
     if (!simple) sight.whole_top = sight.bottom - 1;
 #pragma unroll 1
     for (; j > sight.top; --j) pass(true);
@@ -118,6 +118,13 @@ class Mainloop {
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
   /// descriptors from vector registers at every step.
   FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+  /// Whether `x` is true in all threads of the warpgroup, uniform: its warps go the same way, or their
+  /// products and votes do not meet.
+  FLASHBSR_DEVICE bool all_of_group(bool x) const {
+    const bool any_not = ptx::named_barrier_any(kVote + group_, 128, !x);
+    return !__any_sync(0xffffffffu, any_not);
+  }
 
   /// Descriptors of a step's operands, worked out before its waits.
   struct Operands {
@@ -305,8 +312,7 @@ class Mainloop {
 #pragma unroll
       for (int i = 0; i < 4; ++i) outgrown |= p_[k][i] + 0x08080808u;
     }
-    const bool any = ptx::named_barrier_any(kVote + group_, 128, outgrown & 0x80808080u);
-    if (__any_sync(0xffffffffu, any)) return false;  // a uniform branch: see uniform()
+    if (!all_of_group(!(outgrown & 0x80808080u))) return false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] += more[h][0] + more[h][1];
     return true;
@@ -331,8 +337,7 @@ class Mainloop {
       // NaN too, but not what lies in the place of a missing row.
       outgrown = outgrown || (scores.factor[h] > 0.0f && !(more[h][0] < kMostWeight));
     }
-    const bool any = ptx::named_barrier_any(kVote + group_, 128, outgrown);
-    if (__any_sync(0xffffffffu, any)) return false;
+    if (!all_of_group(!outgrown)) return false;
     sum[0] += more[0][0];
     sum[1] += more[1][0];
     return true;

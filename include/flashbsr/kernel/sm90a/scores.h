@@ -40,7 +40,7 @@ class Scores {
   /// From S to logits in base 2. Not positive: every tile goes the long way. 0: no such row.
   float factor[2];
 
-  /// Before an item. Returns whether masks are only needed where a row does not see all of a tile.
+  /// Before an item. Returns whether this thread's rows need no mask where they see all of a tile.
   FLASHBSR_DEVICE bool begin(const Tile& tile, const Span* spans, int32_t row) {
     tile_ = &tile;
     spans_ = spans + row;
@@ -68,7 +68,7 @@ class Scores {
         simple = simple && factor[h] > 0.0f;
       }
     }
-    return __all_sync(0xffffffffu, simple);
+    return simple;
   }
 
   /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not
