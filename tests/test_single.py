@@ -43,7 +43,10 @@ def check(
 def test_single_decode(
     options: dict[str, Any], dtypes: tuple[str, ...], kv_layout: str, device: Device
 ) -> None:
-    case = Case("one", (1,), (77,), heads=(8, 2), dtypes=dtypes, kv_layout=kv_layout)
+    variant = Variant(**options)
+    case = Case(
+        "one", (1,), (77,), heads=(8, 2), dtypes=dtypes, variant=variant, kv_layout=kv_layout
+    )
     problem, there = send(device, case)
     args = there.q[0], *there.kv, kv_layout
     out, lse = flashbsr.single_decode_with_kv_cache(*args, return_lse=True, **options)
@@ -71,7 +74,8 @@ def test_single_decode_scales(device: Device) -> None:
 def test_single_prefill(
     options: dict[str, Any], dtypes: tuple[str, ...], causal: bool, device: Device
 ) -> None:
-    case = Case("one", (33,), (77,), heads=(8, 2), dims=(64, 32), dtypes=dtypes)
+    variant = Variant(**options)
+    case = Case("one", (33,), (77,), heads=(8, 2), dims=(64, 32), dtypes=dtypes, variant=variant)
     problem, there = send(device, case)
     result = flashbsr.single_prefill_with_kv_cache(
         there.q, *there.kv, causal=causal, return_lse=True, **options

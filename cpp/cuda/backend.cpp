@@ -133,8 +133,7 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
 
 /// Queries that no kernel reads.
 void CudaBackend::refuse_float8() const {
-  throw Error(ErrorCode::kUnsupported, "q",
-              "float8_e4m3fn in " + place_text(place()),
+  throw Error(ErrorCode::kUnsupported, "q", "float8_e4m3fn in " + place_text(place()),
               "float16 or bfloat16 there, which a float8 cache goes with; float8 queries are "
               "computed on compute capability 9.0 without RoPE (cpp/instances.txt, family hopper), "
               "and by backend='cpu'");
