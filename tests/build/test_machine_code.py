@@ -35,6 +35,7 @@ compressed
 {after}        /*1f090*/             @!P0 BRA 0x40 ;
 """
 MOVE = "        /*0058*/                   R2UR UR8, R7 ;\n"
+PRODUCT = "        /*0059*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;\n"
 SPILL = "        /*1f088*/             @!UP0 STL.64 [R1+0x8], R2 ;\n"
 NOTE = (
     "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
@@ -70,6 +71,7 @@ def test_products_and_counts() -> None:
         (listing(), "", []),
         (listing(between=MOVE), "", ["1 R2UR inside of products"]),
         (listing(NAME.replace("plain", "standard"), between=MOVE), "", []),
+        (listing(between=MOVE + 8 * PRODUCT), "", []),
         (listing(after=SPILL), "", ["1 STL"]),
         (listing(after=SPILL.replace("STL.64 [R1+0x8], R2", "LDL R2, [R1]")), "", ["1 LDL"]),
         (listing().replace("UTMALDG", "LDGSTS"), "", ["no UTMALDG"]),
