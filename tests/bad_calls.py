@@ -72,7 +72,7 @@ class World:
         steps = [stride // x.itemsize for stride in x.strides]
         last = sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
         count = last + 1 if x.size else 0
-        bits = x.view(f"u{x.itemsize}")  # as_strided does not know float8
+        bits = x.view(np.uint8) if x.itemsize == 1 else x  # as_strided does not know float8
         span = np.lib.stride_tricks.as_strided(bits, (count,), (x.itemsize,)).view(x.dtype)
         sent = self.device.put(span).as_strided(x.shape, steps, 0)
         self._sent.append((x, sent))
