@@ -22,7 +22,7 @@ class Gather {
       : args_(args), shared_(shared), warp_(warp), lane_(lane) {}
 
   FLASHBSR_DEVICE void run() {
-    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+    for_each_tile(shared_, [&](const Tile& tile) {
       if (tile.count > 0) load(tile);
     });
   }

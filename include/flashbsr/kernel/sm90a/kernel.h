@@ -82,7 +82,9 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
     write_rows(args, tile, first_row(group), loop);
     if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.tile_pipeline.release(at);
+    // True of every thread. Without a condition the compiler moves what steers the main loop's
+    // products to vector registers, and spills.
+    if (ptx::thread_index() < Traits::kThreads) shared.tile_pipeline.release(at);
   }
   loop.release_held();
 }

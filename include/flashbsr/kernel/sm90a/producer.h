@@ -37,7 +37,7 @@ class Scheduler {
         tile.count = -1;
       }
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
+      ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
       if (index >= num_items) return;
       int32_t claimed = 0;
       if (lane_ == 0) {
@@ -102,14 +102,13 @@ class Scheduler {
 /// Calls visit(tile) for every item of the block, in all threads of a warp. The tile stays in
 /// shared memory: producers have no registers for it.
 template <class Traits, class Visit>
-FLASHBSR_DEVICE void for_each_tile(const Shared<Traits>& shared, int32_t lane, const Visit& visit) {
+FLASHBSR_DEVICE void for_each_tile(const Shared<Traits>& shared, const Visit& visit) {
   for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
     shared.tile_pipeline.wait_full(at);
     const Tile& tile = shared.tiles[at.stage];
     if (tile.count < 0) return;
     visit(tile);
-    __syncwarp();
-    if (lane == 0) shared.tile_pipeline.release(at);
+    shared.tile_pipeline.release(at);
   }
 }
 
@@ -154,7 +153,7 @@ class TmaLoader {
       : args_(args), shared_(shared), lane_(lane), boxes_(Traits::kKvTile / args.box_tokens) {}
 
   FLASHBSR_DEVICE void run() {
-    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+    for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       Source next = source(tile, tile.count - 1);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
@@ -232,7 +231,7 @@ class Cleaner {
       : shared_(shared), lane_(lane) {}
 
   FLASHBSR_DEVICE void run(const char* memory) {
-    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+    for_each_tile(shared_, [&](const Tile& tile) {
       if (tile.count == 0) return;
       const Unowned<Traits> unowned(tile);
       if (unowned.in_tile(tile.count - 1, tile.count)) {

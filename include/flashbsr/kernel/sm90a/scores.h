@@ -54,7 +54,8 @@ class Scores {
       }
       factor[h] = scale * kLog2e;
       if constexpr (kHasHooks<Variant>) {
-        const RowName name(args_, tile.item, r);
+        // Of a missing row there are no mask bits either.
+        const RowName name(args_, tile.item, min_of(r, tile.item.row_count - 1));
         token_[h] = name.token;
         q_head_[h] = name.q_head;
         scale_[h] = scale;

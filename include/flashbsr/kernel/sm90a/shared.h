@@ -155,7 +155,8 @@ struct Shared {
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
     query_pipeline.init(1, consumers);
-    tile_pipeline.init(1, consumers + kLoaderWarps);
+    // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
+    tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(dirty + 8 * i, 1);
   }

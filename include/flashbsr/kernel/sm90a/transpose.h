@@ -32,7 +32,7 @@ class Transposer {
   }
 
   FLASHBSR_DEVICE void run() {
-    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+    for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         shared_.landing_value_pipeline.wait_full(at_);

@@ -28,7 +28,7 @@ class PairLoader {
         values_(args, shared, lane) {}
 
   FLASHBSR_DEVICE void run() {
-    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+    for_each_tile(shared_, [&](const Tile& tile) {
       auto next = keys_.source(tile, tile.count - 1);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         const auto now = next;
@@ -66,7 +66,7 @@ class Widener {
   }
 
   FLASHBSR_DEVICE void run(char* memory) {
-    for_each_tile(shared_, lane_, [&](const Tile& tile) {
+    for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         if constexpr (Traits::kPreparesKeys) widen_keys(memory);
