@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,7 +137,7 @@ class FakeTorch:
 
 
 def device(driver: Driver, fake: FakeTorch) -> Device:
-    """The fake GPU 0 for the harness."""
+    """The fake GPU 0, of compute capability 9.0, for the harness."""
     get = torch_device.getter(torch)
 
     def drained(x: Any) -> np.ndarray:
@@ -144,4 +145,5 @@ def device(driver: Driver, fake: FakeTorch) -> Device:
         fake.used.clear()
         return get(x)
 
-    return Device("cuda", "cuda", torch_device.putter(torch, "cpu"), drained, torch_device.adapt)
+    adapt = functools.partial(torch_device.adapt, float8_q_dims=torch_device.FLOAT8_Q_DIMS[9, 0])
+    return Device("cuda", "cuda", torch_device.putter(torch, "cpu"), drained, adapt)

@@ -341,9 +341,9 @@ def test_workspace(driver: Driver, fake_torch: FakeTorch) -> None:
     assert (memory != 0xFF).any()
     short = torch.empty(size - 1, dtype=torch.uint8)
     with pytest.raises(errors.CapacityError, match=rf"^workspace.*{size - 1}.*{size} bytes"):
-        world.attention("cuda", short, **CAPACITY)
+        world.attention("fa2", short, **CAPACITY)
     with pytest.raises(errors.CapacityError, match="^workspace"):
-        world.attention("cuda", size - 1, device=0, **CAPACITY)
+        world.attention("fa2", size - 1, device=0, **CAPACITY)
     with pytest.raises(errors.DeviceError, match="^workspace.*host memory"):
         world.attention("cuda", np.empty(size, np.uint8), **CAPACITY)
     attention = world.attention("cuda", torch.empty(64, dtype=torch.uint8), fixed_split_size=16)
