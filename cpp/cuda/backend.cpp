@@ -23,6 +23,8 @@ using api::HostPlan;
 using api::RunOptions;
 
 constexpr int64_t kAlign = 256;  // of sections in device memory
+/// Bits are read as words of 32, and a tile's worth of them behind the last.
+constexpr int64_t kMaskSlack = 64;
 
 /// What a captured run holds on to: later plans must leave it where it is.
 struct Captured {
@@ -70,9 +72,6 @@ class CudaBackend final : public api::Backend {
   int64_t stage_plan(const HostPlan& plan, int64_t mask_at);
   void place_rope(const HostPlan& plan, CUstream stream);
   void place_slopes(const HostPlan& plan, CUstream stream);
-  bool hooks(bool masked) const {
-    return masked || o_.soft_cap > 0 || o_.position != Position::kNone;
-  }
 
   const api::AttentionOptions o_;
   const int device_;
@@ -114,8 +113,10 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .head_dim_vo = o_.head_dim_vo,
                   .q = q,
                   .kv = batch.kv,
-                  .hooks = hooks(batch.masked),
+                  .soft_cap = o_.soft_cap > 0,
+                  .alibi = o_.position == Position::kAlibi,
                   .rotates = o_.position == Position::kRopeLlama,
+                  .masked = batch.masked,
                   .sigmoid = o_.activation == Activation::kSigmoid,
                   .rows = rows,
                   .group = group,
@@ -201,11 +202,11 @@ void CudaBackend::grow(DeviceMemory& memory, int64_t bytes, const char* what) {
 }
 
 /// Writes the parts in use at their offsets into the pinned buffer; the gaps between are never
-/// read. Returns the bytes to copy.
+/// read. Zeros follow the mask. Returns the bytes to copy.
 int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   const PlanHeader& h = plan.plan.header();
   const int64_t plan_bytes = 4 * (static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices);
-  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes : plan_bytes;
+  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : plan_bytes;
   char* out = staging_.next(bytes);
   const auto put = [&](int64_t at, int64_t words) {
     std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
@@ -216,7 +217,10 @@ int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   put(h.off_queue_items, h.num_items);
   put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
   put(h.off_kv_indices, h.num_kv_indices);
-  if (plan.mask_bytes) std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
+  if (plan.mask) {
+    std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
+    std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
+  }
   return bytes;
 }
 
@@ -232,8 +236,6 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   check_captured(plan);
   const PlanHeader& h = plan.plan.header();
   const int64_t mask_at = round_up<int64_t>(4 * static_cast<int64_t>(h.total_size), kAlign);
-  // Bits are read as words of 32, and a tile's worth of them behind the last.
-  constexpr int64_t kMaskSlack = 64;
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
   const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
   const bool fresh = 4 * num_counters > counters_.size();

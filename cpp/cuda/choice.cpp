@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "choice.h"
 
+#include <array>
 #include <iterator>
 #include <string_view>
 
@@ -30,20 +31,34 @@ const char* kv_column(const Need& need) {
   return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
 }
 
+/// RoPE inside attention: of the kernels with hooks, not on padded head dims, on Hopper of 16-bit
+/// K.
+bool can_rotate(const Tile& tile, const Need& need) {
+  const std::string_view family = tile.family;
+  if (family == "hopper") return need.q == need.kv && dtype_size(need.kv) == 2;
+  return family == "prefill";
+}
+
+/// What the table may have for a computation, the best first: "standard" does what others do, in
+/// more registers and instructions.
+std::array<const char*, 2> variants_for(const Need& need) {
+  if (need.sigmoid) return {"sigmoid"};
+  if (!need.hooks()) return {"plain", "standard"};
+  const bool one = need.soft_cap + need.alibi + need.rotates + need.masked == 1;
+  if (one && need.soft_cap) return {"soft_cap", "standard"};
+  if (one && need.alibi) return {"alibi", "standard"};
+  return {"standard"};
+}
+
 const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const std::string_view family = tile.family;
   const bool hopper = family == "hopper";
-  if (need.rotates && family != "prefill") return nullptr;
+  if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (!hopper && need.q == DType::kE4M3) return nullptr;
-  // "standard" does what "plain" does, in more registers.
-  const char* softmax[] = {"plain", "standard"};
-  const char* sigmoid[] = {"sigmoid"};
-  const std::span<const char* const> variants =
-      need.sigmoid ? std::span<const char* const>(sigmoid)
-                   : std::span<const char* const>(softmax).subspan(need.hooks ? 1 : 0);
-  for (const char* variant : variants) {
+  for (const char* variant : variants_for(need)) {
+    if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
                                      .head_dim = need.head_dim_qk,
                                      .head_dim_vo = need.head_dim_vo,
@@ -51,7 +66,10 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
-    if (row && row->shape.smem_bytes <= device.max_smem_per_block) return row;
+    if (!row || row->shape.smem_bytes > device.max_smem_per_block) continue;
+    // Another family may have the head dim itself.
+    if (hopper && need.rotates && row->head_dim != need.head_dim_qk) continue;
+    return row;
   }
   return nullptr;
 }
@@ -70,9 +88,9 @@ KernelQuery nearest_query(const Need& need) {
           .head_dim_vo = need.head_dim_vo,
           .kv = kv_name(need.kv),
           .rows = fa3 ? 192 : 64,
-          .variant = need.sigmoid ? "sigmoid"
-                     : need.hooks ? "standard"
-                                  : "plain"};
+          .variant = need.sigmoid   ? "sigmoid"
+                     : need.hooks() ? "standard"
+                                    : "plain"};
 }
 
 }  // namespace
@@ -92,8 +110,10 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
   if (const KernelRow* row = try_choose_kernel(need, device)) return *row;
   if (need.family == api::Family::kFa3 && need.rotates) {
-    throw Error(ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
-                "backend='auto' or 'fa2'; or rotate q and k with apply_rope first");
+    throw Error(
+        ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
+        "it with 16-bit q and KV and head dims of 64, 128 or 256; backend='auto' or 'fa2'; or "
+        "rotate q and k with apply_rope first");
   }
   return find(nearest_query(need), device.cc);
 }

@@ -18,12 +18,17 @@ struct Need {
   int head_dim_vo = 0;
   DType q = DType::kF16;
   DType kv = DType::kF16;
-  bool hooks = false;    ///< soft-cap, ALiBi, RoPE or a custom mask: more than plain attention
-  bool rotates = false;  ///< RoPE inside attention: the decode family has none
+  bool soft_cap = false;
+  bool alibi = false;
+  bool rotates = false;  ///< RoPE inside attention: not by every kernel
+  bool masked = false;   ///< by a custom mask
   bool sigmoid = false;  ///< instead of softmax
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
   api::Family family = api::Family::kAuto;
+
+  /// More than plain attention.
+  bool hooks() const { return soft_cap || alibi || rotates || masked; }
 };
 
 /// The kernel that choose_kernel would give; null where there is none.
