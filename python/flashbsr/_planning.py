@@ -38,8 +38,6 @@ class Planned:
         self._open = task.backend == "auto" or (is_cuda(task.backend) and task.device is None)
         self._streams: tuple[Adapter, int] | None = None
         self._workspace: Any = None  # keeps the caller's memory alive
-        # Of q, k and out in the last run of this plan, for explain(); None: not run yet.
-        self._ran: tuple[Any, Any, Any] | None = None
         if isinstance(workspace, int):
             if workspace < 0:
                 raise FlashbsrError("workspace", workspace, "a size in bytes, at least 0")
@@ -82,7 +80,6 @@ class Planned:
 
     def _plan_stream(self, stream: Any, **arrays: Array) -> int:
         """Let index arrays on a GPU decide where to compute; the stream to copy the plan on."""
-        self._ran = None
         if self._open:
             for name, x in arrays.items():
                 if device_of(x, name) is not None:
@@ -316,6 +313,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "device": -1 if task.device is None else task.device,
         "q_dtype": task.q_dtype or "",
         "kv_dtype": task.kv_dtype or "",
+        "o_dtype": task.o_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
     }
 
