@@ -24,6 +24,8 @@ struct Need {
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
   api::Family family = api::Family::kAuto;
+
+  bool operator==(const Need&) const = default;
 };
 
 /// The kernel that choose_kernel would give; null where there is none.

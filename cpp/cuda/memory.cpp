@@ -92,10 +92,11 @@ void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
 }
 
 void UseOrder::before(CUstream stream) {
-  if (!used_) return;
-  unsigned long long id = 0;
-  check(api().stream_get_id(stream, &id), "cuStreamGetId");
-  if (id == last_id_) return;
+  // A handle may come back as another stream, but not that of a default stream.
+  next_id_ = last_id_;
+  if (used_ && stream == last_ && is_default(stream)) return;
+  check(api().stream_get_id(stream, &next_id_), "cuStreamGetId");
+  if (!used_ || next_id_ == last_id_) return;
   if (!recorded_) check(api().event_record(event_.get(), last_), "cuEventRecord");
   recorded_ = true;
   check(api().stream_wait_event(stream, event_.get(), 0), "cuStreamWaitEvent");
@@ -105,7 +106,7 @@ void UseOrder::before(CUstream stream) {
 /// (programmatic dependent launch). A default stream can take the event later, when somebody waits;
 /// any other stream may be gone by then.
 void UseOrder::after(CUstream stream) {
-  check(api().stream_get_id(stream, &last_id_), "cuStreamGetId");
+  last_id_ = next_id_;
   last_ = stream;
   used_ = true;
   recorded_ = !is_default(stream);
