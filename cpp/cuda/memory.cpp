@@ -86,8 +86,9 @@ char* Staging::next(int64_t bytes) {
 
 void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
   Half& half = halves_[turn_];
-  check(api().memcpy_htod_async(to, half.memory, static_cast<size_t>(bytes), stream),
-        bytes_on("cuMemcpyHtoDAsync", bytes, half.device));
+  const CUresult copied =
+      api().memcpy_htod_async(to, half.memory, static_cast<size_t>(bytes), stream);
+  if (copied != CUDA_SUCCESS) check(copied, bytes_on("cuMemcpyHtoDAsync", bytes, half.device));
   check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
 }
 

@@ -166,7 +166,7 @@ class Attention(Planned):
             if device is not None:
                 how |= wait_for(adapter, *kv)
         else:
-            kv_adapter = adapter_for(kv, "kv")
+            kv_adapter = adapter if type(kv) is type(q) else adapter_for(kv, "kv")
             k, v = kv_adapter.export(kv, False, "kv"), None
             if kv_adapter is not adapter and device is not None:
                 how |= wait_for(adapter, kv)
@@ -177,7 +177,7 @@ class Attention(Planned):
             o_dtype = task.o_dtype or output_dtype(float_dtype(q, "q", Q_DTYPES))
             result = adapter.empty(q, (*_rows(q), task.num_qo_heads, self._head_dim_vo), o_dtype)
         else:
-            out_adapter = adapter_for(out, "out")
+            out_adapter = adapter if type(out) is type(q) else adapter_for(out, "out")
         lse_export = None
         if return_lse:
             if lse is None:
