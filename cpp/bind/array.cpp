@@ -105,8 +105,8 @@ bool use_exchange_api(nb::handle type, nb::handle capsule) {
   if (!pointer) nb::raise_python_error();
   const auto* header = static_cast<const ExchangeHeader*>(pointer);
   while (header && header->major != 1) header = header->previous;
-  if (!header) return false;
   const auto* functions = reinterpret_cast<const ExchangeApi*>(header);
+  if (!functions || !functions->describe) return false;
   // Never freed: the type and its functions live as long as the process.
   exchange = new Exchange{nb::borrow(type).release().ptr(), functions->describe, exchange.load()};
   return true;

@@ -23,7 +23,7 @@ enum class Memory { kHost, kAny };
 
 /// Objects of `type`, and of its subclasses, are described by the functions of this capsule from
 /// now on: DLPack's C exchange API, `type.__dlpack_c_exchange_api__` (DLPack 1.3). False, and
-/// nothing happens, where its major version is another than 1.
+/// nothing happens, where its major version is another than 1 or it does not describe arrays.
 bool use_exchange_api(nb::handle type, nb::handle capsule);
 
 /// Keeps the imported array alive as long as its view is used; one that the exchange API describes
