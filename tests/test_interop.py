@@ -293,16 +293,39 @@ def test_torch_inference_mode() -> None:
     assert flashbsr.single_prefill_with_kv_cache(x, x, x).equal(x)
 
 
+def fake_tensor() -> torch.Tensor:
+    """What torch.compile traces with: a shape on a device, and a null pointer."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3, 2, 8)
+
+
 @pytest.mark.parametrize(
     ("tensor", "error"),
     [
         (lambda: torch.ones(3, 2, 8, device="meta"), flashbsr.errors.DeviceError),
+        (fake_tensor, flashbsr.errors.DeviceError),
         (lambda: torch._neg_view(torch.ones(3, 2, 8)), flashbsr.errors.DTypeError),
+        (
+            lambda: torch.ones(3, 2, 8, dtype=torch.complex64).conj().imag,
+            flashbsr.errors.DTypeError,
+        ),
+        (lambda: torch.ones(3, 2, 8).to_mkldnn(), flashbsr.errors.DTypeError),
         (lambda: torch.ones(3, 2, 8).to_sparse(), flashbsr.errors.DTypeError),
         (lambda: torch.ones(3, 2, 8, dtype=torch.complex64), flashbsr.errors.DTypeError),
         (lambda: torch.ones(3, 2, 8, dtype=torch.float64), flashbsr.errors.DTypeError),
     ],
-    ids=["meta", "negative bit", "sparse", "complex", "float64"],
+    ids=[
+        "meta",
+        "fake",
+        "negative bit",
+        "negative imag",
+        "opaque",
+        "sparse",
+        "complex",
+        "float64",
+    ],
 )
 def test_torch_tensors_without_usable_memory(
     tensor: Callable[[], torch.Tensor], error: type

@@ -118,10 +118,10 @@ Import::Import(nb::handle object, const char* name, bool writable, Memory memory
     nb::dlpack::dltensor tensor;
     if (by->describe(object.ptr(), &tensor) != 0) {
       const nb::python_error error;
-      throw Error(
-          ErrorCode::kDType, name,
-          "one that DLPack cannot describe (" + nb::cast<std::string>(nb::str(error.value())) + ")",
-          "a strided array of numbers");
+      const std::string text = nb::cast<std::string>(nb::str(error.value()));
+      throw Error(ErrorCode::kDType, name,
+                  "one that DLPack cannot describe (" + text.substr(0, text.find('\n')) + ")",
+                  "a strided array of numbers");
     }
     take(tensor, std::nullopt, memory);
     return;
@@ -170,6 +170,10 @@ void Import::take(const nb::dlpack::dltensor& t, std::optional<Element> named, M
   for (int i = 0; i < t.ndim; ++i) {
     array_.shape[i] = t.shape[i];
     array_.stride[i] = t.strides[i];
+  }
+  if (!t.data && array_.size() > 0) {  // PyTorch's fake tensors, while it traces
+    throw Error(ErrorCode::kDevice, array_.name, "an array without memory",
+                "an array in host memory or on a CUDA device");
   }
   array_.data = static_cast<char*>(t.data) + t.byte_offset;
 }
