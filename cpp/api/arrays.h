@@ -22,18 +22,19 @@ struct MaskArrays {
 /// A scale: one number, or an array with one per head.
 struct Scale {
   float number = 1.0f;
-  std::optional<Array> per_head;
+  const Array* per_head = nullptr;
 };
 
+/// Null: not given.
 struct RunArrays {
-  Array q;
-  Array k;  ///< or the stacked cache
-  std::optional<Array> v;
-  Array out;
-  std::optional<Array> lse;
+  const Array& q;
+  const Array& k;  ///< or the stacked cache
+  const Array* v = nullptr;
+  const Array& out;
+  const Array* lse = nullptr;
   Scale q_scale, k_scale, v_scale;
-  std::optional<Array> sinks;
-  std::optional<Array> alibi_slopes;
+  const Array* sinks = nullptr;
+  const Array* alibi_slopes = nullptr;
 };
 
 /// Places the mask's bits behind each other, request by request, and notes where in the layout.

@@ -24,7 +24,7 @@ api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& 
     return scale;
   }
   keep.emplace(object, name, false, Memory::kAny);
-  scale.per_head = keep->array();
+  scale.per_head = &keep->array();
   return scale;
 }
 
@@ -76,14 +76,14 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
   std::optional<Import> keep[3];
   const api::RunArrays arrays{.q = q_in.array(),
                               .k = k_in.array(),
-                              .v = v_in.copy(),
+                              .v = v_in.get(),
                               .out = out_in.array(),
-                              .lse = lse_in.copy(),
+                              .lse = lse_in.get(),
                               .q_scale = scale_of(q_scale, "q_scale", keep[0]),
                               .k_scale = scale_of(k_scale, "k_scale", keep[1]),
                               .v_scale = scale_of(v_scale, "v_scale", keep[2]),
-                              .sinks = sinks_in.copy(),
-                              .alibi_slopes = slopes_in.copy()};
+                              .sinks = sinks_in.get(),
+                              .alibi_slopes = slopes_in.get()};
   const api::RunOptions options{.stream = stream_of(stream),
                                 .overlap = how & kOverlapKv         ? Overlap::kKv
                                            : how & kOverlapPrologue ? Overlap::kPrologue
@@ -113,6 +113,15 @@ nb::dict run_stats(api::Attention& self) {
   stats["isa"] = cpu::chosen_table().isa;
   stats["threads"] = last.threads;
   return stats;
+}
+
+/// Names of the types of q, KV and out; empty: the plan has not run.
+nb::list run_dtypes(api::Attention& self) {
+  nb::list names;
+  if (const auto types = self.run_types()) {
+    for (const DType type : {types->q, types->kv, types->out}) names.append(dtype_name(type));
+  }
+  return names;
 }
 
 /// The CUDA ordinal; None: the CPU.
@@ -186,10 +195,11 @@ api::AttentionOptions options_from(const nb::dict& d) {
   }
   o.device = integer("device");
   o.fast_fp8 = boolean("fast_fp8");
-  const std::string q = text("q_dtype"), kv = text("kv_dtype");
+  const std::string q = text("q_dtype"), kv = text("kv_dtype"), out = text("o_dtype");
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
     if (q == dtype_name(type)) o.q_dtype = type;
     if (kv == dtype_name(type)) o.kv_dtype = type;
+    if (out == dtype_name(type)) o.o_dtype = type;
   }
   return o;
 }
@@ -237,7 +247,8 @@ void bind_engine(nb::module_& m) {
       .def("bandwidth", &api::Attention::bandwidth)
       .def("workspace_size", &api::Attention::workspace_size)
       .def("plan_buffer", &plan_buffer)
-      .def("run_stats", &run_stats);
+      .def("run_stats", &run_stats)
+      .def("run_dtypes", &run_dtypes);
 }
 
 }  // namespace flashbsr::bind

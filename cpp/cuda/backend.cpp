@@ -78,6 +78,8 @@ class CudaBackend final : public api::Backend {
   const DeviceInfo& info_;
   double bandwidth_ = 0;
 
+  Need need_;  ///< of the last plan
+  const KernelRow* chosen_ = nullptr;
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
   PlanHeader header_{};
@@ -95,6 +97,7 @@ class CudaBackend final : public api::Backend {
   Staging staging_;
   UseOrder order_;
   std::optional<Captured> captured_;
+  HopperMaps maps_;
 };
 
 DeviceLimits CudaBackend::limits(const Batch& batch) {
@@ -121,8 +124,13 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .rows = rows,
                   .group = group,
                   .family = o_.family};
-  if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
-  const KernelRow& row = choose_kernel(need, info_);
+  // Steps of a serving loop need the same; the table of 100 rows is gone through once.
+  if (!(need == need_)) {
+    if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
+    chosen_ = &choose_kernel(need, info_);
+    need_ = need;
+  }
+  const KernelRow& row = *chosen_;
   check_kernel(row);
   prepare(row, device_);
   kernel_ = &row;
@@ -339,7 +347,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
                      .grid_x = header_.num_workers,
                      .overlap = args.overlap != Overlap::kNone};
   if (is_hopper(*kernel_)) {
-    launch(*kernel_, where, hopper_args(args, *kernel_, header_));
+    launch(*kernel_, where, hopper_args(args, *kernel_, header_, maps_));
   } else {
     launch(*kernel_, where, args);
   }

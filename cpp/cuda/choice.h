@@ -29,6 +29,7 @@ struct Need {
 
   /// More than plain attention.
   bool hooks() const { return soft_cap || alibi || rotates || masked; }
+  bool operator==(const Need&) const = default;
 };
 
 /// The kernel that choose_kernel would give; null where there is none.
