@@ -37,10 +37,10 @@ FLASHBSR_DEVICE float max(float a, float b) {
   return r;
 }
 
-/// The smaller; NaN beats a number (min.NaN.f32, sm_80 and later).
-FLASHBSR_DEVICE float min_or_nan(float a, float b) {
+/// The larger; NaN beats a number (max.NaN.f32, sm_80 and later).
+FLASHBSR_DEVICE float max_or_nan(float a, float b) {
   float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
 
