@@ -118,27 +118,10 @@ struct FragmentMath {
   }
   FLASHBSR_DEVICE static Float exp(const Float& x) { return x.each(&ThreadMath::exp); }
   FLASHBSR_DEVICE static Float tanh(const Float& x) { return x.each(&ThreadMath::tanh); }
-  /// 1 / (1 + 2^y), by one reciprocal for two as long as their product is finite: reciprocals are
-  /// the slowest of its instructions. What is NaN, such as a slot that nobody owns, stays alone.
+  /// 1 / (1 + 2^y). One reciprocal for two would need a look at the largest, for products that are
+  /// not finite: slower (docs/kernels/sm90a.md).
   FLASHBSR_DEVICE static Float sigmoid(const Float& x) {
-    const Float y = (x * -kLog2e).each([](float z) { return z; });
-    float largest = y.x[0];
-#pragma unroll
-    for (int i = 1; i < 2 * kGroups; ++i) largest = ptx::max_or_nan(largest, y.x[i]);
-    Float r;
-    if (largest < 63.0f) {
-#pragma unroll
-      for (int i = 0; i < 2 * kGroups; i += 2) {
-        const float a = 1.0f + ptx::exp2(y.x[i]), b = 1.0f + ptx::exp2(y.x[i + 1]);
-        const float inverse = ptx::reciprocal(a * b);
-        r.x[i] = b * inverse;
-        r.x[i + 1] = a * inverse;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = ptx::reciprocal(1.0f + ptx::exp2(y.x[i]));
-    }
-    return r;
+    return (x * -kLog2e).each([](float y) { return ptx::reciprocal(1.0f + ptx::exp2(y)); });
   }
 
   /// Reads up to 8 kGroups bits from `first` on, and up to 31 around them: the memory of masks has
