@@ -107,13 +107,13 @@ class Rotator {
   static constexpr int kQueryColumnBytes = Traits::kRows * 128;
   static_assert(Traits::kKvTile % 16 == 0);  // the loop toggles the swizzle an even number of times
 
-  /// Both halves of a tile, or this warp's. The same operations whoever does it, and at whichever
-  /// tile it begins: bits must not depend on where pages lie.
+  /// Both halves of a tile, or this warp's. The same operations whoever does it: bits must not
+  /// depend on where pages lie.
   FLASHBSR_DEVICE void rotate_keys(const Tile& tile, int32_t j) {
     const KvPlace at = KvPlace::after(tiles_);
     if (gathers()) rotate_half(tile, j, 0, at);
     rotate_half(tile, j, gathers() ? 1 : half(), at);
-    announce(shared_.key_pipeline.full(at.stage));
+    announce(shared_.key_pipeline.full(at.stage), gathers());
   }
 
   FLASHBSR_DEVICE void rotate_half(const Tile& tile, int32_t j, int32_t half, const KvPlace& at) {
@@ -171,14 +171,21 @@ class Rotator {
   }
 
   FLASHBSR_DEVICE void rotate_queries(const Tile& tile) {
-    const RopeTables& tables = args_.base.params.rope;
-    const Place place(lane());
     const auto query = Shared<Traits>::QueryPipeline::Place::after(items_++);
-    uint32_t column = shared_.queries + query.stage * Traits::kQueryBytes;
+    const uint32_t rows = shared_.queries + query.stage * Traits::kQueryBytes;
     ptx::mbarrier_wait<kArch>(shared_.raw_queries + 8 * query.stage, query.parity);
+    if (gathers()) rotate_query_half(tile, 0, rows);
+    rotate_query_half(tile, gathers() ? 1 : half(), rows);
+    announce(shared_.query_pipeline.full(query.stage), false);
+  }
+
+  FLASHBSR_DEVICE void rotate_query_half(const Tile& tile, int32_t half, uint32_t column) {
+    const RopeTables& tables = args_.base.params.rope;
     const FastDiv& group = args_.base.group;
     const int32_t heads = static_cast<int32_t>(group.divisor);
-    const int32_t first = half() * (Traits::kRows / 2) + place.row, end = query_end(tile);
+    const Place place(lane());
+    const int32_t first = half * (Traits::kRows / 2) + place.row;
+    const int32_t end = min_of((half + 1) * (Traits::kRows / 2), tile.item.row_count);
     const int32_t offset = tile.request.kv_len - tile.request.q_len;
 #pragma unroll 1
     for (int pass = 0; pass < Place::kPasses; ++pass, column += kQueryColumnBytes) {
@@ -199,12 +206,6 @@ class Rotator {
         for (head += kStep; head >= heads; head -= heads) angles.advance(step);
       }
     }
-    announce(shared_.query_pipeline.full(query.stage));
-  }
-  /// Behind the last of this warp's rows of Q.
-  FLASHBSR_DEVICE int32_t query_end(const Tile& tile) const {
-    const int32_t end = (half() + 1) * (Traits::kRows / 2);
-    return min_of(gathers() ? Traits::kRows : end, tile.item.row_count);
   }
 
   FLASHBSR_DEVICE bool gathers() const { return args_.path == KvPath::kGather; }
@@ -213,10 +214,10 @@ class Rotator {
     return gathers() ? 0 : __shfl_sync(0xffffffffu, ptx::thread_index() / 32 - 1, 0);
   }
   FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
-  FLASHBSR_DEVICE static void announce(uint32_t full) {
+  FLASHBSR_DEVICE static void announce(uint32_t full, bool by_all) {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(full);
+    if (by_all || lane() == 0) ptx::mbarrier_arrive(full);
   }
 
   const HopperArgs& args_;

@@ -154,7 +154,10 @@ struct Shared {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
     const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
-    key_pipeline.init(Traits::kPreparesKeys || rotates ? preparers : loaders, consumers);
+    // Where cp.async writes what others rotate, every thread of theirs arrives, so that race
+    // detectors see who is done.
+    const int rotators = gather ? 32 * preparers : preparers;
+    key_pipeline.init(rotates ? rotators : Traits::kPreparesKeys ? preparers : loaders, consumers);
     value_pipeline.init(Traits::kPreparesValues ? preparers : loaders, consumers);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
