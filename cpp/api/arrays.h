@@ -25,6 +25,12 @@ struct Scale {
   std::optional<Array> per_head;
 };
 
+/// The value of an ExtraOption.
+struct ExtraValue {
+  uint32_t bits = 0;  ///< of a float or an int32_t
+  std::optional<Array> array;
+};
+
 struct RunArrays {
   Array q;
   Array k;  ///< or the stacked cache
@@ -34,6 +40,7 @@ struct RunArrays {
   Scale q_scale, k_scale, v_scale;
   std::optional<Array> sinks;
   std::optional<Array> alibi_slopes;
+  std::vector<ExtraValue> extras;  ///< as many as AttentionOptions::extras
 };
 
 /// Places the mask's bits behind each other, request by request, and notes where in the layout.

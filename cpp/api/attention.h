@@ -32,6 +32,9 @@ class Attention {
   void plan_bsr(const Array& indptr, const Array& indices, int64_t m, int64_t n, int64_t r,
                 int64_t c, const MaskArrays& mask, void* stream);
 
+  bool has_provider() const { return options_.provider != nullptr; }
+  const std::vector<ExtraOption>& extras() const { return options_.extras; }
+
   void run(const RunArrays& arrays, const RunOptions& options);
 
   /// Memory for partial states of the caller's; null goes back to owned memory.

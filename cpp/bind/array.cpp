@@ -59,6 +59,13 @@ nb::dlpack::dtype dlpack_type(const std::string& dtype_name) {
   throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
 }
 
+Element element_named(const std::string& dtype_name) {
+  for (const TypeRow& r : kTypes) {
+    if (dtype_name == api::element_name(r.element)) return r.element;
+  }
+  throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
+}
+
 Import::Import(nb::handle object, const char* name, bool writable, Memory memory) {
   array_.name = name;
   nb::object source = nb::borrow(object);

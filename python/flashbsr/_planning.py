@@ -317,6 +317,9 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "q_dtype": task.q_dtype or "",
         "kv_dtype": task.kv_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
+        "custom_variant": False,
+        "extras": (),
+        "provider": None,
     }
 
 

@@ -209,6 +209,7 @@ class Attention(Planned):
             _scale(v_scale, "v_scale", task.num_kv_heads),
             None if sinks is None else _export(sinks, "sinks"),
             None if alibi_slopes is None else _export(alibi_slopes, "alibi_slopes"),
+            (),
             handle,
             how,
         )

@@ -4,6 +4,7 @@
 // Everything a run needs besides the plan: the only contract between host and kernels.
 #pragma once
 
+#include <flashbsr/core/extras.h>
 #include <flashbsr/core/plan.h>
 #include <flashbsr/core/view.h>
 
@@ -44,6 +45,7 @@ struct Params {
   bool fast_fp8 = false;                 ///< fewer promotions of float8 sums
   float lse_unit = 0.6931471805599453f;  ///< ln 2 for natural LSE, 1 for base 2
   RopeTables rope;
+  Extras extras;  ///< of a user's variant
 
   float* partial_out = nullptr;  ///< [slots, tile_rows, D_vo]
   float* partial_lse = nullptr;  ///< [slots, tile_rows], base 2
