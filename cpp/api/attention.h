@@ -73,6 +73,7 @@ class Attention {
   bool masked_ = false;
   DType q_dtype_;
   DType kv_dtype_;
+  bool types_seen_ = false;  ///< a run brought them
 
   Planner planner_;
   DeviceLimits limits_;

@@ -42,6 +42,11 @@ class PythonProvider final : public api::KernelProvider {
     provider_.reset();
   }
 
+  std::string name() override {
+    const nb::gil_scoped_acquire locked;
+    return nb::cast<std::string>(provider_.attr("name"));
+  }
+
   std::string cpu_library(const std::string& isa) override {
     const nb::gil_scoped_acquire locked;
     return nb::cast<std::string>(provider_.attr("cpu_library")(isa));
@@ -50,8 +55,8 @@ class PythonProvider final : public api::KernelProvider {
   std::string cuda_kernel(const api::KernelWish& wish) override {
     const nb::gil_scoped_acquire locked;
     const nb::bytes code = nb::cast<nb::bytes>(provider_.attr("cuda_kernel")(
-        wish.name, wish.family, wish.arch, wish.head_dim, wish.head_dim_vo, dtype_name(wish.q),
-        dtype_name(wish.kv), wish.rows));
+        wish.name, wish.family, wish.arch, wish.target, wish.head_dim, wish.head_dim_vo,
+        dtype_name(wish.q), dtype_name(wish.kv), wish.rows, wish.variant));
     return {code.c_str(), code.size()};
   }
 

@@ -49,6 +49,7 @@ class CudaBackend final : public api::Backend {
         staging_(device),
         order_(device) {
     bandwidth_ = memory_bandwidth(device);
+    if (o_.custom_variant) variant_ = o_.provider->name();
   }
 
   api::Place place() const override { return {.cuda = true, .device = device_}; }
@@ -78,6 +79,7 @@ class CudaBackend final : public api::Backend {
   const int device_;
   const DeviceInfo& info_;
   double bandwidth_ = 0;
+  std::string variant_;  ///< name of the caller's own
 
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
@@ -119,11 +121,14 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .sigmoid = o_.activation == Activation::kSigmoid,
                   .rows = rows,
                   .group = group,
-                  .family = o_.family};
+                  .family = o_.family,
+                  .variant = o_.custom_variant ? &variant_ : nullptr,
+                  .provider = o_.provider};
   if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
   const KernelRow& row = choose_kernel(need, info_);
   check_kernel(row);
-  prepare(row, device_);
+  // Compiling takes a second: not for types that the first run may correct.
+  if (!row.jit || !batch.guessed) prepare(row, device_);
   kernel_ = &row;
   q_ = q;
   kv_ = batch.kv;
