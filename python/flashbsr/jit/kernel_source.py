@@ -40,8 +40,8 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
     templates : Path
         Folder of the templates.
     text, struct : str
-        C++ of a user's variant and the qualified name of its struct, where ``wish.variant`` is
-        ``"custom"``.
+        C++ of a user's variant, which includes ``variant/custom.h``, and the qualified name of its
+        struct, where ``wish.variant`` is ``"custom"``.
 
     Returns
     -------
@@ -51,10 +51,10 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
     paths = [templates / f"{name}.cu.in" for name in names]
     template = next((path for path in paths if path.is_file()), paths[-1]).read_text()
     if wish.variant == "custom":
-        variant = struct
         if wish.family == "hopper":
             text += "\n#include <flashbsr/kernel/sm90a/per_logit.h>\n"
-            variant = f"flashbsr::sm90a::PerLogit<{struct}>"
+            struct = f"flashbsr::sm90a::PerLogit<{struct}>"
+        variant = f"flashbsr::Custom<{struct}>"
     else:
         variant = f"flashbsr::{_BUILT_IN[wish.variant]}"
     values = {
