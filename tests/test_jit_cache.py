@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from flashbsr import FlashbsrError
 from flashbsr.jit import cache
 

@@ -65,7 +65,8 @@ struct AttentionOptions {
 
   /// A variant of the user's, compiled by the provider. `activation` says whether it has a softmax.
   bool custom_variant = false;
-  std::vector<ExtraOption> extras;           ///< that it declares, numbers and arrays in turn
+  bool rewrites_rows = false;       ///< it has hooks of whole rows: no products of 16-bit numbers
+  std::vector<ExtraOption> extras;  ///< that it declares, numbers and arrays in turn
   std::shared_ptr<KernelProvider> provider;  ///< null: what the build has is all there is
 };
 

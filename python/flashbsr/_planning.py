@@ -318,6 +318,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "kv_dtype": task.kv_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": False,
+        "rewrites_rows": False,
         "extras": (),
         "provider": None,
     }
