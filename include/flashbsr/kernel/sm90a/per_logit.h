@@ -22,8 +22,7 @@ FLASHBSR_DEVICE RowBits<kGroups> operator&(const RowBits<kGroups>& a, const RowB
 
 template <class V>
 struct PerLogit : V {
-  FLASHBSR_DEVICE explicit PerLogit(const Params& p)
-      : V(flashbsr::detail::make_variant<V>(p)) {}
+  FLASHBSR_DEVICE explicit PerLogit(const Params& p) : V(flashbsr::detail::make_variant<V>(p)) {}
 
   template <class M>
   FLASHBSR_DEVICE typename M::Float logits_transform(const typename M::Float& x,
