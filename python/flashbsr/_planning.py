@@ -12,6 +12,7 @@ from ._launch import always
 from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
 from .errors import DTypeError, FlashbsrError, UnsupportedError
+from .jit.provider import Provider
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo, is_cuda
 
@@ -32,6 +33,9 @@ class Planned:
         if spec.pos_encoding_mode == "ROPE_LLAMA" and task.head_dim_qk % 2:
             raise FlashbsrError("head_dim_qk", task.head_dim_qk, "an even number for ROPE_LLAMA")
         self._head_dim_vo = task.head_dim_vo or task.head_dim_qk
+        variant = spec.variant
+        self._extras = () if variant is None else variant.extras
+        self._captured = {} if variant is None else {name: c.array for name, c in variant.captured}
         self._engine = _core.Engine(_options(spec, task))
         self._how = always(task.check)
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
@@ -287,6 +291,8 @@ class Planned:
 
 def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
     """Spell out the options for ``_core.Engine``."""
+    variant = spec.variant
+    no_softmax = variant is not None and not variant.use_softmax
     return {
         "num_qo_heads": task.num_qo_heads,
         "num_kv_heads": task.num_kv_heads,
@@ -302,7 +308,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "rope_scale": spec.rope_scale,
         "rope_theta": spec.rope_theta,
         "rope_llama31": spec.rope_llama31,
-        "activation": spec.activation,
+        "activation": "sigmoid" if no_softmax else spec.activation,
         "sigmoid_bias": spec.sigmoid_bias,
         "lse_base": task.lse_base,
         "fixed_split_size": task.fixed_split_size or 0,
@@ -317,10 +323,11 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "q_dtype": task.q_dtype or "",
         "kv_dtype": task.kv_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
-        "custom_variant": False,
-        "rewrites_rows": False,
-        "extras": (),
-        "provider": None,
+        "custom_variant": variant is not None,
+        "rewrites_rows": variant is not None and variant.rewrites_rows,
+        "extras": tuple((e.name, e.dtype, e.rank) for e in variant.extras) if variant else (),
+        # The CPU has every kernel of the built-in variants.
+        "provider": Provider(variant) if variant or not _core.cuda_problem() else None,
     }
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import _core
 from .dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+from .variant import Variant
 
 __all__ = ["AttentionSpec", "TaskInfo"]
 
@@ -63,6 +65,9 @@ class AttentionSpec:
         arXiv:2409.04431, eq. 3). It has no LSE.
     sigmoid_bias : float
         Added to every logit; sigmoid only.
+    variant : Variant, optional
+        What `from_source` or `from_functions` made. It takes the place of soft-cap, ALiBi and
+        activation; masks, windows, RoPE and sinks go with it.
 
     Raises
     ------
@@ -89,6 +94,64 @@ class AttentionSpec:
     rope_llama31: tuple[float, float, float] | None = None
     activation: str = "softmax"
     sigmoid_bias: float = 0.0
+    variant: Variant | None = None
+
+    @classmethod
+    def from_source(
+        cls,
+        text: str,
+        *,
+        name: str | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> AttentionSpec:
+        """Make a spec whose variant is written in C++.
+
+        Parameters
+        ----------
+        text : str
+            A struct that derives from ``flashbsr::VariantBase``, with any of the members that
+            ``docs/variants.md`` lists. It is compiled when it is first run, for the device at hand.
+        name : str, optional
+            Of the struct, where the text has several.
+        extras : mapping, optional
+            Numbers and arrays that ``Attention.run`` is given by keyword and that are members of
+            the struct: ``{"bias": "float32", "table": ("float32", 2)}``, a data type, or data
+            type and rank. Numbers are float32 or int32; arrays those, float16, bfloat16, int64
+            (read as int32), uint8 or bool, of up to 4 dimensions and with any strides.
+        **fields
+            Of `AttentionSpec`.
+
+        Raises
+        ------
+        FlashbsrError, DTypeError, UnsupportedError
+            No struct in the text; extras that cannot be declared.
+
+        Examples
+        --------
+        Sigmoid attention (Ramapuram et al., arXiv:2409.04431; figure 5 of the FlashInfer paper):
+
+        >>> spec = AttentionSpec.from_source('''
+        ... struct FlashSigmoid : flashbsr::VariantBase {
+        ...   static constexpr bool use_softmax = false;
+        ...   template <class M> auto activation(typename M::Float x) const {
+        ...     return M::sigmoid(x + bias);
+        ...   }
+        ... };
+        ... ''', extras={"bias": "float32"})
+        >>> spec.variant.use_softmax
+        False
+        """
+        return cls(variant=Variant.parse(text, name, extras or {}), **fields)
+
+    @property
+    def source(self) -> str:
+        """C++ of the variant as it is compiled, text and extras. `FlashbsrError` without one."""
+        if self.variant is None:
+            raise FlashbsrError("variant", None, "a variant; built-in ones are in include/flashbsr")
+        from .jit.source import variant_source
+
+        return variant_source(self.variant)
 
     def __post_init__(self) -> None:
         _set(self, "causal", bool(self.causal))
@@ -116,6 +179,8 @@ class AttentionSpec:
         _set(self, "sigmoid_bias", check_float("sigmoid_bias", self.sigmoid_bias))
         if self.sigmoid_bias and self.activation != "sigmoid":
             raise FlashbsrError("sigmoid_bias", self.sigmoid_bias, "0 unless activation='sigmoid'")
+        if self.variant is not None:
+            check_variant(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +376,21 @@ def check_name(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         quoted = [repr(a) for a in allowed]
         raise FlashbsrError(name, repr(value), f"{', '.join(quoted[:-1])} or {quoted[-1]}")
+
+
+def check_variant(spec: AttentionSpec) -> None:
+    """Raise for fields that a variant replaces."""
+    if not isinstance(spec.variant, Variant):
+        raise DTypeError("variant", type(spec.variant).__name__, "what from_source() makes")
+    for name, on in (
+        ("logits_soft_cap", spec.logits_soft_cap is not None),
+        ("pos_encoding_mode", spec.pos_encoding_mode == "ALIBI"),
+        ("activation", spec.activation != "softmax"),
+    ):
+        if on:
+            raise FlashbsrError(
+                name, repr(getattr(spec, name)), "the default: write it into the variant"
+            )
 
 
 def check_llama31(value: Any) -> tuple[float, float, float]:
