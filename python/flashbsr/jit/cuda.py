@@ -9,12 +9,28 @@ import hashlib
 import re
 from pathlib import Path
 
+from ..errors import UnsupportedError
+from ..variant import Variant
 from . import cache
 from .kernel_source import Wish, kernel_source
 from .notice import compiling
 from .nvrtc import nvrtc
 
-__all__ = ["cuda_kernel", "machine_code"]
+__all__ = ["check_hooks", "cuda_kernel", "machine_code"]
+
+_LOGIT_HOOKS = frozenset(("logits_transform", "logits_mask", "activation"))
+
+
+def check_hooks(variant: Variant) -> None:
+    """Raise `UnsupportedError` for hooks that CUDA kernels do not have: those of whole rows."""
+    others = sorted(variant.hooks - _LOGIT_HOOKS)
+    if others:
+        raise UnsupportedError(
+            "variant",
+            f"{variant.name} with {', '.join(others)} on a GPU",
+            "hooks of logits there; backend='cpu' has them all, and pos_encoding_mode rotates q and "
+            "k inside attention",
+        )
 
 
 def cuda_kernel(wish: Wish, text: str = "", struct: str = "") -> bytes:
