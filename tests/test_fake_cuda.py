@@ -46,7 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["test_float8_q.py"], "without_kernels or families"),
     ],
     ids=[
-        "host path", "tensor maps", "every kernel", "jit", "jit, other GPU", "cases",
+        "host path",
+        "tensor maps",
+        "every kernel",
+        "jit",
+        "jit, other GPU",
+        "cases",
         "float8 queries",
     ],
 )

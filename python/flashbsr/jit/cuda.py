@@ -28,8 +28,8 @@ def check_hooks(variant: Variant) -> None:
         raise UnsupportedError(
             "variant",
             f"{variant.name} with {', '.join(others)} on a GPU",
-            "hooks of logits there; backend='cpu' has them all, and pos_encoding_mode rotates q and "
-            "k inside attention",
+            "hooks of logits there; backend='cpu' has them all, and pos_encoding_mode='ROPE_LLAMA' "
+            "rotates q and k on both",
         )
 
 
@@ -82,7 +82,7 @@ def machine_code(wish: Wish, text: str, struct: str, cuda_major: int) -> bytes:
     return cache.get_or_build(key, ".cubin", build, label=label).read_bytes()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def headers_digest(include: Path) -> str:
     """SHA-256 of all headers under a folder, by name and content: 2 ms, once per process."""
     digest = hashlib.sha256()

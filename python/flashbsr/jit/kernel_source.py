@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a CUDA kernel: a template of ``cpp/kernels``, the same as ahead of time, filled in."""
+"""The source of a CUDA kernel: a template of ``cpp/kernels``, as ahead of time, filled in."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 __all__ = ["Wish", "kernel_source"]
 
-_TYPES = {"float16": "kF16", "bfloat16": "kBF16", "float8_e4m3fn": "kE4M3", "float8_e5m2": "kE5M2"}
-_BUILT_IN = {"plain": "Plain", "standard": "Standard", "sigmoid": "Sigmoid"}
+# As in cmake/instances.cmake; a test compares them.
+TYPES = {"float16": "kF16", "bfloat16": "kBF16", "float8_e4m3fn": "kE4M3", "float8_e5m2": "kE5M2"}
+VARIANTS = {"plain": "Plain", "standard": "Standard", "sigmoid": "Sigmoid"}
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
             struct = f"flashbsr::sm90a::PerLogit<{struct}>"
         variant = f"flashbsr::Custom<{struct}>"
     else:
-        variant = f"flashbsr::{_BUILT_IN[wish.variant]}"
+        variant = f"flashbsr::{VARIANTS[wish.variant]}"
     values = {
         "NAME": wish.name,
         "ARCH": re.sub(r"\D", "", wish.arch),
         "HEAD_DIM": str(wish.head_dim),
         "HEAD_DIM_VO": str(wish.head_dim_vo),
-        "Q": f"flashbsr::DType::{_TYPES[wish.q]}",
-        "KV": f"flashbsr::DType::{_TYPES[wish.kv]}",
+        "Q": f"flashbsr::DType::{TYPES[wish.q]}",
+        "KV": f"flashbsr::DType::{TYPES[wish.kv]}",
         "ROWS": str(wish.rows),
         "HOOKS": "false" if wish.variant == "plain" else "true",
         "VARIANT": variant,
