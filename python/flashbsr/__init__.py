@@ -51,6 +51,7 @@ from .rope import (
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
+from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
 
 __version__: str = _core.__version__
 
@@ -84,18 +85,28 @@ __all__ = [
     "apply_rope_pos_ids_inplace",
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
+    "exp",
+    "exp2",
+    "floor",
     "get_batch_indices_positions",
     "get_cmake_dir",
     "get_include",
     "get_seq_lens",
+    "log",
+    "maximum",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "minimum",
     "packbits",
     "rope_append_paged_kv_cache",
     "segment_packbits",
+    "sigmoid",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
+    "sqrt",
+    "tanh",
+    "where",
 ]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,55 @@ class AttentionSpec:
         False
         """
         return cls(variant=Variant.parse(text, name, extras or {}), **fields)
+
+    @classmethod
+    def from_functions(
+        cls,
+        *,
+        score_mod: Callable[..., Any] | None = None,
+        mask_mod: Callable[..., Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> AttentionSpec:
+        """Make a spec whose variant is written in Python.
+
+        The functions are called once, with objects that record what is computed; kernels compute
+        it in C++ (`source`). They are those of PyTorch's FlexAttention.
+
+        Parameters
+        ----------
+        score_mod : callable ``(score, b, h, q_idx, kv_idx) -> score``, optional
+            Of the scaled logit: request, query head, query token within the request, KV position.
+        mask_mod : callable ``(b, h, q_idx, kv_idx) -> bool``, optional
+            True keeps. `causal` and `window_left` still hold, and skip what they hide.
+        extras : mapping, optional
+            As in `from_source`; a function has those that are parameters of it by name, after the
+            ones above. ``q_position`` (``kv_len - q_len + q_idx``), ``kv_head``, ``q_len`` and
+            ``kv_len`` may be named so too. Arrays that a function captures need no declaration:
+            every run reads them as they are then. Arrays of one number are read once, here.
+        **fields
+            Of `AttentionSpec`.
+
+        Raises
+        ------
+        FlashbsrError, DTypeError
+            Other parameters; an array with elements or dimensions that extras do not have.
+        UnsupportedError
+            What cannot be traced: decisions in Python (``if``, ``and``), other functions than
+            ``docs/variants.md`` lists. The message names the line and what to write instead.
+
+        Examples
+        --------
+        >>> slopes = np.array([0.5, 0.25], np.float32)
+        >>> def alibi(score, b, h, q_idx, kv_idx):
+        ...     return score + slopes[h] * (kv_idx - q_idx)
+        >>> spec = AttentionSpec.from_functions(score_mod=alibi)
+        >>> spec.variant.extras
+        (Extra(name='slopes', dtype='float32', rank=1),)
+        """
+        from .trace.build import trace
+
+        return cls(variant=trace(score_mod, mask_mod, extras or {}), **fields)
 
     @property
     def source(self) -> str:

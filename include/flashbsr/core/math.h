@@ -45,9 +45,13 @@ FLASHBSR_FN constexpr float infinity() { return __builtin_bit_cast(float, 0x7f80
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 FLASHBSR_FN float exp2_of(float x) { return ::exp2f(x); }
 FLASHBSR_FN float log2_of(float x) { return ::log2f(x); }
+FLASHBSR_FN float sqrt_of(float x) { return ::sqrtf(x); }
+FLASHBSR_FN float floor_of(float x) { return ::floorf(x); }
 #else
 FLASHBSR_FN float exp2_of(float x) { return __builtin_exp2f(x); }
 FLASHBSR_FN float log2_of(float x) { return __builtin_log2f(x); }
+FLASHBSR_FN float sqrt_of(float x) { return __builtin_sqrtf(x); }
+FLASHBSR_FN float floor_of(float x) { return __builtin_floorf(x); }
 #endif
 
 }  // namespace flashbsr

@@ -105,6 +105,7 @@ struct VectorMath {
   FLASHBSR_FN static Float select(Bool m, Float yes, Float no) { return cpu::select(m, yes, no); }
   FLASHBSR_FN static Int select(Bool m, Int yes, Int no) { return m ? yes : no; }
   FLASHBSR_FN static Float exp(Float x) { return cpu::exp(x); }
+  FLASHBSR_FN static Float exp2(Float x) { return cpu::exp2(x); }
   FLASHBSR_FN static Float log(Float x) { return cpu::log(x); }
   FLASHBSR_FN static Float tanh(Float x) { return cpu::tanh(x); }
   FLASHBSR_FN static Float sigmoid(Float x) { return cpu::sigmoid(x); }

@@ -71,6 +71,7 @@ struct ThreadMath {
   FLASHBSR_DEVICE static Float sigmoid(Float x) {
     return ptx::reciprocal(1.0f + ptx::exp2(x * -kLog2e));
   }
+  FLASHBSR_DEVICE static Float exp2(Float x) { return ptx::exp2(x); }
   FLASHBSR_DEVICE static Float log(Float x) { return logf(x); }
   FLASHBSR_DEVICE static Float floor(Float x) { return floorf(x); }
   FLASHBSR_DEVICE static Float sqrt(Float x) { return sqrtf(x); }
