@@ -37,9 +37,7 @@ HOOKS = (
 # Those of whole rows of q, k and v: floats, so that products are made in float32.
 ROW_HOOKS = frozenset(("query_transform", "key_transform", "value_transform"))
 
-_STRUCT = re.compile(
-    r"\bstruct\s+(\w+)\s*(?:final\s*)?:\s*(?:public\s+)?(?:flashbsr\s*::\s*)?VariantBase\b"
-)
+_STRUCT = re.compile(r"\bstruct\s+(\w+)\s*:\s*(?:public\s+)?(?:flashbsr\s*::\s*)?VariantBase\b")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Words that would compile to something else than a member, or hide a function of the variant.
