@@ -120,6 +120,10 @@ CUresult cuGetErrorName(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult, const char** text) { return *text = "fake", CUDA_SUCCESS; }
+/// What NVRTC asks a driver for, and does without.
+CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  return *table = nullptr, CUDA_ERROR_NOT_SUPPORTED;
+}
 CUresult cuDeviceGetCount(int* count) { return *count = kDevices, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char* name, int size, CUdevice) {
