@@ -276,7 +276,7 @@ def attend(
         seen = allowed
         index = (request, h, np.arange(q_len)[:, None], key[None, :])
         if hooks.mask is not None:
-            seen = allowed & np.broadcast_to(hooks.mask(*index), allowed.shape)
+            seen = allowed & np.broadcast_to(np.asarray(hooks.mask(*index), bool), allowed.shape)
         if hooks.score is not None:
             step = real(2.0**-10)
             moved = np.broadcast_to(hooks.score(x + step, *index), x.shape)

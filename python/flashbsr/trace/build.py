@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import DTypeError, FlashbsrError
+from ..errors import DTypeError, FlashbsrError, UnsupportedError
 from ..variant import Extra, Variant, declared
 from .capture import Captures
 from .emit import LEAVES, Numbers, function_body, row_value, scalar_body
@@ -83,7 +84,17 @@ def _call(
                 f"a parameter {name!r}",
                 f"after {first[-1]}: {', '.join(_NAMED)}, or a name in extras",
             )
-    result = function(*(_leaf(name) for name in first), **more)
+    try:
+        result = function(*(_leaf(name) for name in first), **more)
+    except (IndexError, TypeError) as error:  # of a framework, about a traced value
+        frames = traceback.extract_tb(error.__traceback__)
+        at = next((f for f in frames if f.name == function.__name__), frames[-1])
+        raise UnsupportedError(
+            argument,
+            f"{type(error).__name__} at {at.filename}:{at.lineno} ({at.line}): {error}",
+            "arrays that the function captures by a variable, not by an attribute, and the "
+            "functions of flashbsr, torch or numpy",
+        ) from error
     if result is None or isinstance(result, Tensor):
         raise FlashbsrError(
             argument, f"a function that returns {result}", "one that returns a value"

@@ -9,7 +9,6 @@ functions of the user's that it calls.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import types
@@ -84,7 +83,7 @@ class Captures:
         for name, cell, old in zip(
             function.__code__.co_freevars, cells, function.__closure__ or (), strict=True
         ):
-            with contextlib.suppress(ValueError):  # a cell that is still empty
+            if old != types.CellType():  # one that is still empty
                 cell.cell_contents = self._replace(old.cell_contents, name)
         rebuilt.__defaults__ = self._replace(function.__defaults__, "default")
         rebuilt.__kwdefaults__ = self._replace(function.__kwdefaults__, "default")

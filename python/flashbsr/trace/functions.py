@@ -15,6 +15,8 @@ import numpy as np
 from .value import Tensor, Value, apply, refuse
 
 __all__ = [
+    "FUNCTIONS",
+    "call",
     "exp",
     "exp2",
     "floor",
@@ -157,7 +159,7 @@ _OPERATIONS = {
     "bitwise_right_shift": "shr",
     "rshift": "shr",
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _operation(op) for name, op in _OPERATIONS.items()},
     "rsub": lambda x, y: apply("sub", y, x),
     "rdiv": lambda x, y: apply("div", y, x),
@@ -178,12 +180,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isnan": lambda x: apply("ne", x, x),
 }
 for _name in ("add", "mul", "and", "or", "xor"):
-    _FUNCTIONS[f"r{_name}"] = _FUNCTIONS[_name]
+    FUNCTIONS[f"r{_name}"] = FUNCTIONS[_name]
 
 
 def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Carry out a framework's function on traced values."""
-    function = _FUNCTIONS.get(name.strip("_"))
+    function = FUNCTIONS.get(name.strip("_"))
     if function is None:
         refuse(
             f"{name}() of a traced value",

@@ -198,6 +198,15 @@ class Value:
 
     astype = to
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols that are asked for
+            raise AttributeError(name)
+        from .functions import FUNCTIONS, call
+
+        if name in FUNCTIONS:  # PyTorch has its functions as methods too
+            return lambda *args, **kwargs: call(name, (self, *args), kwargs)
+        refuse(f".{name} of a traced value", "operators, and the functions of flashbsr")
+
     # What would need the numbers while the function is traced
     def __bool__(self) -> bool:  # type: ignore[valid-type]
         refuse(
