@@ -70,10 +70,10 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .kv = need.kv,
                                  .rows = tile.rows,
                                  .hooks = custom || need.sigmoid || need.hooks,
-                                 .softmax = !need.sigmoid},
+                                 .softmax = !need.sigmoid,
+                                 .custom = custom},
                        .kv = hopper ? kv_column(need) : kv_name(need.kv),
-                       .variant = custom ? need.variant->c_str() : variant_name(need),
-                       .custom = custom};
+                       .variant = custom ? need.variant->c_str() : variant_name(need)};
   const KernelRow* row = try_jit_row(query, device.cc, need.provider);
   return row && row->shape.smem_bytes <= device.max_smem_per_block ? row : nullptr;
 }

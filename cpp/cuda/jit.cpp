@@ -35,7 +35,7 @@ std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow&
           .q = q.q,
           .kv = q.kv,
           .rows = q.rows,
-          .variant = query.custom ? "custom" : query.variant};
+          .variant = q.custom ? "custom" : query.variant};
   kernel->row = {.name = wish.name.c_str(),
                  .family = wish.family.c_str(),
                  .arch = found.arch,

@@ -37,7 +37,6 @@ struct JitQuery {
   TemplateQuery shape;
   const char* kv;       ///< as in the table: Q too where the family has one type of Q each
   const char* variant;  ///< "standard"; the provider's name of its own
-  bool custom = false;  ///< the provider's own
 };
 
 /// The row for a device of compute capability `cc`: one for each kernel in a process, whichever

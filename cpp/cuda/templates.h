@@ -19,6 +19,7 @@ struct TemplateQuery {
   int rows = 0;
   bool hooks = false;  ///< more than plain attention
   bool softmax = true;
+  bool custom = false;  ///< a variant of the caller's: without softmax, weights of any size
 };
 
 /// A template's parameters and what its Traits say of them.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``flashbsr``: ``info``, ``bench`` and ``plan``.
+"""The command ``flashbsr``: ``info``, ``bench``, ``plan`` and ``warm``.
 
 An error is one line on stderr and exit status 2. Each command imports what it needs when it runs.
 """
@@ -179,6 +179,12 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _warm(args: argparse.Namespace) -> int:
+    from .jit.warm import run
+
+    return run(args)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="flashbsr",
@@ -265,6 +271,39 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--out", type=Path, metavar="FILE", help="draw the lanes (.png, .svg)")
     plan.add_argument("--bsr", type=Path, metavar="FILE", help="draw the block-sparse matrix")
     plan.set_defaults(run=_plan)
+
+    warm = commands.add_parser(
+        "warm",
+        help="compile what a spec needs ahead of the first request",
+        description=(
+            "Compile the kernels that a spec needs and this build lacks, such as those of a user's "
+            "variant, into this machine's cache."
+        ),
+    )
+    warm.add_argument(
+        "--spec",
+        action="append",
+        required=True,
+        metavar="MODULE:NAME",
+        help="an AttentionSpec of a module or of a file (attention.py:NAME); may be repeated",
+    )
+    for name in ("--num-qo-heads", "--num-kv-heads", "--head-dim"):
+        warm.add_argument(name, type=_positive, required=True, metavar="N")
+    warm.add_argument("--head-dim-vo", type=_positive, metavar="N", help="default: --head-dim")
+    warm.add_argument("--page-size", type=_positive, metavar="N", help="default: ragged KV")
+    warm.add_argument("--dtype", required=True, help="of q")
+    warm.add_argument("--kv-dtype", help="default: that of q")
+    warm.add_argument(
+        "--backend", choices=["cpu", "cuda", "fa2", "fa3"], help="default: cuda where there is one"
+    )
+    warm.add_argument(
+        "--qo-lens",
+        type=parse_lengths,
+        default=[1, 512],
+        metavar="N,...",
+        help="query tokens of a request, of which each may be a kernel of a GPU (default: 1,512)",
+    )
+    warm.set_defaults(run=_warm)
     return parser
 
 

@@ -60,6 +60,10 @@ class Driver:
         """How K and V come to shared memory, of a Hopper kernel: HopperArgs::path."""
         return ("ragged", "paged", "gather", "none")[self.library.fake_path()]
 
+    def variant(self, name: str, library: str) -> None:
+        """Let kernels of a user's variant compute with the CPU's shared object of it."""
+        assert self.library.fake_variant(name.encode(), str(library).encode()) == 0
+
     def corrupt_page(self, index: int, page: int) -> None:
         """Overwrite a page id of the plan that the last attention kernel had."""
         self.library.fake_corrupt_page(index, page)

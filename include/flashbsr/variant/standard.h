@@ -50,6 +50,7 @@ struct Standard : VariantBase {
 /// its value by sigmoid(x + bias), with no normalisation over the row and so no LSE.
 struct Sigmoid : Standard {
   static constexpr bool use_softmax = false;
+  static constexpr bool weights_at_most_one = true;
   float bias;
 
   FLASHBSR_FN explicit Sigmoid(const Params& p) : Standard(p), bias(p.sigmoid_bias) {}

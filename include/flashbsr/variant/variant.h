@@ -52,6 +52,9 @@ struct RowAt {
 /// per row tile, so that a variant which is off costs nothing in the inner loop.
 struct VariantBase {
   static constexpr bool use_softmax = true;
+  /// Without softmax: no weight exceeds 1. Then fp16 weights are kept 2^15 larger, so that small
+  /// ones are not lost as subnormals; others would overflow.
+  static constexpr bool weights_at_most_one = false;
 
   // Hooks of whole rows, which cost what unpacking a row costs. A struct that sets one to true has
   // the function: `template <class Row> void query_transform(Row x, const RowAt& at) const` changes

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a CUDA kernel: a template of ``cpp/kernels``, the same as ahead of time, filled in."""
+"""The source of a CUDA kernel: a template of ``cpp/kernels``, as ahead of time, filled in."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 __all__ = ["Wish", "kernel_source"]
 
-_TYPES = {"float16": "kF16", "bfloat16": "kBF16", "float8_e4m3fn": "kE4M3", "float8_e5m2": "kE5M2"}
-_BUILT_IN = {"plain": "Plain", "standard": "Standard", "sigmoid": "Sigmoid"}
+# As in cmake/instances.cmake; a test compares them.
+TYPES = {"float16": "kF16", "bfloat16": "kBF16", "float8_e4m3fn": "kE4M3", "float8_e5m2": "kE5M2"}
+VARIANTS = {"plain": "Plain", "standard": "Standard", "sigmoid": "Sigmoid"}
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
     templates : Path
         Folder of the templates.
     text, struct : str
-        C++ of a user's variant and the qualified name of its struct, where ``wish.variant`` is
-        ``"custom"``.
+        C++ of a user's variant, which includes ``variant/custom.h``, and the qualified name of its
+        struct, where ``wish.variant`` is ``"custom"``.
 
     Returns
     -------
@@ -51,19 +52,19 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
     paths = [templates / f"{name}.cu.in" for name in names]
     template = next((path for path in paths if path.is_file()), paths[-1]).read_text()
     if wish.variant == "custom":
-        variant = struct
         if wish.family == "hopper":
             text += "\n#include <flashbsr/kernel/sm90a/per_logit.h>\n"
-            variant = f"flashbsr::sm90a::PerLogit<{struct}>"
+            struct = f"flashbsr::sm90a::PerLogit<{struct}>"
+        variant = f"flashbsr::Custom<{struct}>"
     else:
-        variant = f"flashbsr::{_BUILT_IN[wish.variant]}"
+        variant = f"flashbsr::{VARIANTS[wish.variant]}"
     values = {
         "NAME": wish.name,
         "ARCH": re.sub(r"\D", "", wish.arch),
         "HEAD_DIM": str(wish.head_dim),
         "HEAD_DIM_VO": str(wish.head_dim_vo),
-        "Q": f"flashbsr::DType::{_TYPES[wish.q]}",
-        "KV": f"flashbsr::DType::{_TYPES[wish.kv]}",
+        "Q": f"flashbsr::DType::{TYPES[wish.q]}",
+        "KV": f"flashbsr::DType::{TYPES[wish.kv]}",
         "ROWS": str(wish.rows),
         "HOOKS": "false" if wish.variant == "plain" else "true",
         "VARIANT": variant,

@@ -37,7 +37,9 @@ def compiling(what: str) -> Iterator[None]:
 
     def count() -> None:
         while not done.wait(0.1):
-            print(f"\r{line} {time.perf_counter() - begin:.1f} s", end="", file=sys.stderr)
+            print(
+                f"\r{line} {time.perf_counter() - begin:.1f} s", end="", file=sys.stderr, flush=True
+            )
 
     thread = threading.Thread(target=count, daemon=True) if terminal else None
     if thread:

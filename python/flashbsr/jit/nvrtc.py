@@ -24,6 +24,7 @@ _EXTRA = "pip install 'flashbsr[jit]'"
 # Without them every constexpr function and lambda would need an annotation for the device.
 _FLAGS = ("-std=c++20", "-default-device")
 _COMPILATION_ERROR = 6  # nvrtcResult: what a program's source can cause
+_LINES = 30  # of messages: the first error, and where templates led to it
 _MAJORS = (13, 12)  # that the loader is asked for by name
 
 
@@ -123,16 +124,22 @@ class Nvrtc:
         FlashbsrError
             The source does not compile; the message is the compiler's.
         """
-        image, messages = self._run(source, name, target, include, options)
+        image, messages = self.try_compile(source, name, target, include, options)
         if image is None:
+            lines = messages.splitlines()
+            if len(lines) > _LINES:
+                lines[_LINES:] = [f"... and {len(lines) - _LINES} lines more"]
             raise FlashbsrError(
-                name, "source that does not compile", f"CUDA C++ for {target}\n{messages}"
+                name,
+                "source that does not compile",
+                "\n".join([f"CUDA C++ for {target}", *lines]),
             )
         return image
 
-    def _run(
-        self, source: str, name: str, target: str, include: Path, options: Sequence[str]
+    def try_compile(
+        self, source: str, name: str, target: str, include: Path, options: Sequence[str] = ()
     ) -> tuple[bytes | None, str]:
+        """As `compile`; returns the cubin, or None, and the compiler's messages."""
         program = ctypes.c_void_p()
         library = self._library
         self._check(
@@ -193,7 +200,7 @@ def _candidates() -> Iterator[Path]:
     yield from (Path(f"libnvrtc.so.{major}") for major in _MAJORS)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def nvrtc(cuda_major: int = 0) -> Nvrtc:
     """Open the newest NVRTC that there is.
 

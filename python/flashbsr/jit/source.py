@@ -32,8 +32,8 @@ _LOGIT_SWITCHES = {"logits_transform": "transforms_logits", "logits_mask": "mask
 
 
 def struct_name(variant: Variant) -> str:
-    """Qualified name of the struct that kernels are instantiated with."""
-    return f"flashbsr::Custom<flashbsr::user::{variant.name}>"
+    """Qualified name of the user's struct; kernels take it as ``flashbsr::Custom<...>``."""
+    return f"flashbsr::user::{variant.name}"
 
 
 def variant_source(variant: Variant) -> str:
@@ -97,6 +97,6 @@ def cpu_source(variant: Variant, isa: str) -> str:
 extern "C" __attribute__((visibility("default")))
 const flashbsr::cpu::KernelTable* flashbsr_cpu_kernels() {{
   namespace cpu = flashbsr::cpu;
-  return &cpu::variant_table<cpu::{product}, {struct_name(variant)}>();
+  return &cpu::variant_table<cpu::{product}, flashbsr::Custom<{struct_name(variant)}>>();
 }}
 """

@@ -7,13 +7,22 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/fragment_math.h>
-#include <flashbsr/variant/variant.h>
+#include <flashbsr/variant/custom.h>
 
 namespace flashbsr::sm90a {
 
+/// What Custom<PerLogit<V>> does with the bits of a plan's mask, which are read as words.
+template <int kGroups>
+FLASHBSR_DEVICE RowBits<kGroups> operator&(const RowBits<kGroups>& a, const RowBits<kGroups>& b) {
+  RowBits<kGroups> r;
+#pragma unroll
+  for (int i = 0; i < RowBits<kGroups>::kWords; ++i) r.word[i] = a.word[i] & b.word[i];
+  return r;
+}
+
 template <class V>
 struct PerLogit : V {
-  FLASHBSR_DEVICE explicit PerLogit(const Params& p) : V(p) {}
+  FLASHBSR_DEVICE explicit PerLogit(const Params& p) : V(flashbsr::detail::make_variant<V>(p)) {}
 
   template <class M>
   FLASHBSR_DEVICE typename M::Float logits_transform(const typename M::Float& x,
