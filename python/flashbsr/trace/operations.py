@@ -38,12 +38,14 @@ def value_of(x: Any) -> Value:
         return x
     if isinstance(x, np.generic) or (hasattr(x, "item") and getattr(x, "ndim", -1) == 0):
         x = x.item()
+    if isinstance(x, (bool, int, float)):
+        return constant(x)
     if not isinstance(x, numbers.Real):
         refuse(
             f"a {type(x).__name__} in arithmetic with a traced value",
             "a number, a traced value, or an element of an array",
         )
-    return constant(x if isinstance(x, (bool, int)) else float(x))
+    return constant(float(x))
 
 
 def convert(x: Value, kind: str) -> Value:
