@@ -47,9 +47,9 @@ Found with_dim(const TemplateQuery& q, const F& f) {
   return {};
 }
 
-/// 8 rows: hooks take the registers that 16 would need. A state without softmax it has none.
+/// 8 rows: hooks take the registers that 16 would need.
 Found find_decode(const TemplateQuery& q, int cc) {
-  if (q.rows != 8 || !q.softmax || q.q == DType::kE4M3 || cc < 80) return {};
+  if (q.rows != 8 || q.q == DType::kE4M3 || cc < 80) return {};
   return with_kv(q.kv, [&]<DType kKv>() {
     return with_dim(q, [&]<int kDim>() -> Found {
       if (cc >= 90) return row_of<DecodeTraits<90, kDim, kKv, 8>>(90, false, kDim, kDim);
