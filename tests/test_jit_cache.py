@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from flashbsr import FlashbsrError
+from flashbsr.cli import main
 from flashbsr.jit import cache
 
 KEY = cache.key_of("a test")
@@ -208,3 +209,15 @@ def test_clear_removes_entries_and_nothing_else(folder):
     assert cache.clear() == 2
     assert not path.exists() and not cache.entries() and mine.exists()
     assert cache.clear() == 0
+
+
+def test_command(folder, capsys):
+    assert main(["cache", "list"]) == 0
+    assert "0 kernels, 0.0 MiB" in capsys.readouterr().out
+    cache.get_or_build(KEY, ".bin", writes(bytes(2048)), label="alibi avx2, g++")
+    assert main(["cache", "list"]) == 0
+    out = capsys.readouterr().out
+    assert f"{folder}: 1 kernel," in out and KEY[:12] in out and "2 KiB" in out
+    assert "alibi avx2, g++" in out
+    assert main(["cache", "clear"]) == 0
+    assert "removed 1 kernel" in capsys.readouterr().out and not cache.entries()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``flashbsr``: ``info``, ``bench``, ``plan`` and ``warm``.
+"""The command ``flashbsr``: ``info``, ``bench``, ``plan``, ``warm`` and ``cache``.
 
 An error is one line on stderr and exit status 2. Each command imports what it needs when it runs.
 """
@@ -8,6 +8,7 @@ An error is one line on stderr and exit status 2. Each command imports what it n
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
 import shutil
@@ -185,6 +186,21 @@ def _warm(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _cache(args: argparse.Namespace) -> int:
+    from .jit import cache
+
+    if args.action == "clear":
+        print(f"removed {_count(cache.clear(), 'kernel')} from {cache.folder()}")
+        return 0
+    entries = cache.entries()
+    total = sum(entry.size for entry in entries) / 2**20
+    print(f"{cache.folder()}: {_count(len(entries), 'kernel')}, {total:.1f} MiB")
+    for entry in entries:
+        used = dt.datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        print(f"  {entry.path.name[:12]}  {entry.size / 1024:7.0f} KiB  {used}  {entry.label}")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="flashbsr",
@@ -304,6 +320,17 @@ def _parser() -> argparse.ArgumentParser:
         help="query tokens of a request, of which each may be a kernel of a GPU (default: 1,512)",
     )
     warm.set_defaults(run=_warm)
+
+    cache = commands.add_parser(
+        "cache",
+        help="list or clear the kernels that were compiled at run time",
+        description=(
+            "The kernels that were compiled at run time, the last used first. They are in "
+            "$FLASHBSR_CACHE_DIR, or in flashbsr under $XDG_CACHE_HOME or ~/.cache."
+        ),
+    )
+    cache.add_argument("action", choices=["list", "clear"])
+    cache.set_defaults(run=_cache)
     return parser
 
 

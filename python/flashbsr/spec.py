@@ -182,6 +182,7 @@ class AttentionSpec:
 
         Examples
         --------
+        >>> import numpy as np
         >>> slopes = np.array([0.5, 0.25], np.float32)
         >>> def alibi(score, b, h, q_idx, kv_idx):
         ...     return score + slopes[h] * (kv_idx - q_idx)

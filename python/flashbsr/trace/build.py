@@ -71,7 +71,7 @@ def _call(
         raise FlashbsrError(
             argument, f"{len(parameters)} parameters", f"{', '.join(first)}, in this order"
         )
-    more = {}
+    more: dict[str, Any] = {}
     for parameter in parameters[len(first) :]:
         name = parameter.name
         if name in _NAMED:
