@@ -50,6 +50,16 @@ struct Mine : flashbsr::VariantBase {
   template <class M> auto activation(typename M::Float x) const { return M::sigmoid(x + cap); }
 };
 """
+ROWS = """
+struct Mine : flashbsr::VariantBase {
+  template <class Row> void query_transform(Row x, const RowAt& at) const {
+    for (int d = 0; d < at.dim; ++d) x[d] *= table(at.head, d);
+  }
+  template <class Row> void key_transform(Row x, const RowAt& at) const { x[0] = at.position; }
+  template <class Row> void value_transform(Row x, const RowAt& at) const { x[0] = at.token; }
+  template <class Row> void output_transform(Row x, const RowAt& at) const { x[1] += x[0]; }
+};
+"""
 EXTRAS = {"cap": "float32", "table": ("bfloat16", 2)}
 
 
@@ -78,6 +88,14 @@ def code(wish: Wish, text: str = TEXT) -> bytes:
 
 def is_cubin(image: bytes, name: str) -> bool:
     return image[:4] == b"\x7fELF" and f".text.{name}\0".encode() in image
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("types", [F16, BF16])
+@pytest.mark.usefixtures("compiler")
+def test_hooks_of_rows_compile_where_they_are_served(dim: int, types: str) -> None:
+    wish = Wish("rows", "prefill", "sm80", "sm_90", dim, dim, types, types, 64, "custom")
+    assert is_cubin(code(wish, ROWS), "rows")
 
 
 @pytest.mark.parametrize("name", WISHES)

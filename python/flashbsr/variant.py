@@ -99,6 +99,11 @@ class Variant:
         """Whether it changes rows of q, k or v."""
         return bool(self.hooks & ROW_HOOKS)
 
+    @property
+    def has_row_hooks(self) -> bool:
+        """Whether it changes rows of q, k, v or the output."""
+        return self.rewrites_rows or "output_transform" in self.hooks
+
     @staticmethod
     def parse(text: str, name: str | None, extras: Mapping[str, Any]) -> Variant:
         """Find the struct, its hooks and its extras.

@@ -9,28 +9,12 @@ import hashlib
 import re
 from pathlib import Path
 
-from ..errors import UnsupportedError
-from ..variant import Variant
 from . import cache
 from .kernel_source import Wish, kernel_source
 from .notice import compiling
 from .nvrtc import FLAGS, find_library, nvrtc
 
-__all__ = ["check_hooks", "cuda_kernel", "machine_code"]
-
-_LOGIT_HOOKS = frozenset(("logits_transform", "logits_mask", "activation"))
-
-
-def check_hooks(variant: Variant) -> None:
-    """Raise `UnsupportedError` for hooks that CUDA kernels do not have: those of whole rows."""
-    others = sorted(variant.hooks - _LOGIT_HOOKS)
-    if others:
-        raise UnsupportedError(
-            "variant",
-            f"{variant.name} with {', '.join(others)} on a GPU",
-            "hooks of logits there; backend='cpu' has them all, and pos_encoding_mode='ROPE_LLAMA' "
-            "rotates q and k on both",
-        )
+__all__ = ["cuda_kernel", "machine_code"]
 
 
 def cuda_kernel(wish: Wish, text: str = "", struct: str = "") -> bytes:
