@@ -15,6 +15,7 @@ from typing import Any
 from . import _core
 from .attention import Attention
 from .batch import BatchAttention
+from .block_mask import BlockMask, block_mask
 from .cascade import merge_state, merge_state_in_place, merge_states
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .errors import (
@@ -62,6 +63,7 @@ __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BlockMask",
     "BlockSparseAttentionWrapper",
     "CapacityError",
     "DTypeError",
@@ -85,6 +87,7 @@ __all__ = [
     "apply_rope_pos_ids_inplace",
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
+    "block_mask",
     "exp",
     "exp2",
     "floor",

@@ -256,6 +256,13 @@ class Planned:
                     "the default with plan_bsr: write it into the blocks and the mask (for causal "
                     "BlockSparseAttentionWrapper does so), rotate with apply_rope first",
                 )
+        if spec.variant is not None and spec.variant.uses_positions:
+            raise UnsupportedError(
+                "variant",
+                f"{spec.variant.name}, which asks for positions or the request",
+                "one that does not with plan_bsr, whose rows count along their own blocks: write "
+                "the mask into the blocks (flashbsr.block_mask)",
+            )
         self._engine.plan_bsr(
             to_values(indptr, "indptr"),
             to_values(indices, "indices"),

@@ -39,6 +39,7 @@ ROW_HOOKS = frozenset(("query_transform", "key_transform", "value_transform"))
 
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*:\s*(?:public\s+)?(?:flashbsr\s*::\s*)?VariantBase\b")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_POSITION = re.compile(r"\b(kv_position|q_position|q_token|kv_first|position|token|request)\b")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Words that would compile to something else than a member, or hide a function of the variant.
 _ARGUMENTS = (
@@ -103,6 +104,11 @@ class Variant:
     def has_row_hooks(self) -> bool:
         """Whether it changes rows of q, k, v or the output."""
         return self.rewrites_rows or "output_transform" in self.hooks
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether it asks where in its request a logit or a row is, or which request that is."""
+        return bool(_POSITION.search(_COMMENT.sub(" ", self.text)))
 
     @staticmethod
     def parse(text: str, name: str | None, extras: Mapping[str, Any]) -> Variant:

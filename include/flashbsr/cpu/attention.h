@@ -304,8 +304,11 @@ class ItemKernel {
 
     FloatV peak = splat(-infinity());
     float factor = scale;  // what pass 2 still has to multiply by
-    if (Variant::use_softmax && whole && scale > 0 && !variant_.transforms_logits() &&
-        !variant_.masks_logits()) {
+    const bool unmasked =
+        !variant_.masks_logits() ||
+        (whole && variant_.keeps_all(request_, row.token, tile.begin + vec_begin * kLanes,
+                                     tile.begin + vec_end * kLanes));
+    if (Variant::use_softmax && whole && scale > 0 && !variant_.transforms_logits() && unmasked) {
       for (int v = vec_begin; v < vec_end; ++v) peak = max(peak, load(s + v * kLanes));
       peak = peak * scale;
     } else {

@@ -30,6 +30,12 @@ struct Custom : User {
 
   FLASHBSR_FN bool masks_logits() const { return User::masks_logits() || custom_mask.active(); }
 
+  FLASHBSR_FN bool keeps_all(const Request& request, int32_t q_token, int32_t begin,
+                             int32_t end) const {
+    return (!User::masks_logits() || User::keeps_all(request, q_token, begin, end)) &&
+           (!custom_mask.active() || custom_mask.keeps_all(request, q_token, begin, end));
+  }
+
   template <class M>
   FLASHBSR_FN typename M::Bool logits_mask(const LogitsAt<M>& at) const {
     typename M::Bool keep = M::all();

@@ -81,6 +81,10 @@ struct VariantBase {
   FLASHBSR_FN typename M::Bool logits_mask(const LogitsAt<M>&) const {
     return M::all();
   }
+  /// Whether the mask keeps KV positions [begin, end) for a query token. Kernels may ask, to save
+  /// the mask for tiles that it keeps whole.
+  FLASHBSR_FN bool keeps_all(const Request&, int32_t, int32_t, int32_t) const { return false; }
+
   /// What multiplies v where use_softmax is false.
   template <class M>
   FLASHBSR_FN typename M::Float activation(typename M::Float x) const {

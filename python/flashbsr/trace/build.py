@@ -17,7 +17,7 @@ from .capture import Captures
 from .emit import LEAVES, Numbers, function_body, row_value, scalar_body
 from .value import Tensor, Value, value_of
 
-__all__ = ["trace"]
+__all__ = ["trace", "trace_mask"]
 
 _SCORE = ("score", "b", "h", "q_idx", "kv_idx")
 _MASK = _SCORE[1:]
@@ -49,12 +49,29 @@ def trace(
         ("mask_mod", mask_mod, _MASK),
     ):
         if function is not None:
-            if not callable(function) or not hasattr(function, "__name__"):
-                raise DTypeError(argument, type(function).__name__, "a Python function")
-            roots[argument] = _call(argument, captures.rebuild(function), first, named)
+            roots[argument] = _function(argument, function, first, named, captures)
     text, name = _text(roots, [f for f in (score_mod, mask_mod) if f is not None])
     variant = Variant.parse(text, name, {})
     return replace(variant, extras=(*named, *captures.extras), captured=captures.arrays)
+
+
+def trace_mask(mask_mod: Callable[..., Any]) -> tuple[Value, dict[str, Any]]:
+    """Trace a mask function without extras; returns what it computes and the arrays it captures."""
+    captures = Captures(iter([*LEAVES, "at"]))
+    root = _function("mask_mod", mask_mod, _MASK, (), captures)
+    return root, {name: captured.array for name, captured in captures.arrays}
+
+
+def _function(
+    argument: str,
+    function: Callable[..., Any],
+    first: tuple[str, ...],
+    named: tuple[Extra, ...],
+    captures: Captures,
+) -> Value:
+    if not callable(function) or not hasattr(function, "__name__"):
+        raise DTypeError(argument, type(function).__name__, "a Python function")
+    return _call(argument, captures.rebuild(function), first, named)
 
 
 def _call(

@@ -18,12 +18,13 @@ from typing import Any
 from ..adapters import adapter_for
 from ..errors import DTypeError, UnsupportedError
 from ..variant import ELEMENTS, MAX_RANK, Captured, Extra
+from . import functions
 from .value import Tensor
 
 __all__ = ["Captures"]
 
 # Functions of these are called as they are.
-_LIBRARIES = frozenset(("torch", "numpy", "jax", "jaxlib", "cupy", "math", "flashbsr", "builtins"))
+_LIBRARIES = frozenset(("torch", "numpy", "jax", "jaxlib", "cupy", "math", "builtins"))
 
 
 class Captures:
@@ -67,7 +68,8 @@ class Captures:
         return x
 
     def _function(self, function: types.FunctionType) -> Any:
-        if function.__module__ and function.__module__.partition(".")[0] in _LIBRARIES:
+        module = function.__module__ or ""
+        if module.partition(".")[0] in _LIBRARIES or module == functions.__name__:
             return function
         if id(function) in self._functions:  # it calls itself, or two of its names are one
             return self._functions[id(function)]

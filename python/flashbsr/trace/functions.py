@@ -35,54 +35,114 @@ def _traced(*operands: Any) -> bool:
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """Choose: `a` where `condition` holds, otherwise `b`. Both are computed."""
+    """Choose: `a` where `condition` holds, otherwise `b`. Both are computed.
+
+    Examples
+    --------
+    >>> int(where(2 > 1, 5, 7))
+    5
+    """
     return (
         apply("where", condition, a, b) if _traced(condition, a, b) else np.where(condition, a, b)
     )
 
 
 def exp(x: Any) -> Any:
-    """Exponential."""
+    """Exponential.
+
+    Examples
+    --------
+    >>> float(exp(0))
+    1.0
+    """
     return apply("exp", x) if _traced(x) else np.exp(x)
 
 
 def exp2(x: Any) -> Any:
-    """Power of two."""
+    """Power of two.
+
+    Examples
+    --------
+    >>> float(exp2(-3))
+    0.125
+    """
     return apply("exp2", x) if _traced(x) else np.exp2(x)
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm: -inf at 0, NaN below."""
+    """Natural logarithm: -inf at 0, NaN below.
+
+    Examples
+    --------
+    >>> float(log(1))
+    0.0
+    """
     return apply("log", x) if _traced(x) else np.log(x)
 
 
 def tanh(x: Any) -> Any:
-    """Hyperbolic tangent."""
+    """Hyperbolic tangent.
+
+    Examples
+    --------
+    >>> float(tanh(0))
+    0.0
+    """
     return apply("tanh", x) if _traced(x) else np.tanh(x)
 
 
 def sigmoid(x: Any) -> Any:
-    """Logistic function: ``1 / (1 + exp(-x))``."""
+    """Logistic function: ``1 / (1 + exp(-x))``.
+
+    Examples
+    --------
+    >>> float(sigmoid(0))
+    0.5
+    """
     return apply("sigmoid", x) if _traced(x) else 1 / (1 + np.exp(-x))
 
 
 def sqrt(x: Any) -> Any:
-    """Square root."""
+    """Square root.
+
+    Examples
+    --------
+    >>> float(sqrt(9))
+    3.0
+    """
     return apply("sqrt", x) if _traced(x) else np.sqrt(x)
 
 
 def floor(x: Any) -> Any:
-    """Round to -inf."""
+    """Round to -inf.
+
+    Examples
+    --------
+    >>> float(floor(-1.5))
+    -2.0
+    """
     return apply("floor", x) if _traced(x) else np.floor(x)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """Smaller of the two; NaN where one is."""
+    """Smaller of the two; NaN where one is.
+
+    Examples
+    --------
+    >>> int(minimum(3, 5))
+    3
+    """
     return apply("min", a, b) if _traced(a, b) else np.minimum(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """Larger of the two; NaN where one is."""
+    """Larger of the two; NaN where one is.
+
+    Examples
+    --------
+    >>> int(maximum(3, 5))
+    5
+    """
     return apply("max", a, b) if _traced(a, b) else np.maximum(a, b)
 
 
