@@ -141,6 +141,7 @@ def check(name: str, case: Case, backend: str = "cuda") -> None:
 
 
 NAMES = ("sigmoid", "linear", "soft_cap", "table", "alibi")
+SPLIT = {"fixed_split_size": 32}
 DECODE = cases.DECODE.but("gqa", heads=HEADS)
 PREFILL = cases.PREFILL.but("gqa", heads=HEADS)
 SHAPES = [
@@ -149,7 +150,7 @@ SHAPES = [
     DECODE.but("split", dims=(128, 128), task={"fixed_split_size": 64}),
     PREFILL.but("bf16-128", dims=(128, 128), dtypes=cases.BF16),
     PREFILL.but("f16-128", dims=(128, 128), dtypes=cases.F16),
-    PREFILL.but("split", dims=(128, 128), dtypes=cases.BF16, task={"fixed_split_size": 32}),
+    PREFILL.but("split", dims=(128, 128), dtypes=cases.BF16, task=SPLIT),
     cases.MIXED.but("empty", dtypes=cases.BF16),
 ]
 
@@ -190,6 +191,67 @@ def test_masks_sinks_scales_and_windows_go_with_it(name: str, case: Case) -> Non
 @pytest.mark.parametrize("name", ["soft_cap", "sigmoid"])
 def test_logits_of_thousands(name: str, case: Case) -> None:
     check(name, case.but("steep", dims=(128, 128), dtypes=cases.BF16, gain=300.0))
+
+
+ROWS = """
+struct Rows : VariantBase {
+  template <class Row>
+  void normalise(Row x, int dim) const {
+    float sum = 0;
+    for (int d = 0; d < dim; ++d) sum += x[d] * x[d];
+    const float scale = 1.0f / sqrt_of(sum / dim + 1e-6f);
+    for (int d = 0; d < dim; ++d) x[d] = x[d] * scale * weight(d);
+  }
+  template <class Row> void query_transform(Row x, const RowAt& at) const { normalise(x, at.dim); }
+  template <class Row> void key_transform(Row x, const RowAt& at) const { normalise(x, at.dim); }
+  template <class Row> void value_transform(Row x, const RowAt& at) const {
+    for (int d = 0; d < at.dim; ++d) x[d] = x[d] * (at.token % 2 == 0 ? 1.0f : -0.5f);
+  }
+  template <class Row> void output_transform(Row x, const RowAt& at) const {
+    const float first = x[0];
+    for (int d = 0; d < at.dim; ++d) x[d] = x[d] - first + 0.25f * at.position + at.head;
+  }
+};
+"""
+
+
+@pytest.mark.parametrize("rope", ["NONE", "ROPE_LLAMA"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        DECODE.but("rows"),
+        DECODE.but("rows-split", dims=(128, 128), task={"fixed_split_size": 64}),
+        PREFILL.but("rows-f16", dims=(128, 128), dtypes=cases.F16),
+        PREFILL.but("rows-256", dims=(256, 256), dtypes=cases.BF16),
+        PREFILL.but(
+            "rows-split", dims=(128, 128), dtypes=cases.BF16, task={"fixed_split_size": 32}
+        ),
+        cases.MIXED.but("rows-padded", dims=(72, 40), dtypes=cases.BF16),
+    ],
+    ids=lambda c: c.name,
+)
+def test_rows(case: Case, rope: str) -> None:
+    """Hooks of rows of q, k, v and the output, in the family that has them; before RoPE."""
+    case = GPU.adapt(case.but(rope, variant=Variant(causal=True, pos_encoding_mode=rope)))
+    weight = np.random.default_rng(2).random(case.dims[0]).astype(np.float32)
+    spec = AttentionSpec.from_source(
+        ROWS, extras={"weight": ("float32", 1)}, causal=True, pos_encoding_mode=rope
+    )
+
+    def normalise(x: np.ndarray, _: Any) -> np.ndarray:
+        scale = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
+        return x * scale * weight.astype(x.dtype)
+
+    def output(x: np.ndarray, at: np.ndarray) -> np.ndarray:
+        return x - x[..., :1] + 0.25 * at[:, None, None] + np.arange(x.shape[1])[:, None]
+
+    hooks = Hooks(
+        query=normalise,
+        key=normalise,
+        value=lambda x, at: x * np.where(at % 2 == 0, 1.0, -0.5)[:, None, None],
+        output=output,
+    )
+    check_variant(spec, hooks, case, GPU, weight=torch.from_numpy(weight).cuda())
 
 
 def test_nan_and_infinity_of_a_variant_are_where_it_put_them() -> None:

@@ -273,6 +273,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
   }
   o.custom_variant = boolean("custom_variant");
   o.rewrites_rows = boolean("rewrites_rows");
+  o.row_hooks = boolean("row_hooks");
   for (const nb::handle extra : nb::cast<nb::tuple>(d["extras"])) {
     const auto [name, element, rank] = nb::cast<std::tuple<std::string, std::string, int>>(extra);
     o.extras.push_back({name, element_named(element), rank});

@@ -123,6 +123,7 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .group = group,
                   .family = o_.family,
                   .variant = o_.custom_variant ? &variant_ : nullptr,
+                  .row_hooks = o_.row_hooks,
                   .provider = o_.provider};
   if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
   const KernelRow& row = choose_kernel(need, info_);

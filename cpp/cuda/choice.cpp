@@ -71,7 +71,8 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .rows = tile.rows,
                                  .hooks = custom || need.sigmoid || need.hooks,
                                  .softmax = !need.sigmoid,
-                                 .custom = custom},
+                                 .custom = custom,
+                                 .row_hooks = need.row_hooks},
                        .kv = hopper ? kv_column(need) : kv_name(need.kv),
                        .variant = custom ? need.variant->c_str() : variant_name(need)};
   const KernelRow* row = try_jit_row(query, device.cc, need.provider);
@@ -136,8 +137,11 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                 *need.variant + ", head_dim " + std::to_string(need.head_dim_qk) + " and " +
                     std::to_string(need.head_dim_vo) + " of v, q " + dtype_name(need.q) + ", KV " +
                     dtype_name(need.kv) + " on sm_" + std::to_string(device.cc),
-                "compute capability 8.0 or later (7.5: float16), 9.0 for backend='fa3' and float8 "
-                "queries; backend='cpu' runs every variant");
+                need.row_hooks
+                    ? "16-bit K and V, compute capability 8.0 or later and backend='auto' or 'fa2' "
+                      "for hooks of whole rows; backend='cpu' runs every variant"
+                    : "compute capability 8.0 or later (7.5: float16), 9.0 for backend='fa3' and "
+                      "float8 queries; backend='cpu' runs every variant");
   }
   return find(nearest_query(need), device.cc);
 }

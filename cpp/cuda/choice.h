@@ -28,6 +28,7 @@ struct Need {
   int group = 1;         ///< query heads of a KV head
   api::Family family = api::Family::kAuto;
   const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
+  bool row_hooks = false;                         ///< which has hooks of whole rows
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 };
 

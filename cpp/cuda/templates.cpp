@@ -47,9 +47,9 @@ Found with_dim(const TemplateQuery& q, const F& f) {
   return {};
 }
 
-/// 8 rows: hooks take the registers that 16 would need. A state without softmax it has none.
+/// 8 rows: hooks take the registers that 16 would need.
 Found find_decode(const TemplateQuery& q, int cc) {
-  if (q.rows != 8 || !q.softmax || q.q == DType::kE4M3 || cc < 80) return {};
+  if (q.rows != 8 || q.q == DType::kE4M3 || cc < 80) return {};
   return with_kv(q.kv, [&]<DType kKv>() {
     return with_dim(q, [&]<int kDim>() -> Found {
       if (cc >= 90) return row_of<DecodeTraits<90, kDim, kKv, 8>>(90, false, kDim, kDim);
@@ -60,6 +60,8 @@ Found find_decode(const TemplateQuery& q, int cc) {
 
 Found find_prefill(const TemplateQuery& q, int cc) {
   if (q.rows != 64 || q.q == DType::kE4M3 || cc < 75) return {};
+  // Rows are rewritten in their tiles: float8 has no room for that, and sm_75 none for outputs.
+  if (q.row_hooks && (cc < 80 || dtype_size(q.kv) == 1)) return {};
   if (cc < 80) {
     if (q.kv != DType::kF16 || q.q != DType::kF16) return {};
     return with_dim(q, [&]<int kDim>() -> Found {
@@ -117,8 +119,9 @@ Found find_hopper(const TemplateQuery& q, int cc) {
 
 Found find_template(const TemplateQuery& query, int cc) {
   const std::string_view family = query.family;
-  if (family == "decode") return find_decode(query, cc);
   if (family == "prefill") return find_prefill(query, cc);
+  if (query.row_hooks) return {};
+  if (family == "decode") return find_decode(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
   return {};
 }

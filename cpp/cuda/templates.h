@@ -19,7 +19,8 @@ struct TemplateQuery {
   int rows = 0;
   bool hooks = false;  ///< more than plain attention
   bool softmax = true;
-  bool custom = false;  ///< a variant of the caller's: without softmax, weights of any size
+  bool custom = false;     ///< a variant of the caller's: without softmax, weights of any size
+  bool row_hooks = false;  ///< of q, k, v or the output
 };
 
 /// A template's parameters and what its Traits say of them.

@@ -332,6 +332,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": variant is not None,
         "rewrites_rows": variant is not None and variant.rewrites_rows,
+        "row_hooks": variant is not None and variant.has_row_hooks,
         "extras": tuple((e.name, e.dtype, e.rank) for e in variant.extras) if variant else (),
         # The CPU has every kernel of the built-in variants.
         "provider": Provider(variant) if variant or not _core.cuda_problem() else None,

@@ -101,6 +101,11 @@ class Variant:
         return bool(self.hooks & ROW_HOOKS)
 
     @property
+    def has_row_hooks(self) -> bool:
+        """Whether it changes rows of q, k, v or the output."""
+        return self.rewrites_rows or "output_transform" in self.hooks
+
+    @property
     def uses_positions(self) -> bool:
         """Whether it asks where in its request a logit or a row is, or which request that is."""
         return bool(_POSITION.search(_COMMENT.sub(" ", self.text)))

@@ -259,9 +259,13 @@ def test_what_no_template_does_is_refused(wishes: list[Wish]) -> None:
         "struct Rows : VariantBase { template <class Row> FLASHBSR_FN void "
         "query_transform(Row x, const RowAt& at) const { x[0] = 1.0f; } };"
     )
-    with pytest.raises(errors.UnsupportedError, match=r"query_transform on a GPU.*backend='cpu'"):
-        attention(rows, kv_dtype="float16").plan(**world.batch([4]))
+    for backend, types in (("fa3", ("float16", "float16")), ("cuda", ("float16", "float8_e4m3fn"))):
+        refused = attention(rows, backend, q_dtype=types[0], kv_dtype=types[1])
+        with pytest.raises(errors.UnsupportedError, match=r"variant.*16-bit.*whole rows"):
+            refused.plan(**world.batch([4]))
     assert not wishes
+    attention(rows, kv_dtype="float16").plan(**world.batch([4]))
+    assert [wish.family for wish in wishes] == ["prefill"]
 
 
 def test_a_variants_kernel_is_not_in_the_table() -> None:

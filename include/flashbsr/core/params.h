@@ -45,10 +45,12 @@ struct Params {
   bool fast_fp8 = false;                 ///< fewer promotions of float8 sums
   float lse_unit = 0.6931471805599453f;  ///< ln 2 for natural LSE, 1 for base 2
   RopeTables rope;
-  Extras extras;  ///< of a user's variant
 
   float* partial_out = nullptr;  ///< [slots, tile_rows, D_vo]
   float* partial_lse = nullptr;  ///< [slots, tile_rows], base 2
+
+  /// Of a user's variant. Last: 480 bytes that other kernels never fetch.
+  Extras extras;
 };
 
 }  // namespace flashbsr

@@ -8,21 +8,24 @@ nothing of the toolkit's, and no GPU or driver takes part.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import FlashbsrError, UnsupportedError
 
-__all__ = ["Nvrtc", "find_libraries", "nvrtc"]
+if TYPE_CHECKING:
+    import ctypes  # 10 ms: only where something is compiled
+
+__all__ = ["FLAGS", "Nvrtc", "find_library", "nvrtc"]
 
 _EXTRA = "pip install 'flashbsr[jit]'"
 # Without them every constexpr function and lambda would need an annotation for the device.
-_FLAGS = ("-std=c++20", "-default-device")
+FLAGS = ("-std=c++20", "-default-device")
 _COMPILATION_ERROR = 6  # nvrtcResult: what a program's source can cause
 _LINES = 30  # of messages: the first error, and where templates led to it
 _MAJORS = (13, 12)  # that the loader is asked for by name
@@ -50,6 +53,8 @@ class Nvrtc:
     """
 
     def __init__(self, path: Path) -> None:
+        import ctypes
+
         # NVRTC opens this one by its name alone, which succeeds where it has been opened before.
         for builtins in path.parent.glob("libnvrtc-builtins.so.*") if path.is_absolute() else ():
             ctypes.CDLL(str(builtins))
@@ -62,11 +67,6 @@ class Nvrtc:
         self._check(self._library.nvrtcGetSupportedArchs(archs))
         self.version = major.value, minor.value
         self.targets = tuple(archs)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Options of every compilation, for keys of caches."""
-        return _FLAGS
 
     def target_for(self, capability: int) -> str:
         """Name the architecture to compile for, given a device's compute capability.
@@ -140,6 +140,8 @@ class Nvrtc:
         self, source: str, name: str, target: str, include: Path, options: Sequence[str] = ()
     ) -> tuple[bytes | None, str]:
         """As `compile`; returns the cubin, or None, and the compiler's messages."""
+        import ctypes
+
         program = ctypes.c_void_p()
         library = self._library
         self._check(
@@ -148,7 +150,7 @@ class Nvrtc:
             )
         )
         try:
-            arguments = [*_FLAGS, f"-I{include}", f"--gpu-architecture={target}", *options]
+            arguments = [*FLAGS, f"-I{include}", f"--gpu-architecture={target}", *options]
             array = (ctypes.c_char_p * len(arguments))(*(os.fsencode(a) for a in arguments))
             status = library.nvrtcCompileProgram(program, len(arguments), array)
             if status != _COMPILATION_ERROR:
@@ -159,6 +161,8 @@ class Nvrtc:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _get(self, program: ctypes.c_void_p, what: str) -> bytes:
+        import ctypes
+
         size = ctypes.c_size_t()
         self._check(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
         content = ctypes.create_string_buffer(size.value)
@@ -171,15 +175,41 @@ class Nvrtc:
             raise UnsupportedError("NVRTC", text, f"a library that works: {_EXTRA}")
 
 
-def find_libraries() -> list[Path]:
-    """Name every NVRTC that this machine may have, newest first, Python packages before toolkits.
+@functools.cache
+def find_library(cuda_major: int = 0) -> Path:
+    """Name the newest NVRTC of this machine, Python packages before toolkits.
+
+    Parameters
+    ----------
+    cuda_major : int
+        The CUDA version that the driver supports: machine code of a later major version does not
+        load there. 0: any.
 
     Returns
     -------
-    list of Path
-        A name without a folder is left to the loader.
+    Path
+        A name without a folder is left to the loader, where nothing else was found.
+
+    Raises
+    ------
+    UnsupportedError
+        What there is, is for later drivers.
     """
-    return sorted(dict.fromkeys(_candidates()), key=_major, reverse=True)  # stable
+    found = sorted(dict.fromkeys(_candidates()), key=_major, reverse=True)  # stable
+    here = [path for path in found if path.is_absolute()] + [
+        path for path in found if not path.is_absolute()
+    ]
+    for path in here:
+        if not cuda_major or _major(path) <= cuda_major:
+            return path
+    raise _missing(f"{here[0]} with a driver of CUDA {cuda_major}", cuda_major)
+
+
+def _missing(problem: str, cuda_major: int) -> UnsupportedError:
+    wanted = _EXTRA
+    if cuda_major and cuda_major < _MAJORS[0]:
+        wanted = f"pip install nvidia-cuda-nvrtc-cu{cuda_major}"
+    return UnsupportedError("NVRTC", problem, f"the CUDA run-time compiler: {wanted}")
 
 
 def _major(path: Path) -> int:
@@ -202,33 +232,14 @@ def _candidates() -> Iterator[Path]:
 
 @functools.cache
 def nvrtc(cuda_major: int = 0) -> Nvrtc:
-    """Open the newest NVRTC that there is.
-
-    Parameters
-    ----------
-    cuda_major : int
-        The CUDA version that the driver supports: machine code of a later major version does not
-        load there. 0: any.
-
-    Returns
-    -------
-    Nvrtc
+    """Open the NVRTC that `find_library` names.
 
     Raises
     ------
     UnsupportedError
         There is none; the message names the extra that brings it.
     """
-    problem = ""
-    for path in find_libraries():
-        if cuda_major and _major(path) > cuda_major:
-            problem = f"{path} for a driver of CUDA {cuda_major}"
-            continue
-        try:
-            return Nvrtc(path)
-        except OSError as error:
-            problem = str(error)
-    wanted = _EXTRA
-    if cuda_major and cuda_major < 13:
-        wanted = f"pip install nvidia-cuda-nvrtc-cu{cuda_major}"
-    raise UnsupportedError("NVRTC", problem, f"the CUDA run-time compiler: {wanted}")
+    try:
+        return Nvrtc(find_library(cuda_major))
+    except OSError as error:
+        raise _missing(str(error), cuda_major) from None

@@ -44,10 +44,8 @@ class Provider:
         variant: str,
     ) -> bytes:
         """Machine code of a CUDA kernel; the parameters are those of ``KernelWish``."""
-        from .cuda import check_hooks, cuda_kernel
+        from .cuda import cuda_kernel
         from .kernel_source import Wish
 
-        if self._variant is not None:
-            check_hooks(self._variant)
         wish = Wish(name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant)
         return cuda_kernel(wish, self._text, self._struct)
