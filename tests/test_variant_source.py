@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import cases
 import ml_dtypes
@@ -393,6 +395,36 @@ def test_specs_are_values():
     a, b = (AttentionSpec.from_source(FLASH_SIGMOID, extras={"bias": "float32"}) for _ in "ab")
     assert a == b and hash(a) == hash(b) and a != AttentionSpec()
     assert a != AttentionSpec.from_source(FLASH_SIGMOID, extras={"bias": "int32"})
+
+
+def test_threads_may_ask_while_another_compiles():
+    """The lock is held while the compiler runs: whoever waits for it must not hold the GIL."""
+    text = """struct Slow : flashbsr::VariantBase {
+      template <class M> auto logits_transform(typename M::Float x, const LogitsAt<M>&) const {
+        return x + 1.0f;
+      } };"""
+    attention, arrays = small_attention(AttentionSpec.from_source(text))
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(attention.run(*arrays)), daemon=True)
+        for _ in range(3)
+    ]
+    threads += [
+        threading.Thread(target=lambda f=f: results.append(f()), daemon=True)
+        for f in (
+            attention.workspace_size,
+            attention.run_stats,
+            lambda: attention.plan_info,
+            lambda: attention.device,
+            lambda: attention.plan(None, [0, 3]),
+        )
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(results) == len(threads)
 
 
 PROGRAM = """

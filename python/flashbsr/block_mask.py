@@ -15,8 +15,6 @@ from .adapters import to_numpy
 from .attention import Attention
 from .errors import ShapeError, UnsupportedError
 from .spec import check_int
-from .trace.build import trace_mask
-from .trace.evaluate import evaluate
 
 __all__ = ["BlockMask", "block_mask"]
 
@@ -110,6 +108,8 @@ def block_mask(
     >>> int(window.partial.sum()), round(window.density, 2)
     (14, 0.33)
     """
+    from .trace.build import trace_mask  # 10 ms, for those who need it
+
     r, c = (
         check_int("block_size", n, 1)
         for n in (block_size if isinstance(block_size, tuple) else (block_size, block_size))
@@ -159,6 +159,8 @@ def _block_row(
     block: tuple[int, int],
 ) -> tuple[int, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
     """Columns and contents of the blocks that queries from `first` on see some of."""
+    from .trace.evaluate import evaluate
+
     (b, q_len, kv_len), (r, c) = request, block
     count = min(r, q_len - first)
     q_idx = np.arange(first, first + count, dtype=np.int64)[:, None]

@@ -15,7 +15,8 @@ from ..errors import DTypeError, FlashbsrError, UnsupportedError
 from ..variant import Extra, Variant, declared
 from .capture import Captures
 from .emit import LEAVES, Numbers, function_body, row_value, scalar_body
-from .value import Tensor, Value, value_of
+from .operations import value_of
+from .value import Tensor, Value
 
 __all__ = ["trace", "trace_mask"]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .value import FUNCTIONS, Tensor, Value, convert
+from .operations import FUNCTIONS, convert
+from .value import Tensor, Value
 
 __all__ = ["LEAVES", "Numbers", "function_body", "row_value", "scalar_body"]
 

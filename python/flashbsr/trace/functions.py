@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .value import Tensor, Value, apply, refuse
+from .operations import apply
+from .value import Tensor, Value, refuse
 
 __all__ = [
     "FUNCTIONS",
