@@ -22,6 +22,7 @@ from flashbsr import errors
 from flashbsr.jit import cuda as jit_cuda
 from flashbsr.jit.kernel_source import Wish
 from flashbsr.jit.provider import Provider
+from flashbsr.jit.warm import warm
 
 from fake_cuda.fake import Driver, FakeTorch
 from fake_cuda.world import CAPACITY, DECODE, DIM, HEADS, KV_HEADS, PAGE, PREFILL, World
@@ -266,6 +267,17 @@ def test_what_no_template_does_is_refused(wishes: list[Wish]) -> None:
     assert not wishes
     attention(rows, kv_dtype="float16").plan(**world.batch([4]))
     assert [wish.family for wish in wishes] == ["prefill"]
+
+
+def test_warm_compiles_what_lengths_ask_for(wishes: list[Wish]) -> None:
+    types = {"q_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, 128, page_size=16, backend="cuda", **types)
+    mine = spec("warm")
+    names = warm(mine, task)
+    assert names == [wish.name for wish in wishes]
+    assert [wish.family for wish in wishes] == ["decode", "hopper"]
+    assert warm(mine, dataclasses.replace(task, page_size=None), [512]) == names[1:]
+    assert len(wishes) == 2
 
 
 def test_a_variants_kernel_is_not_in_the_table() -> None:
