@@ -5,7 +5,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+import os
+import re
+import subprocess
+import sys
 
 import cases
 import flashbsr
@@ -172,6 +177,24 @@ def test_integers_follow_python(device):
     check_variant(spec, Hooks(score=expected), SMALL.but("integers"), device)
 
 
+@pytest.mark.parametrize("level", list(flashbsr._core.isa_levels())[:-1])
+def test_other_simd_levels(level):
+    """The level is fixed when the module is loaded: a process of its own, a few tests of above."""
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__),
+            *("-k", "(integers or special or numpy_functions or random_functions and 3) and cpu"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "FLASHBSR_ISA": level},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 10
+
+
 @on_devices
 def test_special_numbers(device):
     """log at and below 0, division by zero, infinities: the keys whose score is -inf are hidden."""
@@ -273,8 +296,6 @@ def test_equal_expressions_are_written_once():
 
 
 def here(lines_up: int) -> str:
-    import inspect
-
     return f"test_variant_trace.py:{inspect.currentframe().f_back.f_lineno - lines_up}"
 
 
