@@ -140,6 +140,36 @@ def test_head_dims_are_padded_to_a_template(wishes: list[Wish], dim: int, padded
     assert [(wish.head_dim, wish.head_dim_vo) for wish in wishes] == [(padded, padded)]
 
 
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("float16", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float8_e4m3fn"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_shapes_are_those_of_the_builds_kernels(
+    driver: Driver, wishes: list[Wish], shape: Any, dim: int, types: tuple[str, str]
+) -> None:
+    """Threads, shared memory and grid of a variant's kernel, and of a soft-cap's."""
+    lens, q_lens, rows = shape
+    dtypes = [getattr(torch, name) for name in types]
+    q = torch.zeros(rows, HEADS, dim, dtype=dtypes[0])
+    cache = torch.zeros(256, 2, PAGE, KV_HEADS, dim).to(dtypes[1])
+    launched = []
+    capped = flashbsr.AttentionSpec(logits_soft_cap=30.0, causal=True)
+    for which, values in ((capped, {}), (SPEC, extras())):
+        layer = attention(which, dim=dim, q_dtype=types[0], kv_dtype=types[1])
+        layer.plan(**World.batch(lens, q_lens))
+        layer.run(q, cache, **values)
+        launched.append((driver.kernel.split("_r")[0], driver.block, driver.grid))
+        driver.drain()
+    assert launched[0] == launched[1]
+
+
 def test_a_kernel_is_compiled_once_in_a_process(driver: Driver, wishes: list[Wish]) -> None:
     world, mine = World(), spec("once")
     loaded = driver.calls("cuLibraryLoadData")
