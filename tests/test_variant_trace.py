@@ -183,7 +183,10 @@ def test_other_simd_levels(level):
     result = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__),
-            *("-k", "(integers or special or numpy_functions or random_functions and 3) and cpu"),
+            *(
+                "-k",
+                "(integers or special or numpy_functions or (random_functions and 33)) and cpu",
+            ),
         ],
         capture_output=True,
         text=True,
@@ -192,7 +195,7 @@ def test_other_simd_levels(level):
         env={**os.environ, "FLASHBSR_ISA": level},
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 10
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) == 4
 
 
 @on_devices
@@ -254,6 +257,34 @@ def test_named_extras_and_captured_ones(device):
     check_variant(
         spec, Hooks(score=expected), SMALL, device, factor=1.5, table=device.put(table), shift=7
     )
+
+
+def test_elements_far_apart_and_every_step_between_keys():
+    """Rows of a table 2^30 elements apart, and indices that go up, down, by two and not at all."""
+    memory = np.frombuffer(cases.sparse_memory(2**31 + 2**20), np.uint8)
+    far = np.lib.stride_tricks.as_strided(memory, (3, KEYS), (2**30, 1), writeable=False)
+    for row in range(3):
+        memory[row * 2**30 :][:KEYS] = np.arange(KEYS) // 2 + 10 * row
+    kinds = (np.float32, np.float16, np.int32, np.int64, np.uint8)
+    lines = [np.arange(400).astype(kind) % 97 for kind in kinds]
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        x = far[kv_idx % 3, kv_idx] * 0.05
+        for i, line in enumerate(lines):
+            x = x + (line[kv_idx + i] + line[q_idx - kv_idx + 160]) * 0.01
+            x = x + (line[2 * kv_idx] + line[q_idx + i + 0 * kv_idx]) * 0.02
+        return score + x
+
+    def expected(x, b, h, q, k):
+        y = far[k % 3, k] * 0.05 + 0.0 * q
+        for i, line in enumerate(lines):
+            wide = line.astype(np.float64)
+            y = y + (wide[k + i] + wide[q - k + 160]) * 0.01
+            y = y + (wide[2 * k] + wide[q + i]) * 0.02
+        return x + y.astype(x.dtype)
+
+    spec = AttentionSpec.from_functions(score_mod=score_mod)
+    check_variant(spec, Hooks(score=expected), SMALL.but("far"))
 
 
 def test_runs_read_captured_arrays_as_they_are_then():

@@ -4,9 +4,7 @@
 // Vector exponentials for softmax and the variants' functions.
 #pragma once
 
-#include <type_traits>
-
-#include <flashbsr/core/extras.h>
+#include <flashbsr/cpu/gather.h>
 #include <flashbsr/cpu/simd.h>
 
 namespace flashbsr::cpu {
@@ -130,16 +128,7 @@ struct VectorMath {
     if constexpr (!(std::is_same_v<I, Int> || ...)) {
       return splat(x(index...));
     } else {
-      using Value = typename ExtraTensor<T, kRank>::Value;
-      alignas(64) Value values[kLanes];
-      for (int i = 0; i < kLanes; ++i) values[i] = x(lane(index, i)...);
-      if constexpr (std::is_same_v<Value, bool>) {
-        Int r;
-        for (int i = 0; i < kLanes; ++i) r[i] = values[i] ? -1 : 0;
-        return r;
-      } else {
-        return load<std::conditional_t<std::is_same_v<Value, float>, Float, Int>>(values);
-      }
+      return cpu::gather(x, index...);
     }
   }
 
@@ -155,10 +144,6 @@ struct VectorMath {
     const UintV shifted = (UintV{} + (window >> (first & 7))) >> reinterpret_cast<UintV>(iota());
     return reinterpret_cast<IntV>(shifted & 1u) != 0;
   }
-
- private:
-  FLASHBSR_FN static int32_t lane(Int x, int i) { return x[i]; }
-  FLASHBSR_FN static int32_t lane(int32_t x, int) { return x; }
 };
 
 }  // namespace FLASHBSR_CPU_ISA
