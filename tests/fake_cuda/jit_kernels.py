@@ -9,7 +9,9 @@ fake GPU computes a user's variant with the CPU's code of it.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -199,6 +201,24 @@ def test_types_that_are_not_known_are_not_compiled_for(wishes: list[Wish]) -> No
     right = World(torch.float16)
     guessed.run(right.q[:2], right.cache, **extras())
     assert [wish.kv for wish in wishes[2:]] == ["float16"]
+
+
+def test_arrays_of_a_variant_are_not_kept() -> None:
+    """Kernels stay for the process; what a function captured goes with its spec."""
+
+    def captured() -> weakref.ref[torch.Tensor]:
+        slopes = torch.ones(HEADS)
+
+        def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score + slopes[h] * (kv_idx - q_idx)
+
+        mine = flashbsr.AttentionSpec.from_functions(score_mod=alibi)
+        attention(mine, kv_dtype="float16").plan(**World.batch([4]))
+        return weakref.ref(slopes)
+
+    kept = captured()
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_kernel_that_fails_to_compile_is_asked_for_again(
