@@ -30,8 +30,8 @@
 #define FLASHBSR_ARCH 0
 #endif
 
-// NVRTC has no <cstdint>, and nothing else is wanted of the toolkit's headers: kernels compile at run
-// time from this folder alone. The types are those of <cstdint> on 64-bit Linux.
+// NVRTC has no <cstdint>, and nothing else is wanted of the toolkit's headers: kernels compile at
+// run time from this folder alone. The types are those of <cstdint> on 64-bit Linux.
 #if defined(__CUDACC_RTC__)
 namespace flashbsr {
 using int32_t = int;

@@ -75,6 +75,8 @@ extern "C" {
 long fake_calls(const char* name) { return state().calls[name]; }
 const char* fake_kernel() { return state().last_kernel.c_str(); }
 int fake_grid() { return state().last_grid; }
+int fake_threads() { return state().last_threads; }
+int fake_shared() { return state().last_shared; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
 int fake_path() { return state().last_path; }
@@ -195,6 +197,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   const std::string& name = *reinterpret_cast<const std::string*>(function);
   state().last_kernel = name;
   state().last_grid = static_cast<int>(config->gridDimX);
+  state().last_threads = static_cast<int>(config->blockDimX);
+  state().last_shared = static_cast<int>(config->sharedMemBytes);
   state().last_programmatic = config->numAttrs > 0;
   state().last_path = -1;
   Op op;

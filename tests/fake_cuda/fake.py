@@ -46,6 +46,11 @@ class Driver:
         return int(self.library.fake_grid())
 
     @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a block, and bytes of its shared memory."""
+        return int(self.library.fake_threads()), int(self.library.fake_shared())
+
+    @property
     def overlap(self) -> int:
         """Its KernelArgs::overlap."""
         return int(self.library.fake_overlap())

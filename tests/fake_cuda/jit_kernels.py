@@ -9,7 +9,9 @@ fake GPU computes a user's variant with the CPU's code of it.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,6 +24,7 @@ from flashbsr import errors
 from flashbsr.jit import cuda as jit_cuda
 from flashbsr.jit.kernel_source import Wish
 from flashbsr.jit.provider import Provider
+from flashbsr.jit.warm import warm
 
 from fake_cuda.fake import Driver, FakeTorch
 from fake_cuda.world import CAPACITY, DECODE, DIM, HEADS, KV_HEADS, PAGE, PREFILL, World
@@ -139,6 +142,36 @@ def test_head_dims_are_padded_to_a_template(wishes: list[Wish], dim: int, padded
     assert [(wish.head_dim, wish.head_dim_vo) for wish in wishes] == [(padded, padded)]
 
 
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("float16", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float8_e4m3fn"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_shapes_are_those_of_the_builds_kernels(
+    driver: Driver, wishes: list[Wish], shape: Any, dim: int, types: tuple[str, str]
+) -> None:
+    """Threads, shared memory and grid of a variant's kernel, and of a soft-cap's."""
+    lens, q_lens, rows = shape
+    dtypes = [getattr(torch, name) for name in types]
+    q = torch.zeros(rows, HEADS, dim, dtype=dtypes[0])
+    cache = torch.zeros(256, 2, PAGE, KV_HEADS, dim).to(dtypes[1])
+    launched = []
+    capped = flashbsr.AttentionSpec(logits_soft_cap=30.0, causal=True)
+    for which, values in ((capped, {}), (SPEC, extras())):
+        layer = attention(which, dim=dim, q_dtype=types[0], kv_dtype=types[1])
+        layer.plan(**World.batch(lens, q_lens))
+        layer.run(q, cache, **values)
+        launched.append((driver.kernel.split("_r")[0], driver.block, driver.grid))
+        driver.drain()
+    assert launched[0] == launched[1]
+
+
 def test_a_kernel_is_compiled_once_in_a_process(driver: Driver, wishes: list[Wish]) -> None:
     world, mine = World(), spec("once")
     loaded = driver.calls("cuLibraryLoadData")
@@ -168,6 +201,24 @@ def test_types_that_are_not_known_are_not_compiled_for(wishes: list[Wish]) -> No
     right = World(torch.float16)
     guessed.run(right.q[:2], right.cache, **extras())
     assert [wish.kv for wish in wishes[2:]] == ["float16"]
+
+
+def test_arrays_of_a_variant_are_not_kept() -> None:
+    """Kernels stay for the process; what a function captured goes with its spec."""
+
+    def captured() -> weakref.ref[torch.Tensor]:
+        slopes = torch.ones(HEADS)
+
+        def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score + slopes[h] * (kv_idx - q_idx)
+
+        mine = flashbsr.AttentionSpec.from_functions(score_mod=alibi)
+        attention(mine, kv_dtype="float16").plan(**World.batch([4]))
+        return weakref.ref(slopes)
+
+    kept = captured()
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_kernel_that_fails_to_compile_is_asked_for_again(
@@ -266,6 +317,17 @@ def test_what_no_template_does_is_refused(wishes: list[Wish]) -> None:
     assert not wishes
     attention(rows, kv_dtype="float16").plan(**world.batch([4]))
     assert [wish.family for wish in wishes] == ["prefill"]
+
+
+def test_warm_compiles_what_lengths_ask_for(wishes: list[Wish]) -> None:
+    types = {"q_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, 128, page_size=16, backend="cuda", **types)
+    mine = spec("warm")
+    names = warm(mine, task)
+    assert names == [wish.name for wish in wishes]
+    assert [wish.family for wish in wishes] == ["decode", "hopper"]
+    assert warm(mine, dataclasses.replace(task, page_size=None), [512]) == names[1:]
+    assert len(wishes) == 2
 
 
 def test_a_variants_kernel_is_not_in_the_table() -> None:

@@ -62,7 +62,8 @@ struct State {
   std::vector<std::vector<Op>> graphs;
   std::string last_kernel;
   const int32_t* last_pages = nullptr;
-  int last_grid = 0, last_overlap = 0, last_programmatic = 0, last_path = -1;
+  int last_grid = 0, last_threads = 0, last_shared = 0, last_overlap = 0, last_programmatic = 0,
+      last_path = -1;
 };
 
 inline State& state() {

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..variant import Variant
 
 __all__ = ["Provider"]
@@ -13,7 +15,8 @@ class Provider:
     """Kernels of one variant (`api::KernelProvider` of the core); None: of the built-in ones."""
 
     def __init__(self, variant: Variant | None) -> None:
-        self._variant = variant
+        # Without its arrays: the core keeps a provider as long as kernels that it was asked for.
+        self._variant = variant and dataclasses.replace(variant, captured=())
         self._text = self._struct = self.name = ""
         if variant is not None:
             from . import cache
