@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._check import check_int
 from .adapters import to_numpy
 from .attention import Attention
 from .errors import ShapeError, UnsupportedError
-from .spec import check_int
 
 __all__ = ["BlockMask", "block_mask"]
 
