@@ -80,11 +80,17 @@ class ExtraTensor {
 
   template <class... I>
   FLASHBSR_FN Value operator()(I... index) const {
+    return detail::element_value(stored(index...));
+  }
+
+  /// The element as it is in memory.
+  template <class... I>
+  FLASHBSR_FN T stored(I... index) const {
     static_assert(sizeof...(I) == kRank, "one index for each dimension");
     int dim = 0;
     int64_t offset = 0;
     ((offset += step(dim++, static_cast<int32_t>(index))), ...);
-    return detail::element_value(data()[offset]);
+    return data()[offset];
   }
 
  private:

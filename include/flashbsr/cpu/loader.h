@@ -11,6 +11,7 @@
 // NaN or garbage there cannot reach an output. It costs one pass over the tile, shared by all rows.
 #pragma once
 
+#include <flashbsr/core/params.h>
 #include <flashbsr/cpu/convert.h>
 #include <flashbsr/cpu/gemm.h>
 #include <flashbsr/cpu/transpose.h>

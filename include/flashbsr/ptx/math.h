@@ -44,6 +44,18 @@ FLASHBSR_DEVICE float min(float a, float b) {
   return r;
 }
 
+/// An element of a variant's tensor. One instruction for float16, which core/dtype.h widens by its
+/// bits.
+template <class T>
+FLASHBSR_DEVICE auto element_value(T x) {
+  return flashbsr::detail::element_value(x);
+}
+FLASHBSR_DEVICE float element_value(Half x) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
+  return r;
+}
+
 }  // namespace flashbsr::ptx
 
 namespace flashbsr {
@@ -85,7 +97,7 @@ struct ThreadMath {
   FLASHBSR_DEVICE static Int floor_div(Int a, Int b) { return flashbsr::floor_div(a, b); }
   template <class T, int kRank, class... I>
   FLASHBSR_DEVICE static auto gather(const ExtraTensor<T, kRank>& x, I... index) {
-    return x(index...);
+    return ptx::element_value(x.stored(index...));
   }
   FLASHBSR_DEVICE static Bool test_bits(const uint8_t* bits, int64_t first, int32_t) {
     return bits[first >> 3] >> (first & 7) & 1;
