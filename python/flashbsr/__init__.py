@@ -50,6 +50,7 @@ from .rope import (
     apply_rope_with_cos_sin_cache_inplace,
 )
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
+from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
 from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
@@ -73,6 +74,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ShapeError",
+    "SpanMask",
     "TaskInfo",
     "UnsupportedError",
     "__version__",
@@ -107,6 +109,7 @@ __all__ = [
     "sigmoid",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
+    "span_mask",
     "sqrt",
     "tanh",
     "where",

@@ -8,13 +8,14 @@ import math
 from typing import Any
 
 from . import _core
+from ._check import is_cuda
 from ._launch import always
 from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
 from .errors import DTypeError, FlashbsrError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
-from .spec import AttentionSpec, TaskInfo, is_cuda
+from .spec import AttentionSpec, TaskInfo
 
 __all__ = ["Planned"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._check import check_int
 from .adapters import to_numpy
 from .attention import Attention
 from .errors import ShapeError, UnsupportedError
-from .spec import check_int
 
 __all__ = ["BlockMask", "block_mask"]
 
@@ -108,32 +108,18 @@ def block_mask(
     >>> int(window.partial.sum()), round(window.density, 2)
     (14, 0.33)
     """
-    from .trace.build import trace_mask  # 10 ms, for those who need it
-
     r, c = (
         check_int("block_size", n, 1)
         for n in (block_size if isinstance(block_size, tuple) else (block_size, block_size))
     )
-    queries, keys = (
-        [check_int(name, n, 0) for n in ((lens,) if isinstance(lens, int) else lens)]
-        for name, lens in (("q_lens", q_lens), ("kv_lens", kv_lens))
-    )
-    if len(queries) != len(keys):
-        raise ShapeError("kv_lens", f"{len(keys)} lengths", f"{len(queries)}, as many as q_lens")
+    queries, keys = check_lengths(q_lens, kv_lens)
     for name, lens, size in (("q_lens", queries[:-1], r), ("kv_lens", keys, c)):
         for n in lens:
             if n % size:
                 raise ShapeError(name, n, f"a multiple of the block size, {size}")
-    root, captured = trace_mask(mask_mod)
-    if root.deps & {"h", "kv_head"}:
-        raise UnsupportedError(
-            "mask_mod",
-            "a function of the head",
-            "one mask for all heads, or AttentionSpec.from_functions, which asks it per head",
-        )
-    arrays = {name: to_numpy(array, name) for name, array in captured.items()}
+    seen_by = trace_for_all_heads(mask_mod)
     rows = [
-        _block_row(root, arrays, (b, q_len, kv_len), first, (r, c))
+        _block_row(seen_by, (b, q_len, kv_len), first, (r, c))
         for b, (q_len, kv_len) in enumerate(zip(queries, keys, strict=True))
         for first in range(0, q_len, r)
     ]
@@ -151,28 +137,64 @@ def block_mask(
     )
 
 
+def check_lengths(
+    q_lens: int | Sequence[int], kv_lens: int | Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Lengths of each request; one number is one request."""
+    queries, keys = (
+        [check_int(name, n, 0) for n in ((lens,) if isinstance(lens, int) else lens)]
+        for name, lens in (("q_lens", q_lens), ("kv_lens", kv_lens))
+    )
+    if len(queries) != len(keys):
+        raise ShapeError("kv_lens", f"{len(keys)} lengths", f"{len(queries)}, as many as q_lens")
+    return queries, keys
+
+
+def trace_for_all_heads(
+    mask_mod: Callable[..., Any],
+) -> Callable[[tuple[int, int, int], int, int], npt.NDArray[np.bool_]]:
+    """Trace a mask function; returns one of ((b, q_len, kv_len), first query, queries).
+
+    It gives what those queries see, ``(queries, kv_len)``.
+    """
+    from .trace.build import trace_mask  # 10 ms, for those who need it
+    from .trace.evaluate import evaluate
+
+    root, captured = trace_mask(mask_mod)
+    if root.deps & {"h", "kv_head"}:
+        raise UnsupportedError(
+            "mask_mod",
+            "a function of the head",
+            "one mask for all heads, or AttentionSpec.from_functions, which asks it per head",
+        )
+    arrays = {name: to_numpy(array, name) for name, array in captured.items()}
+
+    def seen_by(request: tuple[int, int, int], first: int, count: int) -> npt.NDArray[np.bool_]:
+        b, q_len, kv_len = request
+        q_idx = np.arange(first, first + count, dtype=np.int64)[:, None]
+        leaves = {
+            "b": b,
+            "q_idx": q_idx,
+            "kv_idx": np.arange(kv_len, dtype=np.int64)[None, :],
+            "q_position": q_idx + kv_len - q_len,
+            "q_len": q_len,
+            "kv_len": kv_len,
+        }
+        return np.broadcast_to(evaluate(root, leaves, arrays).astype(np.bool_), (count, kv_len))
+
+    return seen_by
+
+
 def _block_row(
-    root: Any,
-    arrays: dict[str, npt.NDArray[Any]],
+    seen_by: Callable[..., npt.NDArray[np.bool_]],
     request: tuple[int, int, int],
     first: int,
     block: tuple[int, int],
 ) -> tuple[int, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
     """Columns and contents of the blocks that queries from `first` on see some of."""
-    from .trace.evaluate import evaluate
-
     (b, q_len, kv_len), (r, c) = request, block
     count = min(r, q_len - first)
-    q_idx = np.arange(first, first + count, dtype=np.int64)[:, None]
-    leaves = {
-        "b": b,
-        "q_idx": q_idx,
-        "kv_idx": np.arange(kv_len, dtype=np.int64)[None, :],
-        "q_position": q_idx + kv_len - q_len,
-        "q_len": q_len,
-        "kv_len": kv_len,
-    }
-    seen = np.broadcast_to(evaluate(root, leaves, arrays).astype(np.bool_), (count, kv_len))
+    seen = seen_by(request, first, count)
     blocks = seen.reshape(count, kv_len // c, c).swapaxes(0, 1)
     found = np.flatnonzero(blocks.any(axis=(1, 2)))
     kept = np.ones((len(found), r, c), np.bool_)  # rows past the last query are not read

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .._check import is_cuda
 from ..adapters import numpy as host
 from ..attention import Attention
 from ..errors import FlashbsrError
-from ..spec import AttentionSpec, TaskInfo, is_cuda
+from ..spec import AttentionSpec, TaskInfo
 from ..variant import Variant
 
 __all__ = ["load_spec", "run", "warm"]
