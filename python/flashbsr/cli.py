@@ -75,6 +75,7 @@ def _info(args: argparse.Namespace) -> int:
         + (f"; also here: {', '.join(others)}" if others else "")
     )
     print(f"  CPU       {info['cores']} cores, {info['threads']} threads")
+    print(f"  JIT       {_compilers(info['jit'])}")
     print(f"  CUDA      {cuda['problem'] or _count(len(cuda['devices']), 'device')}")
     for ordinal, device in enumerate(cuda["devices"]):
         major, minor = device["compute_capability"]
@@ -92,6 +93,10 @@ def _info(args: argparse.Namespace) -> int:
         summary = cuda_summary(cuda["kernels"])
         _print_table(tuple(summary[0]), summary)
     return 0
+
+
+def _compilers(jit: dict[str, str | None]) -> str:
+    return f"{jit['cxx'] or 'no C++ compiler'}; {jit['nvrtc'] or 'no NVRTC'}"
 
 
 def _count(number: int, noun: str) -> str:
