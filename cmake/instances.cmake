@@ -16,6 +16,8 @@ set(FLASHBSR_Q_f16xe4m3 flashbsr::DType::kF16)
 set(FLASHBSR_KV_bf16xe4m3 flashbsr::DType::kE4M3)
 set(FLASHBSR_Q_bf16xe4m3 flashbsr::DType::kBF16)
 set(FLASHBSR_VARIANT_plain flashbsr::Plain)
+set(FLASHBSR_VARIANT_soft_cap flashbsr::SoftCapped)
+set(FLASHBSR_VARIANT_alibi flashbsr::WithAlibi)
 set(FLASHBSR_VARIANT_standard flashbsr::Standard)
 set(FLASHBSR_VARIANT_sigmoid flashbsr::Sigmoid)
 

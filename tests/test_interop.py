@@ -168,7 +168,15 @@ def exported_address(exported: Any) -> int:
         return exported.ctypes.data
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = ctypes.cast(pointer(exported, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+    if hasattr(exported, "__dlpack_c_exchange_api__"):
+        # DLPackExchangeAPI: version, previous API, three functions, and the one that describes.
+        table = pointer(exported.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+        describe = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))[5]
+        tensor = _DLTensor()
+        function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_DLTensor))
+        assert function(describe)(exported, ctypes.byref(tensor)) == 0
+    else:
+        tensor = ctypes.cast(pointer(exported, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
     return tensor.data + tensor.byte_offset
 
 
@@ -185,6 +193,26 @@ def test_exports_are_views(kind: Kind, dtype: str) -> None:
         view = kind.put(base[1::2, 1:, 3:11])
         assert kind.address(view) != kind.address(x)
         assert exported_address(adapter_for(view).export(view)) == kind.address(view)
+
+
+@by_dtypes
+def test_torch_without_the_exchange_api(
+    dtypes: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch before 2.10 hands over capsules: the same bits."""
+    from flashbsr.adapters import torch as adapter
+
+    problem = build(cases.PREFILL.but("torch", dtypes=dtypes, layout="paged"))
+    attention = attention_for(problem)
+    problem.plan(attention)
+    q, kv = all_of(TORCH, problem)
+    results = []
+    for exchanges in (adapter._EXCHANGES, False):
+        monkeypatch.setattr(adapter, "_EXCHANGES", exchanges)
+        assert (adapter.export(q) is q) == exchanges
+        results.append([TORCH.get(x) for x in attention.run(q, kv, return_lse=True)])
+    for one, other in zip(*results, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sparse anonymous memory, /proc")
@@ -265,16 +293,39 @@ def test_torch_inference_mode() -> None:
     assert flashbsr.single_prefill_with_kv_cache(x, x, x).equal(x)
 
 
+def fake_tensor() -> torch.Tensor:
+    """What torch.compile traces with: a shape on a device, and a null pointer."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3, 2, 8)
+
+
 @pytest.mark.parametrize(
     ("tensor", "error"),
     [
         (lambda: torch.ones(3, 2, 8, device="meta"), flashbsr.errors.DeviceError),
+        (fake_tensor, flashbsr.errors.DeviceError),
         (lambda: torch._neg_view(torch.ones(3, 2, 8)), flashbsr.errors.DTypeError),
+        (
+            lambda: torch.ones(3, 2, 8, dtype=torch.complex64).conj().imag,
+            flashbsr.errors.DTypeError,
+        ),
+        (lambda: torch.ones(3, 2, 8).to_mkldnn(), flashbsr.errors.DTypeError),
         (lambda: torch.ones(3, 2, 8).to_sparse(), flashbsr.errors.DTypeError),
         (lambda: torch.ones(3, 2, 8, dtype=torch.complex64), flashbsr.errors.DTypeError),
         (lambda: torch.ones(3, 2, 8, dtype=torch.float64), flashbsr.errors.DTypeError),
     ],
-    ids=["meta", "negative bit", "sparse", "complex", "float64"],
+    ids=[
+        "meta",
+        "fake",
+        "negative bit",
+        "negative imag",
+        "opaque",
+        "sparse",
+        "complex",
+        "float64",
+    ],
 )
 def test_torch_tensors_without_usable_memory(
     tensor: Callable[[], torch.Tensor], error: type

@@ -38,13 +38,18 @@ LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
 GATHERED = 12  # a page size that the copy engine of sm_90 does not take
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
-# What is more than plain attention, one or more of these in turn.
-HOOKS: tuple[dict[str, Any], ...] = (
-    {"logits_soft_cap": 5.0, "window_left": 50},
-    {"pos_encoding_mode": "ALIBI", "causal": True},
-    {"pos_encoding_mode": "ROPE_LLAMA", "causal": True},
-    {"mask": True},
-)
+# Fields of AttentionSpec that need a variant; ``mask`` asks for a custom mask.
+SPECS: dict[str, tuple[dict[str, Any], ...]] = {
+    "plain": ({"causal": True}, {"window_left": 40}),
+    "soft_cap": ({"logits_soft_cap": 5.0, "window_left": 50}, {"logits_soft_cap": 50.0}),
+    "alibi": ({"pos_encoding_mode": "ALIBI", "causal": True},),
+    "standard": (
+        {"logits_soft_cap": 5.0, "pos_encoding_mode": "ALIBI", "window_left": 50},
+        {"pos_encoding_mode": "ROPE_LLAMA", "causal": True},
+        {"mask": True},
+    ),
+    "sigmoid": ({"activation": "sigmoid", "causal": True}, {"activation": "sigmoid", "mask": True}),
+}
 
 
 def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, Any]]:
@@ -71,13 +76,11 @@ def offsets(lens: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
 
 
-def specs(variant: str) -> list[dict[str, Any]]:
-    """Fields of AttentionSpec that need the variant; ``mask`` asks for a custom mask."""
-    if variant == "plain":
-        return [{"causal": True}, {"window_left": 40}]
-    if variant == "standard":
-        return list(HOOKS)
-    return [{"activation": "sigmoid", "causal": True}, {"activation": "sigmoid", "mask": True}]
+def rotates(kernel: dict[str, Any], page_size: int | None) -> bool:
+    """Whether a problem with RoPE leads to the kernel: not where dims differ."""
+    if kernel["family"] == "hopper":
+        return kernel["kv"] in ("f16", "bf16") and kernel["head_dim"] == kernel["head_dim_vo"]
+    return kernel["family"] == "prefill" and page_size is not None
 
 
 def normal(shape: tuple[int, ...], dtype: str) -> Any:
@@ -231,11 +234,10 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
             torch.cuda.synchronize()
         return []
     others = []
-    for spec in specs(kernel["variant"]):
+    for spec in SPECS[kernel["variant"]]:
         for page_size in (None, PAGE_SIZE, *[GATHERED] * (kernel["family"] == "hopper")):
-            # Dims that differ are not rotated, nor by another family's kernels.
-            rotates = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
-            if rotates and (page_size is None or kernel["family"] != "prefill"):
+            rope = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
+            if rope and not rotates(kernel, page_size):
                 continue
             ran = attend(kernel, spec, page_size)
             if ran != kernel["name"]:

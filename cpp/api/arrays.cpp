@@ -92,7 +92,7 @@ class Checker {
   Checker(const AttentionOptions& options, const PlanHeader& plan, Place place)
       : o_(options), h_(plan), place_(place) {}
 
-  const float* head_vector(const std::optional<Array>& a, int64_t heads) const {
+  const float* head_vector(const Array* a, int64_t heads) const {
     if (!a) return nullptr;
     check_element(*a, {Element::kF32});
     check_shape(*a, {heads});
@@ -102,7 +102,6 @@ class Checker {
   }
 
   void here(const Array& a) const {
-    if (a.place == place_) return;
     check_place(a, place_, "every array of a run is where it is computed");
   }
 
@@ -127,6 +126,10 @@ class Checker {
   void queries(const Array& q, bool spare_rows, Params& p) const {
     check_element(q, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3});
     p.q = ragged_view(q, true);
+    if (o_.q_dtype && p.q.dtype != *o_.q_dtype) {
+      throw Error(ErrorCode::kDType, q.name, dtype_name(p.q.dtype),
+                  std::string(dtype_name(*o_.q_dtype)) + ", the task's q_dtype");
+    }
     check_shape(q, {-1, o_.shape.num_qo_heads, o_.head_dim_qk});
     here(q);
     aligned_rows(q);
@@ -136,9 +139,13 @@ class Checker {
   }
 
   void cache(const RunArrays& a, Params& p) const {
-    const CacheViews kv = cache_views(a.k, a.v ? &*a.v : nullptr, o_.cache);
+    const CacheViews kv = cache_views(a.k, a.v, o_.cache);
     p.k = kv.k;
     p.v = kv.v;
+    if (o_.kv_dtype && p.k.dtype != *o_.kv_dtype) {
+      throw Error(ErrorCode::kDType, "kv", dtype_name(p.k.dtype),
+                  std::string(dtype_name(*o_.kv_dtype)) + ", the task's kv_dtype");
+    }
     const Array& v = a.v ? *a.v : a.k;
     half(p.k, a.k, o_.head_dim_qk);
     half(p.v, v, o_.head_dim_vo);
@@ -158,6 +165,11 @@ class Checker {
 
   void outputs(const RunArrays& a, Params& p) const {
     p.out = ragged_view(a.out);
+    const DType wanted = o_.o_dtype.value_or(p.q.dtype == DType::kE4M3 ? p.out.dtype : p.q.dtype);
+    if (p.out.dtype != wanted) {
+      throw Error(ErrorCode::kDType, a.out.name, dtype_name(p.out.dtype),
+                  std::string(dtype_name(wanted)) + " (o_dtype; by default that of q)");
+    }
     check_shape(a.out, {p.q.tokens, o_.shape.num_qo_heads, o_.head_dim_vo});
     check_no_overlap(a.out);
     here(a.out);

@@ -22,24 +22,25 @@ struct MaskArrays {
 /// A scale: one number, or an array with one per head.
 struct Scale {
   float number = 1.0f;
-  std::optional<Array> per_head;
+  const Array* per_head = nullptr;
 };
 
 /// The value of an ExtraOption.
 struct ExtraValue {
-  uint32_t bits = 0;  ///< of a float or an int32_t
-  std::optional<Array> array;
+  uint32_t bits = 0;             ///< of a float or an int32_t
+  const Array* array = nullptr;  ///< of a tensor
 };
 
+/// Null: not given.
 struct RunArrays {
-  Array q;
-  Array k;  ///< or the stacked cache
-  std::optional<Array> v;
-  Array out;
-  std::optional<Array> lse;
+  const Array& q;
+  const Array& k;  ///< or the stacked cache
+  const Array* v = nullptr;
+  const Array& out;
+  const Array* lse = nullptr;
   Scale q_scale, k_scale, v_scale;
-  std::optional<Array> sinks;
-  std::optional<Array> alibi_slopes;
+  const Array* sinks = nullptr;
+  const Array* alibi_slopes = nullptr;
   std::vector<ExtraValue> extras;  ///< as many as AttentionOptions::extras
 };
 

@@ -87,7 +87,7 @@ void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array
                      const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask,
                      void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
-  planned_ = scheduled_ = false;
+  start_plan();
   IndexView qo, pages, last, lens;
   const IndexView* qo_view = optional_indices(qo_indptr, qo);
   if (!options_.cache.paged) {
@@ -112,7 +112,7 @@ void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array
 void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tables,
                                  const Array& kv_lens, const MaskArrays& mask, void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
-  planned_ = scheduled_ = false;
+  start_plan();
   IndexView qo;
   check_element(block_tables, {Element::kI32, Element::kI64});
   check_rank(block_tables, 2, "[batch_size, max_pages]");
@@ -134,10 +134,15 @@ void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tabl
 void Attention::plan_bsr(const Array& indptr, const Array& indices_, int64_t m, int64_t n,
                          int64_t r, int64_t c, const MaskArrays& mask, void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
-  planned_ = scheduled_ = false;
+  start_plan();
   bsr_layout(layout_, indices(indptr), indices(indices_), m, n, r, c);
   if (mask.given()) take_block_mask(mask, r, layout_, mask_);
   finish_plan(mask.given(), stream);
+}
+
+void Attention::start_plan() {
+  planned_ = scheduled_ = false;
+  ran_.reset();
 }
 
 void Attention::finish_plan(bool masked, void* stream) {
@@ -273,6 +278,11 @@ RunStats Attention::stats() {
   return backend_->stats();
 }
 
+std::optional<RunTypes> Attention::run_types() {
+  const std::lock_guard<std::mutex> hold(running_);
+  return ran_;
+}
+
 std::string Attention::kernel_name() {
   const std::lock_guard<std::mutex> hold(running_);
   if (!planned_) throw Error(ErrorCode::kPlan, "kernel_name", "no plan", "plan() first");
@@ -308,6 +318,7 @@ void Attention::run(const RunArrays& arrays, const RunOptions& options) {
     schedule(options.stream);
   }
   backend_->run(params, options);
+  ran_ = RunTypes{params.q.dtype, params.k.dtype, params.out.dtype};
 }
 
 }  // namespace flashbsr::api

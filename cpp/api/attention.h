@@ -15,6 +15,10 @@
 
 namespace flashbsr::api {
 
+struct RunTypes {
+  DType q, kv, out;
+};
+
 class Attention {
  public:
   explicit Attention(const AttentionOptions& options);
@@ -47,12 +51,15 @@ class Attention {
   /// A copy: plan() writes the same memory again.
   std::vector<int32_t> plan_buffer();
   RunStats stats();
+  /// Of q, KV and out in the last run of this plan; empty before it.
+  std::optional<RunTypes> run_types();
   std::string kernel_name();
   std::string device_name();
   double bandwidth();
 
  private:
   void settle_locked(Place place, const char* argument);
+  void start_plan();
   void finish_plan(bool masked, void* stream);
   void schedule(void* stream);
   DeviceLimits limits_for(const Batch& batch);
@@ -83,7 +90,8 @@ class Attention {
   int64_t workspace_bytes_ = -1;  ///< that there may be; -1: as many as a plan needs
   bool planned_ = false;          ///< there is a batch
   bool scheduled_ = false;        ///< and the backend has its plan
-  std::mutex running_;            ///< held by whoever reads or writes the plan
+  std::optional<RunTypes> ran_;
+  std::mutex running_;  ///< held by whoever reads or writes the plan
 };
 
 }  // namespace flashbsr::api

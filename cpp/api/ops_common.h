@@ -25,7 +25,8 @@ inline bool checking() {
 inline Place common_place(std::initializer_list<const Array*> arrays) {
   const Array& first = **arrays.begin();
   for (const Array* a : arrays) {
-    if (a) check_place(*a, first.place, std::string(first.name) + " is there");
+    if (!a || a->place == first.place) continue;
+    check_place(*a, first.place, (std::string(first.name) + " is there").c_str());
   }
   if (first.place.cuda && !cuda::why_unavailable().empty()) {
     throw Error(ErrorCode::kDevice, first.name, "an array in " + place_text(first.place),

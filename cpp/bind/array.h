@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Python arrays in: what an adapter's export() gives becomes an api::Array. The adapters own the
-// framework and stream questions; here arrive only buffers, DLPack objects and (bits, name) tuples.
+// framework and stream questions; here arrive only buffers, DLPack objects, arrays of a framework
+// that has handed over its exchange API, and (bits, name) tuples.
 #pragma once
 
 #include <optional>
@@ -20,7 +21,13 @@ namespace nb = nanobind;
 /// Which memory a function can work in; arrays elsewhere are refused by name.
 enum class Memory { kHost, kAny };
 
-/// Keeps the imported array alive as long as its view is used.
+/// Objects of `type`, and of its subclasses, are described by the functions of this capsule from
+/// now on: DLPack's C exchange API, `type.__dlpack_c_exchange_api__` (DLPack 1.3). False, and
+/// nothing happens, where its major version is another than 1 or it does not describe arrays.
+bool use_exchange_api(nb::handle type, nb::handle capsule);
+
+/// Keeps the imported array alive as long as its view is used; one that the exchange API describes
+/// is the caller's to keep.
 class Import {
  public:
   Import(nb::handle object, const char* name, bool writable = false, Memory memory = Memory::kHost);
@@ -29,6 +36,8 @@ class Import {
   const api::Array* operator->() const { return &array_; }
 
  private:
+  void take(const nb::dlpack::dltensor& tensor, std::optional<api::Element> named, Memory memory);
+
   nb::ndarray<nb::ro> read_;
   nb::ndarray<> write_;
   api::Array array_;

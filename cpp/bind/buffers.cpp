@@ -63,6 +63,8 @@ void bind_buffers(nb::module_& m) {
         "An uninitialised host array that speaks DLPack.");
   m.def("empty_on_device", &empty_on_device, "shape"_a, "dtype_name"_a, "device"_a,
         "An uninitialised array in the memory of a GPU that speaks DLPack.");
+  m.def("use_exchange_api", &use_exchange_api, "type"_a, "capsule"_a,
+        "Describe objects of this type by DLPack's C exchange API; whether it can be used.");
   m.def(
       "synchronize",
       [](int device, uintptr_t stream) {

@@ -27,7 +27,7 @@ api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& 
     return scale;
   }
   keep.emplace(object, name, false, Memory::kAny);
-  scale.per_head = keep->array();
+  scale.per_head = &keep->array();
   return scale;
 }
 
@@ -96,7 +96,7 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
       out[i].bits = nb::cast<uint32_t>(values[i]);
     } else {
       keep.emplace_back(values[i], options[i].name.c_str(), false, Memory::kAny);
-      out[i].array = keep.back().array();
+      out[i].array = &keep.back().array();
     }
   }
   return out;
@@ -155,14 +155,14 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
   std::vector<Import> kept;
   const api::RunArrays arrays{.q = q_in.array(),
                               .k = k_in.array(),
-                              .v = v_in.copy(),
+                              .v = v_in.get(),
                               .out = out_in.array(),
-                              .lse = lse_in.copy(),
+                              .lse = lse_in.get(),
                               .q_scale = scale_of(q_scale, "q_scale", keep[0]),
                               .k_scale = scale_of(k_scale, "k_scale", keep[1]),
                               .v_scale = scale_of(v_scale, "v_scale", keep[2]),
-                              .sinks = sinks_in.copy(),
-                              .alibi_slopes = slopes_in.copy(),
+                              .sinks = sinks_in.get(),
+                              .alibi_slopes = slopes_in.get(),
                               .extras = extra_values(extras, self.extras(), kept)};
   const api::RunOptions options{.stream = stream_of(stream),
                                 .overlap = how & kOverlapKv         ? Overlap::kKv
@@ -193,6 +193,15 @@ nb::dict run_stats(api::Attention& self) {
   stats["isa"] = cpu::chosen_table().isa;
   stats["threads"] = last.threads;
   return stats;
+}
+
+/// Names of the types of q, KV and out; empty: the plan has not run.
+nb::list run_dtypes(api::Attention& self) {
+  nb::list names;
+  if (const auto types = self.run_types()) {
+    for (const DType type : {types->q, types->kv, types->out}) names.append(dtype_name(type));
+  }
+  return names;
 }
 
 /// The CUDA ordinal; None: the CPU.
@@ -266,10 +275,11 @@ api::AttentionOptions options_from(const nb::dict& d) {
   }
   o.device = integer("device");
   o.fast_fp8 = boolean("fast_fp8");
-  const std::string q = text("q_dtype"), kv = text("kv_dtype");
+  const std::string q = text("q_dtype"), kv = text("kv_dtype"), out = text("o_dtype");
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
     if (q == dtype_name(type)) o.q_dtype = type;
     if (kv == dtype_name(type)) o.kv_dtype = type;
+    if (out == dtype_name(type)) o.o_dtype = type;
   }
   o.custom_variant = boolean("custom_variant");
   o.rewrites_rows = boolean("rewrites_rows");
@@ -329,7 +339,8 @@ void bind_engine(nb::module_& m) {
       .def("bandwidth", unlocked(&api::Attention::bandwidth))
       .def("workspace_size", unlocked(&api::Attention::workspace_size))
       .def("plan_buffer", &plan_buffer)
-      .def("run_stats", &run_stats);
+      .def("run_stats", &run_stats)
+      .def("run_dtypes", &run_dtypes);
 }
 
 }  // namespace flashbsr::bind

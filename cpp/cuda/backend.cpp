@@ -23,6 +23,8 @@ using api::HostPlan;
 using api::RunOptions;
 
 constexpr int64_t kAlign = 256;  // of sections in device memory
+/// Bits are read as words of 32, and a tile's worth of them behind the last.
+constexpr int64_t kMaskSlack = 64;
 
 /// What a captured run holds on to: later plans must leave it where it is.
 struct Captured {
@@ -71,9 +73,6 @@ class CudaBackend final : public api::Backend {
   int64_t stage_plan(const HostPlan& plan, int64_t mask_at);
   void place_rope(const HostPlan& plan, CUstream stream);
   void place_slopes(const HostPlan& plan, CUstream stream);
-  bool hooks(bool masked) const {
-    return masked || o_.soft_cap > 0 || o_.position != Position::kNone;
-  }
 
   const api::AttentionOptions o_;
   const int device_;
@@ -81,6 +80,8 @@ class CudaBackend final : public api::Backend {
   double bandwidth_ = 0;
   std::string variant_;  ///< name of the caller's own
 
+  Need need_;  ///< of the last plan
+  const KernelRow* chosen_ = nullptr;
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
   PlanHeader header_{};
@@ -98,6 +99,7 @@ class CudaBackend final : public api::Backend {
   Staging staging_;
   UseOrder order_;
   std::optional<Captured> captured_;
+  HopperMaps maps_;
 };
 
 DeviceLimits CudaBackend::limits(const Batch& batch) {
@@ -116,8 +118,10 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .head_dim_vo = o_.head_dim_vo,
                   .q = q,
                   .kv = batch.kv,
-                  .hooks = hooks(batch.masked),
+                  .soft_cap = o_.soft_cap > 0,
+                  .alibi = o_.position == Position::kAlibi,
                   .rotates = o_.position == Position::kRopeLlama,
+                  .masked = batch.masked,
                   .sigmoid = o_.activation == Activation::kSigmoid,
                   .rows = rows,
                   .group = group,
@@ -125,8 +129,13 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .variant = o_.custom_variant ? &variant_ : nullptr,
                   .row_hooks = o_.row_hooks,
                   .provider = o_.provider};
-  if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
-  const KernelRow& row = choose_kernel(need, info_);
+  // Steps of a serving loop need the same; the table of 100 rows is gone through once.
+  if (!(need == need_)) {
+    if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
+    chosen_ = &choose_kernel(need, info_);
+    need_ = need;
+  }
+  const KernelRow& row = *chosen_;
   check_kernel(row);
   // Compiling takes a second: not for types that the first run may correct.
   if (!row.jit || !batch.guessed) prepare(row, device_);
@@ -207,11 +216,11 @@ void CudaBackend::grow(DeviceMemory& memory, int64_t bytes, const char* what) {
 }
 
 /// Writes the parts in use at their offsets into the pinned buffer; the gaps between are never
-/// read. Returns the bytes to copy.
+/// read. Zeros follow the mask. Returns the bytes to copy.
 int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   const PlanHeader& h = plan.plan.header();
   const int64_t plan_bytes = 4 * (static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices);
-  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes : plan_bytes;
+  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : plan_bytes;
   char* out = staging_.next(bytes);
   const auto put = [&](int64_t at, int64_t words) {
     std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
@@ -222,7 +231,10 @@ int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   put(h.off_queue_items, h.num_items);
   put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
   put(h.off_kv_indices, h.num_kv_indices);
-  if (plan.mask_bytes) std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
+  if (plan.mask) {
+    std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
+    std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
+  }
   return bytes;
 }
 
@@ -238,8 +250,6 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   check_captured(plan);
   const PlanHeader& h = plan.plan.header();
   const int64_t mask_at = round_up<int64_t>(4 * static_cast<int64_t>(h.total_size), kAlign);
-  // Bits are read as words of 32, and a tile's worth of them behind the last.
-  constexpr int64_t kMaskSlack = 64;
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
   const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
   const bool fresh = 4 * num_counters > counters_.size();
@@ -343,7 +353,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
                      .grid_x = header_.num_workers,
                      .overlap = args.overlap != Overlap::kNone};
   if (is_hopper(*kernel_)) {
-    launch(*kernel_, where, hopper_args(args, *kernel_, header_));
+    launch(*kernel_, where, hopper_args(args, *kernel_, header_, maps_));
   } else {
     launch(*kernel_, where, args);
   }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "choice.h"
 
+#include <array>
 #include <iterator>
 #include <string_view>
 
@@ -32,22 +33,44 @@ const char* kv_column(const Need& need) {
   return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
 }
 
+/// RoPE inside attention: of the kernels with hooks, not on padded head dims, on Hopper of 16-bit
+/// K.
+bool can_rotate(const Tile& tile, const Need& need) {
+  const std::string_view family = tile.family;
+  if (family == "hopper") return need.q == need.kv && dtype_size(need.kv) == 2;
+  return family == "prefill";
+}
+
+/// What the table may have for a computation, the best first: "standard" does what others do, in
+/// more registers and instructions.
+std::array<const char*, 2> variants_for(const Need& need) {
+  if (need.sigmoid) return {"sigmoid"};
+  if (!need.hooks()) return {"plain", "standard"};
+  const bool one = need.soft_cap + need.alibi + need.rotates + need.masked == 1;
+  if (one && need.soft_cap) return {"soft_cap", "standard"};
+  if (one && need.alibi) return {"alibi", "standard"};
+  return {"standard"};
+}
+
 /// As the table calls it.
 const char* variant_name(const Need& need) {
-  return need.sigmoid ? "sigmoid" : need.hooks ? "standard" : "plain";
+  return need.sigmoid ? "sigmoid" : need.hooks() ? "standard" : "plain";
 }
 
 enum class Source { kBuild, kProvider };
 
-/// The row of the build. "standard" does what "plain" does, in more registers.
+/// Whether the row has the shared memory and turns q and k as RoPE asks.
+bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
+  if (row.shape.smem_bytes > device.max_smem_per_block) return false;
+  // Padding moves the halves of a head apart. Another family may have the head dim itself.
+  return !need.rotates || row.family[0] != 'h' || row.head_dim == need.head_dim_qk;
+}
+
+/// The row of the build.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h';
-  const char* softmax[] = {"plain", "standard"};
-  const char* sigmoid[] = {"sigmoid"};
-  const std::span<const char* const> variants =
-      need.sigmoid ? std::span<const char* const>(sigmoid)
-                   : std::span<const char* const>(softmax).subspan(need.hooks ? 1 : 0);
-  for (const char* variant : variants) {
+  for (const char* variant : variants_for(need)) {
+    if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
                                      .head_dim = need.head_dim_qk,
                                      .head_dim_vo = need.head_dim_vo,
@@ -55,7 +78,7 @@ const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo&
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
-    if (row && row->shape.smem_bytes <= device.max_smem_per_block) return row;
+    if (row && serves(*row, need, device)) return row;
   }
   return nullptr;
 }
@@ -69,20 +92,20 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .q = need.q,
                                  .kv = need.kv,
                                  .rows = tile.rows,
-                                 .hooks = custom || need.sigmoid || need.hooks,
+                                 .hooks = custom || need.sigmoid || need.hooks(),
                                  .softmax = !need.sigmoid,
                                  .custom = custom,
                                  .row_hooks = need.row_hooks},
                        .kv = hopper ? kv_column(need) : kv_name(need.kv),
                        .variant = custom ? need.variant->c_str() : variant_name(need)};
   const KernelRow* row = try_jit_row(query, device.cc, need.provider);
-  return row && row->shape.smem_bytes <= device.max_smem_per_block ? row : nullptr;
+  return row && serves(*row, need, device) ? row : nullptr;
 }
 
 const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                           const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h';
-  if (need.rotates && tile.family != std::string_view("prefill")) return nullptr;
+  if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (!hopper && need.q == DType::kE4M3) return nullptr;
@@ -129,8 +152,10 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
   if (const KernelRow* row = try_choose_kernel(need, device)) return *row;
   if (need.family == api::Family::kFa3 && need.rotates) {
-    throw Error(ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
-                "backend='auto' or 'fa2'; or rotate q and k with apply_rope first");
+    throw Error(
+        ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
+        "it with 16-bit q and KV and head dims of 64, 128 or 256; backend='auto' or 'fa2'; or "
+        "rotate q and k with apply_rope first");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

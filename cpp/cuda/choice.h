@@ -21,8 +21,10 @@ struct Need {
   int head_dim_vo = 0;
   DType q = DType::kF16;
   DType kv = DType::kF16;
-  bool hooks = false;    ///< soft-cap, ALiBi, RoPE or a custom mask: more than plain attention
-  bool rotates = false;  ///< RoPE inside attention: the decode family has none
+  bool soft_cap = false;
+  bool alibi = false;
+  bool rotates = false;  ///< RoPE inside attention: not by every kernel
+  bool masked = false;   ///< by a custom mask
   bool sigmoid = false;  ///< instead of softmax, or another activation of the caller's
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
@@ -30,6 +32,10 @@ struct Need {
   const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
   bool row_hooks = false;                         ///< which has hooks of whole rows
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
+
+  /// More than plain attention.
+  bool hooks() const { return soft_cap || alibi || rotates || masked; }
+  bool operator==(const Need&) const = default;
 };
 
 /// The kernel that choose_kernel would give; null where there is none.

@@ -86,16 +86,18 @@ char* Staging::next(int64_t bytes) {
 
 void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
   Half& half = halves_[turn_];
-  check(api().memcpy_htod_async(to, half.memory, static_cast<size_t>(bytes), stream),
-        bytes_on("cuMemcpyHtoDAsync", bytes, half.device));
+  const CUresult copied =
+      api().memcpy_htod_async(to, half.memory, static_cast<size_t>(bytes), stream);
+  if (copied != CUDA_SUCCESS) check(copied, bytes_on("cuMemcpyHtoDAsync", bytes, half.device));
   check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
 }
 
 void UseOrder::before(CUstream stream) {
-  if (!used_) return;
-  unsigned long long id = 0;
-  check(api().stream_get_id(stream, &id), "cuStreamGetId");
-  if (id == last_id_) return;
+  // A handle may come back as another stream, but not that of a default stream.
+  next_id_ = last_id_;
+  if (used_ && stream == last_ && is_default(stream)) return;
+  check(api().stream_get_id(stream, &next_id_), "cuStreamGetId");
+  if (!used_ || next_id_ == last_id_) return;
   if (!recorded_) check(api().event_record(event_.get(), last_), "cuEventRecord");
   recorded_ = true;
   check(api().stream_wait_event(stream, event_.get(), 0), "cuStreamWaitEvent");
@@ -105,7 +107,7 @@ void UseOrder::before(CUstream stream) {
 /// (programmatic dependent launch). A default stream can take the event later, when somebody waits;
 /// any other stream may be gone by then.
 void UseOrder::after(CUstream stream) {
-  check(api().stream_get_id(stream, &last_id_), "cuStreamGetId");
+  last_id_ = next_id_;
   last_ = stream;
   used_ = true;
   recorded_ = !is_default(stream);

@@ -93,13 +93,13 @@ class UseOrder {
 
   /// Before work is put on `stream`.
   void before(CUstream stream);
-  /// After it was.
+  /// After it was, on the stream of the last before().
   void after(CUstream stream);
 
  private:
   Event event_;
   CUstream last_ = nullptr;
-  unsigned long long last_id_ = 0;
+  unsigned long long last_id_ = 0, next_id_ = 0;
   bool used_ = false;
   bool recorded_ = false;
 };

@@ -10,7 +10,7 @@ from typing import Any
 from .adapters import Adapter, adapter_for, stream_handle
 from .errors import FlashbsrError, UnsupportedError
 
-__all__ = ["always", "launch_options", "refuse_on_host"]
+__all__ = ["always", "launch_options", "refuse_on_host", "wait_for"]
 
 # The bits of `how` in Engine.run.
 OVERLAP_PROLOGUE, OVERLAP_KV, CHECK, WAIT = 1, 2, 4, 8
@@ -24,7 +24,6 @@ def always(check: bool) -> int:
 def launch_options(
     adapter: Adapter,
     device: int,
-    kv: Any,
     how: int,
     enable_pdl: bool | None,
     kv_ready: bool,
@@ -47,12 +46,18 @@ def launch_options(
         how |= WAIT
         if stream is not None:
             raise UnsupportedError("stream", repr(stream), f"None for {adapter.name} arrays")
-    for x in kv if isinstance(kv, tuple) else (kv,):
+    return adapter.stream(device) if stream is None else stream_handle(stream), how
+
+
+def wait_for(adapter: Adapter, *arrays: Any) -> int:
+    """Wait for arrays of other frameworks than q's; the bits of a run that has such arrays."""
+    how = 0
+    for x in arrays:
         other = adapter_for(x, "kv")
         if other.WAITS and other is not adapter:
-            how |= WAIT
+            how = WAIT
             x.block_until_ready()  # its export is ordered on another stream than q's
-    return adapter.stream(device) if stream is None else stream_handle(stream), how
+    return how
 
 
 def refuse_on_host(**options: Any) -> None:

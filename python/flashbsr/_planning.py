@@ -43,8 +43,6 @@ class Planned:
         self._open = task.backend == "auto" or (is_cuda(task.backend) and task.device is None)
         self._streams: tuple[Adapter, int] | None = None
         self._workspace: Any = None  # keeps the caller's memory alive
-        # Of q, k and out in the last run of this plan, for explain(); None: not run yet.
-        self._ran: tuple[Any, Any, Any] | None = None
         if isinstance(workspace, int):
             if workspace < 0:
                 raise FlashbsrError("workspace", workspace, "a size in bytes, at least 0")
@@ -85,14 +83,15 @@ class Planned:
             self._engine.settle(-1 if device is None else device, argument)
             self._settled_by(adapter, device)
 
-    def _plan_stream(self, stream: Any, **arrays: Array) -> int:
-        """Let index arrays on a GPU decide where to compute; the stream to copy the plan on."""
-        self._ran = None
-        if self._open:
-            for name, x in arrays.items():
-                if device_of(x, name) is not None:
-                    self.settle(x, name)
-                    break
+    def _settle_on_gpu(self, **arrays: Array) -> None:
+        """Let index arrays on a GPU decide where to compute."""
+        for name, x in arrays.items():
+            if device_of(x, name) is not None:
+                self.settle(x, name)
+                break
+
+    def _plan_stream(self, stream: Any) -> int:
+        """Stream to copy the plan on."""
         if stream is not None:
             return stream_handle(stream)
         return 0 if self._streams is None else self._streams[0].stream(self._streams[1])
@@ -150,18 +149,17 @@ class Planned:
         UnsupportedError, CudaError
             No kernel for this on the GPU; the driver refused.
         """
-        handle = self._plan_stream(
-            stream, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices
-        )
+        if self._open:
+            self._settle_on_gpu(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
         self._engine.plan(
-            _optional(qo_indptr, "qo_indptr"),
+            None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
             to_values(kv_indptr, "kv_indptr"),
-            _optional(kv_indices, "kv_indices"),
-            _optional(last_page_len, "last_page_len"),
-            _optional(kv_lens, "kv_lens"),
+            None if kv_indices is None else to_values(kv_indices, "kv_indices"),
+            None if last_page_len is None else to_values(last_page_len, "last_page_len"),
+            None if kv_lens is None else to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
-            handle,
+            self._plan_stream(stream),
         )
 
     def plan_block_table(
@@ -193,16 +191,15 @@ class Planned:
         """
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
-        handle = self._plan_stream(
-            stream, qo_indptr=qo_indptr, block_tables=block_tables, kv_lens=kv_lens
-        )
+        if self._open:
+            self._settle_on_gpu(qo_indptr=qo_indptr, block_tables=block_tables, kv_lens=kv_lens)
         self._engine.plan_block_table(
             _optional(qo_indptr, "qo_indptr"),
             to_values(block_tables, "block_tables"),
             to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
-            handle,
+            self._plan_stream(stream),
         )
 
     def plan_bsr(
@@ -264,6 +261,8 @@ class Planned:
                 "one that does not with plan_bsr, whose rows count along their own blocks: write "
                 "the mask into the blocks (flashbsr.block_mask)",
             )
+        if self._open:
+            self._settle_on_gpu(indptr=indptr, indices=indices)
         self._engine.plan_bsr(
             to_values(indptr, "indptr"),
             to_values(indices, "indices"),
@@ -273,7 +272,7 @@ class Planned:
             c,
             _optional(mask, "mask"),
             _optional(packed_mask, "packed_mask"),
-            self._plan_stream(stream, indptr=indptr, indices=indices),
+            self._plan_stream(stream),
         )
 
     @property
@@ -330,6 +329,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "device": -1 if task.device is None else task.device,
         "q_dtype": task.q_dtype or "",
         "kv_dtype": task.kv_dtype or "",
+        "o_dtype": task.o_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": variant is not None,
         "rewrites_rows": variant is not None and variant.rewrites_rows,

@@ -206,11 +206,6 @@ class Wrapper:
         stream: Any = None,
     ) -> None:
         """Plan; only a plan that succeeds becomes the current one."""
-        more = {
-            "custom_mask": custom_mask,
-            "packed_custom_mask": packed_custom_mask,
-            "stream": stream,
-        }
         try:
             if block_tables is not None:
                 if kv_indptr is not None or kv_indices is not None:
@@ -218,7 +213,14 @@ class Wrapper:
                     raise FlashbsrError(name, "an array", "None next to block_tables: one table")
                 if kv_lens is None:
                     raise FlashbsrError("kv_lens", None, "the lengths that block_tables needs")
-                attention.plan_block_table(qo_indptr, block_tables, kv_lens, **more)
+                attention.plan_block_table(
+                    qo_indptr,
+                    block_tables,
+                    kv_lens,
+                    custom_mask=custom_mask,
+                    packed_custom_mask=packed_custom_mask,
+                    stream=stream,
+                )
             else:
                 if kv_lens is not None and last_page_len is not None:
                     page_size = attention.task.page_size or 1
@@ -230,7 +232,9 @@ class Wrapper:
                     kv_indices,
                     last_page_len=last_page_len,
                     kv_lens=kv_lens,
-                    **more,
+                    custom_mask=custom_mask,
+                    packed_custom_mask=packed_custom_mask,
+                    stream=stream,
                 )
         except FlashbsrError as error:
             raise error.respell(self._spelling) from None

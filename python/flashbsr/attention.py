@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._launch import launch_options, refuse_on_host
+from ._launch import launch_options, refuse_on_host, wait_for
 from ._planning import Planned
 from ._typing import Array
 from .adapters import adapter_for, device_of, float_dtype, to_numpy
-from .dtypes import FLOAT8, O_DTYPES, Q_DTYPES, output_dtype
-from .errors import DTypeError, FlashbsrError, UnsupportedError
+from .dtypes import Q_DTYPES, output_dtype
+from .errors import FlashbsrError, UnsupportedError
 from .variant import extra_values
 
 if TYPE_CHECKING:
@@ -152,65 +152,53 @@ class Attention(Planned):
         UnsupportedError, CudaError
             No kernel for this on the GPU; the driver refused.
         """
+        # A look at a tensor takes PyTorch 50 ns, and a call Python as long: the core checks types.
         adapter = adapter_for(q, "q")
         task = self.task
         device = adapter.device(q)
         handle = how = 0
         if device is not None:
-            handle, how = launch_options(
-                adapter, device, kv, self._how, enable_pdl, kv_ready, stream
-            )
+            handle, how = launch_options(adapter, device, self._how, enable_pdl, kv_ready, stream)
             self._streams = adapter, device
         elif enable_pdl or kv_ready or stream is not None:
             refuse_on_host(enable_pdl=enable_pdl, kv_ready=kv_ready, stream=stream)
-        q_dtype = float_dtype(q, "q", Q_DTYPES)
-        if task.q_dtype is not None and q_dtype != task.q_dtype:
-            raise DTypeError("q", q_dtype, f"{task.q_dtype}, the task's q_dtype")
+
         if isinstance(kv, tuple):
             if len(kv) != 2:
                 raise FlashbsrError("kv", f"a tuple of {len(kv)}", "a stacked cache or (k, v)")
-            k_array, v_array = kv
-            k, v = _export(k_array, "k"), _export(v_array, "v")
+            k, v = _export(kv[0], "k"), _export(kv[1], "v")
+            if device is not None:
+                how |= wait_for(adapter, *kv)
         else:
-            k_array = kv
-            k, v = _export(kv, "kv"), None
-        if task.kv_dtype is not None:
-            kv_dtype = adapter_for(k_array, "kv").dtype_name(k_array, "kv")
-            if kv_dtype != task.kv_dtype:
-                raise DTypeError("kv", kv_dtype, f"{task.kv_dtype}, the task's kv_dtype")
+            kv_adapter = adapter if type(kv) is type(q) else adapter_for(kv, "kv")
+            k, v = kv_adapter.export(kv, False, "kv"), None
+            if kv_adapter is not adapter and device is not None:
+                how |= wait_for(adapter, kv)
 
-        rows = (q.shape[0], task.num_qo_heads) if len(q.shape) else (0, task.num_qo_heads)
         return_lse = return_lse or lse is not None
-        out_adapter = lse_adapter = adapter
-        o_dtype = task.o_dtype or output_dtype(q_dtype)
+        result, out_adapter, lse_adapter = out, adapter, adapter
         if out is None:
-            out = adapter.empty(q, (*rows, self._head_dim_vo), o_dtype)
-            out_export = adapter.export(out, True, "out")
+            o_dtype = task.o_dtype or output_dtype(float_dtype(q, "q", Q_DTYPES))
+            result = adapter.empty(q, (*_rows(q), task.num_qo_heads, self._head_dim_vo), o_dtype)
         else:
-            out_adapter = adapter_for(out, "out")
-            out_export = out_adapter.export(out, True, "out")
-            if task.o_dtype is None and q_dtype in FLOAT8:
-                o_dtype = float_dtype(out, "out", O_DTYPES)
-            actual = out_adapter.dtype_name(out, "out")
-            if actual != o_dtype:
-                raise DTypeError("out", actual, f"{o_dtype} (o_dtype; by default that of q)")
+            out_adapter = adapter if type(out) is type(q) else adapter_for(out, "out")
         lse_export = None
-        if lse is not None:
-            lse_adapter = adapter_for(lse, "lse")
+        if return_lse:
+            if lse is None:
+                lse = adapter.empty(q, (*_rows(q), task.num_qo_heads), "float32")
+            else:
+                lse_adapter = adapter_for(lse, "lse")
             lse_export = lse_adapter.export(lse, True, "lse")
-        elif return_lse:
-            lse = adapter.empty(q, rows, "float32")
-            lse_export = adapter.export(lse, True, "lse")
 
         self._engine.run(
             adapter.export(q, False, "q"),
             k,
             v,
-            out_export,
+            out_adapter.export(result, True, "out"),
             lse_export,
-            _scale(q_scale, "q_scale", task.num_qo_heads),
-            _scale(k_scale, "k_scale", task.num_kv_heads),
-            _scale(v_scale, "v_scale", task.num_kv_heads),
+            None if q_scale is None else _scale(q_scale, "q_scale", task.num_qo_heads),
+            None if k_scale is None else _scale(k_scale, "k_scale", task.num_kv_heads),
+            None if v_scale is None else _scale(v_scale, "v_scale", task.num_kv_heads),
             None if sinks is None else _export(sinks, "sinks"),
             None if alibi_slopes is None else _export(alibi_slopes, "alibi_slopes"),
             extra_values(self._extras, self._captured, extras) if extras or self._extras else (),
@@ -218,10 +206,9 @@ class Attention(Planned):
             how,
         )
         self._open = False
-        self._ran = q_dtype, getattr(k_array, "dtype", None), o_dtype
-        if return_lse:
-            return out_adapter.finish(out), lse_adapter.finish(lse)
-        return out_adapter.finish(out)
+        if out is None:
+            result = adapter.finish(result)
+        return (result, lse_adapter.finish(lse)) if return_lse else result
 
     def run_stats(self) -> dict[str, Any]:
         """Measurements of the last run.
@@ -280,12 +267,17 @@ class Attention(Planned):
         return explain(self, bandwidth=bandwidth, flops=flops, time_s=time_s)
 
 
+def _rows(q: Any) -> tuple[int]:
+    """Rows of an output."""
+    return (q.shape[0] if len(q.shape) else 0,)
+
+
 def _export(x: Any, name: str) -> Any:
     return adapter_for(x, name).export(x, False, name)
 
 
 def _scale(x: Any, name: str, heads: int) -> Any:
-    if x is None or isinstance(x, (int, float)):
+    if isinstance(x, (int, float)):
         return x
     if isinstance(x, (np.floating, np.integer)):
         return float(x)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .dtypes import normalize_dtype, output_dtype
+from .dtypes import output_dtype
 from .errors import FlashbsrError
 from .plan import Plan
 
@@ -208,7 +208,7 @@ def explain(
         bandwidth = engine.bandwidth() or None
     if gpu and flops is None:
         flops = _products_of(device)
-    if time_s is None and attention._ran is not None:
+    if time_s is None and engine.run_dtypes():
         time_s = attention.run_stats().get("kernel_s") or None
 
     h = plan.header
@@ -237,11 +237,8 @@ def explain(
 
 def _types(attention: Attention, gpu: bool) -> tuple[list[int], str]:
     """Item sizes and names of q, KV and out: of the last run, of the task, or assumed."""
-    task, ran = attention.task, attention._ran or (None, None, None)
-    names = [
-        normalize_dtype(found) or wanted
-        for found, wanted in zip(ran, (task.q_dtype, task.kv_dtype, task.o_dtype), strict=True)
-    ]
+    task = attention.task
+    names = attention._engine.run_dtypes() or [task.q_dtype, task.kv_dtype, task.o_dtype]
     guess = names[0] or ("float16" if gpu else "float32")
     guesses = guess, guess, output_dtype(guess)
     text = "q {}, KV {}, out {}".format(

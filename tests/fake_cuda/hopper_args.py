@@ -94,6 +94,52 @@ def test_ragged(driver: Driver, dims: Any, order: Any) -> None:
     np.testing.assert_allclose(out.numpy().astype("f4"), expected.astype("f4"), atol=2e-3)
 
 
+def test_maps_of_the_run_before(driver: Driver) -> None:
+    """A map is encoded again when anything of its array is new, and only then."""
+    heads, dim, page_size, pages = (8, 2), 64, 16, 8
+    random = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random).half()
+
+    memory = normal(2 * sum(Q_LENS), heads[0], dim)
+    q, cache = memory[: sum(Q_LENS)], normal(pages, 2, page_size, heads[1], dim)
+    other_order = torch.empty(sum(Q_LENS), heads[0], dim, dtype=torch.float16)
+    attentions = []
+    for backend in ("fa3", "cpu"):
+        attention = flashbsr.Attention(
+            flashbsr.AttentionSpec(causal=True),
+            flashbsr.TaskInfo(*heads, dim, page_size=page_size, backend=backend),
+        )
+        attention.plan(
+            np.cumsum([0, *Q_LENS]).astype(np.int32),
+            np.array([0, 5, 8], np.int32),
+            np.arange(8, dtype=np.int32)[::-1].copy(),
+            kv_lens=np.array(KV_LENS, np.int32),
+        )
+        attentions.append(attention)
+    longer = torch.cat([cache, cache])
+    calls = [  # q, cache, out, maps that are new
+        (q, cache, other_order, 4),
+        (q, cache, other_order, 0),
+        (memory[1 : 1 + sum(Q_LENS)], cache, other_order, 1),
+        (memory[::2], cache, other_order, 1),
+        (memory[::2], cache.clone(), other_order, 2),
+        (memory[::2], longer[:pages], other_order, 2),
+        (memory[::2], longer, other_order, 2),
+        (memory[::2], longer, torch.empty_like(other_order), 1),
+        (memory[::2], longer[:, [1, 0]], torch.empty_like(other_order), 3),
+    ]
+    for q, cache, out, new in calls:
+        before = driver.calls("cuTensorMapEncodeTiled")
+        out.fill_(float("nan"))
+        attentions[0].run(q, cache, out=out)
+        assert driver.calls("cuTensorMapEncodeTiled") == before + new
+        driver.drain()
+        expected = attentions[1].run(q.numpy(), cache.numpy())
+        np.testing.assert_allclose(out.numpy().astype("f4"), expected.astype("f4"), atol=2e-3)
+
+
 #: A map that is encoded, and what the driver refuses of it.
 GOOD: dict[str, Any] = {
     "type": 6, "rank": 4, "address": 1 << 20, "extents": (64, 4, 9, 2), "strides": (128, 512, 64),

@@ -19,6 +19,35 @@ struct Plain : VariantBase {
   FLASHBSR_FN explicit Plain(const Params&) {}
 };
 
+/// Soft-cap alone, and ALiBi alone: instances of their own on Hopper, whose tiles seen whole go
+/// without maxima then (kernel/sm90a/exponents.h).
+struct SoftCapped : VariantBase {
+  SoftCap soft_cap;
+
+  FLASHBSR_FN explicit SoftCapped(const Params& p) : soft_cap{p.soft_cap} {}
+
+  FLASHBSR_FN bool transforms_logits() const { return true; }
+
+  template <class M>
+  FLASHBSR_FN typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>&) const {
+    return soft_cap.apply<M>(x);
+  }
+};
+
+struct WithAlibi : VariantBase {
+  Alibi alibi;
+
+  FLASHBSR_FN explicit WithAlibi(const Params& p) : alibi{p.alibi_slopes} {}
+
+  FLASHBSR_FN bool transforms_logits() const { return true; }
+  FLASHBSR_FN float row_value(int32_t q_head) const { return alibi.slopes[q_head]; }
+
+  template <class M>
+  FLASHBSR_FN typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>& at) const {
+    return alibi.apply<M>(x, at);
+  }
+};
+
 struct Standard : VariantBase {
   SoftCap soft_cap;
   Alibi alibi;

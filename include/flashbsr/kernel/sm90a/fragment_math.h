@@ -10,42 +10,56 @@
 
 namespace flashbsr::sm90a {
 
-/// A row's logits.
+/// A row's logits: x * factor + offset. Scalars are multiplied and added to these two, once for the
+/// row, until the values are asked for.
 template <int kGroups>
 struct RowLogits {
   float x[2 * kGroups];
+  float factor = 1.0f;
+  float offset = -0.0f;  ///< which added to anything changes nothing, and costs nothing
+
+  FLASHBSR_DEVICE float value(int i) const { return x[i] * factor + offset; }
 
   template <class F>
   FLASHBSR_DEVICE RowLogits each(const F& f) const {
     RowLogits r;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = f(x[i]);
+    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = f(value(i));
     return r;
   }
   template <class F>
   FLASHBSR_DEVICE RowLogits with(const RowLogits& y, const F& f) const {
     RowLogits r;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = f(x[i], y.x[i]);
+    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = f(value(i), y.value(i));
     return r;
   }
 
   FLASHBSR_DEVICE friend RowLogits operator+(const RowLogits& a, const RowLogits& b) {
-    return a.with(b, [](float x, float y) { return x + y; });
+    RowLogits r;
+    const float offset = a.offset + b.offset;
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      r.x[i] = a.x[i] * a.factor + (b.x[i] * b.factor + offset);
+    }
+    return r;
   }
   FLASHBSR_DEVICE friend RowLogits operator-(const RowLogits& a, const RowLogits& b) {
-    return a.with(b, [](float x, float y) { return x - y; });
+    return a + b * -1.0f;
   }
   FLASHBSR_DEVICE friend RowLogits operator*(const RowLogits& a, const RowLogits& b) {
     return a.with(b, [](float x, float y) { return x * y; });
   }
-  FLASHBSR_DEVICE friend RowLogits operator+(const RowLogits& a, float b) {
-    return a.each([=](float x) { return x + b; });
+  FLASHBSR_DEVICE friend RowLogits operator+(RowLogits a, float b) {
+    a.offset += b;
+    return a;
   }
   FLASHBSR_DEVICE friend RowLogits operator+(float a, const RowLogits& b) { return b + a; }
   FLASHBSR_DEVICE friend RowLogits operator-(const RowLogits& a, float b) { return a + -b; }
-  FLASHBSR_DEVICE friend RowLogits operator*(const RowLogits& a, float b) {
-    return a.each([=](float x) { return x * b; });
+  FLASHBSR_DEVICE friend RowLogits operator*(RowLogits a, float b) {
+    a.factor *= b;
+    a.offset *= b;
+    return a;
   }
   FLASHBSR_DEVICE friend RowLogits operator*(float a, const RowLogits& b) { return b * a; }
 };
@@ -65,6 +79,16 @@ struct RowBits {
   uint32_t word[kWords];
 
   FLASHBSR_DEVICE bool at(int i) const { return word[i / 8] >> (i / 2 % 4 * 8 + i % 2) & 1; }
+  /// Whether all that the thread uses are set.
+  FLASHBSR_DEVICE bool all() const {
+    uint32_t missing = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int groups = kGroups - 4 * i;
+      missing |= ~word[i] & (groups >= 4 ? 0x03030303u : 0x03030303u >> 8 * (4 - groups));
+    }
+    return missing == 0;
+  }
 };
 
 template <int kGroups>
@@ -80,35 +104,35 @@ struct FragmentMath {
     return r;
   }
   FLASHBSR_DEVICE static Float to_float(Int p) {
-    const float first = static_cast<float>(p.first);
     Float r;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = first + static_cast<float>(i / 2 * 8 + i % 2);
+    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = static_cast<float>(i / 2 * 8 + i % 2);
+    r.offset = static_cast<float>(p.first);
     return r;
   }
   FLASHBSR_DEVICE static Float select(const Bool& m, const Float& yes, const Float& no) {
     Float r;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = m.at(i) ? yes.x[i] : no.x[i];
+    for (int i = 0; i < 2 * kGroups; ++i) r.x[i] = m.at(i) ? yes.value(i) : no.value(i);
     return r;
   }
   FLASHBSR_DEVICE static Float exp(const Float& x) { return x.each(&ThreadMath::exp); }
-  /// By a polynomial where all of the warp's are small, as a soft-cap's are as a rule (relative
-  /// error 8e-8 below 0.6): two instructions of the slowest unit less for each.
-  FLASHBSR_DEVICE static Float tanh(const Float& x) {
-    float largest = 0.0f;
+  FLASHBSR_DEVICE static Float tanh(const Float& x) { return x.each(&ThreadMath::tanh); }
+  /// 1 / (1 + 2^y), by one reciprocal for two: reciprocals are the slowest of its instructions.
+  /// Below 2^-60 it is that, so that products of two stay finite.
+  FLASHBSR_DEVICE static Float sigmoid(const Float& x) {
+    const Float y = x * -kLog2e;
+    Float r;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) largest = ptx::max(largest, fabsf(x.x[i]));
-    if (!__all_sync(0xffffffffu, largest < 0.6f)) return x.each(&ThreadMath::tanh);
-    return x.each([](float y) {
-      const float u = y * y;
-      float p = __fmaf_rn(u, 0.015475423f, -0.052101478f);
-      p = __fmaf_rn(u, p, 0.13310173f);
-      p = __fmaf_rn(u, p, -0.33332309f);
-      return y * __fmaf_rn(u, p, 0.99999994f);
-    });
+    for (int i = 0; i < 2 * kGroups; i += 2) {
+      const float a = 1.0f + ptx::exp2(ptx::min_or_nan(y.value(i), 60.0f));
+      const float b = 1.0f + ptx::exp2(ptx::min_or_nan(y.value(i + 1), 60.0f));
+      const float inverse = ptx::reciprocal(a * b);
+      r.x[i] = b * inverse;
+      r.x[i + 1] = a * inverse;
+    }
+    return r;
   }
-  FLASHBSR_DEVICE static Float sigmoid(const Float& x) { return x.each(&ThreadMath::sigmoid); }
 
   /// Reads up to 8 kGroups bits from `first` on, and up to 31 around them: the memory of masks has
   /// room for that.

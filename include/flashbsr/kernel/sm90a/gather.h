@@ -14,12 +14,20 @@
 
 namespace flashbsr::sm90a {
 
-template <class Traits>
+/// @tparam kWarps  warps that gather
+template <class Traits, int kWarps>
 class Gather {
  public:
-  FLASHBSR_DEVICE Gather(const HopperArgs& args, const Shared<Traits>& shared, int32_t warp,
-                         int32_t lane)
-      : args_(args), shared_(shared), warp_(warp), lane_(lane) {}
+  /// @param query_barriers, key_barriers  where Q and parts of K announce that they have arrived,
+  ///                                      by stage
+  FLASHBSR_DEVICE Gather(const HopperArgs& args, const Shared<Traits>& shared,
+                         uint32_t query_barriers, uint32_t key_barriers, int32_t warp, int32_t lane)
+      : args_(args),
+        shared_(shared),
+        query_barriers_(query_barriers),
+        key_barriers_(key_barriers),
+        warp_(warp),
+        lane_(lane) {}
 
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, [&](const Tile& tile) {
@@ -29,7 +37,6 @@ class Gather {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kWarps = Shared<Traits>::kGatherWarps;
   static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
   static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
 
@@ -44,7 +51,7 @@ class Gather {
     copy_keys(tile, last, key);
     if (warp_ == 0) {
       shared_.query_pipeline.wait_empty(query_);
-      if (lane_ == 0) load_queries(args_, shared_, tile, query_);
+      if (lane_ == 0) load_queries(args_, shared_, tile, query_barriers_, query_.stage);
       query_.advance();
     }
     for (int32_t j = last; j >= 0; --j) {
@@ -54,7 +61,8 @@ class Gather {
         next = rows(tile, j - 2);
         copy_keys(tile, j - 1, key);
       }
-      copy<Traits::kLandingColumnsVo>(shared_.landing_value_pipeline, value_,
+      shared_.landing_value_pipeline.wait_empty(value_);
+      copy<Traits::kLandingColumnsVo>(shared_.landing_value_pipeline.full(0), value_,
                                       shared_.landing_values, Traits::kLandingValueBytes,
                                       args_.base.params.v, tile, j, value);
     }
@@ -85,15 +93,14 @@ class Gather {
   }
 
   FLASHBSR_DEVICE void copy_keys(const Tile& tile, int32_t j, const Rows& rows) {
-    copy<Traits::kLandingColumnsQk>(shared_.landing_key_pipeline, key_, shared_.landing_keys,
+    shared_.landing_key_pipeline.wait_empty(key_);
+    copy<Traits::kLandingColumnsQk>(key_barriers_, key_, shared_.landing_keys,
                                     Traits::kLandingKeyBytes, args_.base.params.k, tile, j, rows);
   }
 
   template <int kColumns>
-  FLASHBSR_DEVICE void copy(const typename Shared<Traits>::KvPipeline& pipeline, Place& at,
-                            uint32_t tiles, int32_t tile_bytes, const PagedView& from,
-                            const Tile& tile, int32_t j, const Rows& rows) {
-    pipeline.wait_empty(at);
+  FLASHBSR_DEVICE void copy(uint32_t barriers, Place& at, uint32_t tiles, int32_t tile_bytes,
+                            const PagedView& from, const Tile& tile, int32_t j, const Rows& rows) {
     const uint32_t tile_address = tiles + at.stage * tile_bytes;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
@@ -105,7 +112,7 @@ class Gather {
       }
       const int32_t row_bytes = from.dim * dtype_size(Traits::kKvType);
       // Two warps that gather have no registers for both.
-      if (!Traits::kPreparesValues && row_bytes == kColumns * 128 &&
+      if (kWarps == 3 && row_bytes == kColumns * 128 &&
           tile.start + (j + 1) * Traits::kKvTile <= tile.item.kv_end) {
         copy_run<kColumns, true>(i, tile_address, mine, row_bytes);
       } else {
@@ -116,7 +123,7 @@ class Gather {
     ptx::cp_async_wait<2>();
     announce(pending_[0]);
     pending_[0] = pending_[1];
-    pending_[1] = pipeline.full(at.stage);
+    pending_[1] = barriers + 8 * at.stage;
     at.advance();
   }
 
@@ -157,6 +164,7 @@ class Gather {
 
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
+  const uint32_t query_barriers_, key_barriers_;
   const int32_t warp_;
   const int32_t lane_;
   Place key_, value_;

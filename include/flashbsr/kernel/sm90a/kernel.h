@@ -7,7 +7,8 @@
 //              warps 0 and 1: Q and K, and V, by TMA      -> query_, key_, value_pipeline
 //              warp 2: zeroes rows of V that the item does not own
 //              or, where TMA does not serve, warps 0 to 2: K and V by cp.async
-//              or, for e4m3 K and V, warp 0: all copies; warps 1 and 2 widen or transpose
+//              or, for e4m3 K and V, or under RoPE, warp 0: all copies; warps 1 and 2 widen,
+//              transpose or rotate
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
 //              last part of a split tile merges it
 //
@@ -18,42 +19,61 @@
 #include <flashbsr/kernel/sm90a/gather.h>
 #include <flashbsr/kernel/sm90a/mainloop.h>
 #include <flashbsr/kernel/sm90a/producer.h>
+#include <flashbsr/kernel/sm90a/rotate.h>
 #include <flashbsr/kernel/sm90a/traits.h>
 #include <flashbsr/kernel/sm90a/transpose.h>
 #include <flashbsr/kernel/sm90a/widen.h>
 
 namespace flashbsr::sm90a {
 
+/// Two loaders' work is done by one, or by two that gather; the other two, or the other one, have
+/// halves of every tile, or all of it, to prepare.
 template <class Traits>
-FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& shared, char* memory,
+FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Traits>& shared,
+                                      int32_t warp, int32_t lane) {
+  constexpr int kGatherWarps = Shared<Traits>::kSharingGatherWarps;
+  const bool gather = args.path == KvPath::kGather;
+  const int32_t half = warp - (gather ? kGatherWarps : 1), halves = gather ? 1 : 2;
+  if (half >= 0) {
+    if constexpr (Traits::kTransposesValues) {
+      Transposer<Traits>(shared, half, halves, lane).run();
+    } else if constexpr (Traits::kPreparesValues) {
+      Widener<Traits>(shared, half, halves, lane).run();
+    } else {
+      Rotator<Traits>(args, shared).run();
+    }
+  } else if (gather) {
+    constexpr bool kRotates = !Traits::kPreparesValues;
+    const uint32_t queries = kRotates ? shared.raw_queries : shared.query_pipeline.full(0);
+    const uint32_t keys = kRotates ? shared.raw_keys : shared.landing_key_pipeline.full(0);
+    Gather<Traits, kGatherWarps>(args, shared, queries, keys, warp, lane).run();
+  } else {
+    PairLoader<Traits>(args, shared, !Traits::kPreparesValues, lane).run();
+  }
+}
+
+/// @tparam kPrepares  there is code for it; `prepares` says whether it is to be done
+template <class Traits, bool kPrepares>
+FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& shared, bool prepares,
                              int32_t warp) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits>(args, shared, lane).run();
-  } else if constexpr (Traits::kPreparesValues) {
-    // Halves of every tile, one each, or one warp both.
-    const bool gather = args.path == KvPath::kGather;
-    const int32_t copiers = gather ? Shared<Traits>::kGatherWarps : 1;
-    const int32_t half = warp - copiers, halves = gather ? 1 : 2;
-    if (half >= 0) {
-      if constexpr (Traits::kTransposesValues) {
-        Transposer<Traits>(shared, half, halves, lane).run();
-      } else {
-        Widener<Traits>(shared, half, halves, lane).run(memory);
-      }
-    } else if (gather) {
-      Gather<Traits>(args, shared, warp, lane).run();
+  } else if (prepares) {
+    if constexpr (kPrepares) produce_prepared(args, shared, warp, lane);
+  } else if constexpr (!Traits::kPreparesValues) {
+    if (args.path == KvPath::kGather) {
+      constexpr int kWarps = Shared<Traits>::kGatherWarps;
+      Gather<Traits, kWarps>(args, shared, shared.query_pipeline.full(0),
+                             shared.key_pipeline.full(0), warp, lane)
+          .run();
+    } else if (warp == 0) {
+      TmaLoader<Traits, true>(args, shared, lane).run();
+    } else if (warp == 1) {
+      TmaLoader<Traits, false>(args, shared, lane).run();
     } else {
-      PairLoader<Traits>(args, shared, lane).run();
+      Cleaner<Traits>(shared).run();
     }
-  } else if (args.path == KvPath::kGather) {
-    Gather<Traits>(args, shared, warp, lane).run();
-  } else if (warp == 0) {
-    TmaLoader<Traits, true>(args, shared, lane).run();
-  } else if (warp == 1) {
-    TmaLoader<Traits, false>(args, shared, lane).run();
-  } else {
-    Cleaner<Traits>(shared, lane).run(memory);
   }
 }
 
@@ -74,17 +94,19 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Tile& tile) {
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& shared, int32_t group) {
   Mainloop<Traits, Variant> loop(args.base, shared, group);
-  for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
-    shared.tile_pipeline.wait_full(at);
-    Tile& tile = shared.tiles[at.stage];
+  using Place = typename Shared<Traits>::TilePipeline::Place;
+  for (uint32_t n = 0;; ++n) {
+    shared.tile_pipeline.wait_full(Place::after(n));
+    const int32_t stage = Place::after(n).stage;
+    Tile& tile = shared.tiles[stage];
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
-    loop.run(tile, shared.spans + at.stage * Traits::kRows);
+    loop.run(tile, shared.spans + stage * Traits::kRows);
     write_rows(args, tile, first_row(group), loop);
     if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile);
     __syncwarp();
     // True of every thread. Without a condition the compiler moves what steers the main loop's
     // products to vector registers, and spills.
-    if (ptx::thread_index() < Traits::kThreads) shared.tile_pipeline.release(at);
+    if (ptx::thread_index() < Traits::kThreads) shared.tile_pipeline.release(Place::after(n));
   }
   loop.release_held();
 }
@@ -93,11 +115,13 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const Shared<Traits> shared(memory);
+  constexpr bool kRotates = Traits::kRotates && !Exponents<Variant>::kExist;
+  const bool rotates = kRotates && args.base.params.rope.fine;
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(args.q);
     ptx::prefetch_tensor_map(args.k);
     ptx::prefetch_tensor_map(args.v);
-    shared.init_barriers(args.path == KvPath::kGather);
+    shared.init_barriers(args.path == KvPath::kGather, rotates);
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
@@ -107,7 +131,8 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   const int32_t warp = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x) / 32, 0);
   if (warp < 4) {
     ptx::give_registers<Traits::kProducerRegisters>();
-    produce(args, shared, memory, warp);
+    constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
+    produce<Traits, kPrepares>(args, shared, Traits::kPreparesValues || rotates, warp);
   } else {
     ptx::take_registers<Traits::kConsumerRegisters>();
     consume<Traits, Variant>(args, shared, warp / 4 - 1);

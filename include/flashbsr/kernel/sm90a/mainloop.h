@@ -41,7 +41,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
-    wary_ = kTriesWithoutMaxima ? 0 : 3;
+    wary_ = kTriesWithoutMaxima && !kHasHooks<Variant> ? 0 : 3;
     patience_ = 4;
     Base::clear();
     int32_t j = count - 1;
@@ -59,6 +59,9 @@ class Mainloop : public Softmax<Traits, Variant> {
       if (!all_of_group(!Base::missing(0) && !Base::missing(1))) wary_ = 0x7fffffff;
     }
     if (!simple) sight.whole_top = sight.bottom - 1;
+    if constexpr (kTriesWithoutMaxima) {
+      if (!scores.exponents_pay()) wary_ = 0x7fffffff;
+    }
 #pragma unroll 1
     for (; j > sight.top; --j) pass(true);
     first(start + j * Traits::kKvTile);
@@ -104,7 +107,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   using Base::kWeightSteps;
   /// Two consumers' kernels have no registers for it.
   static constexpr bool kTriesWithoutMaxima =
-      !kHasHooks<Variant> && Traits::kConsumers == 3 && dtype_size(Traits::kWeightType) == 2;
+      Exponents<Variant>::kExist && Traits::kConsumers == 3 && dtype_size(Traits::kWeightType) == 2;
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
   /// descriptors from vector registers at every step.
@@ -130,7 +133,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   };
   FLASHBSR_DEVICE Operands operands(const Place& key, const Place& value) const {
     using ptx::descriptor_step;
-    return {query_base_ + query_.stage * descriptor_step(Traits::kQueryBytes),
+    return {query_base_ + query().stage * descriptor_step(Traits::kQueryBytes),
             key_base_ + key.stage * descriptor_step(Traits::kKeyBytes),
             value_base_ + value.stage * descriptor_step(Traits::kValueBytes)};
   }
@@ -157,8 +160,9 @@ class Mainloop : public Softmax<Traits, Variant> {
   }
 
   FLASHBSR_DEVICE void first(int32_t begin) {
+    scores.look_ahead(begin);
     const Operands at = operands(key_, value_);
-    shared_.query_pipeline.wait_full(query_);
+    shared_.query_pipeline.wait_full(query());
     shared_.key_pipeline.wait_full(key_);
     ptx::pin(scores.s);
     ptx::wgmma_fence();
@@ -173,6 +177,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   template <bool kMasked>
   FLASHBSR_DEVICE void step(int32_t begin) {
     key_.advance();
+    scores.look_ahead(begin);
     const Operands at = operands(key_, value_);
     shared_.key_pipeline.wait_full(key_);
     take_turn();
@@ -190,7 +195,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     if constexpr (!kMasked && kTriesWithoutMaxima) {
       if (wary_ > 0) {
         --wary_;
-      } else if (accepts(Base::weigh_as_before())) {
+      } else if (accepts(Base::soften_as_before(begin))) {
         release(shared_.key_pipeline, key_);
         finish_values();
         Base::pack();
@@ -260,6 +265,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void short_step(int32_t begin) {
     add_values();
     key_.advance();
+    scores.look_ahead(begin);
     const Operands at = operands(key_, value_);
     shared_.key_pipeline.wait_full(key_);
     ptx::pin(scores.s);
@@ -270,7 +276,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     if constexpr (!kMasked) {
       if (wary_ > 0) {
         --wary_;
-      } else if (accepts(Base::soften_as_before())) {
+      } else if (accepts(Base::soften_as_before(begin))) {
         return release(shared_.key_pipeline, key_);
       } else {
         become_wary();
@@ -339,21 +345,22 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
     if (threadIdx.x % 32 == 0) ring.release(at);
   }
+  FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
   FLASHBSR_DEVICE void done_with_queries() {
     if constexpr (Traits::kStoreBoxes) {
-      queries_ = shared_.queries + query_.stage * Traits::kQueryBytes;
-      held_ = shared_.query_pipeline.empty(query_.stage);
+      queries_ = shared_.queries + query().stage * Traits::kQueryBytes;
+      held_ = shared_.query_pipeline.empty(query().stage);
     } else {
-      release(shared_.query_pipeline, query_);
+      release(shared_.query_pipeline, query());
     }
-    query_.advance();
+    ++items_;
   }
 
   const Shared<Traits>& shared_;
   const int32_t group_;
   uint64_t query_base_, key_base_, value_base_;
   Place key_, value_;
-  typename Shared<Traits>::QueryPipeline::Place query_;
+  uint32_t items_ = 0;  ///< whose Q is done with
   uint32_t queries_ = 0;
   uint32_t held_ = 0;  ///< the barrier to arrive at; 0: none
   /// Tiles until maxima are left out again, and how many after it fails the next time. The

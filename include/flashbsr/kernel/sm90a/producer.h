@@ -8,6 +8,7 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
+#include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
 
@@ -103,12 +104,13 @@ class Scheduler {
 /// shared memory: producers have no registers for it.
 template <class Traits, class Visit>
 FLASHBSR_DEVICE void for_each_tile(const Shared<Traits>& shared, const Visit& visit) {
-  for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
-    shared.tile_pipeline.wait_full(at);
-    const Tile& tile = shared.tiles[at.stage];
+  using Place = typename Shared<Traits>::TilePipeline::Place;
+  for (uint32_t n = 0;; ++n) {
+    shared.tile_pipeline.wait_full(Place::after(n));
+    const Tile& tile = shared.tiles[Place::after(n).stage];
     if (tile.count < 0) return;
     visit(tile);
-    shared.tile_pipeline.release(at);
+    shared.tile_pipeline.release(Place::after(n));
   }
 }
 
@@ -128,17 +130,17 @@ struct Unowned {
 };
 
 /// The rows of an item's Q, by one thread: box (dims, heads of the group, tokens).
+/// @param barriers  where they announce that they have arrived, by stage
 template <class Traits>
 FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& shared,
-                                  const Tile& tile,
-                                  const typename Shared<Traits>::QueryPipeline::Place& at) {
+                                  const Tile& tile, uint32_t barriers, int32_t stage) {
   const int32_t token = args.base.group.quotient(tile.item.row_begin);
   const int32_t head = args.base.group.remainder(tile.item.row_begin, token);
-  const uint32_t full = shared.query_pipeline.full(at.stage);
+  const uint32_t full = barriers + 8 * stage;
   ptx::mbarrier_expect_bytes(full, args.query_bytes);
 #pragma unroll
   for (int c = 0; c < Traits::kColumnsQk; ++c) {
-    ptx::tma_load(shared.queries + at.stage * Traits::kQueryBytes + c * Traits::kRows * 128, args.q,
+    ptx::tma_load(shared.queries + stage * Traits::kQueryBytes + c * Traits::kRows * 128, args.q,
                   full, c * Traits::kColumnDims, head, tile.request.q_begin + token,
                   tile.item.kv_head);
   }
@@ -163,7 +165,8 @@ class TmaLoader {
         load(tile, now, dirty);
         if (kKeys && j == tile.count - 1) {
           shared_.query_pipeline.wait_empty(query_);
-          if (lane_ == 0) load_queries(args_, shared_, tile, query_);
+          if (lane_ == 0)
+            load_queries(args_, shared_, tile, shared_.query_pipeline.full(0), query_.stage);
           query_.advance();
         }
       }
@@ -189,10 +192,12 @@ class TmaLoader {
     return {token, args_.base.kv_indices[tile.request.kv_begin + page]};
   }
 
-  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool dirty) {
+  /// @param aside  not full when it has arrived: V is to be cleaned, or K to be rotated
+  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside) {
     const auto& pipeline = kKeys ? shared_.landing_key_pipeline : shared_.landing_value_pipeline;
     pipeline.wait_empty(at_);
-    const uint32_t full = dirty ? shared_.dirty + 8 * at_.stage : pipeline.full(at_.stage);
+    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.dirty) + 8 * at_.stage
+                                : pipeline.full(at_.stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
@@ -223,52 +228,92 @@ class TmaLoader {
   typename Shared<Traits>::QueryPipeline::Place query_;
 };
 
-/// Zeroes the rows of V tiles that an item does not own, once they have arrived. One warp.
+/// Loads Q, K and V by TMA. One warp, where others prepare what has arrived.
 template <class Traits>
-class Cleaner {
+class PairLoader {
  public:
-  FLASHBSR_DEVICE Cleaner(const Shared<Traits>& shared, int32_t lane)
-      : shared_(shared), lane_(lane) {}
+  FLASHBSR_DEVICE PairLoader(const HopperArgs& args, const Shared<Traits>& shared, bool rotates,
+                             int32_t lane)
+      : args_(args),
+        shared_(shared),
+        lane_(lane),
+        rotates_(rotates),
+        keys_(args, shared, lane),
+        values_(args, shared, lane) {}
 
-  FLASHBSR_DEVICE void run(const char* memory) {
+  FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, [&](const Tile& tile) {
-      if (tile.count == 0) return;
       const Unowned<Traits> unowned(tile);
-      if (unowned.in_tile(tile.count - 1, tile.count)) {
-        const int32_t head = tile.count == 1 ? unowned.head : 0;
-        clean(const_cast<char*>(memory), head, unowned.owned);
+      auto next = keys_.source(tile, tile.count - 1);
+      for (int32_t j = tile.count - 1; j >= 0; --j) {
+        const auto now = next;
+        next = keys_.source(tile, j - 1);
+        keys_.load(tile, now, rotates_);
+        if (j == tile.count - 1) {
+          shared_.query_pipeline.wait_empty(query_);
+          const uint32_t full = rotates_ ? shared_.raw_queries : shared_.query_pipeline.full(0);
+          if (lane_ == 0) load_queries(args_, shared_, tile, full, query_.stage);
+          query_.advance();
+        }
+        // Who prepares V cleans it, too.
+        const bool dirty = !Traits::kPreparesValues && unowned.in_tile(j, tile.count);
+        values_.load(tile, {now.token, now.page}, dirty);
       }
-      at_.advance(tile.count - 1);
-      if (tile.count > 1 && unowned.in_tile(0, tile.count)) {
-        clean(const_cast<char*>(memory), unowned.head, Traits::kKvTile);
-      }
-      at_.advance(1);
     });
   }
 
  private:
-  /// Rows [0, head) and [owned, kKvTile) of the tile at at_.
-  FLASHBSR_DEVICE void clean(char* memory, int32_t head, int32_t owned) {
-    const int32_t stage = at_.stage;
+  const HopperArgs& args_;
+  const Shared<Traits>& shared_;
+  const int32_t lane_;
+  const bool rotates_;
+  TmaLoader<Traits, true> keys_;
+  TmaLoader<Traits, false> values_;
+  typename Shared<Traits>::QueryPipeline::Place query_;
+};
+
+/// Zeroes the rows of V tiles that an item does not own, once they have arrived. One warp.
+template <class Traits>
+class Cleaner {
+ public:
+  FLASHBSR_DEVICE explicit Cleaner(const Shared<Traits>& shared) : shared_(shared) {}
+
+  FLASHBSR_DEVICE void run() {
+    for_each_tile(shared_, [&](const Tile& tile) {
+      for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) visit(tile, j, at_.stage);
+    });
+  }
+
+  /// V of the item's tile `j`, which is to be in `stage`.
+  FLASHBSR_DEVICE void visit(const Tile& tile, int32_t j, int32_t stage) {
+    const Unowned<Traits> unowned(tile);
+    if (!unowned.in_tile(j, tile.count)) return;
+    clean(stage, j == 0 ? unowned.head : 0, j == tile.count - 1 ? unowned.owned : Traits::kKvTile);
+  }
+
+ private:
+  /// Rows [0, head) and [owned, kKvTile).
+  FLASHBSR_DEVICE void clean(int32_t stage, int32_t head, int32_t owned) {
     ptx::mbarrier_wait<kArch>(shared_.dirty + 8 * stage, parities_ >> stage & 1);
     parities_ ^= 1u << stage;
-    char* tile = memory + Traits::kValueOffset + stage * Traits::kValueBytes;
+    uint32_t tile = shared_.values + stage * Traits::kValueBytes;
+#pragma unroll 1
     for (int c = 0; c < Traits::kColumnsVo; ++c, tile += Traits::kKvTile * 128) {
       zero(tile, 0, head);
       zero(tile, owned, Traits::kKvTile);
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(shared_.value_pipeline.full(stage));
+    if (lane() == 0) ptx::mbarrier_arrive(shared_.value_pipeline.full(stage));
   }
-  FLASHBSR_DEVICE void zero(char* tile, int32_t begin, int32_t end) const {
-    for (int32_t i = begin * 8 + lane_; i < end * 8; i += 32) {
-      *reinterpret_cast<uint4*>(tile + 16 * i) = uint4{0, 0, 0, 0};
-    }
+  FLASHBSR_DEVICE void zero(uint32_t tile, int32_t begin, int32_t end) const {
+#pragma unroll 1
+    for (int32_t i = begin * 8 + lane(); i < end * 8; i += 32) ptx::zero_shared(tile + 16 * i);
   }
 
+  FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
+
   const Shared<Traits>& shared_;
-  const int32_t lane_;
   typename Shared<Traits>::KvPipeline::Place at_;
   uint32_t parities_ = 0;  ///< of the barriers of dirty tiles, by stage
 };

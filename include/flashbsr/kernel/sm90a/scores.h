@@ -5,7 +5,7 @@
 // rows, eight apart, and two neighbouring columns of every eight.
 #pragma once
 
-#include <flashbsr/kernel/sm90a/fragment_math.h>
+#include <flashbsr/kernel/sm90a/exponents.h>
 #include <flashbsr/kernel/sm90a/shared.h>
 #include <flashbsr/variant/standard.h>
 
@@ -60,7 +60,7 @@ class Scores {
         q_head_[h] = name.q_head;
         scale_[h] = scale;
         row_value_[h] = variant_.row_value(name.q_head);
-        factor[h] = kLog2e;
+        if (hooked()) factor[h] = kLog2e;
       }
       // What lies in the place of a missing row must not decide when others are rescaled.
       if (r >= tile.item.row_count) {
@@ -72,6 +72,19 @@ class Scores {
     return simple;
   }
 
+  /// Before the products of the tile at `begin`: what a variant masks depends on places only, and
+  /// its look-ups run beside them.
+  FLASHBSR_DEVICE void look_ahead(int32_t begin) {
+    if constexpr (kHasHooks<Variant>) {
+      if (!variant_.masks_logits()) return;
+      const int32_t column = begin + ptx::thread_index() % 4 * 2;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        kept_[h] = variant_.template logits_mask<Math>(where(h, column));
+      }
+    }
+  }
+
   /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not
   /// see all of the tile, masks. Afterwards S times the absolute value of factor are logits in base
   /// 2; without softmax, S are the weights.
@@ -80,13 +93,14 @@ class Scores {
     const int32_t column = begin + ptx::thread_index() % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if constexpr (kHasHooks<Variant>) {
-        hook(h, column);
+      if (hooked()) {
+        if constexpr (kHasHooks<Variant>) hook(h, column);
       } else if (factor[h] < 0.0f) {
         // A maximum is looked for before factors are multiplied: negative ones turn S over.
 #pragma unroll
         for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = -at(h, i);
       }
+      if (kHasHooks<Variant> && variant_.masks_logits()) mask(h);
       if constexpr (kMasked) {
         const Span span = spans_[8 * h];
         const int32_t end = span.end - column, first = span.begin - column;
@@ -104,40 +118,74 @@ class Scores {
     }
   }
 
+  /// Whether exponents() are to be tried. The same in all threads.
+  FLASHBSR_DEVICE bool exponents_pay() const { return Exponents<Variant>::pay(variant_); }
+
+  /// S of a tile that all rows see all of becomes exponents of 2.
+  /// @param base  minus the rows' references
+  FLASHBSR_DEVICE void exponents(int32_t begin, const float (&base)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      RowLine row{factor[h], base[h]};
+      if constexpr (kHasHooks<Variant>) {
+        const int32_t column = begin + ptx::thread_index() % 4 * 2;
+        row = {factor[h] * scale_[h], base[h], factor[h] * row_value_[h],
+               column - (tile_->request.kv_len - tile_->request.q_len + token_[h])};
+      }
+      Exponents<Variant>::apply(variant_, row, 2 * kGroups,
+                                [&](int i) -> float& { return at(h, i); });
+    }
+  }
+  /// Largest sum of a row's weights by exponents() that is right, if `fits` is what fits their
+  /// type.
+  FLASHBSR_DEVICE float most(float reference, float fits) const {
+    return Exponents<Variant>::most(variant_, reference, kShift, fits);
+  }
+
  private:
+  FLASHBSR_DEVICE void mask(int h) {
+    if (kept_[h].all()) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      if (!kept_[h].at(i)) at(h, i) = kOutside;
+    }
+  }
+  FLASHBSR_DEVICE LogitsAt<FragmentMath<kGroups>> where(int h, int32_t column) const {
+    const Request& request = tile_->request;
+    return {.request = &request,
+            .q_token = token_[h],
+            .q_position = request.kv_len - request.q_len + token_[h],
+            .q_head = q_head_[h],
+            .kv_head = tile_->item.kv_head,
+            .kv_first = column,
+            .lanes = Traits::kKvTile,
+            .kv_position = {column},
+            .row_value = row_value_[h]};
+  }
   using Math = FragmentMath<kGroups>;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
+
+  /// Whether S becomes logits before their maximum is looked for, or weights. Otherwise factors do
+  /// it afterwards, at no cost.
+  FLASHBSR_DEVICE bool hooked() const {
+    return kHasHooks<Variant> && (!Variant::use_softmax || variant_.transforms_logits());
+  }
 
   /// Column `i` of the thread's row `h`.
   FLASHBSR_DEVICE float& at(int h, int i) { return s[i / 2 * 4 + 2 * h + i % 2]; }
 
   /// A row's S becomes logits, or weights.
   FLASHBSR_DEVICE void hook(int h, int32_t column) {
-    const Request& request = tile_->request;
-    const LogitsAt<Math> where{.request = &request,
-                               .q_token = token_[h],
-                               .q_position = request.kv_len - request.q_len + token_[h],
-                               .q_head = q_head_[h],
-                               .kv_head = tile_->item.kv_head,
-                               .kv_first = column,
-                               .lanes = Traits::kKvTile,
-                               .kv_position = {column},
-                               .row_value = row_value_[h]};
+    const LogitsAt<Math> place = where(h, column);
     RowLogits<kGroups> x;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) x.x[i] = at(h, i) * scale_[h];
-    if (variant_.transforms_logits()) x = variant_.template logits_transform<Math>(x, where);
+    for (int i = 0; i < 2 * kGroups; ++i) x.x[i] = at(h, i);
+    x.factor = scale_[h];
+    if (variant_.transforms_logits()) x = variant_.template logits_transform<Math>(x, place);
     if constexpr (!Variant::use_softmax) x = variant_.template activation<Math>(x);
     constexpr float kUnit = Variant::use_softmax || kShift == 0.0f ? 1.0f : 32768.0f;
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.x[i] * kUnit;
-    if (variant_.masks_logits()) {
-      const RowBits<kGroups> kept = variant_.template logits_mask<Math>(where);
-#pragma unroll
-      for (int i = 0; i < 2 * kGroups; ++i) {
-        if (!kept.at(i)) at(h, i) = kOutside;
-      }
-    }
+    for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.value(i) * kUnit;
   }
 
   const KernelArgs& args_;
@@ -146,6 +194,7 @@ class Scores {
   const Tile* tile_ = nullptr;
   int32_t token_[2], q_head_[2];
   float scale_[2], row_value_[2];
+  RowBits<kGroups> kept_[2];  ///< by the variant's mask, of the tile at hand
 };
 
 }  // namespace flashbsr::sm90a

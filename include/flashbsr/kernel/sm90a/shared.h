@@ -21,16 +21,15 @@ struct RingPlace {
   int32_t stage = 0;
   uint32_t parity = 0;
 
+  /// The place after `n` steps: one register instead of two where few are left.
+  FLASHBSR_DEVICE static RingPlace after(uint32_t n) {
+    return {static_cast<int32_t>(n % kStages), n / kStages & 1};
+  }
   FLASHBSR_DEVICE void advance() {
     if (++stage == kStages) {
       stage = 0;
       parity ^= 1;
     }
-  }
-  FLASHBSR_DEVICE void advance(int32_t steps) {
-    const int32_t to = stage + steps;
-    parity ^= static_cast<uint32_t>(to / kStages) & 1;
-    stage = to % kStages;
   }
 };
 
@@ -101,19 +100,22 @@ struct Shared {
   using QueryPipeline = Pipeline<Traits::kQueryStages>;
   using TilePipeline = Pipeline<Traits::kTileSlots>;
 
+  char* memory;                    ///< all of it
   uint32_t queries, keys, values;  ///< addresses of the tiles' first buffers
   Span* spans;                     ///< of the rows of every slot's item
   Tile* tiles;
   KvPipeline key_pipeline, value_pipeline;
   /// Of tiles of V with rows to clean: they arrive here, and are full when they are clean.
   uint32_t dirty;
+  /// Of K and Q under RoPE: they arrive here, and are full when they are rotated.
+  uint32_t raw_keys, raw_queries;
   QueryPipeline query_pipeline;
   TilePipeline tile_pipeline;
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
   KvPipeline landing_key_pipeline, landing_value_pipeline;
 
-  FLASHBSR_DEVICE explicit Shared(char* memory) {
+  FLASHBSR_DEVICE explicit Shared(char* memory) : memory(memory) {
     static_assert(sizeof(Span) * Traits::kRows == Traits::kSpanBytes);
     static_assert(sizeof(Tile) == Traits::kTileRecordBytes);
     queries = ptx::shared_address(memory);
@@ -124,11 +126,13 @@ struct Shared {
     key_pipeline = {queries + Traits::kBarrierOffset};
     value_pipeline = {key_pipeline.barriers + KvPipeline::kBytes};
     dirty = value_pipeline.barriers + KvPipeline::kBytes;
-    query_pipeline = {dirty + 8 * Traits::kStages};
+    raw_keys = dirty + 8 * Traits::kStages;
+    raw_queries = raw_keys + 8 * Traits::kStages;
+    query_pipeline = {raw_queries + 8 * Traits::kQueryStages};
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
-    static_assert(2 * KvPipeline::kBytes + 8 * Traits::kStages + QueryPipeline::kBytes +
-                      TilePipeline::kBytes <=
-                  Traits::kBarrierBytes);
+    constexpr int kBarriers =
+        6 * Traits::kStages + 3 * Traits::kQueryStages + 2 * Traits::kTileSlots;
+    static_assert(8 * kBarriers <= (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes));
     landing_keys = keys;
     landing_values = values;
     landing_key_pipeline = key_pipeline;
@@ -146,26 +150,32 @@ struct Shared {
   }
 
   /// One thread; a fence and a block barrier follow.
-  FLASHBSR_DEVICE void init_barriers(bool gather) const {
+  FLASHBSR_DEVICE void init_barriers(bool gather, bool rotates) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
-    const int loaders = gather ? kGatherWarps : 1;
-    const int preparers = gather ? kLoaderWarps - kGatherWarps : kLoaderWarps - 1;
-    key_pipeline.init(Traits::kPreparesKeys ? preparers : loaders, consumers);
+    const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
+    const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
+    key_pipeline.init(Traits::kPreparesKeys || rotates ? preparers : loaders, consumers);
     value_pipeline.init(Traits::kPreparesValues ? preparers : loaders, consumers);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
-    query_pipeline.init(1, consumers);
+    query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
-    for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(dirty + 8 * i, 1);
+    for (int i = 0; i < Traits::kStages; ++i) {
+      ptx::mbarrier_init(dirty + 8 * i, 1);
+      ptx::mbarrier_init(raw_keys + 8 * i, loaders);
+    }
+#pragma unroll
+    for (int i = 0; i < Traits::kQueryStages; ++i) ptx::mbarrier_init(raw_queries + 8 * i, 1);
   }
 
   /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or all
-  /// three gather K and V. Where V is prepared, 0 loads everything, or 0 and 1 gather it, and the
-  /// others up to 2 widen or transpose. The last one schedules.
+  /// three gather K and V. Where V is prepared or K is rotated, 0 loads everything, or 0 and 1
+  /// gather it, and the others up to 2 widen, transpose or rotate. The last one schedules.
   static constexpr int kLoaderWarps = 3;
-  static constexpr int kGatherWarps = Traits::kPreparesValues ? 2 : kLoaderWarps;
+  static constexpr int kSharingGatherWarps = 2;
+  static constexpr int kGatherWarps = Traits::kPreparesValues ? kSharingGatherWarps : kLoaderWarps;
   static constexpr int kSchedulerWarp = 3;
 };
 

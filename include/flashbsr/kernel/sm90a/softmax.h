@@ -126,52 +126,30 @@ class Softmax {
   /// maxima, which take a tenth of the time. False: a weight of this thread outgrew its type, or
   /// there was no reference. Unless all threads of the warpgroup accept(), S is to be computed
   /// again.
-  FLASHBSR_DEVICE bool soften_as_before() {
+  FLASHBSR_DEVICE bool soften_as_before(int32_t begin) {
     float (&s)[4 * Score::kGroups] = scores.s;
     float base[2], more[2][2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
+    scores.exponents(begin, base);
 #pragma unroll
     for (int i = 0; i < 4 * Score::kGroups; ++i) {
-      const int h = i / 2 % 2;
-      s[i] = ptx::exp2(__fmaf_rn(s[i], scores.factor[h], base[h]));
-      more[h][i % 2] += s[i];
-    }
-    pack();
-    // A byte of 256 or above, NaN too, carries into its top bit.
-    uint32_t outgrown = 0;
-#pragma unroll
-    for (int k = 0; k < kWeightSteps; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) outgrown |= p[k][i] + 0x08080808u;
+      s[i] = ptx::exp2(s[i]);
+      more[i / 2 % 2][i % 2] += s[i];
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) more_[h] = more[h][0] + more[h][1];
-    return !(outgrown & 0x80808080u);
-  }
-
-  /// The same for weights of 16 bits, before they are packed: four of a thread's sums tell.
-  FLASHBSR_DEVICE bool weigh_as_before() {
-    float (&s)[4 * Score::kGroups] = scores.s;
-    float base[2], more[2][2] = {};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
-#pragma unroll
-    for (int i = 0; i < 4 * Score::kGroups; ++i) {
-      const int h = i / 2 % 2;
-      s[i] = ptx::exp2(__fmaf_rn(s[i], scores.factor[h], base[h]));
-      more[h][i % 2] += s[i];
-    }
+    if constexpr (Traits::kTransposesValues) return packs_bytes();
+    // Before they are packed to 16 bits: four of a thread's sums tell. NaN does not fit.
     bool fits = true;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      more_[h] = more[h][0] + more[h][1];
-      fits = fits && (missing(h) || more_[h] < kMostWeight);  // NaN does not fit
+      fits = fits && (missing(h) || more_[h] < scores.most(kShift - base[h], kMostWeight));
     }
     return fits;
   }
 
-  /// After one of the two, where the whole warpgroup's weights fit.
+  /// Afterwards, where the whole warpgroup's weights fit.
   FLASHBSR_DEVICE void accept() {
     sum[0] += more_[0];
     sum[1] += more_[1];
@@ -182,6 +160,19 @@ class Softmax {
   FLASHBSR_DEVICE bool missing(int h) const { return scores.factor[h] == 0.0f; }
 
  private:
+  /// Packs weights of e4m3, which must be below 256: a byte of that or above, NaN too, carries into
+  /// its top bit.
+  FLASHBSR_DEVICE bool packs_bytes() {
+    pack();
+    uint32_t outgrown = 0;
+#pragma unroll
+    for (int k = 0; k < kWeightSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) outgrown |= p[k][i] + 0x08080808u;
+    }
+    return !(outgrown & 0x80808080u);
+  }
+
   float shrink_[2];
   float more_[2];  ///< sums of weights that are not accepted yet
 };

@@ -49,6 +49,9 @@ struct HopperTraits {
   static constexpr bool kTransposesValues = weight_type == DType::kE4M3;
   static constexpr bool kPreparesKeys = kv_type != type;
   static constexpr bool kPreparesValues = kv_type != weight_type || kTransposesValues;
+  /// Whether the kernel can do RoPE (rotate.h): 16-bit K are rotated where they land.
+  static constexpr bool kRotates =
+      hooks && kv_type == type && dtype_size(type) == 2 && head_dim_qk == head_dim_vo;
   static constexpr int kRows = rows;
   static constexpr int kKvTile = kv_tile;
 

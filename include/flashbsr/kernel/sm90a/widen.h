@@ -16,43 +16,6 @@
 
 namespace flashbsr::sm90a {
 
-/// Loads Q, K and V by TMA. One warp.
-template <class Traits>
-class PairLoader {
- public:
-  FLASHBSR_DEVICE PairLoader(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
-      : args_(args),
-        shared_(shared),
-        lane_(lane),
-        keys_(args, shared, lane),
-        values_(args, shared, lane) {}
-
-  FLASHBSR_DEVICE void run() {
-    for_each_tile(shared_, [&](const Tile& tile) {
-      auto next = keys_.source(tile, tile.count - 1);
-      for (int32_t j = tile.count - 1; j >= 0; --j) {
-        const auto now = next;
-        next = keys_.source(tile, j - 1);
-        keys_.load(tile, now, false);
-        if (j == tile.count - 1) {
-          shared_.query_pipeline.wait_empty(query_);
-          if (lane_ == 0) load_queries(args_, shared_, tile, query_);
-          query_.advance();
-        }
-        values_.load(tile, {now.token, now.page}, false);
-      }
-    });
-  }
-
- private:
-  const HopperArgs& args_;
-  const Shared<Traits>& shared_;
-  const int32_t lane_;
-  TmaLoader<Traits, true> keys_;
-  TmaLoader<Traits, false> values_;
-  typename Shared<Traits>::QueryPipeline::Place query_;
-};
-
 /// Widens tiles, in units of eight lines: two warps have half of every unit each.
 template <class Traits>
 class Widener {
@@ -65,14 +28,14 @@ class Widener {
     to_ = piece / 8 * kTileLines * 128 + line * 128 + ((piece % 8 ^ line) << 4);
   }
 
-  FLASHBSR_DEVICE void run(char* memory) {
+  FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
-        if constexpr (Traits::kPreparesKeys) widen_keys(memory);
+        if constexpr (Traits::kPreparesKeys) widen_keys();
         const int32_t head = j == 0 ? unowned.head : 0;
         const int32_t end = j == tile.count - 1 ? unowned.owned : kTileLines;
-        widen_values(memory, head, end);
+        widen_values(head, end);
       }
     });
   }
@@ -88,7 +51,8 @@ class Widener {
   static constexpr int kToNext = 2 * 128 + (2 << 4);
   static_assert(kTileLines % 8 == 0);
 
-  FLASHBSR_DEVICE void widen_keys(char* memory) {
+  FLASHBSR_DEVICE void widen_keys() {
+    char* memory = shared_.memory;
     shared_.landing_key_pipeline.wait_full(key_);
     shared_.key_pipeline.wait_empty(key_);
     widen<Traits::kType, Traits::kColumnsQk>(
@@ -99,7 +63,8 @@ class Widener {
 
   /// Lines outside of [head, end) belong to others, or to nobody: their weights are zero, but what
   /// lies there may be NaN.
-  FLASHBSR_DEVICE void widen_values(char* memory, int32_t head, int32_t end) {
+  FLASHBSR_DEVICE void widen_values(int32_t head, int32_t end) {
+    char* memory = shared_.memory;
     shared_.landing_value_pipeline.wait_full(value_);
     shared_.value_pipeline.wait_empty(value_);
     char* tile = memory + Traits::kValueOffset + value_.stage * Traits::kValueBytes;

@@ -1,0 +1,238 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// RoPE inside attention: 16-bit rows of K and Q are rotated in shared memory, where they landed.
+//
+//   warp 0          K, V by TMA             -> `raw` barriers for K, value_pipeline
+//   warp 0          Q by TMA                -> `raw` barriers for Q
+//   warps 1 and 2   K and Q rotated         -> key_pipeline, query_pipeline
+//
+// A lane has two neighbouring pairs of dims (two times two at head dim 256) and goes from row to
+// row and from tile to tile by angle-sum with steps of constant cosine and sine, which is as many
+// operations as the tables ask for and no loads. Every eighth tile looks angles up anew: 640 steps
+// in fp32 lose 8e-5 at most, a fiftieth of what bf16 rounds off.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/producer.h>
+#include <flashbsr/ptx/convert.h>
+#include <flashbsr/ptx/shared.h>
+#include <flashbsr/tile/rope.h>
+
+namespace flashbsr::sm90a {
+
+/// Where a lane's pairs of dims are in a swizzled row of 16-bit elements, and in the partner half.
+template <class Traits>
+struct PairPlace {
+  static constexpr int kHalf = Traits::kHeadDimQk / 2;
+  static constexpr int kPasses = kHalf > 64 ? kHalf / 64 : 1;  ///< of 64 pairs of a row
+  static constexpr int kRowsAtOnce = kHalf < 64 ? 64 / kHalf : 1;
+
+  int32_t dim;    ///< the lower one of the first pair, below 64
+  int32_t row;    ///< among those that a warp has at once
+  int32_t bytes;  ///< within the line of row 0
+
+  FLASHBSR_DEVICE explicit PairPlace(int32_t lane)
+      : dim(2 * lane % kHalf % 64), row(2 * lane / kHalf), bytes(2 * dim) {}
+
+  /// Byte of the first pair in row `r` of a column.
+  FLASHBSR_DEVICE int32_t in_row(int32_t r) const { return r * 128 + (bytes ^ ((r & 7) << 4)); }
+
+  /// The word of the partners: in another column, or in the other half of the line.
+  template <int kColumnBytes>
+  FLASHBSR_DEVICE static uint32_t partner(uint32_t address) {
+    return kHalf >= 64 ? address + kHalf / 64 * kColumnBytes : address ^ 64;
+  }
+};
+
+/// Turns two pairs: their dims in x, the partners in y.
+template <DType kType>
+FLASHBSR_DEVICE void turn(const Rotation (&angles)[2], uint32_t& x, uint32_t& y) {
+  float a[2] = {ptx::unpack_low<kType>(x), ptx::unpack_high<kType>(x)};
+  float b[2] = {ptx::unpack_low<kType>(y), ptx::unpack_high<kType>(y)};
+#pragma unroll
+  for (int e = 0; e < 2; ++e) angles[e].turn(a[e], b[e]);
+  x = ptx::pack2<kType>(a[0], a[1]);
+  y = ptx::pack2<kType>(b[0], b[1]);
+}
+
+/// The angles of a lane's two pairs, of which `dim` is the first one's lower dim.
+struct Angles {
+  Rotation at[2];
+
+  /// Of as many positions, less than the fine table has: a step from one to another. `fine` is the
+  /// table's column of `dim`.
+  FLASHBSR_DEVICE static Angles step(const float* fine, int32_t head_dim, int32_t positions) {
+    const float* row = fine + positions * head_dim;
+    const float2 c = *reinterpret_cast<const float2*>(row);
+    const float2 s = *reinterpret_cast<const float2*>(row + head_dim / 2);
+    return {{{c.x, s.x}, {c.y, s.y}}};
+  }
+  FLASHBSR_DEVICE static Angles of(const RopeTables& tables, int32_t head_dim, int32_t position,
+                                   int32_t dim) {
+    const RopeRow row(tables, position, head_dim);
+    return {{row.at(dim), row.at(dim + 1)}};
+  }
+  FLASHBSR_DEVICE void advance(const Angles& by) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) by.at[e].turn(at[e].cos, at[e].sin);
+  }
+  FLASHBSR_DEVICE void go_back(const Angles& by) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) Rotation{by.at[e].cos, -by.at[e].sin}.turn(at[e].cos, at[e].sin);
+  }
+};
+
+/// Rotates K tiles and an item's Q, and cleans V, which Cleaner has no warp for then. One warp or
+/// two: each has half of the rows, the first one V. What follows from the lane is worked out anew
+/// for every tile: 32 registers are few.
+template <class Traits>
+class Rotator {
+ public:
+  FLASHBSR_DEVICE Rotator(const HopperArgs& args, const Shared<Traits>& shared)
+      : args_(args), shared_(shared), cleaner_(shared) {}
+
+  FLASHBSR_DEVICE void run() {
+    for_each_tile(shared_, [&](const Tile& tile) {
+      if (tile.count == 0) return;
+      rotate_queries(tile);
+      for (int32_t j = tile.count - 1; j >= 0; --j, ++tiles_) {
+        rotate_keys(tile, j);
+        if (half() == 0 && !gathers()) cleaner_.visit(tile, j, KvPlace::after(tiles_).stage);
+      }
+    });
+  }
+
+ private:
+  using Place = PairPlace<Traits>;
+  using KvPlace = typename Shared<Traits>::KvPipeline::Place;
+  static constexpr int kDim = Traits::kHeadDimQk;
+  static constexpr int kStep = Place::kRowsAtOnce;
+  static constexpr int kKeyColumnBytes = Traits::kKvTile * 128;
+  static constexpr int kQueryColumnBytes = Traits::kRows * 128;
+  static constexpr int32_t kLookUpEvery = 8;  ///< tiles of an item: so far errors add up
+  // The loop toggles the swizzle an even number of times; steps come from the fine table.
+  static_assert(Traits::kKvTile % 16 == 0 && Traits::kKvTile < 2 * RopeTables::kFine);
+
+  /// Rows from the last to the first, as tiles are: the next tile's angles follow from this one's.
+  FLASHBSR_DEVICE void rotate_keys(const Tile& tile, int32_t j) {
+    const Place place(lane());
+    const KvPlace at = KvPlace::after(tiles_);
+    const int32_t begin = half() * (Traits::kKvTile / 2);
+    const int32_t rows = Traits::kKvTile / (gathers() ? 1 : 2);
+    uint32_t column = shared_.keys + at.stage * Traits::kKeyBytes;
+#pragma unroll
+    for (int pass = 0; pass < Place::kPasses; ++pass, column += kKeyColumnBytes) {
+      const int32_t dim = place.dim + 64 * pass;
+      const float* fine = args_.base.params.rope.fine + dim;
+      // Rows behind the item's end are masked, but the tables end there: anew at the next tile.
+      if (j >= tile.count - 2 || (tile.count - j) % kLookUpEvery == 0) {
+        const int32_t first = tile.start + j * Traits::kKvTile + begin;
+        const int32_t position = min_of(first, tile.item.kv_end - 1) + place.row;
+        now_[pass] = Angles::of(args_.base.params.rope, kDim, position, dim);
+        now_[pass].advance(Angles::step(fine, kDim, rows / 2));
+        now_[pass].advance(Angles::step(fine, kDim, rows - rows / 2 - kStep));
+      } else {
+        now_[pass].go_back(Angles::step(fine, kDim, Traits::kKvTile - rows));
+      }
+      const Angles step = Angles::step(fine, kDim, kStep);
+      if (pass == 0) ptx::mbarrier_wait<kArch>(shared_.raw_keys + 8 * at.stage, at.parity);
+      const uint32_t first = column + place.in_row(begin + place.row);
+      rotate_pass(first, first + rows * 128, now_[pass], step);
+    }
+    announce(shared_.key_pipeline.full(at.stage));
+  }
+
+  /// Words of the next rows are on their way while one is rotated: beside the products, which read
+  /// shared memory all the time, a load takes more than a hundred cycles.
+  FLASHBSR_DEVICE static void rotate_pass(uint32_t begin, uint32_t end, Angles& now,
+                                          const Angles& step) {
+    constexpr int kBatch = 4;  // rows; the swizzle of every other four differs by 64
+    constexpr int kAhead = kBatch / kStep;
+    uint32_t at = (end ^ 64) - kBatch * 128;
+    uint32_t x[kAhead], y[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) load(above(at, i * kStep), x[i], y[i]);
+#pragma unroll 1
+    for (;;) {
+      const uint32_t next = (at ^ 64) - kBatch * 128;
+#pragma unroll
+      for (int i = kAhead - 1; i >= 0; --i) {
+        turn<Traits::kType>(now.at, x[i], y[i]);
+        now.go_back(step);
+        ptx::store_shared(above(at, i * kStep), x[i]);
+        ptx::store_shared(partner(above(at, i * kStep)), y[i]);
+        if (at != begin) load(above(next, i * kStep), x[i], y[i]);
+      }
+      if (at == begin) return;
+      at = next;
+    }
+  }
+  FLASHBSR_DEVICE static void load(uint32_t at, uint32_t& x, uint32_t& y) {
+    x = ptx::load_shared(at);
+    y = ptx::load_shared(partner(at));
+  }
+  FLASHBSR_DEVICE static uint32_t partner(uint32_t address) {
+    return Place::template partner<kKeyColumnBytes>(address);
+  }
+  /// The lane's word `rows` further than the one at `at`: every row has another swizzle.
+  FLASHBSR_DEVICE static uint32_t above(uint32_t at, int rows) {
+    return (at ^ (rows << 4)) + rows * 128;
+  }
+
+  FLASHBSR_DEVICE void rotate_queries(const Tile& tile) {
+    const RopeTables& tables = args_.base.params.rope;
+    const Place place(lane());
+    const auto query = Shared<Traits>::QueryPipeline::Place::after(items_++);
+    uint32_t column = shared_.queries + query.stage * Traits::kQueryBytes;
+    ptx::mbarrier_wait<kArch>(shared_.raw_queries + 8 * query.stage, query.parity);
+    const FastDiv& group = args_.base.group;
+    const int32_t heads = static_cast<int32_t>(group.divisor);
+    const int32_t first = half() * (Traits::kRows / 2) + place.row, end = query_end(tile);
+    const int32_t offset = tile.request.kv_len - tile.request.q_len;
+#pragma unroll 1
+    for (int pass = 0; pass < Place::kPasses; ++pass, column += kQueryColumnBytes) {
+      if (first >= end) break;
+      const int32_t dim = place.dim + 64 * pass;
+      const int32_t packed = tile.item.row_begin + first, token = group.quotient(packed);
+      Angles angles = Angles::of(tables, kDim, offset + token, dim);
+      const Angles step = Angles::step(tables.fine + dim, kDim, 1);
+      int32_t head = group.remainder(packed, token);
+#pragma unroll 2
+      for (int32_t r = first; r < end; r += kStep) {
+        const uint32_t at = column + place.in_row(r);
+        uint32_t x = ptx::load_shared(at);
+        uint32_t y = ptx::load_shared(Place::template partner<kQueryColumnBytes>(at));
+        turn<Traits::kType>(angles.at, x, y);
+        ptx::store_shared(at, x);
+        ptx::store_shared(Place::template partner<kQueryColumnBytes>(at), y);
+        for (head += kStep; head >= heads; head -= heads) angles.advance(step);
+      }
+    }
+    announce(shared_.query_pipeline.full(query.stage));
+  }
+  /// Behind the last of this warp's rows of Q.
+  FLASHBSR_DEVICE int32_t query_end(const Tile& tile) const {
+    const int32_t end = (half() + 1) * (Traits::kRows / 2);
+    return min_of(gathers() ? Traits::kRows : end, tile.item.row_count);
+  }
+
+  FLASHBSR_DEVICE bool gathers() const { return args_.path == KvPath::kGather; }
+  /// Which half of the rows this warp has, uniform. All threads call it.
+  FLASHBSR_DEVICE int32_t half() const {
+    return gathers() ? 0 : __shfl_sync(0xffffffffu, ptx::thread_index() / 32 - 1, 0);
+  }
+  FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
+  FLASHBSR_DEVICE static void announce(uint32_t full) {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(full);
+  }
+
+  const HopperArgs& args_;
+  const Shared<Traits>& shared_;
+  uint32_t tiles_ = 0, items_ = 0;  ///< so far
+  Angles now_[Place::kPasses];      ///< of K, one row above this warp's part of the last tile
+  Cleaner<Traits> cleaner_;
+};
+
+}  // namespace flashbsr::sm90a

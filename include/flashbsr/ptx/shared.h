@@ -1,0 +1,25 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared memory by 32-bit addresses, which take half the registers of pointers.
+// PTX ISA, "ld", "st", state space .shared.
+#pragma once
+
+#include <flashbsr/config.h>
+
+namespace flashbsr::ptx {
+
+FLASHBSR_DEVICE uint32_t load_shared(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+FLASHBSR_DEVICE void store_shared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+/// 16 bytes of zeros.
+FLASHBSR_DEVICE void zero_shared(uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+}  // namespace flashbsr::ptx
