@@ -315,6 +315,29 @@ def test_arrays_of_helpers_defaults_and_partials():
     check_variant(spec, hooks, SMALL)
 
 
+UNUSED = {str(i): np.zeros(3, np.float64 if i % 2 else np.float32) for i in range(20)}
+
+
+def test_only_arrays_that_are_looked_into_are_extras():
+    """Of the twenty of a dictionary, and of those that are named and not indexed."""
+    other = np.zeros((1,) * 6, np.float32)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        assert other is not None
+        return score + UNUSED["4"][h] + UNUSED["6"][kv_idx]
+
+    spec = AttentionSpec.from_functions(score_mod=score_mod)
+    assert [extra.name for extra in spec.variant.extras] == ["UNUSED_4", "UNUSED_6"]
+    with pytest.raises(DTypeError, match="UNUSED_5: got float64"):
+        AttentionSpec.from_functions(score_mod=lambda s, b, h, q, k: s + UNUSED["5"][k])
+    with pytest.raises(UnsupportedError, match="other: got 6 dimensions"):
+        AttentionSpec.from_functions(score_mod=lambda s, b, h, q, k: s + other[(k,) * 6])
+    with pytest.raises(UnsupportedError, match="9 arrays"):
+        AttentionSpec.from_functions(
+            score_mod=lambda s, b, h, q, k: sum(UNUSED[str(2 * i)][k] for i in range(9))
+        )
+
+
 def test_equal_expressions_are_written_once():
     def score_mod(score, b, h, q_idx, kv_idx):
         x = score

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,12 @@ def declared(extras: Mapping[str, Any]) -> tuple[Extra, ...]:
         if not 0 <= rank <= MAX_RANK:
             raise FlashbsrError(argument, rank, f"at most {MAX_RANK} dimensions")
         found.append(Extra(name, dtype, rank))
+    check_counts(found)
+    return tuple(found)
+
+
+def check_counts(found: Sequence[Extra]) -> None:
+    """Raise `UnsupportedError` for more extras than kernels take."""
     scalars = sum(extra.rank == 0 for extra in found)
     for count, most, what in (
         (scalars, MAX_SCALARS, "numbers"),
@@ -170,7 +176,6 @@ def declared(extras: Mapping[str, Any]) -> tuple[Extra, ...]:
     ):
         if count > most:
             raise UnsupportedError("extras", f"{count} {what}", f"at most {most}")
-    return tuple(found)
 
 
 def extra_values(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import DTypeError, FlashbsrError, UnsupportedError
-from ..variant import Extra, Variant, declared
+from ..variant import Extra, Variant, check_counts, declared
 from .capture import Captures
 from .emit import LEAVES, Numbers, function_body, row_value, scalar_body
 from .operations import value_of
@@ -53,14 +53,18 @@ def trace(
             roots[argument] = _function(argument, function, first, named, captures)
     text, name = _text(roots, [f for f in (score_mod, mask_mod) if f is not None])
     variant = Variant.parse(text, name, {})
-    return replace(variant, extras=(*named, *captures.extras), captured=captures.arrays)
+    used = captures.used_by(roots.values())
+    found = (*named, *(extra for extra, _ in used))
+    check_counts(found)
+    arrays = tuple((extra.name, array) for extra, array in used)
+    return replace(variant, extras=found, captured=arrays)
 
 
 def trace_mask(mask_mod: Callable[..., Any]) -> tuple[Value, dict[str, Any]]:
     """Trace a mask function without extras; returns what it computes and the arrays it captures."""
     captures = Captures(iter([*LEAVES, "at"]))
     root = _function("mask_mod", mask_mod, _MASK, (), captures)
-    return root, {name: captured.array for name, captured in captures.arrays}
+    return root, {extra.name: captured.array for extra, captured in captures.used_by([root])}
 
 
 def _function(
@@ -104,6 +108,8 @@ def _call(
             )
     try:
         result = function(*(_leaf(name) for name in first), **more)
+    except FlashbsrError:
+        raise
     except (IndexError, TypeError) as error:  # of a framework, about a traced value
         frames = traceback.extract_tb(error.__traceback__)
         at = next((f for f in frames if f.name == function.__name__), frames[-1])

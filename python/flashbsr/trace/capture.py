@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..adapters import adapter_for
-from ..errors import DTypeError, UnsupportedError
+from ..errors import DTypeError, FlashbsrError, UnsupportedError
 from ..variant import ELEMENTS, MAX_RANK, Captured, Extra
 from . import functions
-from .value import Tensor
+from .value import Tensor, Value
 
 __all__ = ["Captures"]
 
@@ -35,15 +35,16 @@ class Captures:
         self._found: dict[int, tuple[Extra, Captured, Tensor]] = {}
         self._functions: dict[int, Any] = {}
 
-    @property
-    def extras(self) -> tuple[Extra, ...]:
-        """What is to be declared."""
-        return tuple(extra for extra, _, _ in self._found.values())
-
-    @property
-    def arrays(self) -> tuple[tuple[str, Captured], ...]:
-        """Its values."""
-        return tuple((extra.name, array) for extra, array, _ in self._found.values())
+    def used_by(self, roots: Iterable[Value]) -> list[tuple[Extra, Captured]]:
+        """Find the arrays that expressions look into: a function may only name others."""
+        names, seen, left = set(), set(), list(roots)
+        while left:
+            x = left.pop()
+            if id(x) not in seen:
+                seen.add(id(x))
+                names |= {arg.name for arg in x.args if isinstance(arg, Tensor)}
+                left += [arg for arg in x.args if isinstance(arg, Value)]
+        return [(e, array) for e, array, _ in self._found.values() if e.name in names]
 
     def rebuild(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Copy a function with tensors of a trace in the places of arrays."""
@@ -94,12 +95,17 @@ class Captures:
     def _tensor(self, array: Any, name: str) -> Tensor:
         if id(array) in self._found:
             return self._found[id(array)][2]
-        dtype = adapter_for(array, name).dtype_name(array, name)
-        if dtype not in ELEMENTS:
-            raise DTypeError(name, dtype, ", ".join(ELEMENTS))
         shape = tuple(array.shape)
-        if len(shape) > MAX_RANK:
-            raise UnsupportedError(name, f"{len(shape)} dimensions", f"at most {MAX_RANK}")
+        problem: FlashbsrError | None = None
+        dtype = "none"
+        try:
+            dtype = adapter_for(array, name).dtype_name(array, name)
+            if dtype not in ELEMENTS:
+                raise DTypeError(name, dtype, ", ".join(ELEMENTS))
+            if len(shape) > MAX_RANK:
+                raise UnsupportedError(name, f"{len(shape)} dimensions", f"at most {MAX_RANK}")
+        except FlashbsrError as error:  # raised where it is looked into
+            problem = error
         unique = base = re.sub(r"\W", "_", name)
         count = 1
         while unique in self._taken:
@@ -107,7 +113,7 @@ class Captures:
             unique = f"{base}_{count}"
         self._taken.add(unique)
         extra = Extra(unique, dtype, len(shape))
-        tensor = Tensor(unique, dtype, len(shape), shape)
+        tensor = Tensor(unique, dtype, len(shape), shape, problem)
         self._found[id(array)] = extra, Captured(array), tensor
         return tensor
 

@@ -13,7 +13,7 @@ import linecache
 import sys
 from typing import Any, NoReturn
 
-from ..errors import DTypeError, UnsupportedError
+from ..errors import DTypeError, FlashbsrError, UnsupportedError
 
 __all__ = ["KINDS", "Tensor", "Value", "refuse"]
 
@@ -258,11 +258,19 @@ class Value:
 class Tensor:
     """An array among the extras, indexed by as many values as it has dimensions."""
 
-    def __init__(self, name: str, dtype: str, rank: int, shape: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        rank: int,
+        shape: tuple[int, ...] | None,
+        problem: FlashbsrError | None = None,
+    ) -> None:
         self.name = name
         self.dtype_name = dtype
         self.ndim = rank
         self._shape = shape  # None: known in run() only
+        self._problem = problem  # why kernels cannot look into it
         self._first: tuple[Any, ...] = ()  # indices of the leading dimensions
 
     @property
@@ -284,9 +292,11 @@ class Tensor:
         if len(found) > self.ndim:
             refuse(f"{len(found)} indices of {self.name}", f"{self.ndim}, its dimensions")
         if len(found) < self.ndim:
-            rest = Tensor(self.name, self.dtype_name, self.ndim, self._shape)
+            rest = Tensor(self.name, self.dtype_name, self.ndim, self._shape, self._problem)
             rest._first = found
             return rest
+        if self._problem is not None:
+            raise self._problem
         from .operations import element
 
         return element(self, found)
