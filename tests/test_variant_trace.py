@@ -392,9 +392,11 @@ def test_decisions_name_the_line():
     ],
 )
 def test_what_cannot_be_traced(function, message):
-    with pytest.raises(UnsupportedError, match=message) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         AttentionSpec.from_functions(score_mod=function)
-    assert "test_variant_trace.py" in str(caught.value)
+    what, _, where = caught.value.actual.partition(" at ")
+    assert "test_variant_trace.py" in where
+    assert re.search(message, f"{what}; {caught.value.expected}")  # not in the line, which is above
 
 
 def test_bad_functions():

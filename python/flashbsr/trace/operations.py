@@ -36,6 +36,11 @@ def value_of(x: Any) -> Value:
     """Take a value, or a number as one: Python's, NumPy's, or an array of one element."""
     if isinstance(x, Value):
         return x
+    if isinstance(x, Tensor):
+        refuse(
+            f"arithmetic on the array {x.name}",
+            f"an element of it, {x.name}[...], by each of its {x.ndim} indices",
+        )
     if isinstance(x, np.generic) or (hasattr(x, "item") and getattr(x, "ndim", -1) == 0):
         x = x.item()
     if isinstance(x, (bool, int, float)):
