@@ -37,13 +37,6 @@ FLASHBSR_DEVICE float max(float a, float b) {
   return r;
 }
 
-/// The smaller; NaN beats a number (min.NaN.f32, sm_80 and later).
-FLASHBSR_DEVICE float min_or_nan(float a, float b) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-
 /// The smaller; a number beats NaN.
 FLASHBSR_DEVICE float min(float a, float b) {
   float r;

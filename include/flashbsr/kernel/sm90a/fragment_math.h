@@ -118,20 +118,10 @@ struct FragmentMath {
   }
   FLASHBSR_DEVICE static Float exp(const Float& x) { return x.each(&ThreadMath::exp); }
   FLASHBSR_DEVICE static Float tanh(const Float& x) { return x.each(&ThreadMath::tanh); }
-  /// 1 / (1 + 2^y), by one reciprocal for two: reciprocals are the slowest of its instructions.
-  /// Below 2^-60 it is that, so that products of two stay finite.
+  /// 1 / (1 + 2^y). One reciprocal for two would need a look at the largest, for products that are
+  /// not finite: slower (docs/kernels/sm90a.md).
   FLASHBSR_DEVICE static Float sigmoid(const Float& x) {
-    const Float y = x * -kLog2e;
-    Float r;
-#pragma unroll
-    for (int i = 0; i < 2 * kGroups; i += 2) {
-      const float a = 1.0f + ptx::exp2(ptx::min_or_nan(y.value(i), 60.0f));
-      const float b = 1.0f + ptx::exp2(ptx::min_or_nan(y.value(i + 1), 60.0f));
-      const float inverse = ptx::reciprocal(a * b);
-      r.x[i] = b * inverse;
-      r.x[i + 1] = a * inverse;
-    }
-    return r;
+    return (x * -kLog2e).each([](float y) { return ptx::reciprocal(1.0f + ptx::exp2(y)); });
   }
 
   /// Reads up to 8 kGroups bits from `first` on, and up to 31 around them: the memory of masks has

@@ -94,6 +94,11 @@ class Gather {
 
   FLASHBSR_DEVICE void copy_keys(const Tile& tile, int32_t j, const Rows& rows) {
     shared_.landing_key_pipeline.wait_empty(key_);
+    if constexpr (kWarps == 2 && !Traits::kPreparesValues) {
+      // Who rotated the tile before has been waited for, through the consumers; race detectors do
+      // not see that far.
+      ptx::mbarrier_wait<kArch>(shared_.key_pipeline.full(key_.stage), key_.parity ^ 1);
+    }
     copy<Traits::kLandingColumnsQk>(key_barriers_, key_, shared_.landing_keys,
                                     Traits::kLandingKeyBytes, args_.base.params.k, tile, j, rows);
   }

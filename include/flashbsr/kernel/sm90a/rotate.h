@@ -8,9 +8,9 @@
 //   warps 1 and 2   K and Q rotated         -> key_pipeline, query_pipeline
 //
 // A lane has two neighbouring pairs of dims (two times two at head dim 256) and goes from row to
-// row and from tile to tile by angle-sum with steps of constant cosine and sine, which is as many
-// operations as the tables ask for and no loads. Every eighth tile looks angles up anew: 640 steps
-// in fp32 lose 8e-5 at most, a fiftieth of what bf16 rounds off.
+// row: the angles of the first row of half a tile come from the tables, the next ones by angle-sum
+// with a step of constant cosine and sine. That is as many operations as the tables ask for and no
+// loads; 40 steps in fp32 lose 5e-6 at most, a thousandth of what bf16 rounds off.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/producer.h>
@@ -76,10 +76,6 @@ struct Angles {
 #pragma unroll
     for (int e = 0; e < 2; ++e) by.at[e].turn(at[e].cos, at[e].sin);
   }
-  FLASHBSR_DEVICE void go_back(const Angles& by) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) Rotation{by.at[e].cos, -by.at[e].sin}.turn(at[e].cos, at[e].sin);
-  }
 };
 
 /// Rotates K tiles and an item's Q, and cleans V, which Cleaner has no warp for then. One warp or
@@ -109,61 +105,56 @@ class Rotator {
   static constexpr int kStep = Place::kRowsAtOnce;
   static constexpr int kKeyColumnBytes = Traits::kKvTile * 128;
   static constexpr int kQueryColumnBytes = Traits::kRows * 128;
-  static constexpr int32_t kLookUpEvery = 8;  ///< tiles of an item: so far errors add up
-  // The loop toggles the swizzle an even number of times; steps come from the fine table.
-  static_assert(Traits::kKvTile % 16 == 0 && Traits::kKvTile < 2 * RopeTables::kFine);
+  static_assert(Traits::kKvTile % 16 == 0);  // the loop toggles the swizzle an even number of times
 
-  /// Rows from the last to the first, as tiles are: the next tile's angles follow from this one's.
+  /// Both halves of a tile, or this warp's. The same operations whoever does it, and at whichever
+  /// tile it begins: bits must not depend on where pages lie.
   FLASHBSR_DEVICE void rotate_keys(const Tile& tile, int32_t j) {
-    const Place place(lane());
     const KvPlace at = KvPlace::after(tiles_);
-    const int32_t begin = half() * (Traits::kKvTile / 2);
-    const int32_t rows = Traits::kKvTile / (gathers() ? 1 : 2);
-    uint32_t column = shared_.keys + at.stage * Traits::kKeyBytes;
-#pragma unroll
-    for (int pass = 0; pass < Place::kPasses; ++pass, column += kKeyColumnBytes) {
-      const int32_t dim = place.dim + 64 * pass;
-      const float* fine = args_.base.params.rope.fine + dim;
-      // Rows behind the item's end are masked, but the tables end there: anew at the next tile.
-      if (j >= tile.count - 2 || (tile.count - j) % kLookUpEvery == 0) {
-        const int32_t first = tile.start + j * Traits::kKvTile + begin;
-        const int32_t position = min_of(first, tile.item.kv_end - 1) + place.row;
-        now_[pass] = Angles::of(args_.base.params.rope, kDim, position, dim);
-        now_[pass].advance(Angles::step(fine, kDim, rows / 2));
-        now_[pass].advance(Angles::step(fine, kDim, rows - rows / 2 - kStep));
-      } else {
-        now_[pass].go_back(Angles::step(fine, kDim, Traits::kKvTile - rows));
-      }
-      const Angles step = Angles::step(fine, kDim, kStep);
-      if (pass == 0) ptx::mbarrier_wait<kArch>(shared_.raw_keys + 8 * at.stage, at.parity);
-      const uint32_t first = column + place.in_row(begin + place.row);
-      rotate_pass(first, first + rows * 128, now_[pass], step);
-    }
+    if (gathers()) rotate_half(tile, j, 0, at);
+    rotate_half(tile, j, gathers() ? 1 : half(), at);
     announce(shared_.key_pipeline.full(at.stage));
   }
 
-  /// Words of the next rows are on their way while one is rotated: beside the products, which read
-  /// shared memory all the time, a load takes more than a hundred cycles.
-  FLASHBSR_DEVICE static void rotate_pass(uint32_t begin, uint32_t end, Angles& now,
+  FLASHBSR_DEVICE void rotate_half(const Tile& tile, int32_t j, int32_t half, const KvPlace& at) {
+    constexpr int kHalfRows = Traits::kKvTile / 2;
+    const RopeTables& tables = args_.base.params.rope;
+    const Place place(lane());
+    const int32_t begin = half * kHalfRows;
+    uint32_t column = shared_.keys + at.stage * Traits::kKeyBytes;
+    // Rows behind the item's end are masked; the tables end there.
+    const int32_t position = min_of(tile.start + j * Traits::kKvTile + begin, tile.item.kv_end - 1);
+#pragma unroll 1
+    for (int pass = 0; pass < Place::kPasses; ++pass, column += kKeyColumnBytes) {
+      const int32_t dim = place.dim + 64 * pass;
+      Angles now = Angles::of(tables, kDim, position + place.row, dim);
+      const Angles step = Angles::step(tables.fine + dim, kDim, kStep);
+      ptx::mbarrier_wait<kArch>(shared_.raw_keys + 8 * at.stage, at.parity);
+      const uint32_t first = column + place.in_row(begin + place.row);
+      rotate_pass(first, first + kHalfRows * 128, now, step);
+    }
+  }
+
+  /// Words of the next rows are on their way while one is rotated.
+  FLASHBSR_DEVICE static void rotate_pass(uint32_t at, uint32_t end, Angles& now,
                                           const Angles& step) {
     constexpr int kBatch = 4;  // rows; the swizzle of every other four differs by 64
     constexpr int kAhead = kBatch / kStep;
-    uint32_t at = (end ^ 64) - kBatch * 128;
     uint32_t x[kAhead], y[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) load(above(at, i * kStep), x[i], y[i]);
+    for (int i = 0; i < kAhead; ++i) load(below(at, i * kStep), x[i], y[i]);
 #pragma unroll 1
     for (;;) {
-      const uint32_t next = (at ^ 64) - kBatch * 128;
+      const uint32_t next = (at ^ 64) + kBatch * 128;
 #pragma unroll
-      for (int i = kAhead - 1; i >= 0; --i) {
+      for (int i = 0; i < kAhead; ++i) {
         turn<Traits::kType>(now.at, x[i], y[i]);
-        now.go_back(step);
-        ptx::store_shared(above(at, i * kStep), x[i]);
-        ptx::store_shared(partner(above(at, i * kStep)), y[i]);
-        if (at != begin) load(above(next, i * kStep), x[i], y[i]);
+        now.advance(step);
+        ptx::store_shared(below(at, i * kStep), x[i]);
+        ptx::store_shared(partner(below(at, i * kStep)), y[i]);
+        if (next != end) load(below(next, i * kStep), x[i], y[i]);
       }
-      if (at == begin) return;
+      if (next == end) return;
       at = next;
     }
   }
@@ -175,7 +166,7 @@ class Rotator {
     return Place::template partner<kKeyColumnBytes>(address);
   }
   /// The lane's word `rows` further than the one at `at`: every row has another swizzle.
-  FLASHBSR_DEVICE static uint32_t above(uint32_t at, int rows) {
+  FLASHBSR_DEVICE static uint32_t below(uint32_t at, int rows) {
     return (at ^ (rows << 4)) + rows * 128;
   }
 
@@ -231,7 +222,6 @@ class Rotator {
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
   uint32_t tiles_ = 0, items_ = 0;  ///< so far
-  Angles now_[Place::kPasses];      ///< of K, one row above this warp's part of the last tile
   Cleaner<Traits> cleaner_;
 };
 
