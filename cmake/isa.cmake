@@ -42,7 +42,7 @@ endfunction()
 
 function(flashbsr_add_cpu_library target)
   add_library(${target} OBJECT ${ARGN} cpp/cpu/kernels_baseline.cpp)
-  target_link_libraries(${target} PUBLIC flashbsr_headers)
+  target_link_libraries(${target} PUBLIC flashbsr_headers ${CMAKE_DL_LIBS})
   flashbsr_compile_options(${target})
   foreach(level IN LISTS FLASHBSR_LEVELS)
     string(TOUPPER ${level} name)
@@ -50,5 +50,8 @@ function(flashbsr_add_cpu_library target)
     set_source_files_properties(cpp/cpu/kernels_${level}.cpp
                                 PROPERTIES COMPILE_OPTIONS "${FLASHBSR_FLAGS_${level}}")
     target_compile_definitions(${target} PUBLIC FLASHBSR_HAVE_${name}=1)
+    # The same flags for what is compiled at run time.
+    string(JOIN " " flags ${FLASHBSR_FLAGS_${level}})
+    target_compile_definitions(${target} PRIVATE "FLASHBSR_FLAGS_${name}=\"${flags}\"")
   endforeach()
 endfunction()

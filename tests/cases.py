@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import reference
-from reference import DTYPES, State, Variant
+from reference import DTYPES, NO_HOOKS, Hooks, State, Variant
 
 PLAIN = Variant()
 GARBAGE = 2**31 - 1  # an index that crashes whoever follows it
@@ -144,8 +144,8 @@ class Problem:
             )
             attention.plan(qo_indptr, self.kv_indptr, self.kv_indices, **lens, **masks)
 
-    def reference(self, work: str | None = None) -> State:
-        """The answer, exact or in the working precision `work`."""
+    def reference(self, work: str | None = None, hooks: Hooks = NO_HOOKS) -> State:
+        """The answer, exact or in the working precision `work`; `hooks` are a user's variant."""
         case = self.case
         states = [
             reference.attend(
@@ -154,11 +154,13 @@ class Problem:
                 v,
                 case.variant,
                 mask=mask,
+                hooks=hooks,
+                request=b,
                 work=work,
                 out_dtype=None if work is None else case.dtypes[2],
                 **self.run_options_reference(),
             )
-            for q, k, v, mask in self.requests
+            for b, (q, k, v, mask) in enumerate(self.requests)
         ]
         return State.concatenate(states, case.heads[0], case.dims[1])
 

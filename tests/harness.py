@@ -22,6 +22,7 @@ import torch_device
 from cases import Case, Problem
 from compare import MismatchError, assert_attention
 from flashbsr.info import engine_info
+from reference import Hooks
 
 
 def framework(name: str) -> Any:
@@ -199,6 +200,33 @@ def check_case(case: Case, device: Device = CPU) -> None:
     assert input_bits(on_device, device) == before, "run wrote into its inputs"
     compare(problem, out, lse)
     assert_poison_survived(out, case.name)
+
+
+def check_variant(
+    spec: flashbsr.AttentionSpec,
+    hooks: Hooks,
+    case: Case,
+    device: Device = CPU,
+    **extras: Any,
+) -> None:
+    """A user's variant on a case, whose own variant says the other fields of `spec`.
+
+    `extras` are on the device already.
+    """
+    problem = device.build(case)
+    task = flashbsr.TaskInfo(**{**problem.task_fields(), "backend": device.backend})
+    attention = flashbsr.Attention(spec, task)
+    problem.plan(attention)
+    on_device = device.upload(problem)
+    out, lse = map(device.put, problem.new_outputs())
+    options = {**on_device.run_options, **extras}
+    if hooks.activation is None:
+        options["lse"] = lse
+    attention.run(on_device.q, on_device.kv, out=out, **options)
+    found = device.get(out), None if hooks.activation else device.get(lse)
+    exact, working = problem.reference(hooks=hooks), problem.reference(case.work, hooks)
+    assert_attention(*found, exact, working, case.work, case.name)
+    assert_poison_survived(found[0], case.name)
 
 
 def compare(problem: Problem, out: np.ndarray, lse: np.ndarray | None) -> None:

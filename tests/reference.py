@@ -16,7 +16,7 @@ Nothing here imports flashbsr.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -46,6 +46,27 @@ class Variant:
     rope_llama31: tuple[float, float, float] | None = None
     activation: str = "softmax"
     sigmoid_bias: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a user's variant adds, on arrays of one request and, but for rows, of one head.
+
+    ``score(x, b, h, q_idx, kv_idx)`` and ``mask(b, h, q_idx, kv_idx)`` get q_idx as a column and
+    kv_idx as a row; ``activation(x)`` replaces the softmax. ``query``, ``key``, ``value`` and
+    ``output`` change rows: ``f(rows, position)``, with rows of ``(tokens, heads, dim)``.
+    """
+
+    score: Callable[..., np.ndarray] | None = None
+    mask: Callable[..., np.ndarray] | None = None
+    activation: Callable[[np.ndarray], np.ndarray] | None = None
+    query: Callable[..., np.ndarray] | None = None
+    key: Callable[..., np.ndarray] | None = None
+    value: Callable[..., np.ndarray] | None = None
+    output: Callable[..., np.ndarray] | None = None
+
+
+NO_HOOKS = Hooks()
 
 
 @dataclass
@@ -191,6 +212,8 @@ def attend(
     q_scale: object = None,
     k_scale: object = None,
     v_scale: object = None,
+    hooks: Hooks = NO_HOOKS,
+    request: int = 0,
     work: str | None = None,
     out_dtype: str | None = None,
 ) -> State:
@@ -204,6 +227,8 @@ def attend(
     mask : boolean ``(q_len, kv_len)`` or flat, True keeps.
     sinks, slopes : ``(num_qo_heads,)``
     q_scale, k_scale, v_scale : number or one per head
+    hooks, request
+        A user's variant, and the number that it knows this request by.
     work, out_dtype : str, optional
         Storage types of P and of the output; None is the exact computation in float64.
     """
@@ -219,6 +244,12 @@ def attend(
     sm_scale = 1.0 / np.sqrt(dim) if variant.sm_scale is None else variant.sm_scale
 
     position, key = kv_len - q_len + np.arange(q_len), np.arange(kv_len)
+    if hooks.query:
+        q = rounded(hooks.query(q, position).astype(real), work)
+    if hooks.key:
+        k = rounded(hooks.key(k, key).astype(real), work)
+    if hooks.value:
+        v = rounded(hooks.value(v, key).astype(real), work)
     if variant.pos_encoding_mode == "ROPE_LLAMA":
         freq = rope_frequencies(dim, variant.rope_theta, variant.rope_scale, variant.rope_llama31)
         q = rounded(rotate(q, position, freq, dtype=real), work)
@@ -241,14 +272,29 @@ def attend(
             x = cap * np.tanh(x / cap)
         if variant.pos_encoding_mode == "ALIBI":
             x = x + real(slopes[h]) * (key[None, :] - position[:, None]).astype(real)
-        if variant.activation == "sigmoid":
+        gain = np.ones_like(x)  # by which the score function passes errors of the logit on
+        seen = allowed
+        index = (request, h, np.arange(q_len)[:, None], key[None, :])
+        if hooks.mask is not None:
+            seen = allowed & np.broadcast_to(np.asarray(hooks.mask(*index), bool), allowed.shape)
+        if hooks.score is not None:
+            step = real(2.0**-10)
+            moved = np.broadcast_to(hooks.score(x + step, *index), x.shape)
+            x = np.broadcast_to(hooks.score(x, *index), x.shape).astype(real)
+            with np.errstate(invalid="ignore"):  # inf - inf
+                gain = np.nan_to_num(np.abs(moved - x) / step, nan=0.0)
+        if hooks.activation is not None:
+            p = np.where(seen, hooks.activation(x), real(0))
+            total = np.ones(q_len, real)
+            lse[:, h] = np.nan
+        elif variant.activation == "sigmoid":
             with np.errstate(over="ignore"):
                 p = 1 / (1 + np.exp(-(x + real(variant.sigmoid_bias))))
-            p = np.where(allowed, p, real(0))
+            p = np.where(seen, p, real(0))
             total = np.ones(q_len, real)
             lse[:, h] = np.nan  # not defined
         else:
-            x = np.where(allowed, x, -np.inf)
+            x = np.where(seen, x, -np.inf)
             top = x.max(axis=1, initial=-np.inf)
             if sinks is not None:
                 top = np.maximum(top, real(sinks[h]))
@@ -262,16 +308,20 @@ def attend(
         norm = np.where(total > 0, total, real(1))[:, None]
         out[:, h] = rounded(p, work) @ values / norm * real(v_scale[kv_head])
         noise[:, h] = np.sqrt(p**2 @ values**2) / norm * v_scale[kv_head]
-        root = np.sqrt(allowed.sum(axis=1, keepdims=True))
+        root = np.sqrt(seen.sum(axis=1, keepdims=True))
         sum_size[:, h] = root * (p @ np.abs(values)) / norm * v_scale[kv_head]
         sizes = np.abs(q[:, h]) @ np.abs(k[:, kv_head]).T * abs(scale)
         if variant.pos_encoding_mode == "ALIBI":
             sizes = sizes + abs(slopes[h]) * np.abs(key[None, :] - position[:, None])
-        sizes = np.where(allowed, sizes, real(0))
+        if hooks.score is not None:
+            sizes = sizes * np.maximum(gain, 1) + np.where(np.isfinite(x), np.abs(x), 0)
+        sizes = np.where(seen, sizes, real(0))
         logit_size[:, h] = sizes.max(axis=1, initial=0)
-        if variant.pos_encoding_mode == "ROPE_LLAMA":
-            squares = np.where(allowed, 2 * q[:, h] ** 2 @ k[:, kv_head].T ** 2, real(0))
+        if variant.pos_encoding_mode == "ROPE_LLAMA" or hooks.query or hooks.key:
+            squares = np.where(seen, 2 * q[:, h] ** 2 @ k[:, kv_head].T ** 2, real(0))
             logit_noise[:, h] = np.sqrt(squares.max(axis=1, initial=0)) * abs(scale)
+    if hooks.output:
+        out = hooks.output(out, position)
     return State(rounded(out, out_dtype), lse, noise, sum_size, logit_size, logit_noise)
 
 

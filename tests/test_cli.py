@@ -58,6 +58,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert info["version"] == flashbsr.__version__
     assert info["isa"] in info["isas"]
     assert "cpu" in info["backends"]
+    assert set(info["jit"]) == {"nvrtc", "cxx"}
     assert len(info["kernels"]) == len(_core.kernels())
     assert main(["info"]) == 0
     text = capsys.readouterr().out

@@ -39,16 +39,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], ""),
         (["fake_cuda/hopper_args.py"], ""),
         (["fake_cuda/kernel_cases.py"], ""),
+        (["fake_cuda/jit_kernels.py"], ""),
+        (["fake_cuda/jit_other_gpu.py"], ""),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)"),
         (["test_float8_q.py"], "without_kernels or families"),
     ],
-    ids=["host path", "tensor maps", "every kernel", "cases", "float8 queries"],
+    ids=[
+        "host path",
+        "tensor maps",
+        "every kernel",
+        "jit",
+        "jit, other GPU",
+        "cases",
+        "float8 queries",
+    ],
 )
 def test_on_the_fake_driver(folder: Path, files: list[str], selection: str) -> None:
     """Each in a process of its own: a driver is opened once."""
     environment = {
         **os.environ,
+        **({"FAKE_CUDA_CAPABILITY": "89"} if "other_gpu" in files[0] else {}),
         "LD_LIBRARY_PATH": str(folder),
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
     }

@@ -3,6 +3,7 @@
 #include "arrays.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include <flashbsr/core/math.h>
@@ -175,8 +176,9 @@ class Checker {
     aligned_rows(a.out);
     if (!a.lse) return;
     if (o_.activation == Activation::kSigmoid) {
-      throw Error(ErrorCode::kUnsupported, "return_lse", "True with activation='sigmoid'",
-                  "False: sigmoid attention has no normaliser");
+      throw Error(ErrorCode::kUnsupported, "return_lse", "True without a softmax",
+                  "False: sigmoid attention, and a variant with use_softmax = false, have no "
+                  "normaliser");
     }
     check_element(*a.lse, {Element::kF32});
     check_shape(*a.lse, {p.q.tokens, o_.shape.num_qo_heads});
@@ -189,7 +191,7 @@ class Checker {
 
   void scalars(const RunArrays& a, Params& p) const {
     if (a.sinks && o_.activation == Activation::kSigmoid) {
-      throw Error(ErrorCode::kUnsupported, "sinks", "an array with activation='sigmoid'",
+      throw Error(ErrorCode::kUnsupported, "sinks", "an array without a softmax",
                   "None: sinks join a softmax denominator");
     }
     const int64_t qo_heads = o_.shape.num_qo_heads, kv_heads = o_.shape.num_kv_heads;
@@ -209,6 +211,32 @@ class Checker {
     p.sigmoid_bias = o_.sigmoid_bias;
     p.fast_fp8 = o_.fast_fp8;
     p.lse_unit = o_.lse_base2 ? 1.0f : kLn2;
+  }
+
+  /// Numbers and arrays take their places in the order in which the variant declares them.
+  void extras(const RunArrays& a, Params& p) const {
+    int32_t numbers = 0, tensors = 0;
+    for (size_t i = 0; i < o_.extras.size(); ++i) {
+      const ExtraOption& option = o_.extras[i];
+      const ExtraValue& value = a.extras[i];
+      if (option.rank == 0) {
+        p.extras.scalar[numbers++] = value.bits;
+        continue;
+      }
+      ExtraArray& to = p.extras.tensor[tensors++];
+      check_element(*value.array, {option.element});
+      check_rank(*value.array, option.rank, "as the variant declares");
+      here(*value.array);
+      to.data = value.array->data;
+      for (int d = 0; d < option.rank; ++d) {
+        const int64_t size = value.array->shape[d];
+        if (size < 1 || size > std::numeric_limits<int32_t>::max()) {
+          bad_shape(*value.array, "extents in [1, 2^31)");
+        }
+        to.size[d] = static_cast<int32_t>(size);
+        to.stride[d] = value.array->stride[d];
+      }
+    }
   }
 
  private:
@@ -248,6 +276,7 @@ Params params_for(const AttentionOptions& options, const PlanHeader& plan, const
   checker.cache(arrays, p);
   checker.outputs(arrays, p);
   checker.scalars(arrays, p);
+  checker.extras(arrays, p);
   return p;
 }
 

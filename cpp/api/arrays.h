@@ -25,6 +25,12 @@ struct Scale {
   const Array* per_head = nullptr;
 };
 
+/// The value of an ExtraOption.
+struct ExtraValue {
+  uint32_t bits = 0;             ///< of a float or an int32_t
+  const Array* array = nullptr;  ///< of a tensor
+};
+
 /// Null: not given.
 struct RunArrays {
   const Array& q;
@@ -35,6 +41,7 @@ struct RunArrays {
   Scale q_scale, k_scale, v_scale;
   const Array* sinks = nullptr;
   const Array* alibi_slopes = nullptr;
+  std::vector<ExtraValue> extras;  ///< as many as AttentionOptions::extras
 };
 
 /// Places the mask's bits behind each other, request by request, and notes where in the layout.

@@ -152,12 +152,16 @@ void Attention::finish_plan(bool masked, void* stream) {
 }
 
 Batch Attention::batch() const {
+  // 16-bit K and V have queries of their own type.
+  const std::optional<DType>& kv = options_.kv_dtype;
+  const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
   Batch batch{.requests = static_cast<int64_t>(layout_.requests.size()),
               .q_tokens = layout_.num_q_tokens,
               .decode = layout_.decode,
               .masked = masked_,
               .q = q_dtype_,
-              .kv = kv_dtype_};
+              .kv = kv_dtype_,
+              .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (options_.split.fixed_size <= 0) batch.lengths = &layout_.requests;
   if (options_.capacity.fixed()) {
@@ -307,6 +311,7 @@ void Attention::run(const RunArrays& arrays, const RunOptions& options) {
   const bool spare_rows = place.cuda && options_.capacity.fixed();
   Params params =
       params_for(options_, PlanView{planner_.buffer().data()}.header(), arrays, place, spare_rows);
+  types_seen_ = true;
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
     q_dtype_ = params.q.dtype;
     kv_dtype_ = params.k.dtype;

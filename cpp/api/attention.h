@@ -36,6 +36,9 @@ class Attention {
   void plan_bsr(const Array& indptr, const Array& indices, int64_t m, int64_t n, int64_t r,
                 int64_t c, const MaskArrays& mask, void* stream);
 
+  bool has_provider() const { return options_.provider != nullptr; }
+  const std::vector<ExtraOption>& extras() const { return options_.extras; }
+
   void run(const RunArrays& arrays, const RunOptions& options);
 
   /// Memory for partial states of the caller's; null goes back to owned memory.
@@ -77,6 +80,7 @@ class Attention {
   bool masked_ = false;
   DType q_dtype_;
   DType kv_dtype_;
+  bool types_seen_ = false;  ///< a run brought them
 
   Planner planner_;
   DeviceLimits limits_;

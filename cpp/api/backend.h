@@ -24,6 +24,7 @@ struct Batch {
   bool masked = false;
   DType q = DType::kF16;
   DType kv = DType::kF16;
+  bool guessed = false;  ///< the types: the first run may bring others
   /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).
   const std::vector<Request>* lengths = nullptr;
 };

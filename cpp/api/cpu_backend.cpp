@@ -3,14 +3,14 @@
 #include "cpu_backend.h"
 
 #include "../cpu/dispatch.h"
+#include "../cpu/library.h"
 
 namespace flashbsr::api {
 
 CpuBackend::CpuBackend(const AttentionOptions& options)
-    : activation_(options.activation),
-      head_dim_vo_(options.head_dim_vo),
-      engine_(cpu::chosen_table(),
-              options.num_threads > 0 ? options.num_threads : cpu::available_cores()) {}
+    : options_(options),
+      built_in_(cpu::chosen_table()),
+      engine_(built_in_, options.num_threads > 0 ? options.num_threads : cpu::available_cores()) {}
 
 /// As many queues as twice the cores, and never fewer than 32: the thread count is left out, so
 /// that results do not depend on it.
@@ -23,8 +23,21 @@ DeviceLimits CpuBackend::limits(const Batch&) {
 void CpuBackend::take_plan(const HostPlan& plan, char* workspace, void*) {
   plan_ = plan;
   const PlanHeader& h = plan.plan.header();
-  workspace_ =
-      workspace ? workspace : owned_.fit(partial_bytes(h.max_slots, h.tile_rows, head_dim_vo_));
+  workspace_ = workspace
+                   ? workspace
+                   : owned_.fit(partial_bytes(h.max_slots, h.tile_rows, options_.head_dim_vo));
+}
+
+/// Which type products are made in, and so which kernels to compile, depends on the arrays.
+const cpu::KernelTable& CpuBackend::kernels(const Params& params) {
+  if (!options_.custom_variant) return built_in_;
+  const cpu::Compute compute =
+      options_.rewrites_rows ? cpu::Compute::kF32 : cpu::compute_for(built_in_, params);
+  const cpu::KernelTable*& table = custom_[static_cast<int>(compute)];
+  if (!table) {
+    table = &cpu::load_table(options_.provider->cpu_library(cpu::level_for(compute)));
+  }
+  return *table;
 }
 
 void CpuBackend::run(Params& params, const RunOptions&) {
@@ -32,8 +45,9 @@ void CpuBackend::run(Params& params, const RunOptions&) {
   params.custom_mask = plan_.mask;
   params.rope = plan_.rope;
   if (!params.alibi_slopes) params.alibi_slopes = plan_.slopes;
-  place_partials(params, h, workspace_, head_dim_vo_);
-  engine_.run(plan_.plan, params, activation_);
+  place_partials(params, h, workspace_, options_.head_dim_vo);
+  engine_.use(kernels(params));
+  engine_.run(plan_.plan, params, options_.activation);
 }
 
 RunStats CpuBackend::stats() const {

@@ -27,8 +27,12 @@ class CpuBackend final : public Backend {
   RunStats stats() const override;
 
  private:
-  Activation activation_;
-  int32_t head_dim_vo_;
+  const cpu::KernelTable& kernels(const Params& params);
+
+  const AttentionOptions options_;
+  const cpu::KernelTable& built_in_;
+  /// Of the user's variant, by cpu::Compute; null: not asked for yet.
+  const cpu::KernelTable* custom_[2] = {};
   cpu::Engine engine_;
   HostPlan plan_;
   char* workspace_ = nullptr;

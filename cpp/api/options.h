@@ -4,12 +4,17 @@
 // What is fixed when an attention is constructed.
 #pragma once
 
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <flashbsr/plan/limits.h>
 #include <flashbsr/variant/rope.h>
 
+#include "array.h"
 #include "cache.h"
+#include "provider.h"
 
 namespace flashbsr::api {
 
@@ -27,6 +32,13 @@ enum class Family {
 constexpr const char* family_backend(Family family) {
   return family == Family::kFa2 ? "fa2" : family == Family::kFa3 ? "fa3" : "cuda";
 }
+
+/// A number or an array that a user's variant declares.
+struct ExtraOption {
+  std::string name;
+  Element element = Element::kF32;
+  int rank = 0;  ///< 0: a number, float32 or int32
+};
 
 struct AttentionOptions {
   Shape shape;
@@ -51,6 +63,13 @@ struct AttentionOptions {
   BackendChoice backend = BackendChoice::kAuto;
   Family family = Family::kAuto;  ///< another than kAuto only with BackendChoice::kCuda
   int32_t device = -1;            ///< CUDA ordinal; -1: that of the arrays
+
+  /// A variant of the user's, compiled by the provider. `activation` says whether it has a softmax.
+  bool custom_variant = false;
+  bool rewrites_rows = false;       ///< it has hooks of whole rows: no products of 16-bit numbers
+  bool row_hooks = false;           ///< likewise, or one of whole rows of the output
+  std::vector<ExtraOption> extras;  ///< that it declares, numbers and arrays in turn
+  std::shared_ptr<KernelProvider> provider;  ///< null: what the build has is all there is
 };
 
 }  // namespace flashbsr::api

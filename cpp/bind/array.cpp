@@ -100,6 +100,13 @@ nb::dlpack::dtype dlpack_type(const std::string& dtype_name) {
   throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
 }
 
+Element element_named(const std::string& dtype_name) {
+  for (const TypeRow& r : kTypes) {
+    if (dtype_name == api::element_name(r.element)) return r.element;
+  }
+  throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
+}
+
 bool use_exchange_api(nb::handle type, nb::handle capsule) {
   void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
   if (!pointer) nb::raise_python_error();

@@ -46,6 +46,9 @@ class Import {
 /// The DLPack type of an element.
 nb::dlpack::dtype dlpack_type(const std::string& dtype_name);
 
+/// The element type of that name; every one that arrays may have.
+api::Element element_named(const std::string& dtype_name);
+
 /// None stays empty.
 class OptionalImport {
  public:

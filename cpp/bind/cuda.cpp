@@ -66,6 +66,8 @@ nb::list cuda_devices() {
 void bind_cuda(nb::module_& m) {
   m.def("cuda_kernels", &cuda_kernels, "One row per CUDA kernel of this build.");
   m.def("cuda_devices", &cuda_devices, "The GPUs that the CUDA driver sees.");
+  m.def("cuda_driver_version", &cuda::driver_version,
+        "CUDA version that the driver supports, 13000 for 13.0; 0 without one.");
   m.def("cuda_problem", &cuda::why_unavailable, "Why CUDA cannot be used; empty where it can.");
 }
 

@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <memory>
+#include <vector>
+
 #include "../api/attention.h"
 #include "../cpu/dispatch.h"
 #include "array.h"
@@ -28,6 +31,77 @@ api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& 
   return scale;
 }
 
+/// flashbsr.jit's compiler of a variant, for the engine.
+class PythonProvider final : public api::KernelProvider {
+ public:
+  explicit PythonProvider(nb::object provider) : provider_(std::move(provider)) {}
+  PythonProvider(const PythonProvider&) = delete;
+  PythonProvider& operator=(const PythonProvider&) = delete;
+  ~PythonProvider() override {
+    const nb::gil_scoped_acquire locked;
+    provider_.reset();
+  }
+
+  std::string name() override {
+    const nb::gil_scoped_acquire locked;
+    return nb::cast<std::string>(provider_.attr("name"));
+  }
+
+  std::string cpu_library(const std::string& isa) override {
+    const nb::gil_scoped_acquire locked;
+    return nb::cast<std::string>(provider_.attr("cpu_library")(isa));
+  }
+
+  std::string cuda_kernel(const api::KernelWish& wish) override {
+    const nb::gil_scoped_acquire locked;
+    const nb::bytes code = nb::cast<nb::bytes>(provider_.attr("cuda_kernel")(
+        wish.name, wish.family, wish.arch, wish.target, wish.head_dim, wish.head_dim_vo,
+        dtype_name(wish.q), dtype_name(wish.kv), wish.rows, wish.variant));
+    return {code.c_str(), code.size()};
+  }
+
+ private:
+  nb::object provider_;
+};
+
+/// Without the GIL while an Attention with a provider is used: its lock is held while kernels are
+/// compiled, which takes the GIL.
+class Unlocked {
+ public:
+  explicit Unlocked(const api::Attention& attention) {
+    if (attention.has_provider()) released_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> released_;
+};
+
+/// A method that takes the attention's lock.
+template <class Result, class... Args>
+auto unlocked(Result (api::Attention::*method)(Args...)) {
+  return [method](api::Attention& self, Args... args) {
+    const Unlocked unlocked(self);
+    return (self.*method)(args...);
+  };
+}
+
+/// A tuple with a number's four bytes as an int, or an array, for each extra that is declared.
+std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
+                                          const std::vector<api::ExtraOption>& options,
+                                          std::vector<Import>& keep) {
+  std::vector<api::ExtraValue> out(options.size());
+  keep.reserve(options.size());
+  for (size_t i = 0; i < options.size(); ++i) {
+    if (options[i].rank == 0) {
+      out[i].bits = nb::cast<uint32_t>(values[i]);
+    } else {
+      keep.emplace_back(values[i], options[i].name.c_str(), false, Memory::kAny);
+      out[i].array = &keep.back().array();
+    }
+  }
+  return out;
+}
+
 api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed) {
   return {boolean.copy(), packed.copy()};
 }
@@ -39,6 +113,7 @@ void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::
       last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
       mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask");
   const Import kv(kv_indptr, "kv_indptr");
+  const Unlocked unlocked(self);
   self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed),
             stream_of(stream));
 }
@@ -49,6 +124,7 @@ void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle blo
   const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
       packed(packed_custom_mask, "packed_custom_mask");
   const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
+  const Unlocked unlocked(self);
   self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed),
                         stream_of(stream));
 }
@@ -58,6 +134,7 @@ void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64
               uintptr_t stream) {
   const Import rows(indptr, "indptr"), columns(indices, "indices");
   const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
+  const Unlocked unlocked(self);
   self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed), stream_of(stream));
 }
 
@@ -66,7 +143,8 @@ enum RunBits : int { kOverlapPrologue = 1, kOverlapKv = 2, kCheck = 4, kWait = 8
 
 void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
          nb::handle lse, nb::handle q_scale, nb::handle k_scale, nb::handle v_scale,
-         nb::handle sinks, nb::handle alibi_slopes, uintptr_t stream, int how) {
+         nb::handle sinks, nb::handle alibi_slopes, const nb::tuple& extras, uintptr_t stream,
+         int how) {
   constexpr Memory kAny = Memory::kAny;
   const Import q_in(q, "q", false, kAny), k_in(k, v.is_none() ? "kv" : "k", false, kAny);
   const OptionalImport v_in(v, "v", false, kAny);
@@ -74,6 +152,7 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
   const OptionalImport lse_in(lse, "lse", true, kAny), sinks_in(sinks, "sinks", false, kAny),
       slopes_in(alibi_slopes, "alibi_slopes", false, kAny);
   std::optional<Import> keep[3];
+  std::vector<Import> kept;
   const api::RunArrays arrays{.q = q_in.array(),
                               .k = k_in.array(),
                               .v = v_in.get(),
@@ -83,7 +162,8 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
                               .k_scale = scale_of(k_scale, "k_scale", keep[1]),
                               .v_scale = scale_of(v_scale, "v_scale", keep[2]),
                               .sinks = sinks_in.get(),
-                              .alibi_slopes = slopes_in.get()};
+                              .alibi_slopes = slopes_in.get(),
+                              .extras = extra_values(extras, self.extras(), kept)};
   const api::RunOptions options{.stream = stream_of(stream),
                                 .overlap = how & kOverlapKv         ? Overlap::kKv
                                            : how & kOverlapPrologue ? Overlap::kPrologue
@@ -95,7 +175,7 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
 }
 
 nb::object plan_buffer(api::Attention& self) {
-  auto* copy = new std::vector<int32_t>(self.plan_buffer());
+  auto* copy = new std::vector<int32_t>(unlocked(&api::Attention::plan_buffer)(self));
   const nb::capsule owner(copy,
                           [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
   return nb::cast(
@@ -104,7 +184,7 @@ nb::object plan_buffer(api::Attention& self) {
 
 nb::dict run_stats(api::Attention& self) {
   nb::dict stats;
-  const api::RunStats last = self.stats();
+  const api::RunStats last = unlocked(&api::Attention::stats)(self);
   if (last.threads == 0) return stats;  // a GPU's runs are not timed
   nb::list busy;
   for (const double s : last.busy_seconds) busy.append(s);
@@ -126,7 +206,7 @@ nb::list run_dtypes(api::Attention& self) {
 
 /// The CUDA ordinal; None: the CPU.
 nb::object place(api::Attention& self) {
-  const api::Place place = self.place();
+  const api::Place place = unlocked(&api::Attention::place)(self);
   return place.cuda ? nb::object(nb::int_(place.device)) : nb::none();
 }
 
@@ -201,6 +281,16 @@ api::AttentionOptions options_from(const nb::dict& d) {
     if (kv == dtype_name(type)) o.kv_dtype = type;
     if (out == dtype_name(type)) o.o_dtype = type;
   }
+  o.custom_variant = boolean("custom_variant");
+  o.rewrites_rows = boolean("rewrites_rows");
+  o.row_hooks = boolean("row_hooks");
+  for (const nb::handle extra : nb::cast<nb::tuple>(d["extras"])) {
+    const auto [name, element, rank] = nb::cast<std::tuple<std::string, std::string, int>>(extra);
+    o.extras.push_back({name, element_named(element), rank});
+  }
+  if (nb::object provider = d["provider"]; !provider.is_none()) {
+    o.provider = std::make_shared<PythonProvider>(std::move(provider));
+  }
   return o;
 }
 
@@ -225,27 +315,29 @@ void bind_engine(nb::module_& m) {
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
-           nb::arg("stream"), nb::arg("how"))
+           nb::arg("extras"), nb::arg("stream"), nb::arg("how"))
       .def(
           "set_workspace",
           [](api::Attention& self, nb::handle workspace) {
             const OptionalImport array(workspace, "workspace", true, Memory::kAny);
+            const Unlocked unlocked(self);
             self.set_workspace(array.get());
           },
           nb::arg("workspace").none())
-      .def("set_workspace_bytes", &api::Attention::set_workspace_bytes, nb::arg("bytes"))
+      .def("set_workspace_bytes", unlocked(&api::Attention::set_workspace_bytes), nb::arg("bytes"))
       .def(
           "settle",
           [](api::Attention& self, int device, const char* argument) {
+            const Unlocked unlocked(self);
             self.settle(device < 0 ? api::Place{} : api::Place{.cuda = true, .device = device},
                         argument);
           },
           nb::arg("device"), nb::arg("argument"))
       .def("place", &place)
-      .def("kernel_name", &api::Attention::kernel_name)
-      .def("device_name", &api::Attention::device_name)
-      .def("bandwidth", &api::Attention::bandwidth)
-      .def("workspace_size", &api::Attention::workspace_size)
+      .def("kernel_name", unlocked(&api::Attention::kernel_name))
+      .def("device_name", unlocked(&api::Attention::device_name))
+      .def("bandwidth", unlocked(&api::Attention::bandwidth))
+      .def("workspace_size", unlocked(&api::Attention::workspace_size))
       .def("plan_buffer", &plan_buffer)
       .def("run_stats", &run_stats)
       .def("run_dtypes", &run_dtypes);

@@ -35,6 +35,8 @@ nb::list isa_levels() {
   return names;
 }
 
+std::string isa_flags(const std::string& isa) { return cpu::level_flags(isa); }
+
 /// A row per kernel that this machine can run.
 nb::list kernels() {
   nb::list rows;
@@ -88,6 +90,7 @@ NB_MODULE(_core, m) {
   m.doc() = "Compiled core of flashbsr. The documented interface is the package.";
   m.attr("__version__") = FLASHBSR_VERSION;
   nanobind::register_exception_translator(&bind::translate, nullptr);
+  m.def("isa_flags", &bind::isa_flags, "isa"_a, "Compiler flags of a SIMD level.");
   m.def("isa_levels", &bind::isa_levels,
         "SIMD levels of this build that this CPU runs, best last.");
   m.def("isa", [] { return cpu::chosen_table().isa; }, "The SIMD level in use.");

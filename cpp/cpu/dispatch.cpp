@@ -38,6 +38,19 @@ const std::vector<const KernelTable*>& available_tables() {
   return tables;
 }
 
+const char* level_flags(const std::string& isa) {
+#if defined(FLASHBSR_HAVE_AVX2)
+  if (isa == "avx2") return FLASHBSR_FLAGS_AVX2;
+#endif
+#if defined(FLASHBSR_HAVE_AVX512)
+  if (isa == "avx512") return FLASHBSR_FLAGS_AVX512;
+#endif
+#if defined(FLASHBSR_HAVE_AVX512_BF16)
+  if (isa == "avx512_bf16") return FLASHBSR_FLAGS_AVX512_BF16;
+#endif
+  return "";
+}
+
 const KernelTable& chosen_table() {
   const auto& tables = available_tables();
   const char* wanted = std::getenv("FLASHBSR_ISA");

@@ -14,6 +14,9 @@ namespace flashbsr::cpu {
 /// Tables that this build has and this CPU can run, best last. Never empty.
 const std::vector<const KernelTable*>& available_tables();
 
+/// Compiler flags of a level, separated by spaces.
+const char* level_flags(const std::string& isa);
+
 /// The best of them, or the one that the environment variable FLASHBSR_ISA names. Throws
 /// flashbsr::Error where that one is unknown or cannot run here.
 const KernelTable& chosen_table();

@@ -25,6 +25,8 @@ const std::vector<DeviceInfo>& devices() {
 
 int current_device() { return 0; }
 
+int driver_version() { return 0; }
+
 std::unique_ptr<api::Backend> make_backend(const api::AttentionOptions&, int) {
   throw Error(ErrorCode::kUnsupported, "backend", "'cuda'",
               "'auto' or 'cpu': " + why_unavailable());

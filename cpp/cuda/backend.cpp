@@ -51,6 +51,7 @@ class CudaBackend final : public api::Backend {
         staging_(device),
         order_(device) {
     bandwidth_ = memory_bandwidth(device);
+    if (o_.custom_variant) variant_ = o_.provider->name();
   }
 
   api::Place place() const override { return {.cuda = true, .device = device_}; }
@@ -77,6 +78,7 @@ class CudaBackend final : public api::Backend {
   const int device_;
   const DeviceInfo& info_;
   double bandwidth_ = 0;
+  std::string variant_;  ///< name of the caller's own
 
   Need need_;  ///< of the last plan
   const KernelRow* chosen_ = nullptr;
@@ -123,7 +125,10 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
                   .sigmoid = o_.activation == Activation::kSigmoid,
                   .rows = rows,
                   .group = group,
-                  .family = o_.family};
+                  .family = o_.family,
+                  .variant = o_.custom_variant ? &variant_ : nullptr,
+                  .row_hooks = o_.row_hooks,
+                  .provider = o_.provider};
   // Steps of a serving loop need the same; the table of 100 rows is gone through once.
   if (!(need == need_)) {
     if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
@@ -132,7 +137,8 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   }
   const KernelRow& row = *chosen_;
   check_kernel(row);
-  prepare(row, device_);
+  // Compiling takes a second: not for types that the first run may correct.
+  if (!row.jit || !batch.guessed) prepare(row, device_);
   kernel_ = &row;
   q_ = q;
   kv_ = batch.kv;

@@ -8,6 +8,8 @@
 
 #include <flashbsr/core/error.h>
 
+#include "jit.h"
+
 namespace flashbsr::cuda {
 
 namespace {
@@ -50,13 +52,23 @@ std::array<const char*, 2> variants_for(const Need& need) {
   return {"standard"};
 }
 
-const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  const std::string_view family = tile.family;
-  const bool hopper = family == "hopper";
-  if (need.rotates && !can_rotate(tile, need)) return nullptr;
-  if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
-  if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
-  if (!hopper && need.q == DType::kE4M3) return nullptr;
+/// As the table calls it.
+const char* variant_name(const Need& need) {
+  return need.sigmoid ? "sigmoid" : need.hooks() ? "standard" : "plain";
+}
+
+enum class Source { kBuild, kProvider };
+
+/// Whether the row has the shared memory and turns q and k as RoPE asks.
+bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
+  if (row.shape.smem_bytes > device.max_smem_per_block) return false;
+  // Padding moves the halves of a head apart. Another family may have the head dim itself.
+  return !need.rotates || row.family[0] != 'h' || row.head_dim == need.head_dim_qk;
+}
+
+/// The row of the build.
+const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
+  const bool hopper = tile.family[0] == 'h';
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
@@ -66,12 +78,39 @@ const KernelRow* try_tile(const Tile& tile, const Need& need, const DeviceInfo& 
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
-    if (!row || row->shape.smem_bytes > device.max_smem_per_block) continue;
-    // Another family may have the head dim itself.
-    if (hopper && need.rotates && row->head_dim != need.head_dim_qk) continue;
-    return row;
+    if (row && serves(*row, need, device)) return row;
   }
   return nullptr;
+}
+
+/// A row that is compiled when it is first used.
+const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceInfo& device) {
+  const bool hopper = tile.family[0] == 'h', custom = need.variant;
+  const JitQuery query{.shape = {.family = tile.family,
+                                 .head_dim = need.head_dim_qk,
+                                 .head_dim_vo = need.head_dim_vo,
+                                 .q = need.q,
+                                 .kv = need.kv,
+                                 .rows = tile.rows,
+                                 .hooks = custom || need.sigmoid || need.hooks(),
+                                 .softmax = !need.sigmoid,
+                                 .custom = custom,
+                                 .row_hooks = need.row_hooks},
+                       .kv = hopper ? kv_column(need) : kv_name(need.kv),
+                       .variant = custom ? need.variant->c_str() : variant_name(need)};
+  const KernelRow* row = try_jit_row(query, device.cc, need.provider);
+  return row && serves(*row, need, device) ? row : nullptr;
+}
+
+const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
+                          const DeviceInfo& device) {
+  const bool hopper = tile.family[0] == 'h';
+  if (need.rotates && !can_rotate(tile, need)) return nullptr;
+  if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
+  if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
+  if (!hopper && need.q == DType::kE4M3) return nullptr;
+  return source == Source::kBuild ? try_build(tile, need, device)
+                                  : try_provider(tile, need, device);
 }
 
 /// Whether a tile holds all rows of a request, on average. Hopper's holds any number: its
@@ -88,23 +127,26 @@ KernelQuery nearest_query(const Need& need) {
           .head_dim_vo = need.head_dim_vo,
           .kv = kv_name(need.kv),
           .rows = fa3 ? 192 : 64,
-          .variant = need.sigmoid   ? "sigmoid"
-                     : need.hooks() ? "standard"
-                                    : "plain"};
+          .variant = variant_name(need)};
+}
+
+const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
+  for (const Tile& tile : kTiles) {
+    if (!holds(tile, need)) continue;
+    if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
+  }
+  // None holds them: the largest there is, of which a request takes several.
+  for (size_t i = std::size(kTiles); i-- > 0;) {
+    if (const KernelRow* row = try_tile(source, kTiles[i], need, device)) return row;
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
-  for (const Tile& tile : kTiles) {
-    if (!holds(tile, need)) continue;
-    if (const KernelRow* row = try_tile(tile, need, device)) return row;
-  }
-  // None holds them: the largest there is, of which a request takes several.
-  for (size_t i = std::size(kTiles); i-- > 0;) {
-    if (const KernelRow* row = try_tile(kTiles[i], need, device)) return row;
-  }
-  return nullptr;
+  const KernelRow* row = need.variant ? nullptr : try_source(Source::kBuild, need, device);
+  return row || !need.provider ? row : try_source(Source::kProvider, need, device);
 }
 
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
@@ -114,6 +156,17 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
         ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
         "it with 16-bit q and KV and head dims of 64, 128 or 256; backend='auto' or 'fa2'; or "
         "rotate q and k with apply_rope first");
+  }
+  if (need.variant) {
+    throw Error(ErrorCode::kUnsupported, "variant",
+                *need.variant + ", head_dim " + std::to_string(need.head_dim_qk) + " and " +
+                    std::to_string(need.head_dim_vo) + " of v, q " + dtype_name(need.q) + ", KV " +
+                    dtype_name(need.kv) + " on sm_" + std::to_string(device.cc),
+                need.row_hooks
+                    ? "16-bit K and V, compute capability 8.0 or later and backend='auto' or 'fa2' "
+                      "for hooks of whole rows; backend='cpu' runs every variant"
+                    : "compute capability 8.0 or later (7.5: float16), 9.0 for backend='fa3' and "
+                      "float8 queries; backend='cpu' runs every variant");
   }
   return find(nearest_query(need), device.cc);
 }

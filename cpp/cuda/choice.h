@@ -4,6 +4,9 @@
 // Which attention kernel serves a computation on a device.
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include <flashbsr/core/dtype.h>
 
 #include "api/options.h"
@@ -22,10 +25,13 @@ struct Need {
   bool alibi = false;
   bool rotates = false;  ///< RoPE inside attention: not by every kernel
   bool masked = false;   ///< by a custom mask
-  bool sigmoid = false;  ///< instead of softmax
+  bool sigmoid = false;  ///< instead of softmax, or another activation of the caller's
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
   api::Family family = api::Family::kAuto;
+  const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
+  bool row_hooks = false;                         ///< which has hooks of whole rows
+  std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 
   /// More than plain attention.
   bool hooks() const { return soft_cap || alibi || rotates || masked; }
@@ -36,8 +42,9 @@ struct Need {
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device);
 
 /// The kernel whose row tile wastes least: the smallest that holds the rows, otherwise the largest
-/// there is. Longer requests are cut into tiles, so every choice is correct. Throws
-/// Error(kUnsupported), naming the nearest kernel, where there is none.
+/// there is. Longer requests are cut into tiles, so every choice is correct. What no row of the
+/// build does, a caller's variant or a combination that cpp/instances.txt leaves out, is left to
+/// the provider. Throws Error(kUnsupported), naming the nearest kernel, where there is none.
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }

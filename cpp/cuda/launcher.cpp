@@ -3,32 +3,27 @@
 #include "launcher.h"
 
 #include <array>
-#include <atomic>
 #include <mutex>
 
 #include <flashbsr/core/error.h>
 
+#include "jit.h"
 #include "memory.h"
 
 namespace flashbsr::cuda {
 
 namespace {
 
-constexpr int kMaxDevices = 64;  // the bits of `ready`
-
-/// What happened to a row so far. Both are read without a lock on every launch.
-struct State {
-  std::atomic<CUkernel> kernel{nullptr};
-  std::atomic<uint64_t> ready{0};  ///< devices that it is prepared for
-};
+constexpr int kMaxDevices = 64;  // the bits of LoadState::ready
 
 std::mutex& mutex() {
   static std::mutex instance;
   return instance;
 }
 
-State& state_of(const KernelRow& row) {
-  static std::vector<State> states(kernel_rows().size());
+LoadState& state_of(const KernelRow& row) {
+  if (row.jit) return row.jit->state;
+  static std::vector<LoadState> states(kernel_rows().size());
   return states[static_cast<size_t>(&row - kernel_rows().data())];
 }
 
@@ -37,10 +32,10 @@ std::string on_device(const char* call, const KernelRow& row, int device) {
          device_info(device).name + ")";
 }
 
-void load(const KernelRow& row, State& state, int device) {
+void load(const KernelRow& row, const void* image, LoadState& state, int device) {
   if (state.kernel.load(std::memory_order_relaxed)) return;
   CUlibrary library;
-  check(api().library_load_data(&library, row.image, nullptr, nullptr, 0, nullptr, nullptr, 0),
+  check(api().library_load_data(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0),
         on_device("cuLibraryLoadData", row, device));
   CUkernel kernel;
   check(api().library_get_kernel(&kernel, library, row.name),
@@ -48,7 +43,7 @@ void load(const KernelRow& row, State& state, int device) {
   state.kernel.store(kernel, std::memory_order_release);
 }
 
-void prepare_slow(const KernelRow& row, State& state, int device) {
+void prepare_slow(const KernelRow& row, LoadState& state, int device) {
   const DeviceInfo& info = device_info(device);
   if (device >= kMaxDevices) {
     throw Error(ErrorCode::kDevice, "device", "cuda:" + std::to_string(device),
@@ -64,10 +59,17 @@ void prepare_slow(const KernelRow& row, State& state, int device) {
                 "at most " + std::to_string(info.max_smem_per_block) +
                     " there; a kernel of fewer rows or of a smaller head_dim fits");
   }
+  // Before the lock is taken: a provider takes Python's, which others hold while they wait here.
+  std::string code;
+  const void* image = row.image;
+  if (row.jit && !state.kernel.load(std::memory_order_acquire)) {
+    code = row.jit->provider->cuda_kernel(row.jit->wish);
+    image = code.data();
+  }
   const ContextGuard context(device);
   const RelaxedCapture relaxed;  // loading may allocate
   const std::lock_guard lock(mutex());
-  load(row, state, device);
+  load(row, image, state, device);
   const CUkernel kernel = state.kernel.load(std::memory_order_relaxed);
   if (row.shape.smem_bytes) {
     CUdevice handle;
@@ -92,7 +94,7 @@ std::string shape_text(const KernelRow& row, const CUlaunchConfig& c, int device
 }  // namespace
 
 void prepare(const KernelRow& row, int device) {
-  State& state = state_of(row);
+  LoadState& state = state_of(row);
   if (device < 0 || device >= kMaxDevices ||
       !(state.ready.load(std::memory_order_acquire) >> device & 1)) {
     prepare_slow(row, state, device);

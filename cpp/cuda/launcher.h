@@ -31,7 +31,8 @@ struct Launch {
 void prepare(const KernelRow& row, int device);
 
 /// Launches a kernel whose parameters are `params`, a pointer to each. An empty grid is nothing to
-/// do. Asynchronous; prepares the kernel first if that was not done. `row` is one of kernel_rows().
+/// do. Asynchronous; prepares the kernel first if that was not done. `row` is one of kernel_rows(),
+/// or of jit.h.
 void launch(const KernelRow& row, const Launch& where, void** params);
 
 /// The same for a kernel of one parameter.

@@ -22,6 +22,8 @@ struct KernelShape {
 
 inline constexpr int kMaxTargets = 8;
 
+struct JitKernel;
+
 struct KernelRow {
   const char* name;  ///< the symbol, for launches, profilers and messages alike
   const char* family;
@@ -31,12 +33,14 @@ struct KernelRow {
   int head_dim_vo;      ///< of V and O
   const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2"; "-": not applicable
   int rows;             ///< packed query rows of an item; 0: not applicable
-  const char* variant;  ///< "plain", "standard", "sigmoid"; "-": not applicable
+  const char* variant;  ///< "plain", "standard", "sigmoid", a user's; "-": not applicable
   const unsigned char* image;
   const unsigned char* image_end;
   KernelShape shape;
   int sass[kMaxTargets];  ///< machine code for these, ended by 0
   int ptx;                ///< PTX for this and everything later; 0: none
+  /// What compiles it when it is first loaded (jit.h), without an image; null: a row of the build.
+  JitKernel* jit = nullptr;
 
   /// Whether a device of compute capability `cc` (90 for 9.0) can run it: machine code serves its
   /// own major version from its minor version on.

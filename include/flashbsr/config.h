@@ -30,16 +30,16 @@
 #define FLASHBSR_ARCH 0
 #endif
 
-// NVRTC has no <cstdint>; the CUDA toolkit's own copy serves there.
+// NVRTC has no <cstdint>, and nothing else is wanted of the toolkit's headers: kernels compile at
+// run time from this folder alone. The types are those of <cstdint> on 64-bit Linux.
 #if defined(__CUDACC_RTC__)
-#include <cuda/std/cstdint>
 namespace flashbsr {
-using cuda::std::int32_t;
-using cuda::std::int64_t;
-using cuda::std::uint16_t;
-using cuda::std::uint32_t;
-using cuda::std::uint64_t;
-using cuda::std::uint8_t;
+using int32_t = int;
+using int64_t = long;
+using uint16_t = unsigned short;
+using uint32_t = unsigned;
+using uint64_t = unsigned long;
+using uint8_t = unsigned char;
 }  // namespace flashbsr
 #else
 #include <cstdint>

@@ -15,6 +15,7 @@ from typing import Any
 from . import _core
 from .attention import Attention
 from .batch import BatchAttention
+from .block_mask import BlockMask, block_mask
 from .cascade import merge_state, merge_state_in_place, merge_states
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .errors import (
@@ -49,8 +50,10 @@ from .rope import (
     apply_rope_with_cos_sin_cache_inplace,
 )
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
+from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
+from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
 
 __version__: str = _core.__version__
 
@@ -61,6 +64,7 @@ __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BlockMask",
     "BlockSparseAttentionWrapper",
     "CapacityError",
     "DTypeError",
@@ -70,6 +74,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ShapeError",
+    "SpanMask",
     "TaskInfo",
     "UnsupportedError",
     "__version__",
@@ -84,18 +89,30 @@ __all__ = [
     "apply_rope_pos_ids_inplace",
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
+    "block_mask",
+    "exp",
+    "exp2",
+    "floor",
     "get_batch_indices_positions",
     "get_cmake_dir",
     "get_include",
     "get_seq_lens",
+    "log",
+    "maximum",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "minimum",
     "packbits",
     "rope_append_paged_kv_cache",
     "segment_packbits",
+    "sigmoid",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
+    "span_mask",
+    "sqrt",
+    "tanh",
+    "where",
 ]
 
 

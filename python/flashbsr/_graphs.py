@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ._check import check_int
 from ._typing import Array
 from .adapters import adapter_for
 from .errors import FlashbsrError, ShapeError, UnsupportedError
-from .spec import check_int
 
 __all__ = ["Graph", "graph_mode"]
 

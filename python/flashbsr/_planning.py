@@ -8,12 +8,14 @@ import math
 from typing import Any
 
 from . import _core
+from ._check import is_cuda
 from ._launch import always
 from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
 from .errors import DTypeError, FlashbsrError, UnsupportedError
+from .jit.provider import Provider
 from .plan import Plan
-from .spec import AttentionSpec, TaskInfo, is_cuda
+from .spec import AttentionSpec, TaskInfo
 
 __all__ = ["Planned"]
 
@@ -32,6 +34,9 @@ class Planned:
         if spec.pos_encoding_mode == "ROPE_LLAMA" and task.head_dim_qk % 2:
             raise FlashbsrError("head_dim_qk", task.head_dim_qk, "an even number for ROPE_LLAMA")
         self._head_dim_vo = task.head_dim_vo or task.head_dim_qk
+        variant = spec.variant
+        self._extras = () if variant is None else variant.extras
+        self._captured = {} if variant is None else {name: c.array for name, c in variant.captured}
         self._engine = _core.Engine(_options(spec, task))
         self._how = always(task.check)
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
@@ -249,6 +254,13 @@ class Planned:
                     "the default with plan_bsr: write it into the blocks and the mask (for causal "
                     "BlockSparseAttentionWrapper does so), rotate with apply_rope first",
                 )
+        if spec.variant is not None and spec.variant.uses_positions:
+            raise UnsupportedError(
+                "variant",
+                f"{spec.variant.name}, which asks for positions or the request",
+                "one that does not with plan_bsr, whose rows count along their own blocks: write "
+                "the mask into the blocks (flashbsr.block_mask)",
+            )
         if self._open:
             self._settle_on_gpu(indptr=indptr, indices=indices)
         self._engine.plan_bsr(
@@ -286,6 +298,8 @@ class Planned:
 
 def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
     """Spell out the options for ``_core.Engine``."""
+    variant = spec.variant
+    no_softmax = variant is not None and not variant.use_softmax
     return {
         "num_qo_heads": task.num_qo_heads,
         "num_kv_heads": task.num_kv_heads,
@@ -301,7 +315,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "rope_scale": spec.rope_scale,
         "rope_theta": spec.rope_theta,
         "rope_llama31": spec.rope_llama31,
-        "activation": spec.activation,
+        "activation": "sigmoid" if no_softmax else spec.activation,
         "sigmoid_bias": spec.sigmoid_bias,
         "lse_base": task.lse_base,
         "fixed_split_size": task.fixed_split_size or 0,
@@ -317,6 +331,12 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "kv_dtype": task.kv_dtype or "",
         "o_dtype": task.o_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
+        "custom_variant": variant is not None,
+        "rewrites_rows": variant is not None and variant.rewrites_rows,
+        "row_hooks": variant is not None and variant.has_row_hooks,
+        "extras": tuple((e.name, e.dtype, e.rank) for e in variant.extras) if variant else (),
+        # The CPU has every kernel of the built-in variants.
+        "provider": Provider(variant) if variant or not _core.cuda_problem() else None,
     }
 
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from . import _core
 from ._call import Call, checking
+from ._check import check_float, check_int
 from ._typing import Array
 from .adapters import adapter_for, float_dtype, to_indices
 from .errors import FlashbsrError, IndexRangeError, ShapeError
-from .spec import check_float, check_int
 
 __all__ = [
     "check_frequencies", "check_rotary_dim", "check_table", "ragged_positions", "rotate",

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ._check import check_backend, check_int, check_name, on_cuda
 from ._graphs import Graph
 from ._typing import Array, Scale
 from .adapters import device_of, to_indices
 from .attention import Attention
 from .errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from .plan import Plan
-from .spec import AttentionSpec, TaskInfo, check_backend, check_int, check_name, on_cuda
+from .spec import AttentionSpec, TaskInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,6 +15,7 @@ from ._typing import Array
 from .adapters import adapter_for, device_of, float_dtype, to_numpy
 from .dtypes import Q_DTYPES, output_dtype
 from .errors import FlashbsrError, UnsupportedError
+from .variant import extra_values
 
 if TYPE_CHECKING:
     from .explain import Explanation
@@ -91,6 +92,7 @@ class Attention(Planned):
         enable_pdl: bool | None = None,
         kv_ready: bool = False,
         stream: Any = None,
+        **extras: Any,
     ) -> Any:
         """Compute the planned attention.
 
@@ -133,6 +135,8 @@ class Attention(Planned):
             that K and V are fetched early too.
         stream : CUDA stream or int, optional
             Where to run. Default: the current stream of q's framework.
+        **extras
+            Numbers and arrays that the spec's variant declares, by their names.
 
         Returns
         -------
@@ -197,6 +201,7 @@ class Attention(Planned):
             None if v_scale is None else _scale(v_scale, "v_scale", task.num_kv_heads),
             None if sinks is None else _export(sinks, "sinks"),
             None if alibi_slopes is None else _export(alibi_slopes, "alibi_slopes"),
+            extra_values(self._extras, self._captured, extras) if extras or self._extras else (),
             handle,
             how,
         )

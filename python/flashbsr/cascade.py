@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from . import _core
 from ._call import Call
+from ._check import check_name
 from ._typing import Array
 from .adapters import adapter_for, float_dtype
 from .errors import ShapeError
-from .spec import check_name
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``flashbsr``: ``info``, ``bench`` and ``plan``.
+"""The command ``flashbsr``: ``info``, ``bench``, ``plan``, ``warm`` and ``cache``.
 
 An error is one line on stderr and exit status 2. Each command imports what it needs when it runs.
 """
@@ -8,6 +8,7 @@ An error is one line on stderr and exit status 2. Each command imports what it n
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
 import shutil
@@ -74,6 +75,7 @@ def _info(args: argparse.Namespace) -> int:
         + (f"; also here: {', '.join(others)}" if others else "")
     )
     print(f"  CPU       {info['cores']} cores, {info['threads']} threads")
+    print(f"  JIT       {_compilers(info['jit'])}")
     print(f"  CUDA      {cuda['problem'] or _count(len(cuda['devices']), 'device')}")
     for ordinal, device in enumerate(cuda["devices"]):
         major, minor = device["compute_capability"]
@@ -91,6 +93,10 @@ def _info(args: argparse.Namespace) -> int:
         summary = cuda_summary(cuda["kernels"])
         _print_table(tuple(summary[0]), summary)
     return 0
+
+
+def _compilers(jit: dict[str, str | None]) -> str:
+    return f"{jit['cxx'] or 'no C++ compiler'}; {jit['nvrtc'] or 'no NVRTC'}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -179,6 +185,27 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _warm(args: argparse.Namespace) -> int:
+    from .jit.warm import run
+
+    return run(args)
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from .jit import cache
+
+    if args.action == "clear":
+        print(f"removed {_count(cache.clear(), 'kernel')} from {cache.folder()}")
+        return 0
+    entries = cache.entries()
+    total = sum(entry.size for entry in entries) / 2**20
+    print(f"{cache.folder()}: {_count(len(entries), 'kernel')}, {total:.1f} MiB")
+    for entry in entries:
+        used = dt.datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        print(f"  {entry.path.name[:12]}  {entry.size / 1024:7.0f} KiB  {used}  {entry.label}")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="flashbsr",
@@ -265,6 +292,50 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--out", type=Path, metavar="FILE", help="draw the lanes (.png, .svg)")
     plan.add_argument("--bsr", type=Path, metavar="FILE", help="draw the block-sparse matrix")
     plan.set_defaults(run=_plan)
+
+    warm = commands.add_parser(
+        "warm",
+        help="compile what a spec needs ahead of the first request",
+        description=(
+            "Compile the kernels that a spec needs and this build lacks, such as those of a user's "
+            "variant, into this machine's cache."
+        ),
+    )
+    warm.add_argument(
+        "--spec",
+        action="append",
+        required=True,
+        metavar="MODULE:NAME",
+        help="an AttentionSpec of a module or of a file (attention.py:NAME); may be repeated",
+    )
+    for name in ("--num-qo-heads", "--num-kv-heads", "--head-dim"):
+        warm.add_argument(name, type=_positive, required=True, metavar="N")
+    warm.add_argument("--head-dim-vo", type=_positive, metavar="N", help="default: --head-dim")
+    warm.add_argument("--page-size", type=_positive, metavar="N", help="default: ragged KV")
+    warm.add_argument("--dtype", required=True, help="of q")
+    warm.add_argument("--kv-dtype", help="default: that of q")
+    warm.add_argument(
+        "--backend", choices=["cpu", "cuda", "fa2", "fa3"], help="default: cuda where there is one"
+    )
+    warm.add_argument(
+        "--qo-lens",
+        type=parse_lengths,
+        default=[1, 512],
+        metavar="N,...",
+        help="query tokens of a request, of which each may be a kernel of a GPU (default: 1,512)",
+    )
+    warm.set_defaults(run=_warm)
+
+    cache = commands.add_parser(
+        "cache",
+        help="list or clear the kernels that were compiled at run time",
+        description=(
+            "The kernels that were compiled at run time, the last used first. They are in "
+            "$FLASHBSR_CACHE_DIR, or in flashbsr under $XDG_CACHE_HOME or ~/.cache."
+        ),
+    )
+    cache.add_argument("action", choices=["list", "clear"])
+    cache.set_defaults(run=_cache)
     return parser
 
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ._check import check_int
 from ._graphs import graph_mode
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, fold_data_type, pages_to_tokens, reject
 from .adapters import to_numpy
 from .errors import PlanError
-from .spec import check_int
 
 __all__ = ["BatchDecodeWithPagedKVCacheWrapper"]
 

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
+
+from .errors import UnsupportedError
 
 __all__ = ["cuda_summary", "engine_info"]
 
@@ -18,7 +21,9 @@ def engine_info() -> dict[str, Any]:
     dict
         ``version``, ``backends`` (usable here), ``isa`` (in use), ``isas`` (that this machine can
         run), ``cores`` and ``threads`` (of the default pool), ``kernels`` (the CPU's; list of dict:
-        backend, isa, compute, variant, q_dtypes, kv_dtypes, head_dims) and ``cuda``, a dict:
+        backend, isa, compute, variant, q_dtypes, kv_dtypes, head_dims), ``jit``, a dict of the
+        compilers for kernels compiled at run time: ``nvrtc`` and ``cxx``, None where there
+        is none, and ``cuda``, a dict:
         ``available``, ``problem`` (why not, or None), ``devices`` (list of dict: name,
         compute_capability, sm_count, max_smem_per_block, l2_bytes, memory_bytes, kernels: how many
         it runs), ``kernels`` (list of dict, one per compiled kernel: name, family, arch,
@@ -28,6 +33,7 @@ def engine_info() -> dict[str, Any]:
     import flashbsr
 
     from . import _core
+    from .jit.cxx import compiler
 
     kernels = [dict(kernel) for kernel in _core.kernels()]
     problem = _core.cuda_problem()
@@ -40,6 +46,7 @@ def engine_info() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "threads": _core.num_threads(),
         "kernels": kernels,
+        "jit": {"nvrtc": _found(_nvrtc), "cxx": _found(lambda: compiler()[0])},
         "cuda": {
             "available": not problem,
             "problem": problem or None,
@@ -47,6 +54,19 @@ def engine_info() -> dict[str, Any]:
             "kernels": [dict(kernel) for kernel in _core.cuda_kernels()],
         },
     }
+
+
+def _nvrtc() -> str:
+    from .jit.nvrtc import find_library, nvrtc
+
+    return "NVRTC {}.{}, {}".format(*nvrtc().version, find_library())
+
+
+def _found(find: Callable[[], Any]) -> str | None:
+    try:
+        return str(find())
+    except UnsupportedError:
+        return None
 
 
 def cuda_summary(kernels: list[dict[str, Any]]) -> list[dict[str, str]]:

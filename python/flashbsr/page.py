@@ -8,11 +8,11 @@ from typing import Any
 
 from . import _core
 from ._call import Call
+from ._check import check_float, check_int, check_llama31, check_name
 from ._rotate import check_frequencies, check_rotary_dim, check_table
 from ._typing import Array
 from .adapters import adapter_for, float_dtype
 from .errors import FlashbsrError, ShapeError
-from .spec import check_float, check_int, check_llama31, check_name
 
 __all__ = [
     "append_paged_kv_cache",

@@ -86,7 +86,7 @@ def _record(*fields: str) -> np.dtype[np.void]:
 
 # fmt: off
 REQUEST = _record("q_begin", "q_len", "kv_begin", "kv_len", "mask_lo", "mask_hi",
-                  "reserved0", "reserved1")
+                  "index", "reserved0")
 WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "kv_begin", "kv_end",
                     "slot", "merge")
 MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot_begin", "slot_count",
@@ -108,7 +108,8 @@ class Plan:
     header : PlanHeader
         Read when the view was made.
     requests : numpy structured array [num_requests]
-        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi`` (tokens; bytes for the mask).
+        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index`` (tokens; bytes for the
+        mask; the request's own number).
     items : numpy structured array [num_items]
         ``request, row_begin, row_count, kv_head, kv_begin, kv_end, slot, merge``, in claim order:
         the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``: the item

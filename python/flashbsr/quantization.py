@@ -8,10 +8,10 @@ import numpy as np
 
 from . import _core
 from ._call import Call
+from ._check import check_name
 from ._typing import Array
 from .adapters import adapter_for, to_indices
 from .errors import ShapeError
-from .spec import check_name
 
 __all__ = ["packbits", "segment_packbits"]
 

@@ -15,9 +15,9 @@ The ``llama31`` functions blend the scaled and the unscaled frequency: wavelengt
 
 from __future__ import annotations
 
+from ._check import check_llama31
 from ._rotate import ragged_positions, rotate, rotate_by_table
 from ._typing import Array
-from .spec import check_llama31
 
 __all__ = [
     "apply_llama31_rope",

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from ._check import check_backend, check_name
 from ._typing import Array, DType, Scale
 from ._wrapper import reject
 from .adapters import adapter_for, device_of, to_numpy
 from .attention import Attention
 from .errors import FlashbsrError, ShapeError
-from .spec import AttentionSpec, TaskInfo, check_backend, check_name
+from .spec import AttentionSpec, TaskInfo
 
 __all__ = ["single_decode_with_kv_cache", "single_prefill_with_kv_cache"]
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ._check import check_int, check_name
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
 from .adapters import adapter_for, to_indices, to_numpy, to_values
 from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
-from .spec import check_int, check_name
 
 __all__ = ["BlockSparseAttentionWrapper"]
 

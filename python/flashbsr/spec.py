@@ -4,23 +4,19 @@
 
 from __future__ import annotations
 
-import math
-import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _core
+from ._check import check_backend, check_float, check_int, check_llama31, check_name, is_cuda
 from .dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+from .variant import Variant
 
 __all__ = ["AttentionSpec", "TaskInfo"]
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
-CUDA_BACKENDS = ("cuda", "fa2", "fa3")  # the last two name the kernels as well
-BACKENDS = ("auto", "cpu", *CUDA_BACKENDS)
-# FlashInfer's names of kernels that are not here: asking for one is not a typing error.
-OTHER_BACKENDS = frozenset(("trtllm-gen", "cudnn", "cutlass", "cute-dsl", "fmha_v2", "xqa"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +59,9 @@ class AttentionSpec:
         arXiv:2409.04431, eq. 3). It has no LSE.
     sigmoid_bias : float
         Added to every logit; sigmoid only.
+    variant : Variant, optional
+        What `from_source` or `from_functions` made. It takes the place of soft-cap, ALiBi and
+        activation; masks, windows, RoPE and sinks go with it.
 
     Raises
     ------
@@ -89,6 +88,114 @@ class AttentionSpec:
     rope_llama31: tuple[float, float, float] | None = None
     activation: str = "softmax"
     sigmoid_bias: float = 0.0
+    variant: Variant | None = None
+
+    @classmethod
+    def from_source(
+        cls,
+        text: str,
+        *,
+        name: str | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> AttentionSpec:
+        """Make a spec whose variant is written in C++.
+
+        Parameters
+        ----------
+        text : str
+            A struct that derives from ``flashbsr::VariantBase``, with any of the members that
+            ``docs/variants.md`` lists. It is compiled when it is first run, for the device at hand.
+        name : str, optional
+            Of the struct, where the text has several.
+        extras : mapping, optional
+            Numbers and arrays that ``Attention.run`` is given by keyword and that are members of
+            the struct: ``{"bias": "float32", "table": ("float32", 2)}``, a data type, or data
+            type and rank. Numbers are float32 or int32; arrays those, float16, bfloat16, int64
+            (read as int32), uint8 or bool, of up to 4 dimensions and with any strides.
+        **fields
+            Of `AttentionSpec`.
+
+        Raises
+        ------
+        FlashbsrError, DTypeError, UnsupportedError
+            No struct in the text; extras that cannot be declared.
+
+        Examples
+        --------
+        Sigmoid attention (Ramapuram et al., arXiv:2409.04431; figure 5 of the FlashInfer paper):
+
+        >>> spec = AttentionSpec.from_source('''
+        ... struct FlashSigmoid : flashbsr::VariantBase {
+        ...   static constexpr bool use_softmax = false;
+        ...   template <class M> auto activation(typename M::Float x) const {
+        ...     return M::sigmoid(x + bias);
+        ...   }
+        ... };
+        ... ''', extras={"bias": "float32"})
+        >>> spec.variant.use_softmax
+        False
+        """
+        return cls(variant=Variant.parse(text, name, extras or {}), **fields)
+
+    @classmethod
+    def from_functions(
+        cls,
+        *,
+        score_mod: Callable[..., Any] | None = None,
+        mask_mod: Callable[..., Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> AttentionSpec:
+        """Make a spec whose variant is written in Python.
+
+        The functions are called once, with objects that record what is computed; kernels compute
+        it in C++ (`source`). They are those of PyTorch's FlexAttention.
+
+        Parameters
+        ----------
+        score_mod : callable ``(score, b, h, q_idx, kv_idx) -> score``, optional
+            Of the scaled logit: request, query head, query token within the request, KV position.
+        mask_mod : callable ``(b, h, q_idx, kv_idx) -> bool``, optional
+            True keeps. `causal` and `window_left` still hold, and skip what they hide.
+        extras : mapping, optional
+            As in `from_source`; a function has those that are parameters of it by name, after the
+            ones above. ``q_position`` (``kv_len - q_len + q_idx``), ``kv_head``, ``q_len`` and
+            ``kv_len`` may be named so too. Arrays that a function captures need no declaration:
+            every run reads them as they are then. Arrays of one number are read once, here.
+        **fields
+            Of `AttentionSpec`.
+
+        Raises
+        ------
+        FlashbsrError, DTypeError
+            Other parameters; an array with elements or dimensions that extras do not have.
+        UnsupportedError
+            What cannot be traced: decisions in Python (``if``, ``and``), other functions than
+            ``docs/variants.md`` lists. The message names the line and what to write instead.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> slopes = np.array([0.5, 0.25], np.float32)
+        >>> def alibi(score, b, h, q_idx, kv_idx):
+        ...     return score + slopes[h] * (kv_idx - q_idx)
+        >>> spec = AttentionSpec.from_functions(score_mod=alibi)
+        >>> spec.variant.extras
+        (Extra(name='slopes', dtype='float32', rank=1),)
+        """
+        from .trace.build import trace
+
+        return cls(variant=trace(score_mod, mask_mod, extras or {}), **fields)
+
+    @property
+    def source(self) -> str:
+        """C++ of the variant as it is compiled, text and extras. `FlashbsrError` without one."""
+        if self.variant is None:
+            raise FlashbsrError("variant", None, "a variant; built-in ones are in include/flashbsr")
+        from .jit.source import variant_source
+
+        return variant_source(self.variant)
 
     def __post_init__(self) -> None:
         _set(self, "causal", bool(self.causal))
@@ -116,6 +223,8 @@ class AttentionSpec:
         _set(self, "sigmoid_bias", check_float("sigmoid_bias", self.sigmoid_bias))
         if self.sigmoid_bias and self.activation != "sigmoid":
             raise FlashbsrError("sigmoid_bias", self.sigmoid_bias, "0 unless activation='sigmoid'")
+        if self.variant is not None:
+            check_variant(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,79 +389,16 @@ def _set(obj: object, name: str, value: object) -> None:
     object.__setattr__(obj, name, value)  # the dataclasses are frozen
 
 
-def check_int(name: str, value: Any, least: int) -> int:
-    """Return `value` as int if it is an integer in ``[least, 2**31)``; raise otherwise."""
-    if isinstance(value, bool):
-        raise DTypeError(name, value, "an integer")
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise DTypeError(name, repr(value), "an integer") from None
-    if not least <= value < 2**31:
-        raise FlashbsrError(name, value, f"an integer in [{least}, {2**31})")
-    return int(value)
-
-
-def check_float(name: str, value: Any) -> float:
-    """Return `value` as float if it is a finite real number; raise otherwise."""
-    try:
-        if isinstance(value, (str, bytes)):  # float() would parse it
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError):
-        raise DTypeError(name, repr(value), "a number") from None
-    if not math.isfinite(number):
-        raise FlashbsrError(name, number, "a finite number")
-    return number
-
-
-def check_name(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of the `allowed` names."""
-    if value not in allowed:
-        quoted = [repr(a) for a in allowed]
-        raise FlashbsrError(name, repr(value), f"{', '.join(quoted[:-1])} or {quoted[-1]}")
-
-
-def check_llama31(value: Any) -> tuple[float, float, float]:
-    """Check ``(low_freq_factor, high_freq_factor, old_context_len)``; return it as floats."""
-    try:
-        low, high, context = (check_float("rope_llama31", v) for v in value)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, FlashbsrError):
-            raise
-        raise DTypeError(
-            "rope_llama31", repr(value), "(low_freq_factor, high_freq_factor, old_context_len)"
-        ) from None
-    if not 0 < low < high or context <= 0:
-        raise FlashbsrError(
-            "rope_llama31",
-            (low, high, context),
-            "0 < low_freq_factor < high_freq_factor, 0 < old_context_len",
-        )
-    return low, high, context
-
-
-def is_cuda(backend: Any) -> bool:
-    """Whether `backend` names the CUDA engine, with or without a kernel family."""
-    return isinstance(backend, str) and backend in CUDA_BACKENDS
-
-
-def on_cuda(backend: str) -> str:
-    """Name the CUDA engine, with the kernel family that `backend` asks for if it does."""
-    return backend if is_cuda(backend) else "cuda"
-
-
-def check_backend(backend: Any) -> None:
-    """Raise unless this build and this machine have the backend."""
-    if is_cuda(backend):
-        problem = _core.cuda_problem()
-        if problem:
-            raise UnsupportedError("backend", repr(backend), f"'auto' or 'cpu' here: {problem}")
-    elif isinstance(backend, str) and backend in OTHER_BACKENDS:
-        raise UnsupportedError(
-            "backend",
-            repr(backend),
-            "'auto', 'cpu' or 'cuda', which chooses the kernel itself, or 'fa2' or 'fa3'",
-        )
-    else:
-        check_name("backend", backend, BACKENDS)
+def check_variant(spec: AttentionSpec) -> None:
+    """Raise for fields that a variant replaces."""
+    if not isinstance(spec.variant, Variant):
+        raise DTypeError("variant", type(spec.variant).__name__, "what from_source() makes")
+    for name, on in (
+        ("logits_soft_cap", spec.logits_soft_cap is not None),
+        ("pos_encoding_mode", spec.pos_encoding_mode == "ALIBI"),
+        ("activation", spec.activation != "softmax"),
+    ):
+        if on:
+            raise FlashbsrError(
+                name, repr(getattr(spec, name)), "the default: write it into the variant"
+            )

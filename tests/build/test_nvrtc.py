@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from flashbsr.jit import kernel_source as kernel_source_module
+from flashbsr.jit.kernel_source import Wish, kernel_source
 from nvrtc import nvrtc
 from toolchain import INCLUDE, ROOT, load_tool
 
@@ -68,22 +71,24 @@ def table_rows() -> list[tuple[str, ...]]:
 def test_shipped_kernel_compiles(row: tuple[str, ...]) -> None:
     """Ahead of time or at run time, the source of a kernel is one."""
     family, arch, head_dim, kv, rows, variant = row
-    templates = [ROOT / f"cpp/kernels/{name}.cu.in" for name in (f"{family}_{arch}", family)]
-    source = next(path for path in templates if path.exists()).read_text()
-    settings = (ROOT / "cmake/instances.cmake").read_text()
-    meaning = dict(re.findall(r"set\(FLASHBSR_(\w+) (flashbsr::[\w:]+)\)", settings))
-    for name, value in {
-        "NAME": "kernel",
-        "ARCH": arch.removeprefix("sm").rstrip("a"),
-        "HEAD_DIM": head_dim.partition("x")[0],
-        "HEAD_DIM_VO": head_dim.rpartition("x")[2],
-        "ROWS": rows,
-        "KV": meaning.get(f"KV_{kv}", ""),
-        "VARIANT": meaning.get(f"VARIANT_{variant}", ""),
-    }.items():
-        source = source.replace(f"@{name}@", value)
+    types = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+    q, _, v = kv.rpartition("x")  # f16xe4m3 says Q too
+    qk, _, vo = head_dim.partition("x")
+    shape: tuple[Any, ...] = (0, 0, "float16", "float16", 0, "plain")  # around attention: none
+    if kv != "-":
+        shape = (int(qk), int(vo or qk), types[q or v], types[v], int(rows), variant)
+    wish = Wish("kernel", family, arch, arch.replace("sm", "sm_"), *shape)
+    source = kernel_source(wish, ROOT / "cpp/kernels")
     assert "@" not in source
-    # nvcc takes a lambda in a device function for one of the device, NVRTC where it is told to.
-    option = "--device-as-default-execution-space"
-    compiled, messages = nvrtc().compile(source, arch.replace("sm", "sm_"), option)
+    compiled, messages = nvrtc().compile(source, wish.target)
     assert compiled, messages
+
+
+def test_both_ways_give_words_the_same_meaning() -> None:
+    """CMake's table of what columns mean, and the one of kernels compiled at run time."""
+    settings = (ROOT / "cmake/instances.cmake").read_text()
+    meaning = dict(re.findall(r"set\(FLASHBSR_(\w+) flashbsr::([\w:]+)\)", settings))
+    variants = {n.removeprefix("VARIANT_"): v for n, v in meaning.items() if n[0] == "V"}
+    assert variants == kernel_source_module.VARIANTS
+    tags = {v.removeprefix("DType::") for n, v in meaning.items() if n.startswith("KV_")}
+    assert tags == set(kernel_source_module.TYPES.values())

@@ -9,6 +9,7 @@
 // pinned buffer that is written again too early, changes results every time and not now and then.
 // What is not allowed during a capture fails as in the real driver.
 #include <cuda.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,12 +29,29 @@ namespace {
 
 using namespace fake;
 
+/// Of the fake GPUs, 90 for 9.0.
+int capability() {
+  const char* text = std::getenv("FAKE_CUDA_CAPABILITY");
+  return text ? std::atoi(text) : 90;
+}
+
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
-void attend(const flashbsr::KernelArgs& args, bool sigmoid) {
-  flashbsr::cpu::Engine engine(flashbsr::cpu::kernel_table(), 1);
+/// The CPU's code of a kernel's variant: built in, or what fake_variant() was told.
+const flashbsr::cpu::KernelTable& table_of(const std::string& kernel) {
+  for (const auto& [name, table] : state().variants) {
+    if (kernel.size() > name.size() && kernel.ends_with("_" + name)) return *table;
+  }
+  return flashbsr::cpu::kernel_table();
+}
+
+void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& table,
+            bool sigmoid) {
+  flashbsr::cpu::Engine engine(table, 1);
+  // A user's variant has one of the two.
+  const bool softmax = table.merge[0] != nullptr && !sigmoid;
   engine.run(flashbsr::PlanView{reinterpret_cast<const int32_t*>(args.header)}, args.params,
-             sigmoid ? flashbsr::Activation::kSigmoid : flashbsr::Activation::kSoftmax);
+             softmax ? flashbsr::Activation::kSoftmax : flashbsr::Activation::kSigmoid);
   for (int32_t i = 0; i <= args.header->num_merges; ++i) {
     if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
   }
@@ -57,9 +75,19 @@ extern "C" {
 long fake_calls(const char* name) { return state().calls[name]; }
 const char* fake_kernel() { return state().last_kernel.c_str(); }
 int fake_grid() { return state().last_grid; }
+int fake_threads() { return state().last_threads; }
+int fake_shared() { return state().last_shared; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
 int fake_path() { return state().last_path; }
+/// Kernels of this variant of a user's compute with the CPU's shared object of it.
+int fake_variant(const char* name, const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  void* symbol = library ? dlsym(library, "flashbsr_cpu_kernels") : nullptr;
+  if (!symbol) return 1;
+  state().variants[name] = reinterpret_cast<const flashbsr::cpu::KernelTable* (*)()>(symbol)();
+  return 0;
+}
 void fake_corrupt_page(int index, int page) {
   const_cast<int32_t*>(state().last_pages)[index] = page;
 }
@@ -94,6 +122,10 @@ CUresult cuGetErrorName(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult, const char** text) { return *text = "fake", CUDA_SUCCESS; }
+/// What NVRTC asks a driver for, and does without.
+CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  return *table = nullptr, CUDA_ERROR_NOT_SUPPORTED;
+}
 CUresult cuDeviceGetCount(int* count) { return *count = kDevices, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char* name, int size, CUdevice) {
@@ -105,8 +137,8 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
 }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
   switch (which) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 6; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
@@ -136,10 +168,11 @@ CUresult cuCtxSynchronize() {
   return drain_all(), CUDA_SUCCESS;
 }
 
-CUresult cuLibraryLoadData(CUlibrary* library, const void*, CUjit_option*, void**, unsigned,
+CUresult cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option*, void**, unsigned,
                            CUlibraryOption*, void**, unsigned) {
   const Call call("cuLibraryLoadData");
   if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (!image) return CUDA_ERROR_INVALID_IMAGE;
   return *library = nullptr, CUDA_SUCCESS;
 }
 CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char* name) {
@@ -164,6 +197,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   const std::string& name = *reinterpret_cast<const std::string*>(function);
   state().last_kernel = name;
   state().last_grid = static_cast<int>(config->gridDimX);
+  state().last_threads = static_cast<int>(config->blockDimX);
+  state().last_shared = static_cast<int>(config->sharedMemBytes);
   state().last_programmatic = config->numAttrs > 0;
   state().last_path = -1;
   Op op;
@@ -178,7 +213,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     state().last_pages = args.kv_indices;
     state().last_overlap = static_cast<int>(args.overlap);
     const bool sigmoid = name.find("sigmoid") != std::string::npos;
-    op.work = [=] { attend(args, sigmoid); };
+    const flashbsr::cpu::KernelTable& table = table_of(name);
+    op.work = [=, &table] { attend(args, table, sigmoid); };
   } else if (name == "check_pages") {
     const auto args = *static_cast<const flashbsr::ops::CheckPagesArgs*>(params[0]);
     op.work = [=] { check_pages(args); };

@@ -46,6 +46,11 @@ class Driver:
         return int(self.library.fake_grid())
 
     @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a block, and bytes of its shared memory."""
+        return int(self.library.fake_threads()), int(self.library.fake_shared())
+
+    @property
     def overlap(self) -> int:
         """Its KernelArgs::overlap."""
         return int(self.library.fake_overlap())
@@ -59,6 +64,10 @@ class Driver:
     def path(self) -> str:
         """How K and V come to shared memory, of a Hopper kernel: HopperArgs::path."""
         return ("ragged", "paged", "gather", "none")[self.library.fake_path()]
+
+    def variant(self, name: str, library: str) -> None:
+        """Let kernels of a user's variant compute with the CPU's shared object of it."""
+        assert self.library.fake_variant(name.encode(), str(library).encode()) == 0
 
     def corrupt_page(self, index: int, page: int) -> None:
         """Overwrite a page id of the plan that the last attention kernel had."""

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include <flashbsr/cpu/kernel_table.h>
+
 namespace fake {
 
 constexpr int kDevices = 2;
@@ -56,10 +58,12 @@ struct State {
   std::map<std::string, long> calls;
   std::map<const char*, size_t> pinned;
   std::set<std::string> names;  ///< kernels; their addresses are the handles
+  std::map<std::string, const flashbsr::cpu::KernelTable*> variants;  ///< of users, by their names
   std::vector<std::vector<Op>> graphs;
   std::string last_kernel;
   const int32_t* last_pages = nullptr;
-  int last_grid = 0, last_overlap = 0, last_programmatic = 0, last_path = -1;
+  int last_grid = 0, last_threads = 0, last_shared = 0, last_overlap = 0, last_programmatic = 0,
+      last_path = -1;
 };
 
 inline State& state() {

@@ -44,8 +44,6 @@ enum class Overlap : int32_t {
 };
 
 struct KernelArgs {
-  Params params;
-
   // The plan's sections, in device memory.
   const PlanHeader* header = nullptr;
   const WorkerStart* starts = nullptr;
@@ -63,6 +61,8 @@ struct KernelArgs {
   FastDiv group;      ///< query heads of a KV head
   FastDiv page_size;  ///< tokens of a page
   Overlap overlap = Overlap::kNone;
+
+  Params params;  ///< last, since it ends with what most kernels do not read
 };
 
 /// What the driver makes of an array for the copy engine of sm_90 (cuTensorMapEncodeTiled).

@@ -4,6 +4,7 @@
 // Everything a run needs besides the plan: the only contract between host and kernels.
 #pragma once
 
+#include <flashbsr/core/extras.h>
 #include <flashbsr/core/plan.h>
 #include <flashbsr/core/view.h>
 
@@ -47,6 +48,9 @@ struct Params {
 
   float* partial_out = nullptr;  ///< [slots, tile_rows, D_vo]
   float* partial_lse = nullptr;  ///< [slots, tile_rows], base 2
+
+  /// Of a user's variant. Last: 480 bytes that other kernels never fetch.
+  Extras extras;
 };
 
 }  // namespace flashbsr

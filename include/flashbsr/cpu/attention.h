@@ -16,6 +16,7 @@
 #include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/loader.h>
 #include <flashbsr/cpu/math.h>
+#include <flashbsr/cpu/rope.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
@@ -73,6 +74,10 @@ struct Scratch {
 template <class Op, class Variant>
   requires AttentionVariant<Variant, VectorMath>
 class ItemKernel {
+  static_assert(Op::kPerWord == 1 || !(Variant::transforms_queries || Variant::transforms_keys ||
+                                       Variant::transforms_values),
+                "rows that a variant changes are multiplied in float32");
+
  public:
   ItemKernel(const Params& params, PlanView plan, int32_t item, char* memory)
       : p_(params),
@@ -107,8 +112,12 @@ class ItemKernel {
 
   /// All rows against the tile, packed first.
   void attend() {
-    pack_keys<Op>(tile_, p_.k, rotary(), mem_.pack, mem_.kt);
-    pack_values<Op>(tile_, p_.v, mem_.zeros, mem_.vp);
+    pack_keys<Op>(tile_, p_.k, KeyEdit{*this}, mem_.pack, mem_.kt);
+    if constexpr (Variant::transforms_values) {
+      pack_edited_values(tile_, p_.v, ValueEdit{*this}, mem_.vp);
+    } else {
+      pack_values<Op>(tile_, p_.v, mem_.zeros, mem_.vp);
+    }
     for (int32_t r = 0; r < item_.row_count; r += kBlockRows) attend_block(tile_, r);
   }
 
@@ -116,8 +125,9 @@ class ItemKernel {
 
   /// P = softmax(Q K^T).
   void score() {
-    if (!in_place<Op>(p_.k) || rotary()) {
-      stage_rows<Op>(tile_.k, tile_.count, p_.k, rotary(), tile_.begin,
+    const KeyEdit edit{*this};
+    if (!in_place<Op>(p_.k) || edit.active()) {
+      stage_rows<Op>(tile_.k, tile_.count, p_.k, edit, tile_.begin,
                      reinterpret_cast<char*>(mem_.kt));
     }
     const int tokens = round_up(tile_.count, kDotTokens);
@@ -134,8 +144,10 @@ class ItemKernel {
 
   /// O += P V.
   void accumulate() {
-    if (!in_place<Op>(p_.v)) {
-      stage_rows<Op>(tile_.v, tile_.count, p_.v, nullptr, 0, reinterpret_cast<char*>(mem_.vp));
+    const ValueEdit edit{*this};
+    if (!in_place<Op>(p_.v) || edit.active()) {
+      stage_rows<Op>(tile_.v, tile_.count, p_.v, edit, tile_.begin,
+                     reinterpret_cast<char*>(mem_.vp));
     }
     const int tokens = round_up(tile_.count, Op::kPerWord);
     for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
@@ -165,8 +177,7 @@ class ItemKernel {
         for (int d = 0; d < dv_padded_; d += kLanes) store(o + d, load(o + d) * inverse);
       }
       if (item_.slot < 0) {
-        write_row<Variant::use_softmax>(p_, request_.q_begin + row.token, row.q_head, item_.kv_head,
-                                        o, lse);
+        write_row(p_, variant_, row_at(row, p_.v.dim), item_.kv_head, o, lse);
       } else {
         const int64_t at = static_cast<int64_t>(item_.slot) * h_.tile_rows + r;
         std::memcpy(p_.partial_out + at * p_.v.dim, o, static_cast<size_t>(p_.v.dim) * 4);
@@ -176,7 +187,40 @@ class ItemKernel {
   }
 
  private:
-  const RopeTables* rotary() const { return p_.rope.fine ? &p_.rope : nullptr; }
+  bool rotates() const { return p_.rope.fine != nullptr; }
+
+  /// A row of K while it is packed: the variant's hook, then RoPE.
+  struct KeyEdit {
+    const ItemKernel& kernel;
+
+    FLASHBSR_FN bool active() const { return Variant::transforms_keys || kernel.rotates(); }
+    FLASHBSR_FN void operator()(float* row, int32_t position) const {
+      const Params& p = kernel.p_;
+      if constexpr (Variant::transforms_keys) {
+        kernel.variant_.key_transform(row, kernel.kv_row_at(position, p.k.dim));
+      }
+      if (kernel.rotates()) rope_row(row, p.k.dim, position, p.rope);
+    }
+  };
+
+  /// A row of V.
+  struct ValueEdit {
+    const ItemKernel& kernel;
+
+    FLASHBSR_FN bool active() const { return Variant::transforms_values; }
+    FLASHBSR_FN void operator()(float* row, int32_t position) const {
+      if constexpr (Variant::transforms_values) {
+        kernel.variant_.value_transform(row, kernel.kv_row_at(position, kernel.p_.v.dim));
+      }
+    }
+  };
+
+  RowAt row_at(const Row& row, int32_t dim) const {
+    return {&request_, row.token, position(row), row.q_head, dim};
+  }
+  RowAt kv_row_at(int32_t position, int32_t dim) const {
+    return {&request_, position, position, item_.kv_head, dim};
+  }
 
   void load_queries() {
     std::memset(mem_.zeros, 0, kMaxHeadDim * 4 + 64);
@@ -194,7 +238,10 @@ class ItemKernel {
       mem_.sum[r] = FloatV{};
       const char* src = p_.q.row(request_.q_begin + row.token, row.q_head);
       with_dtype(p_.q.dtype, [&]<DType T>() { row_to_float<T>(src, staged, p_.q.dim); });
-      if (rotary()) rope_row(staged, p_.q.dim, position(row), p_.rope);
+      if constexpr (Variant::transforms_queries) {
+        variant_.query_transform(&staged[0], row_at(row, p_.q.dim));
+      }
+      if (rotates()) rope_row(staged, p_.q.dim, position(row), p_.rope);
       words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
     }
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
@@ -257,8 +304,11 @@ class ItemKernel {
 
     FloatV peak = splat(-infinity());
     float factor = scale;  // what pass 2 still has to multiply by
-    if (Variant::use_softmax && whole && scale > 0 && !variant_.transforms_logits() &&
-        !variant_.masks_logits()) {
+    const bool unmasked =
+        !variant_.masks_logits() ||
+        (whole && variant_.keeps_all(request_, row.token, tile.begin + vec_begin * kLanes,
+                                     tile.begin + vec_end * kLanes));
+    if (Variant::use_softmax && whole && scale > 0 && !variant_.transforms_logits() && unmasked) {
       for (int v = vec_begin; v < vec_end; ++v) peak = max(peak, load(s + v * kLanes));
       peak = peak * scale;
     } else {

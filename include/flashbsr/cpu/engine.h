@@ -46,34 +46,38 @@ struct RunStats {
   std::vector<double> busy_seconds;  ///< per thread; the caller is thread 0
 };
 
+/// bf16 dot products where the level has them and every operand is exact in bf16.
+inline Compute compute_for(const KernelTable& table, const Params& p) {
+  const auto narrow = [](DType t) {
+    return t == DType::kBF16 || t == DType::kE4M3 || t == DType::kE5M2;
+  };
+  const bool bf16 = table.has_bf16_dot && p.q.dtype == DType::kBF16 && narrow(p.k.dtype) &&
+                    narrow(p.v.dtype) && p.rope.fine == nullptr;
+  return bf16 ? Compute::kBf16 : Compute::kF32;
+}
+
 class Engine {
  public:
   explicit Engine(const KernelTable& table, int threads = available_cores())
-      : table_(table), threads_(threads) {}
+      : table_(&table), threads_(threads) {}
 
-  const KernelTable& table() const { return table_; }
+  const KernelTable& table() const { return *table_; }
+  /// The kernels of later runs.
+  void use(const KernelTable& table) { table_ = &table; }
   int threads() const { return threads_; }
 
-  /// bf16 dot products where the level has them and every operand is exact in bf16.
-  Compute compute_for(const Params& p) const {
-    const auto narrow = [](DType t) {
-      return t == DType::kBF16 || t == DType::kE4M3 || t == DType::kE5M2;
-    };
-    const bool bf16 = table_.has_bf16_dot && p.q.dtype == DType::kBF16 && narrow(p.k.dtype) &&
-                      narrow(p.v.dtype) && p.rope.fine == nullptr;
-    return bf16 ? Compute::kBf16 : Compute::kF32;
-  }
+  Compute compute_for(const Params& p) const { return cpu::compute_for(*table_, p); }
 
   /// `params.partial_out` and `partial_lse` must hold the plan's slots.
   void run(PlanView plan, const Params& params, Activation activation) {
     const PlanHeader& h = plan.header();
     const int act = static_cast<int>(activation);
-    const auto attend = table_.attend[static_cast<int>(compute_for(params))][act];
-    const auto merge = table_.merge[act];
+    const auto attend = table_->attend[static_cast<int>(compute_for(params))][act];
+    const auto merge = table_->merge[act];
     const int32_t bundle = bundle_size(h);
     const int64_t scratch =
-        max_of(table_.scratch_bytes(h.tile_rows, params.k.dim, params.v.dim),
-               bundle * table_.scratch_bytes(kFewRows, params.k.dim, params.v.dim));
+        max_of(table_->scratch_bytes(h.tile_rows, params.k.dim, params.v.dim),
+               bundle * table_->scratch_bytes(kFewRows, params.k.dim, params.v.dim));
     reset_arrivals(h.num_merges);
     stats_.busy_seconds.assign(static_cast<size_t>(threads_), 0.0);
     std::atomic<int32_t> next{0};
@@ -135,7 +139,7 @@ class Engine {
     for (int32_t i = 0; i < merges; ++i) arrivals_[static_cast<size_t>(i)].store(0);
   }
 
-  const KernelTable& table_;
+  const KernelTable* table_;
   int threads_;
   std::vector<std::atomic<int32_t>> arrivals_;
   RunStats stats_;

@@ -8,34 +8,39 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/convert.h>
+#include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
 /// Writes normalised `o` [D_vo] (overwritten) and its base-2 `lse`.
-template <bool kSoftmax>
-FLASHBSR_FN void write_row(const Params& p, int64_t token, int32_t q_head, int32_t kv_head,
-                           float* o, float lse) {
+template <class Variant>
+FLASHBSR_FN void write_row(const Params& p, const Variant& variant, const RowAt& at,
+                           int32_t kv_head, float* o, float lse) {
   float scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
-  if (kSoftmax && p.sinks) {
-    const MergeWeights w = sink_weights(lse, p.sinks[q_head]);
+  if (Variant::use_softmax && p.sinks) {
+    const MergeWeights w = sink_weights(lse, p.sinks[at.head]);
     scale *= w.weight_a;
     lse = w.lse;
   }
   for (int d = 0; d < p.v.dim; ++d) o[d] *= scale;
-  char* dst = p.out.row(token, q_head);
+  if constexpr (Variant::transforms_outputs) variant.output_transform(o, at);
+  const int64_t token = int64_t{at.request->q_begin} + at.token;
+  char* dst = p.out.row(token, at.head);
   switch (p.out.dtype) {
     case DType::kF16: row_from_float<DType::kF16>(o, dst, p.v.dim); break;
     case DType::kBF16: row_from_float<DType::kBF16>(o, dst, p.v.dim); break;
     default: row_from_float<DType::kF32>(o, dst, p.v.dim); break;
   }
-  if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
+  if (p.lse) p.lse[token * p.lse_stride_token + at.head * p.lse_stride_head] = lse * p.lse_unit;
 }
 
 /// Contracts the partial states of a split row tile, slot by slot in order: deterministic. States
 /// of variants without softmax add up.
-template <bool kSoftmax>
+template <class Variant>
 void merge_tile(const Params& p, PlanView plan, int32_t index) {
+  constexpr bool kSoftmax = Variant::use_softmax;
+  const Variant variant(p);
   const PlanHeader& h = plan.header();
   const Merge& m = plan.merges()[index];
   const Request& request = plan.requests()[m.request];
@@ -66,8 +71,10 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
       lse = sum == 0 ? -infinity() : top + __builtin_log2f(sum);
     }
     const int32_t packed = m.row_begin + r;
-    write_row<kSoftmax>(p, request.q_begin + packed / h.group_size,
-                        m.kv_head * h.group_size + packed % h.group_size, m.kv_head, o, lse);
+    const int32_t token = packed / h.group_size;
+    const RowAt at{&request, token, request.kv_len - request.q_len + token,
+                   m.kv_head * h.group_size + packed % h.group_size, p.v.dim};
+    write_row(p, variant, at, m.kv_head, o, lse);
   }
 }
 

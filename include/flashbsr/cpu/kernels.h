@@ -4,79 +4,11 @@
 // Instantiates the kernels of the SIMD level this file is compiled for.
 #pragma once
 
-#include <new>
-
-#include <flashbsr/cpu/attention.h>
-#include <flashbsr/cpu/kernel_table.h>
+#include <flashbsr/cpu/attend.h>
 #include <flashbsr/variant/standard.h>
-
-#define FLASHBSR_STRINGIFY_(x) #x
-#define FLASHBSR_STRINGIFY(x) FLASHBSR_STRINGIFY_(x)
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
-
-/// Brings one tile's rows of `x` for all the items into L2.
-template <class Kernel>
-void touch_tile(Kernel* const* kernels, int32_t count, const PagedView& x,
-                const char* const* (*rows)(const KvTile&)) {
-  const int64_t bytes = static_cast<int64_t>(x.dim) * dtype_size(x.dtype);
-  // Where the heads lie side by side in a token's row, one pass covers them all.
-  const bool joint = x.stride_head == x.dim;
-  for (int32_t i = 0; i < (joint ? 1 : count); ++i) {
-    const KvTile& tile = kernels[i]->tile();
-    touch_rows(rows(tile), tile.count, joint ? bytes * count : bytes);
-  }
-}
-
-/// Items of few rows, one chunk's KV heads, tile by tile in lockstep: the heads lie next to each
-/// other in a page, so together they read memory in order. Their results do not depend on the
-/// company.
-template <class Op, class Variant>
-void attend_few(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
-  using Kernel = ItemKernel<Op, Variant>;
-  alignas(Kernel) char storage[kMaxBundle][sizeof(Kernel)];
-  Kernel* kernels[kMaxBundle];
-  for (int32_t i = 0; i < count; ++i) {
-    kernels[i] = new (storage[i]) Kernel(params, plan, first + i, scratch);
-    scratch += kernels[i]->scratch_bytes();
-    kernels[i]->begin();
-  }
-  for (;;) {
-    bool more = false;  // one chunk: all or none
-    for (int32_t i = 0; i < count; ++i) more = kernels[i]->next_tile();
-    if (!more) break;
-    touch_tile(kernels, count, params.k, +[](const KvTile& t) { return &t.k[0]; });
-    for (int32_t i = 0; i < count; ++i) kernels[i]->score();
-    touch_tile(kernels, count, params.v, +[](const KvTile& t) { return &t.v[0]; });
-    for (int32_t i = 0; i < count; ++i) kernels[i]->accumulate();
-  }
-  for (int32_t i = 0; i < count; ++i) kernels[i]->finish();
-}
-
-/// Items [first, first + count), KV heads of one chunk.
-template <class Op, class Variant>
-void attend(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
-  if (plan.items()[first].row_count <= kFewRows) {
-    attend_few<Op, Variant>(params, plan, first, count, scratch);
-    return;
-  }
-  for (int32_t i = first; i < first + count; ++i) {
-    ItemKernel<Op, Variant> kernel(params, plan, i, scratch);
-    kernel.begin();
-    while (kernel.next_tile()) kernel.attend();
-    kernel.finish();
-  }
-}
-
-inline int64_t scratch_bytes(int rows, int dim_qk, int dim_vo) {
-  int64_t bytes = Scratch<F32Op>(nullptr, rows, dim_qk, dim_vo).bytes;
-#if defined(__AVX512BF16__)
-  // Mostly half of it, but rows are padded to 32 elements instead of 16.
-  bytes = max_of(bytes, Scratch<Bf16Op>(nullptr, rows, dim_qk, dim_vo).bytes);
-#endif
-  return bytes;
-}
 
 inline const KernelTable& kernel_table(){static constexpr KernelTable kTable = {
   .isa = FLASHBSR_STRINGIFY(FLASHBSR_CPU_ISA),
@@ -93,7 +25,7 @@ inline const KernelTable& kernel_table(){static constexpr KernelTable kTable = {
 #else
              {nullptr, nullptr}},
 #endif
-  .merge = {&merge_tile<true>, &merge_tile<false>},
+  .merge = {&merge_tile<Standard>, &merge_tile<Sigmoid>},
 };
 return kTable;
 }  // namespace FLASHBSR_CPU_ISA

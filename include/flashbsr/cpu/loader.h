@@ -11,9 +11,9 @@
 // NaN or garbage there cannot reach an output. It costs one pass over the tile, shared by all rows.
 #pragma once
 
+#include <flashbsr/core/params.h>
 #include <flashbsr/cpu/convert.h>
 #include <flashbsr/cpu/gemm.h>
-#include <flashbsr/cpu/rope.h>
 #include <flashbsr/cpu/transpose.h>
 
 namespace flashbsr::cpu {
@@ -83,6 +83,12 @@ FLASHBSR_FN void touch_rows(const char* const* rows, int count, int64_t bytes) {
   asm volatile("" : : "r"(sum));
 }
 
+/// What happens to rows of K or V on their way into the micro-kernel: nothing.
+struct NoEdit {
+  FLASHBSR_FN bool active() const { return false; }
+  FLASHBSR_FN void operator()(float*, int32_t) const {}
+};
+
 /// Float row -> words: floats, or bf16 pairs. Pads with zeros to whole vectors.
 template <class Op>
 FLASHBSR_FN void words_from_float(float* row, int dim, char* dst) {
@@ -114,13 +120,13 @@ struct PackBuffers {
   const char* zeros;
 };
 
-/// `rotary`: null, or the tables that rotate keys by their position.
-template <class Op>
-FLASHBSR_FN void pack_keys(const KvTile& tile, const PagedView& k, const RopeTables* rotary,
+/// `edit(row, position)` changes a row of floats.
+template <class Op, class Edit>
+FLASHBSR_FN void pack_keys(const KvTile& tile, const PagedView& k, const Edit& edit,
                            const PackBuffers& buffers, float* kt) {
   const int words = k.dim / Op::kPerWord;
   const int padded = padded_words<Op>(k.dim);
-  const bool direct = k.dtype == kWordType<Op> && rotary == nullptr && words == padded;
+  const bool direct = k.dtype == kWordType<Op> && !edit.active() && words == padded;
   for (int first = 0; first < tile.count; first += kLanes) {
     const int live = min_of(kLanes, tile.count - first);
     const char* rows[kLanes];
@@ -130,7 +136,7 @@ FLASHBSR_FN void pack_keys(const KvTile& tile, const PagedView& k, const RopeTab
         float row[kMaxHeadDim + 2 * kLanes];
         for (int j = 0; j < live; ++j) {
           row_to_float<T>(rows[j], row, k.dim);
-          if (rotary) rope_row(row, k.dim, tile.begin + first + j, *rotary);
+          if (edit.active()) edit(row, tile.begin + first + j);
           char* staged = buffers.stage + static_cast<int64_t>(j) * padded * 4;
           words_from_float<Op>(row, k.dim, staged);
           rows[j] = staged;
@@ -150,15 +156,15 @@ FLASHBSR_FN bool in_place(const PagedView& x) {
 }
 
 /// Converts the rows of a tile to words and lets their pointers follow.
-template <class Op>
-FLASHBSR_FN void stage_rows(const char** rows, int count, const PagedView& x,
-                            const RopeTables* rotary, int32_t position, char* stage) {
+template <class Op, class Edit>
+FLASHBSR_FN void stage_rows(const char** rows, int count, const PagedView& x, const Edit& edit,
+                            int32_t position, char* stage) {
   const int64_t bytes = static_cast<int64_t>(padded_words<Op>(x.dim)) * 4;
   with_dtype(x.dtype, [&]<DType T>() {
     float row[kMaxHeadDim + 2 * kLanes];
     for (int i = 0; i < count; ++i) {
       row_to_float<T>(rows[i], row, x.dim);
-      if (rotary) rope_row(row, x.dim, position + i, *rotary);
+      if (edit.active()) edit(row, position + i);
       words_from_float<Op>(row, x.dim, stage + i * bytes);
       rows[i] = stage + i * bytes;
     }
@@ -207,6 +213,22 @@ FLASHBSR_FN void pack_values(const KvTile& tile, const PagedView& v, const char*
       const char* rows[2] = {tile.v[j], j + 1 < tile.count ? tile.v[j + 1] : zeros};
       pack_value_row<Op, T>(rows, v.dim, padded,
                             vp + static_cast<int64_t>(j / Op::kPerWord) * padded);
+    }
+  });
+}
+
+/// The same for values that are changed on the way: rows of floats.
+template <class Edit>
+FLASHBSR_FN void pack_edited_values(const KvTile& tile, const PagedView& v, const Edit& edit,
+                                    float* vp) {
+  const int padded = padded_words<F32Op>(v.dim);
+  with_dtype(v.dtype, [&]<DType T>() {
+    float row[kMaxHeadDim + 2 * kLanes];
+    for (int j = 0; j < tile.count; ++j) {
+      row_to_float<T>(tile.v[j], row, v.dim);
+      edit(row, tile.begin + j);
+      words_from_float<F32Op>(row, v.dim,
+                              reinterpret_cast<char*>(vp + static_cast<int64_t>(j) * padded));
     }
   });
 }

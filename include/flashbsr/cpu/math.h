@@ -4,6 +4,7 @@
 // Vector exponentials for softmax and the variants' functions.
 #pragma once
 
+#include <flashbsr/cpu/gather.h>
 #include <flashbsr/cpu/simd.h>
 
 namespace flashbsr::cpu {
@@ -41,6 +42,51 @@ FLASHBSR_FN FloatV tanh(FloatV x) {
 
 FLASHBSR_FN FloatV sigmoid(FloatV x) { return 1.0f / (1.0f + exp2(x * -kLog2e)); }
 
+/// Natural logarithm; relative error 1.2e-7. -inf at 0, NaN below. x = 2^e m with m from sqrt(1/2)
+/// to sqrt(2); log(m) by the polynomial of Cephes' logf.
+FLASHBSR_FN FloatV log(FloatV x) {
+  // Subnormals are brought into the normal range first.
+  const IntV tiny = x < 1.17549435e-38f;
+  const IntV b = reinterpret_cast<IntV>(select(tiny, x * 8388608.0f, x));
+  const IntV shift = (b - 0x3f3504f3) >> 23;
+  const FloatV f = reinterpret_cast<FloatV>(b - (shift << 23)) - 1.0f;
+  const FloatV e = __builtin_convertvector(shift - (tiny & 23), FloatV);
+  FloatV p = 7.0376836292e-2f * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const FloatV z = f * f;
+  // ln 2 in two parts, of which the first has few bits: e times it is exact.
+  FloatV y = f * z * p + -2.12194440e-4f * e - 0.5f * z;
+  y = f + y + 0.693359375f * e;
+  const FloatV nan = splat(__builtin_nanf(""));
+  y = select(x == 0.0f, splat(-infinity()), y);
+  y = select(x == infinity(), x, y);
+  return select(x >= 0.0f, y, nan);
+}
+
+/// Truncates: SSE2 has no instruction that rounds, and floats from 2^23 on are whole.
+FLASHBSR_FN FloatV floor(FloatV x) {
+  const FloatV whole = __builtin_convertvector(__builtin_convertvector(x, IntV), FloatV);
+  const FloatV below = whole - select(whole > x, splat(1.0f), FloatV{});
+  const FloatV size = as_float(bits(x) & 0x7fffffffu);
+  return select(size < 8388608.0f, below, x);
+}
+
+/// Rounds to -inf, as Python's // does. Doubles hold every quotient of two int32 apart from the
+/// integers next to it. Zero divisors do not trap; what they give is unspecified.
+FLASHBSR_FN IntV floor_div(IntV a, IntV b) {
+  using DoubleV = double __attribute__((vector_size(8 * kLanes)));
+  const DoubleV q = __builtin_convertvector(a, DoubleV) / __builtin_convertvector(b, DoubleV);
+  const IntV whole = __builtin_convertvector(q, IntV);
+  const IntV rest = a - whole * b;
+  return whole + ((rest != 0) & ((rest ^ b) < 0));  // true is -1
+}
+
 /// The math policy that variants are instantiated with on the CPU: kLanes logits at a time.
 struct VectorMath {
   using Float = FloatV;
@@ -48,11 +94,43 @@ struct VectorMath {
   using Bool = IntV;  ///< all ones or all zeros per lane
 
   FLASHBSR_FN static Bool all() { return splat_int(-1); }
+  FLASHBSR_FN static Float splat(float x) { return cpu::splat(x); }
+  FLASHBSR_FN static Int splat(int32_t x) { return splat_int(x); }
+  FLASHBSR_FN static Bool splat(bool x) { return splat_int(x ? -1 : 0); }
   FLASHBSR_FN static Float to_float(Int x) { return __builtin_convertvector(x, FloatV); }
+  FLASHBSR_FN static Int to_int(Float x) { return __builtin_convertvector(x, IntV); }
+  FLASHBSR_FN static Bool logical_not(Bool x) { return ~x; }
   FLASHBSR_FN static Float select(Bool m, Float yes, Float no) { return cpu::select(m, yes, no); }
+  FLASHBSR_FN static Int select(Bool m, Int yes, Int no) { return m ? yes : no; }
   FLASHBSR_FN static Float exp(Float x) { return cpu::exp(x); }
+  FLASHBSR_FN static Float exp2(Float x) { return cpu::exp2(x); }
+  FLASHBSR_FN static Float log(Float x) { return cpu::log(x); }
   FLASHBSR_FN static Float tanh(Float x) { return cpu::tanh(x); }
   FLASHBSR_FN static Float sigmoid(Float x) { return cpu::sigmoid(x); }
+  FLASHBSR_FN static Float floor(Float x) { return cpu::floor(x); }
+  FLASHBSR_FN static Float sqrt(Float x) {
+    for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+  }
+  FLASHBSR_FN static Float abs(Float x) { return as_float(bits(x) & 0x7fffffffu); }
+  FLASHBSR_FN static Int abs(Int x) { return x < 0 ? -x : x; }
+  /// NaN wherever one is NaN.
+  FLASHBSR_FN static Float max(Float a, Float b) { return cpu::select(a == a, cpu::max(a, b), a); }
+  FLASHBSR_FN static Float min(Float a, Float b) { return cpu::select(a == a, cpu::min(a, b), a); }
+  FLASHBSR_FN static Int max(Int a, Int b) { return a < b ? b : a; }
+  FLASHBSR_FN static Int min(Int a, Int b) { return b < a ? b : a; }
+  FLASHBSR_FN static Int floor_div(Int a, Int b) { return cpu::floor_div(a, b); }
+
+  /// Elements of a tensor at indices that are one for all lanes (int32_t) or one for each (Int).
+  template <class T, int kRank, class... I>
+  FLASHBSR_FN static auto gather(const ExtraTensor<T, kRank>& x, I... index) {
+    static_assert(sizeof...(I) == kRank, "one index for each dimension");
+    if constexpr (!(std::is_same_v<I, Int> || ...)) {
+      return splat(x(index...));
+    } else {
+      return cpu::gather(x, index...);
+    }
+  }
 
   /// Lane i: bit first + i of a little-endian bit string. Reads no byte beyond the one that holds
   /// bit first + count - 1.

@@ -155,12 +155,24 @@ FLASHBSR_DEVICE float4 load_cg4(const float* p) {
 
 }  // namespace detail
 
+/// Four dims of a finished row to the output: what merge_split_tile does with them otherwise.
+template <int kArch>
+struct StoreOutput {
+  const Params& p;
+
+  FLASHBSR_DEVICE void operator()(int32_t, int64_t token, int32_t q_head, int32_t d,
+                                  const float (&o)[4]) const {
+    store_values<kArch>(p.out.row(token, q_head), p.out.dtype, d, p.v.dim, o);
+  }
+};
+
 /// Contracts the partial states of a split tile in slot order, so that the result does not depend
-/// on who arrived when, and writes the output and LSE. `thread` of `threads` calls it with all the
-/// others; each takes four dims of a row at a time. States of variants without softmax add up.
-template <bool kSoftmax, int kArch = 80>
-FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& tile, int32_t thread,
-                                      int32_t threads) {
+/// on who arrived when, and writes the LSE and by store(row of the tile, token, query head, dim,
+/// values) the output. `thread` of `threads` calls it with all the others; each takes four dims of
+/// a row at a time. States of variants without softmax add up.
+template <bool kSoftmax, class Store>
+FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile& tile,
+                                         int32_t thread, int32_t threads, const Store& store) {
   const Params& p = args.params;
   const Merge& m = tile.merge;
   const int32_t q_begin = tile.q_begin, tile_rows = tile.tile_rows;
@@ -225,9 +237,15 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& t
     const RowEnd end = end_row<kSoftmax>(p, q_head, m.kv_head, sum, lse);
 #pragma unroll
     for (int i = 0; i < 4; ++i) o[i] *= end.factor;
-    store_values<kArch>(p.out.row(token, q_head), p.out.dtype, d, p.v.dim, o);
+    store(row, token, q_head, d, o);
     if (d == 0) write_lse(p, token, q_head, end.lse);
   }
+}
+
+template <bool kSoftmax, int kArch = 80>
+FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& tile, int32_t thread,
+                                      int32_t threads) {
+  contract_split_tile<kSoftmax>(args, tile, thread, threads, StoreOutput<kArch>{args.params});
 }
 
 template <bool kSoftmax, int kArch = 80>

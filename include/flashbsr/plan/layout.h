@@ -104,6 +104,7 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
     r.q_begin = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b] : b);
     r.q_len = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b + 1] - (*qo_indptr)[b] : 1);
     r.mask_lo = r.mask_hi = -1;
+    r.index = static_cast<int32_t>(b);
   }
   layout.num_q_tokens = qo_indptr ? (*qo_indptr)[batch_size] : batch_size;
   return batch_size;
@@ -330,6 +331,7 @@ inline void bsr_layout(Layout& layout, const IndexView& indptr, const IndexView&
     request.kv_begin = static_cast<int32_t>(indptr[i]);
     request.kv_len = detail::narrow("indptr", i + 1, (indptr[i + 1] - indptr[i]) * c);
     request.mask_lo = request.mask_hi = -1;
+    request.index = static_cast<int32_t>(i);
   }
   detail::size_pages(layout, indptr[rows]);
   detail::take_pages(layout, 0, "indices", indices, 0, indptr[rows]);

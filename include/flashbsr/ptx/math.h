@@ -5,7 +5,7 @@
 // variants are instantiated with on a GPU: one logit per thread.
 #pragma once
 
-#include <flashbsr/core/math.h>
+#include <flashbsr/core/extras.h>
 
 namespace flashbsr::ptx {
 
@@ -44,6 +44,18 @@ FLASHBSR_DEVICE float min(float a, float b) {
   return r;
 }
 
+/// An element of a variant's tensor. One instruction for float16, which core/dtype.h widens by its
+/// bits.
+template <class T>
+FLASHBSR_DEVICE auto element_value(T x) {
+  return flashbsr::detail::element_value(x);
+}
+FLASHBSR_DEVICE float element_value(Half x) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
+  return r;
+}
+
 }  // namespace flashbsr::ptx
 
 namespace flashbsr {
@@ -54,8 +66,15 @@ struct ThreadMath {
   using Bool = bool;
 
   FLASHBSR_DEVICE static Bool all() { return true; }
+  template <class T>
+  FLASHBSR_DEVICE static T splat(T x) {
+    return x;
+  }
   FLASHBSR_DEVICE static Float to_float(Int x) { return static_cast<float>(x); }
+  FLASHBSR_DEVICE static Int to_int(Float x) { return static_cast<int32_t>(x); }
+  FLASHBSR_DEVICE static Bool logical_not(Bool x) { return !x; }
   FLASHBSR_DEVICE static Float select(Bool m, Float yes, Float no) { return m ? yes : no; }
+  FLASHBSR_DEVICE static Int select(Bool m, Int yes, Int no) { return m ? yes : no; }
   FLASHBSR_DEVICE static Float exp(Float x) { return ptx::exp2(x * kLog2e); }
   /// 1 - 2 / (e^2x + 1): absolute error 2e-7, where tanh.approx has 5e-4, too much times a cap.
   FLASHBSR_DEVICE static Float tanh(Float x) {
@@ -63,6 +82,22 @@ struct ThreadMath {
   }
   FLASHBSR_DEVICE static Float sigmoid(Float x) {
     return ptx::reciprocal(1.0f + ptx::exp2(x * -kLog2e));
+  }
+  FLASHBSR_DEVICE static Float exp2(Float x) { return ptx::exp2(x); }
+  FLASHBSR_DEVICE static Float log(Float x) { return logf(x); }
+  FLASHBSR_DEVICE static Float floor(Float x) { return floorf(x); }
+  FLASHBSR_DEVICE static Float sqrt(Float x) { return sqrtf(x); }
+  FLASHBSR_DEVICE static Float abs(Float x) { return fabsf(x); }
+  FLASHBSR_DEVICE static Int abs(Int x) { return x < 0 ? -x : x; }
+  /// NaN wherever one is NaN.
+  FLASHBSR_DEVICE static Float max(Float a, Float b) { return a != a ? a : b < a ? a : b; }
+  FLASHBSR_DEVICE static Float min(Float a, Float b) { return a != a ? a : a < b ? a : b; }
+  FLASHBSR_DEVICE static Int max(Int a, Int b) { return max_of(a, b); }
+  FLASHBSR_DEVICE static Int min(Int a, Int b) { return min_of(a, b); }
+  FLASHBSR_DEVICE static Int floor_div(Int a, Int b) { return flashbsr::floor_div(a, b); }
+  template <class T, int kRank, class... I>
+  FLASHBSR_DEVICE static auto gather(const ExtraTensor<T, kRank>& x, I... index) {
+    return ptx::element_value(x.stored(index...));
   }
   FLASHBSR_DEVICE static Bool test_bits(const uint8_t* bits, int64_t first, int32_t) {
     return bits[first >> 3] >> (first & 7) & 1;

@@ -58,6 +58,10 @@ struct Standard : VariantBase {
 
   FLASHBSR_FN bool transforms_logits() const { return soft_cap.active() || alibi.active(); }
   FLASHBSR_FN bool masks_logits() const { return custom_mask.active(); }
+  FLASHBSR_FN bool keeps_all(const Request& request, int32_t q_token, int32_t begin,
+                             int32_t end) const {
+    return custom_mask.keeps_all(request, q_token, begin, end);
+  }
   FLASHBSR_FN float row_value(int32_t q_head) const {
     return alibi.active() ? alibi.slopes[q_head] : 0.0f;
   }
@@ -79,6 +83,7 @@ struct Standard : VariantBase {
 /// its value by sigmoid(x + bias), with no normalisation over the row and so no LSE.
 struct Sigmoid : Standard {
   static constexpr bool use_softmax = false;
+  static constexpr bool weights_at_most_one = true;
   float bias;
 
   FLASHBSR_FN explicit Sigmoid(const Params& p) : Standard(p), bias(p.sigmoid_bias) {}

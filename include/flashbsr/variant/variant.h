@@ -39,10 +39,32 @@ struct LogitsAt {
   float row_value = 0.0f;       ///< what the variant's row_value() said of q_head
 };
 
+/// Whose row of q, k, v or the output a hook is given.
+struct RowAt {
+  const Request* request;
+  int32_t token;     ///< query token within the request, or KV position
+  int32_t position;  ///< in the sequence
+  int32_t head;      ///< of queries for q and the output, of KV for k and v
+  int32_t dim;       ///< elements of the row
+};
+
 /// Defaults: plain softmax attention. The engine asks `transforms_logits` and `masks_logits` once
 /// per row tile, so that a variant which is off costs nothing in the inner loop.
 struct VariantBase {
   static constexpr bool use_softmax = true;
+  /// Without softmax: no weight exceeds 1. Then fp16 weights are kept 2^15 larger, so that small
+  /// ones are not lost as subnormals; others would overflow.
+  static constexpr bool weights_at_most_one = false;
+
+  // Hooks of whole rows, which cost what unpacking a row costs. A struct that sets one to true has
+  // the function: `template <class Row> void query_transform(Row x, const RowAt& at) const` changes
+  // x[0], ..., x[at.dim - 1], floats. Queries and keys come before RoPE; the output is normalised
+  // and scaled.
+  static constexpr bool transforms_queries = false;  ///< query_transform
+  static constexpr bool transforms_keys = false;     ///< key_transform
+  static constexpr bool transforms_values = false;   ///< value_transform
+  static constexpr bool transforms_outputs = false;  ///< output_transform
+
   FLASHBSR_FN bool transforms_logits() const { return false; }
   FLASHBSR_FN bool masks_logits() const { return false; }
 
@@ -59,6 +81,10 @@ struct VariantBase {
   FLASHBSR_FN typename M::Bool logits_mask(const LogitsAt<M>&) const {
     return M::all();
   }
+  /// Whether the mask keeps KV positions [begin, end) for a query token. Kernels may ask, to save
+  /// the mask for tiles that it keeps whole.
+  FLASHBSR_FN bool keeps_all(const Request&, int32_t, int32_t, int32_t) const { return false; }
+
   /// What multiplies v where use_softmax is false.
   template <class M>
   FLASHBSR_FN typename M::Float activation(typename M::Float x) const {
@@ -77,6 +103,10 @@ inline constexpr bool kSame<A, A> = true;
 template <class V, class M>
 concept AttentionVariant = requires(const V v, typename M::Float x, const LogitsAt<M> at) {
   requires detail::kSame<decltype(V::use_softmax), const bool>;
+  requires detail::kSame<decltype(V::transforms_queries), const bool>;
+  requires detail::kSame<decltype(V::transforms_keys), const bool>;
+  requires detail::kSame<decltype(V::transforms_values), const bool>;
+  requires detail::kSame<decltype(V::transforms_outputs), const bool>;
   requires detail::kSame<decltype(v.transforms_logits()), bool>;
   requires detail::kSame<decltype(v.masks_logits()), bool>;
   requires detail::kSame<decltype(v.row_value(0)), float>;

@@ -92,12 +92,15 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
   ptx::named_barrier_arrive(kStatesBarrier, Traits::kThreads);
 }
 
-/// Contracts the warps' states of one item; thread `thread` of the epilogue warps.
-template <class Traits>
+/// Contracts the warps' states of one item; thread `thread` of the epilogue warps. Those of
+/// variants without softmax add up.
+template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Traits>& shared,
                                  const DecodeItem& item, int32_t tile_rows, int thread) {
   constexpr int kQuads = Traits::kHeadDim / 4;
+  constexpr bool kSoftmax = Variant::use_softmax;
   constexpr float kShift = Traits::kCompute == DType::kF16 ? 8.0f : 0.0f;  // as in DecodeMath
+  constexpr float kUnit = 1.0f / kWeightUnit<Traits, Variant>;
   const Params& p = args.params;
   for (int unit = thread; unit < item.row_count * kQuads; unit += 32 * Traits::kEpilogueWarps) {
     const int row = unit / kQuads, d = unit % kQuads * 4;
@@ -108,7 +111,10 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
 #pragma unroll
     for (int w = 0; w < Traits::kWarps; ++w) {
       const float2 s = *shared.sums(w, row);
-      const float weight = s.x == -infinity() ? (s.y == s.y ? 0.0f : s.y) : ptx::exp2(s.x - top);
+      float weight = 1.0f;
+      if constexpr (kSoftmax) {
+        weight = s.x == -infinity() ? (s.y == s.y ? 0.0f : s.y) : ptx::exp2(s.x - top);
+      }
       const float4 x = *reinterpret_cast<const float4*>(shared.o(w, row) + d);
       sum += weight * s.y;
       o[0] += weight * x.x;
@@ -116,9 +122,9 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
       o[2] += weight * x.z;
       o[3] += weight * x.w;
     }
-    const float lse = sum == 0 ? -infinity() : top + ptx::log2(sum) - kShift;
+    const float lse = !kSoftmax ? 0.0f : sum == 0 ? -infinity() : top + ptx::log2(sum) - kShift;
     if (item.slot >= 0) {
-      const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+      const float inverse = !kSoftmax ? kUnit : sum == 0 ? 0.0f : 1.0f / sum;
       float* part = partial_out_row(p, tile_rows, item.slot, row) + d;
       if (d < p.v.dim) {
         *reinterpret_cast<float4*>(part) = {o[0] * inverse, o[1] * inverse, o[2] * inverse,
@@ -131,7 +137,8 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
     const int token = args.group.quotient(packed);
     const int head =
         item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
-    const RowEnd end = end_row<true>(p, head, item.kv_head, sum, lse);
+    RowEnd end = end_row<kSoftmax>(p, head, item.kv_head, sum, lse);
+    if constexpr (!kSoftmax) end.factor *= kUnit;
 #pragma unroll
     for (int i = 0; i < 4; ++i) o[i] *= end.factor;
     store_values(p.out.row(item.q_begin + token, head), p.out.dtype, d, p.v.dim, o);
@@ -140,7 +147,7 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
 }
 
 /// Hands the shared state back; a split tile is merged where its last part has arrived.
-template <class Traits>
+template <class Traits, class Variant>
 FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Traits>& shared,
                                    const DecodeItem& item, const SplitTile& tile, int thread) {
   constexpr int kThreads = 32 * Traits::kEpilogueWarps;
@@ -150,7 +157,9 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
   ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
   if (thread == 0) *shared.flag() = arrive(args, tile);
   ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
-  if (*shared.flag()) merge_split_tile<true, Traits::kArch>(args, tile, thread, kThreads);
+  if (*shared.flag()) {
+    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, tile, thread, kThreads);
+  }
 }
 
 }  // namespace flashbsr

@@ -92,7 +92,7 @@ FLASHBSR_DEVICE void prepare_item(const KernelArgs& args, const DecodeShared<Tra
 }
 
 /// The epilogue warps' part; thread `thread` of them.
-template <class Traits>
+template <class Traits, class Variant>
 FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
                               int end, int thread) {
   const int32_t tile_rows = args.header->tile_rows;
@@ -113,8 +113,8 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
       if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin, tile_rows};
       __syncwarp();
       ptx::named_barrier_sync(kStatesBarrier, Traits::kThreads);
-      finish_item<Traits>(args, shared, item, tile_rows, thread);
-      merge_if_last<Traits>(args, shared, item, tile, thread);
+      finish_item<Traits, Variant>(args, shared, item, tile_rows, thread);
+      merge_if_last<Traits, Variant>(args, shared, item, tile, thread);
       prepare_item(args, shared, i + 2, count, first - begin, thread);
     }
   }
@@ -150,7 +150,7 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
     return;
   }
   if (warp >= Traits::kWarps) {
-    epilogue<Traits>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
+    epilogue<Traits, Variant>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
   } else {
     stream<Traits, Variant>(args, shared, begin, end, warp, lane);
   }

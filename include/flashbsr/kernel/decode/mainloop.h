@@ -43,6 +43,14 @@ struct DecodeState {
   }
 };
 
+/// What weights without softmax are multiplied by: fp16 ones that are at most one are kept larger,
+/// so that small ones are not lost as subnormals.
+template <class Traits, class Variant>
+inline constexpr float kWeightUnit =
+    !Variant::use_softmax && Variant::weights_at_most_one && Traits::kCompute == DType::kF16
+        ? 32768.0f
+        : 1.0f;
+
 template <class Traits, class Variant>
 class DecodeMath {
  public:
@@ -69,7 +77,8 @@ class DecodeMath {
     scores(query, ring.wait_for_keys(), s);
     ring.produce_keys();
     const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
-    const bool hooks = variant_.transforms_logits() || variant_.masks_logits();
+    const bool hooks =
+        !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
     if (cut || hooks) {
       masked(item, position, s);
     } else {
@@ -82,7 +91,7 @@ class DecodeMath {
         }
       }
     }
-    raise_max(s, state);
+    if constexpr (Variant::use_softmax) raise_max(s, state);
     accumulate(ring.wait_for_values(), s, state);
     ring.produce_values();
   }
@@ -94,6 +103,7 @@ class DecodeMath {
   static constexpr DType kType = Traits::kCompute;
   /// Weights in fp16 are kept 2^8 larger, so that small ones are not lost as subnormals.
   static constexpr float kShift = kType == DType::kF16 ? 8.0f : 0.0f;
+  static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
 
   FLASHBSR_DEVICE int q_head(const DecodeItem& item, int packed, int token) const {
     return item.kv_head * static_cast<int>(args_.group.divisor) +
@@ -151,7 +161,7 @@ class DecodeMath {
     }
   }
 
-  /// Scaled logits in base 2, -inf where a row does not see the token.
+  /// Scaled logits in base 2, -inf where a row does not see the token; without softmax, weights.
   FLASHBSR_DEVICE void masked(const DecodeItem& item, int32_t position,
                               float (&s)[kSubTiles][kTiles][4]) const {
 #pragma unroll
@@ -169,7 +179,7 @@ class DecodeMath {
             const int32_t at = position + 16 * u + g_ + 8 * h;
             float& x = s[u][n][2 * h + i];
             x = logit(item, token, head, at, x * scale_[n][i]);
-            if (at < visible.begin || at >= min_of(visible.end, item.kv_end)) x = -infinity();
+            if (at < visible.begin || at >= min_of(visible.end, item.kv_end)) x = kOutside;
           }
         }
       }
@@ -178,8 +188,8 @@ class DecodeMath {
 
   FLASHBSR_DEVICE float logit(const DecodeItem& item, int token, int head, int32_t position,
                               float x) const {
-    if (!variant_.transforms_logits() && !variant_.masks_logits()) return x * kLog2e;
-    if (position >= item.kv_end) return -infinity();  // no mask bit is read beyond the request
+    if (!variant_.transforms_logits() && !variant_.masks_logits()) return weight(x);
+    if (position >= item.kv_end) return kOutside;  // no mask bit is read beyond the request
     const LogitsAt<ThreadMath> at{.request = args_.requests + item.request,
                                   .q_token = token,
                                   .q_position = item.kv_len - item.q_len + token,
@@ -191,9 +201,18 @@ class DecodeMath {
                                   .row_value = variant_.row_value(head)};
     if (variant_.transforms_logits()) x = variant_.template logits_transform<ThreadMath>(x, at);
     if (variant_.masks_logits() && !variant_.template logits_mask<ThreadMath>(at)) {
-      return -infinity();
+      return kOutside;
     }
-    return x * kLog2e;
+    return weight(x);
+  }
+
+  /// Of a natural logit: what exponents are made of, or without softmax the weight.
+  FLASHBSR_DEVICE float weight(float x) const {
+    if constexpr (Variant::use_softmax) {
+      return x * kLog2e;
+    } else {
+      return kWeightUnit<Traits, Variant> * variant_.template activation<ThreadMath>(x);
+    }
   }
 
   /// New maxima, and what was accumulated under the old ones shrunk to them.
@@ -244,8 +263,12 @@ class DecodeMath {
         float p[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float top = state.max[n][i & 1];
-          p[i] = ptx::exp2(s[u][n][i] - (top == -infinity() ? 0.0f : top) + kShift);
+          if constexpr (Variant::use_softmax) {
+            const float top = state.max[n][i & 1];
+            p[i] = ptx::exp2(s[u][n][i] - (top == -infinity() ? 0.0f : top) + kShift);
+          } else {
+            p[i] = s[u][n][i];
+          }
         }
         state.sum[n][0] += p[0] + p[2];
         state.sum[n][1] += p[1] + p[3];

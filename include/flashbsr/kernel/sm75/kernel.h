@@ -105,8 +105,10 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       }
     }
 
-    sm80::write_rows(args, task, state.rows, loop);
-    if (task.item.slot >= 0) sm80::finish_split<Traits, Variant>(args, task, ptx::thread_index());
+    sm80::write_rows(args, task, state.rows, loop, memory);
+    if (task.item.slot >= 0) {
+      sm80::finish_split<Traits, Variant>(args, task, state.rows, memory, ptx::thread_index());
+    }
     __syncthreads();
     sm80::next_task(state, ptx::thread_index());
   }

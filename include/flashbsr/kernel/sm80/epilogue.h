@@ -6,6 +6,7 @@
 
 #include <flashbsr/kernel/finish.h>
 #include <flashbsr/kernel/sm80/mainloop.h>
+#include <flashbsr/kernel/sm80/rows.h>
 
 namespace flashbsr::sm80 {
 
@@ -33,11 +34,13 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
 
 }  // namespace detail
 
-/// Every thread of the warp calls it.
+/// Every thread of the block calls it. `memory` is the block's, whose tiles are not read any more
+/// where the variant transforms outputs.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const PrefillRow* rows,
-                                const Mainloop<Traits, Variant>& loop) {
+                                const Mainloop<Traits, Variant>& loop, char* memory) {
   using Loop = Mainloop<Traits, Variant>;
+  if constexpr (Variant::transforms_outputs) __syncthreads();
   const Params& p = args.params;
   const WorkItem& item = task.item;
   const int32_t lane = ptx::thread_index() % 32;
@@ -59,13 +62,22 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         RowEnd end = end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum, lse);
         if constexpr (!Variant::use_softmax) end.factor *= kUnit;
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
-        char* out = p.out.row(token, row.q_head);
-        with_output_dtype(p.out.dtype, [&]<DType kType>() {
+        if constexpr (Variant::transforms_outputs) {
+          const OutputRow<Traits> out(memory, r);
           detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
                                        [&](int32_t d, const auto& x) {
-                                         store_typed<kType, Traits::kArch>(out, d, p.v.dim, x);
+                                         out[d] = x[0];
+                                         out[d + 1] = x[1];
                                        });
-        });
+        } else {
+          char* out = p.out.row(token, row.q_head);
+          with_output_dtype(p.out.dtype, [&]<DType kType>() {
+            detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
+                                         [&](int32_t d, const auto& x) {
+                                           store_typed<kType, Traits::kArch>(out, d, p.v.dim, x);
+                                         });
+          });
+        }
         if (lane % 4 == 0) write_lse(p, token, row.q_head, end.lse);
       } else {
         float factor = kUnit;
@@ -80,6 +92,34 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         }
       }
     }
+  }
+  if constexpr (Variant::transforms_outputs) {
+    if (item.slot < 0) {
+      write_transformed<Traits, Variant>(args, task, rows, memory, ptx::thread_index());
+    }
+  }
+}
+
+/// After the block's stores of a partial state: the last block to arrive merges the tile.
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const PrefillRow* rows,
+                                  char* memory, int32_t thread) {
+  __syncthreads();
+  if (thread == 0) task.merges = arrive(args, task.item.merge);
+  __syncthreads();
+  if (!task.merges) return;
+  if constexpr (Variant::transforms_outputs) {
+    const auto keep = [&](int32_t row, int64_t, int32_t, int32_t d, const float (&o)[4]) {
+      const OutputRow<Traits> out(memory, row);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[d + i] = o[i];
+    };
+    contract_split_tile<Variant::use_softmax>(args, split_tile(args, task.item.merge), thread,
+                                              Traits::kThreads, keep);
+    write_transformed<Traits, Variant>(args, task, rows, memory, thread);
+  } else {
+    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, task.item.merge, thread,
+                                                          Traits::kThreads);
   }
 }
 

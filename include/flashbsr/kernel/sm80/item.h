@@ -91,16 +91,4 @@ FLASHBSR_DEVICE void describe_rows(const KernelArgs& args, const Task& task,
   }
 }
 
-/// After the block's stores of a partial state: the last block to arrive merges the tile.
-template <class Traits, class Variant>
-FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, int32_t thread) {
-  __syncthreads();
-  if (thread == 0) task.merges = arrive(args, task.item.merge);
-  __syncthreads();
-  if (task.merges) {
-    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, task.item.merge, thread,
-                                                          Traits::kThreads);
-  }
-}
-
 }  // namespace flashbsr::sm80

@@ -16,6 +16,7 @@
 #include <flashbsr/kernel/sm80/loader.h>
 #include <flashbsr/kernel/sm80/mainloop.h>
 #include <flashbsr/kernel/sm80/query.h>
+#include <flashbsr/kernel/sm80/rows.h>
 #include <flashbsr/kernel/sm80/traits.h>
 #include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/sync.h>
@@ -140,6 +141,12 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       loader.visit_keys(args, task, first, 0, AsyncCopy{keys});
       if (kTwo) loader.visit_values(args, task, first, 0, AsyncCopy{values});
     }
+    if constexpr (Variant::transforms_queries) {
+      ptx::cp_async_wait_all();
+      __syncthreads();
+      rewrite_queries<Traits, Variant>(args, task, state.rows, memory, thread);
+      __syncthreads();
+    }
     if (Traits::kFloat8 || (kHasHooks<Variant> && args.params.rope.fine)) {
       ptx::cp_async_wait_all();
       __syncthreads();
@@ -199,10 +206,25 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         } else {
           copier.visit_values(args, task, first, slot, AsyncCopy{values});
         }
+        if constexpr (Variant::transforms_keys || (kTwo && Variant::transforms_values)) {
+          const int32_t row = ptx::thread_index();
+          rewrite_tile<Traits, Variant, false>(args, task, first,
+                                               memory + Traits::kKeyOffset + tile, row);
+          if constexpr (kTwo) {
+            rewrite_tile<Traits, Variant, true>(args, task, first,
+                                                memory + Traits::kValueOffset + tile, row);
+          }
+          __syncthreads();
+        }
         if (sight.any) loop.score(first, tile, Nothing{});
         if constexpr (!kTwo) {
           ptx::cp_async_wait_all();
           __syncthreads();  // V is there, and nobody reads K any more
+          if constexpr (Variant::transforms_values) {
+            rewrite_tile<Traits, Variant, true>(args, task, first, memory + Traits::kValueOffset,
+                                                ptx::thread_index());
+            __syncthreads();
+          }
           if (more) copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys});
         }
         loader.note(args, task, first - 2 * kTile, slot);
@@ -217,8 +239,10 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     }
 
     ptx::cp_async_wait_all();  // page ids of tiles that do not exist
-    write_rows(args, task, state.rows, loop);
-    if (task.item.slot >= 0) finish_split<Traits, Variant>(args, task, ptx::thread_index());
+    write_rows(args, task, state.rows, loop, memory);
+    if (task.item.slot >= 0) {
+      finish_split<Traits, Variant>(args, task, state.rows, memory, ptx::thread_index());
+    }
     __syncthreads();
     next_task(state, ptx::thread_index());
   }

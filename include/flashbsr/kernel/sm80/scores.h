@@ -41,7 +41,8 @@ class Scores {
   /// log2 of what weights are multiplied by.
   static constexpr float kShift = Traits::kCompute != DType::kF16 ? 0.0f
                                   : Variant::use_softmax          ? 7.0f
-                                                                  : 15.0f;
+                                  : Variant::weights_at_most_one  ? 15.0f
+                                                                  : 0.0f;
 
   static constexpr int kSteps = Traits::kHeadDim / 16;  ///< of a product
 

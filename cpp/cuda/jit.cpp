@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "jit.h"
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+namespace flashbsr::cuda {
+
+namespace {
+
+/// Everything that tells two kernels apart; comparing numbers first keeps plan() fast.
+using Key = std::tuple<int, int, DType, DType, int, int, std::string, std::string>;
+
+std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow& found, int cc,
+                                       const std::shared_ptr<api::KernelProvider>& provider) {
+  const TemplateQuery& q = query.shape;
+  auto kernel = std::make_unique<JitKernel>();
+  kernel->provider = provider;
+  kernel->kv = query.kv;
+  kernel->variant = query.variant;
+  const std::string suffix = found.exact ? "a" : "",
+                    arch = "sm" + std::to_string(found.arch) + suffix;
+  std::string dims = std::to_string(found.head_dim);
+  if (found.head_dim_vo != found.head_dim) dims += "x" + std::to_string(found.head_dim_vo);
+  api::KernelWish& wish = kernel->wish;
+  wish = {.name = std::string(q.family) + "_" + arch + "_d" + dims + "_" + kernel->kv + "_r" +
+                  std::to_string(q.rows) + "_" + kernel->variant,
+          .family = q.family,
+          .arch = arch,
+          .target = "sm_" + std::to_string(cc) + suffix,
+          .head_dim = found.head_dim,
+          .head_dim_vo = found.head_dim_vo,
+          .q = q.q,
+          .kv = q.kv,
+          .rows = q.rows,
+          .variant = q.custom ? "custom" : query.variant};
+  kernel->row = {.name = wish.name.c_str(),
+                 .family = wish.family.c_str(),
+                 .arch = found.arch,
+                 .exact = found.exact,
+                 .head_dim = found.head_dim,
+                 .head_dim_vo = found.head_dim_vo,
+                 .kv = kernel->kv.c_str(),
+                 .rows = q.rows,
+                 .variant = kernel->variant.c_str(),
+                 .image = nullptr,
+                 .image_end = nullptr,
+                 .shape = found.shape,
+                 .sass = {cc},
+                 .ptx = 0,
+                 .jit = kernel.get()};
+  return kernel;
+}
+
+}  // namespace
+
+const KernelRow* try_jit_row(const JitQuery& query, int cc,
+                             const std::shared_ptr<api::KernelProvider>& provider) {
+  const std::optional<TemplateRow> found = find_template(query.shape, cc);
+  if (!found) return nullptr;
+  // Never freed: kernels stay loaded until the process ends, when Python, which the providers
+  // belong to, may be gone.
+  static std::mutex mutex;
+  static auto& kernels = *new std::map<Key, std::unique_ptr<JitKernel>>;
+  const TemplateQuery& q = query.shape;
+  const Key key{found->head_dim, found->head_dim_vo, q.q, q.kv, q.rows, cc,
+                q.family,        query.variant};
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<JitKernel>& kernel = kernels[key];
+  if (!kernel) kernel = make_kernel(query, *found, cc, provider);
+  return &kernel->row;
+}
+
+}  // namespace flashbsr::cuda

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "templates.h"
+
+#include <string_view>
+
+#include <flashbsr/kernel/decode/traits.h>
+#include <flashbsr/kernel/sm75/traits.h>
+#include <flashbsr/kernel/sm80/traits.h>
+#include <flashbsr/kernel/sm90a/traits.h>
+
+namespace flashbsr::cuda {
+
+namespace {
+
+using Found = std::optional<TemplateRow>;
+
+template <class Traits>
+TemplateRow row_of(int arch, bool exact, int head_dim, int head_dim_vo) {
+  return {arch,
+          exact,
+          head_dim,
+          head_dim_vo,
+          {Traits::kThreads, Traits::kSmemBytes, Traits::kBlocksPerSM, Traits::kKvTile}};
+}
+
+/// Calls f.operator()<kType>() for a type of K and V.
+template <class F>
+Found with_kv(DType kv, const F& f) {
+  switch (kv) {
+    case DType::kF16: return f.template operator()<DType::kF16>();
+    case DType::kBF16: return f.template operator()<DType::kBF16>();
+    case DType::kE4M3: return f.template operator()<DType::kE4M3>();
+    case DType::kE5M2: return f.template operator()<DType::kE5M2>();
+    case DType::kF32: break;
+  }
+  return {};
+}
+
+/// Calls f.operator()<kDim>() for the smallest head dim of mma.sync kernels that holds both.
+template <class F>
+Found with_dim(const TemplateQuery& q, const F& f) {
+  const int dim = max_of(q.head_dim, q.head_dim_vo);
+  if (dim <= 64) return f.template operator()<64>();
+  if (dim <= 128) return f.template operator()<128>();
+  if (dim <= 256) return f.template operator()<256>();
+  return {};
+}
+
+/// 8 rows: hooks take the registers that 16 would need.
+Found find_decode(const TemplateQuery& q, int cc) {
+  if (q.rows != 8 || q.q == DType::kE4M3 || cc < 80) return {};
+  return with_kv(q.kv, [&]<DType kKv>() {
+    return with_dim(q, [&]<int kDim>() -> Found {
+      if (cc >= 90) return row_of<DecodeTraits<90, kDim, kKv, 8>>(90, false, kDim, kDim);
+      return row_of<DecodeTraits<80, kDim, kKv, 8>>(80, false, kDim, kDim);
+    });
+  });
+}
+
+Found find_prefill(const TemplateQuery& q, int cc) {
+  if (q.rows != 64 || q.q == DType::kE4M3 || cc < 75) return {};
+  // Rows are rewritten in their tiles: float8 has no room for that, and sm_75 none for outputs.
+  if (q.row_hooks && (cc < 80 || dtype_size(q.kv) == 1)) return {};
+  if (cc < 80) {
+    if (q.kv != DType::kF16 || q.q != DType::kF16) return {};
+    return with_dim(q, [&]<int kDim>() -> Found {
+      return row_of<sm75::PrefillTraits<kDim, DType::kF16, 64>>(75, false, kDim, kDim);
+    });
+  }
+  return with_kv(q.kv, [&]<DType kKv>() {
+    return with_dim(q, [&]<int kDim>() -> Found {
+      return row_of<sm80::PrefillTraits<kDim, kKv, 64>>(80, false, kDim, kDim);
+    });
+  });
+}
+
+template <int kDimQk, int kDimVo, int kRows, DType kQ, DType kKv>
+Found hopper_row(bool hooks) {
+  using sm90a::HopperTraits;
+  if (hooks)
+    return row_of<HopperTraits<kDimQk, kDimVo, kQ, kRows, true, kKv>>(90, true, kDimQk, kDimVo);
+  return row_of<HopperTraits<kDimQk, kDimVo, kQ, kRows, false, kKv>>(90, true, kDimQk, kDimVo);
+}
+
+/// The pairs of types that wgmma kernels are made of.
+template <int kDimQk, int kDimVo, int kRows>
+Found hopper_types(const TemplateQuery& q) {
+  using enum DType;
+  const bool same = q.q == q.kv;
+  if (same && q.q == kF16) return hopper_row<kDimQk, kDimVo, kRows, kF16, kF16>(q.hooks);
+  if (same && q.q == kBF16) return hopper_row<kDimQk, kDimVo, kRows, kBF16, kBF16>(q.hooks);
+  if (same && q.q == kE4M3) return hopper_row<kDimQk, kDimVo, kRows, kE4M3, kE4M3>(q.hooks);
+  if constexpr (kDimQk <= 128) {  // the others have no room for K as it lies and as it is widened
+    if (q.kv != kE4M3) return {};
+    if (q.q == kF16) return hopper_row<kDimQk, kDimVo, kRows, kF16, kE4M3>(q.hooks);
+    if (q.q == kBF16) return hopper_row<kDimQk, kDimVo, kRows, kBF16, kE4M3>(q.hooks);
+  }
+  return {};
+}
+
+Found find_hopper(const TemplateQuery& q, int cc) {
+  if (cc != 90) return {};
+  // Without softmax fp16 weights are kept 2^15 larger there, which those beyond 1 do not survive.
+  const bool f16_weights = q.q == DType::kF16 || q.kv == DType::kE4M3;
+  if (q.custom && !q.softmax && f16_weights) return {};
+  const auto holds = [&](int qk, int vo) { return q.head_dim <= qk && q.head_dim_vo <= vo; };
+  if (q.rows == 192) {
+    if (holds(64, 64)) return hopper_types<64, 64, 192>(q);
+    if (holds(128, 128)) return hopper_types<128, 128, 192>(q);
+  } else if (q.rows == 128) {
+    if (holds(192, 128)) return hopper_types<192, 128, 128>(q);
+    if (holds(256, 256)) return hopper_types<256, 256, 128>(q);
+  }
+  return {};
+}
+
+}  // namespace
+
+Found find_template(const TemplateQuery& query, int cc) {
+  const std::string_view family = query.family;
+  if (family == "prefill") return find_prefill(query, cc);
+  if (query.row_hooks) return {};
+  if (family == "decode") return find_decode(query, cc);
+  if (family == "hopper") return find_hopper(query, cc);
+  return {};
+}
+
+}  // namespace flashbsr::cuda
