@@ -10,6 +10,8 @@ from collections.abc import Iterator
 # The reference's many small products are slower on OpenBLAS's threads than on one; NumPy reads this
 # when it is imported. The engine has its own threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# JAX takes three quarters of a GPU's free memory at its first array, in each of xdist's processes.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import hypothesis
 import numpy as np

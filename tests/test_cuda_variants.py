@@ -260,7 +260,7 @@ def test_nan_and_infinity_of_a_variant_are_where_it_put_them() -> None:
     struct Bad : VariantBase {
       template <class M>
       typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>& at) const {
-        const auto nan = M::splat(__builtin_nanf(""));
+        const auto nan = M::splat(not_a_number());
         const auto row = M::splat(at.q_token) == M::splat(3);
         return M::select(at.kv_position > at.q_position, nan, M::select(row, nan, x));
       }

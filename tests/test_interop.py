@@ -7,8 +7,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,76 +14,22 @@ import cases
 import flashbsr
 import numpy as np
 import pytest
-from cases import BF16, F16, F32, FP8, Case, Problem, build
+from cases import BF16, F32, Case, build
 from flashbsr.adapters import adapter_for
-from harness import attention_for, compare, framework, has_gpu
-from reference import DTYPES, Variant
-
-jax = framework("jax")
-jnp = framework("jax.numpy")
-torch = framework("torch")
-
-# A type that NumPy proper lacks travels as its bits.
-BITS = {
-    "bfloat16": (np.uint16, torch.bfloat16),
-    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
-    "float8_e5m2": (np.uint8, torch.float8_e5m2),
-}
-
-
-def to_torch(x: np.ndarray) -> torch.Tensor:
-    """A tensor over the same memory, strides and all."""
-    if x.dtype.name in BITS:
-        bits, dtype = BITS[x.dtype.name]
-        return torch.from_numpy(x.view(bits)).view(dtype)
-    return torch.from_numpy(x)
-
-
-def from_torch(x: torch.Tensor) -> np.ndarray:
-    for name, (bits, dtype) in BITS.items():
-        if x.dtype == dtype:
-            as_bits = torch.uint16 if bits is np.uint16 else torch.uint8
-            return x.view(as_bits).numpy().view(DTYPES[name])
-    return x.numpy()
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An array framework."""
-
-    name: str
-    array: type
-    put: Callable[[np.ndarray], Any]
-    get: Callable[[Any], np.ndarray]
-    address: Callable[[Any], int]
-
-
-NUMPY = Kind("numpy", np.ndarray, lambda x: x, lambda x: x, lambda x: x.ctypes.data)
-TORCH = Kind("torch", torch.Tensor, to_torch, from_torch, lambda x: x.data_ptr())
-JAX = Kind("jax", jax.Array, jnp.asarray, np.asarray, lambda x: x.unsafe_buffer_pointer())
-KINDS = [NUMPY, TORCH, JAX]
-by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-by_mutable_kind = pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.name)
-by_dtypes = pytest.mark.parametrize(
-    "dtypes",
-    [
-        F32,
-        F16,
-        BF16,
-        ("bfloat16", "float8_e4m3fn", "bfloat16"),
-        ("float32", "float8_e5m2", "float32"),
-        ("float16", "float16", "float32"),
-        FP8,
-        (*FP8[:2], "float32"),
-    ],
-    ids=lambda dtypes: "-".join(dtypes),
+from harness import attention_for, compare, has_gpu
+from kinds import (
+    JAX,
+    KINDS,
+    Kind,
+    all_of,
+    by_dtypes,
+    by_kind,
+    by_mutable_kind,
+    jax,
+    jnp,
+    to_torch,
 )
-
-
-def all_of(kind: Kind, problem: Problem) -> tuple[Any, Any]:
-    """Q and the KV as arrays of a kind."""
-    kv = tuple(map(kind.put, problem.kv)) if isinstance(problem.kv, tuple) else kind.put(problem.kv)
-    return kind.put(problem.q), kv
+from reference import DTYPES, Variant
 
 
 @by_kind
@@ -195,26 +139,6 @@ def test_exports_are_views(kind: Kind, dtype: str) -> None:
         assert exported_address(adapter_for(view).export(view)) == kind.address(view)
 
 
-@by_dtypes
-def test_torch_without_the_exchange_api(
-    dtypes: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch before 2.10 hands over capsules: the same bits."""
-    from flashbsr.adapters import torch as adapter
-
-    problem = build(cases.PREFILL.but("torch", dtypes=dtypes, layout="paged"))
-    attention = attention_for(problem)
-    problem.plan(attention)
-    q, kv = all_of(TORCH, problem)
-    results = []
-    for exchanges in (adapter._EXCHANGES, False):
-        monkeypatch.setattr(adapter, "_EXCHANGES", exchanges)
-        assert (adapter.export(q) is q) == exchanges
-        results.append([TORCH.get(x) for x in attention.run(q, kv, return_lse=True)])
-    for one, other in zip(*results, strict=True):
-        assert one.tobytes() == other.tobytes()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="sparse anonymous memory, /proc")
 @by_mutable_kind
 def test_huge_inputs_are_not_copied(kind: Kind) -> None:
@@ -252,88 +176,6 @@ def test_outputs_of_consecutive_runs_are_apart(kind: Kind) -> None:
     second = attention.run(kind.put((-problem.q).astype(problem.q.dtype)), kv)
     np.testing.assert_array_equal(kind.get(first), kept)
     assert (kind.get(second) != kept).any()
-
-
-# --- PyTorch
-
-
-def test_torch_packed_qkv_slices() -> None:
-    """q, k, v as views of one projection's output, no copy in between."""
-    tokens, heads, dim = 50, 4, 64
-    qkv = torch.randn(tokens, 3 * heads * dim, generator=torch.Generator().manual_seed(0))
-    q, k, v = qkv.view(tokens, 3, heads, dim).unbind(1)
-    assert not q.is_contiguous()
-    out, lse = flashbsr.single_prefill_with_kv_cache(q, k, v, causal=True, return_lse=True)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1).double() for x in (q, k, v)), is_causal=True
-    )
-    torch.testing.assert_close(out.double(), expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
-    assert lse.shape == (tokens, heads)
-
-
-def test_torch_gradients() -> None:
-    """Tensors that require a gradient are read as if detached; they cannot be written."""
-    x = torch.ones(3, 2, 8, requires_grad=True)
-    y = x * 2  # has a history
-    out = flashbsr.single_prefill_with_kv_cache(y, x, torch.nn.Parameter(torch.ones(3, 2, 8)))
-    assert not out.requires_grad
-    assert (out == 1).all()
-    attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(2, 2, 8))
-    attention.plan(np.array([0, 3]), np.array([0, 3]))
-    with pytest.raises(TypeError, match="out.*gradient"):
-        attention.run(y, (x, x), out=torch.zeros(3, 2, 8, requires_grad=True))
-
-
-def test_torch_inference_mode() -> None:
-    with torch.inference_mode():
-        x = torch.randn(3, 2, 8)
-        out = flashbsr.single_prefill_with_kv_cache(x, x, x)
-    assert torch.isfinite(out).all()
-    x = torch.ones(3, 2, 8)
-    assert flashbsr.single_prefill_with_kv_cache(x, x, x).equal(x)
-
-
-def fake_tensor() -> torch.Tensor:
-    """What torch.compile traces with: a shape on a device, and a null pointer."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.ones(3, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "error"),
-    [
-        (lambda: torch.ones(3, 2, 8, device="meta"), flashbsr.errors.DeviceError),
-        (fake_tensor, flashbsr.errors.DeviceError),
-        (lambda: torch._neg_view(torch.ones(3, 2, 8)), flashbsr.errors.DTypeError),
-        (
-            lambda: torch.ones(3, 2, 8, dtype=torch.complex64).conj().imag,
-            flashbsr.errors.DTypeError,
-        ),
-        (lambda: torch.ones(3, 2, 8).to_mkldnn(), flashbsr.errors.DTypeError),
-        (lambda: torch.ones(3, 2, 8).to_sparse(), flashbsr.errors.DTypeError),
-        (lambda: torch.ones(3, 2, 8, dtype=torch.complex64), flashbsr.errors.DTypeError),
-        (lambda: torch.ones(3, 2, 8, dtype=torch.float64), flashbsr.errors.DTypeError),
-    ],
-    ids=[
-        "meta",
-        "fake",
-        "negative bit",
-        "negative imag",
-        "opaque",
-        "sparse",
-        "complex",
-        "float64",
-    ],
-)
-def test_torch_tensors_without_usable_memory(
-    tensor: Callable[[], torch.Tensor], error: type
-) -> None:
-    x = torch.ones(3, 2, 8)
-    for args, name in (((tensor(), x, x), "q"), ((x, tensor(), x), "k"), ((x, x, tensor()), "v")):
-        with pytest.raises(error, match=rf"^{name}\b"):
-            flashbsr.single_prefill_with_kv_cache(*args)
 
 
 # --- JAX

@@ -101,9 +101,6 @@ Found hopper_types(const TemplateQuery& q) {
 
 Found find_hopper(const TemplateQuery& q, int cc) {
   if (cc != 90) return {};
-  // Without softmax fp16 weights are kept 2^15 larger there, which those beyond 1 do not survive.
-  const bool f16_weights = q.q == DType::kF16 || q.kv == DType::kE4M3;
-  if (q.custom && !q.softmax && f16_weights) return {};
   const auto holds = [&](int qk, int vo) { return q.head_dim <= qk && q.head_dim_vo <= vo; };
   if (q.rows == 192) {
     if (holds(64, 64)) return hopper_types<64, 64, 192>(q);

@@ -18,8 +18,6 @@ struct TemplateQuery {
   DType kv = DType::kF16;
   int rows = 0;
   bool hooks = false;  ///< more than plain attention
-  bool softmax = true;
-  bool custom = false;     ///< a variant of the caller's: without softmax, weights of any size
   bool row_hooks = false;  ///< of q, k, v or the output
 };
 

@@ -232,7 +232,7 @@ def _bits(extra: Extra, value: Any) -> int:
 def finite_float(value: float) -> str:
     """Write a float32 as a C++ literal."""
     if math.isnan(value):
-        return '__builtin_nanf("")'
+        return "not_a_number()"
     if math.isinf(value):
         return "infinity()" if value > 0 else "-infinity()"
     return f"{np.float32(value)!s}f"

@@ -39,6 +39,7 @@ FLASHBSR_FN int32_t floor_div(int32_t a, int32_t b) {
 }
 
 FLASHBSR_FN constexpr float infinity() { return __builtin_bit_cast(float, 0x7f800000u); }
+FLASHBSR_FN constexpr float not_a_number() { return __builtin_bit_cast(float, 0x7fc00000u); }
 
 /// 2^x and log2(x) in full precision. Compilers of the host know them without a header, CUDA's have
 /// them as functions.

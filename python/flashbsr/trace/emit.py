@@ -225,7 +225,7 @@ def _literal(x: Value) -> str:
     if x.kind == "int":
         return f"({number})" if number < 0 else str(number) if number != -(2**31) else "INT32_MIN"
     if math.isnan(number):
-        return '__builtin_nanf("")'
+        return "not_a_number()"
     with np.errstate(over="ignore"):
         rounded = np.float32(number)
     if np.isinf(rounded):

@@ -14,7 +14,8 @@ namespace flashbsr::sm90a {
 /// row, until the values are asked for.
 template <int kGroups>
 struct RowLogits {
-  float x[2 * kGroups];
+  static constexpr int kCount = 2 * kGroups;
+  float x[kCount];
   float factor = 1.0f;
   float offset = -0.0f;  ///< which added to anything changes nothing, and costs nothing
 

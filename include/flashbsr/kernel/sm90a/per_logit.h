@@ -29,8 +29,8 @@ struct PerLogit : V {
                                                      const LogitsAt<M>& at) const {
     typename M::Float r;
 #pragma unroll
-    for (int i = 0; i < kCount<M>; ++i) {
-      r.x[i] = V::template logits_transform<ThreadMath>(x.x[i], one(at, i));
+    for (int i = 0; i < M::Float::kCount; ++i) {
+      r.x[i] = V::template logits_transform<ThreadMath>(x.value(i), one(at, i));
     }
     return r;
   }
@@ -38,7 +38,7 @@ struct PerLogit : V {
   FLASHBSR_DEVICE typename M::Bool logits_mask(const LogitsAt<M>& at) const {
     typename M::Bool r{};
 #pragma unroll
-    for (int i = 0; i < kCount<M>; ++i) {
+    for (int i = 0; i < M::Float::kCount; ++i) {
       const uint32_t keep = V::template logits_mask<ThreadMath>(one(at, i));
       r.word[i / 8] |= keep << (i / 2 % 4 * 8 + i % 2);  // as RowBits::at reads it
     }
@@ -50,9 +50,6 @@ struct PerLogit : V {
   }
 
  private:
-  template <class M>
-  static constexpr int kCount = sizeof(typename M::Float) / sizeof(float);
-
   /// Where logit `i` of a row sits.
   template <class M>
   FLASHBSR_DEVICE static LogitsAt<ThreadMath> one(const LogitsAt<M>& at, int i) {

@@ -31,7 +31,8 @@ class Scores {
   static constexpr float kShift = Traits::kWeightType == DType::kE4M3  ? 4.0f
                                   : Traits::kWeightType != DType::kF16 ? 0.0f
                                   : Variant::use_softmax               ? 7.0f
-                                                                       : 15.0f;
+                                  : Variant::weights_at_most_one       ? 15.0f
+                                                                       : 0.0f;
 
   FLASHBSR_DEVICE explicit Scores(const KernelArgs& args) : args_(args), variant_(args.params) {}
 
