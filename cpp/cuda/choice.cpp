@@ -93,6 +93,7 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .kv = need.kv,
                                  .rows = tile.rows,
                                  .hooks = custom || need.sigmoid || need.hooks(),
+                                 .custom = custom,
                                  .row_hooks = need.row_hooks},
                        .kv = hopper ? kv_column(need) : kv_name(need.kv),
                        .variant = custom ? need.variant->c_str() : variant_name(need)};
