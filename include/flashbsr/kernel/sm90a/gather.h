@@ -37,6 +37,8 @@ class Gather {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
+  /// K is rotated next, by another warp: every thread arrives (Shared::init_barriers).
+  static constexpr bool kRotated = kWarps == 2 && !Traits::kPreparesValues;
   static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
   static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
 
@@ -94,7 +96,7 @@ class Gather {
 
   FLASHBSR_DEVICE void copy_keys(const Tile& tile, int32_t j, const Rows& rows) {
     shared_.landing_key_pipeline.wait_empty(key_);
-    if constexpr (kWarps == 2 && !Traits::kPreparesValues) {
+    if constexpr (kRotated) {
       // Who rotated the tile before has been waited for, through the consumers; race detectors do
       // not see that far.
       ptx::mbarrier_wait<kArch>(shared_.key_pipeline.full(key_.stage), key_.parity ^ 1);
@@ -164,7 +166,7 @@ class Gather {
     if (full == 0) return;
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(full);
+    if (kRotated || lane_ == 0) ptx::mbarrier_arrive(full);
   }
 
   const HopperArgs& args_;

@@ -154,11 +154,14 @@ struct Shared {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
     const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
-    // Where cp.async writes what others rotate, every thread of theirs arrives, so that race
-    // detectors see who is done.
-    const int rotators = gather ? 32 * preparers : preparers;
-    key_pipeline.init(rotates ? rotators : Traits::kPreparesKeys ? preparers : loaders, consumers);
-    value_pipeline.init(Traits::kPreparesValues ? preparers : loaders, consumers);
+    // Where cp.async writes what others rotate, every thread arrives, so that race detectors see
+    // who is done.
+    const int threads = gather && rotates ? 32 : 1;
+    key_pipeline.init(rotates                 ? preparers * threads
+                      : Traits::kPreparesKeys ? preparers
+                                              : loaders,
+                      consumers);
+    value_pipeline.init(Traits::kPreparesValues ? preparers : loaders * threads, consumers);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
@@ -167,7 +170,7 @@ struct Shared {
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) {
       ptx::mbarrier_init(dirty + 8 * i, 1);
-      ptx::mbarrier_init(raw_keys + 8 * i, loaders);
+      ptx::mbarrier_init(raw_keys + 8 * i, loaders * threads);
     }
 #pragma unroll
     for (int i = 0; i < Traits::kQueryStages; ++i) ptx::mbarrier_init(raw_queries + 8 * i, 1);
