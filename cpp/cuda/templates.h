@@ -17,7 +17,7 @@ struct TemplateQuery {
   DType q = DType::kF16;
   DType kv = DType::kF16;
   int rows = 0;
-  bool hooks = false;  ///< more than plain attention
+  bool hooks = false;      ///< more than plain attention
   bool custom = false;     ///< a variant of the caller's
   bool row_hooks = false;  ///< of q, k, v or the output
 };
