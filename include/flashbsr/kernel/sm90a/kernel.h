@@ -79,14 +79,13 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
 
 /// After the stores of a partial state: the last block to arrive merges the split tile.
 template <class Traits, class Variant>
-FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Tile& tile) {
+FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   constexpr int kConsumerThreads = 128 * Traits::kConsumers;
   constexpr int kBarrier = 8;
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  if (thread == 0) tile.merges = arrive(args, tile.item.merge);
-  ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  if (tile.merges) {
+  const bool last = thread == 0 && arrive(args, tile.item.merge);
+  if (ptx::named_barrier_any(kBarrier, kConsumerThreads, last)) {
     merge_split_tile<Variant::use_softmax, kArch>(args, tile.item.merge, thread, kConsumerThreads);
   }
 }
@@ -98,7 +97,7 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
   for (uint32_t n = 0;; ++n) {
     shared.tile_pipeline.wait_full(Place::after(n));
     const int32_t stage = Place::after(n).stage;
-    Tile& tile = shared.tiles[stage];
+    const Tile& tile = shared.tiles[stage];
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + stage * Traits::kRows);
     write_rows(args, tile, first_row(group), loop);

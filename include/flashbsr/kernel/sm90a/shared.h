@@ -76,9 +76,8 @@ struct Tile {
   Request request;
   TileRange ranges[3];  ///< of every consumer
   int32_t start;
-  int32_t count;   ///< of KV tiles; -1: no item is left
-  int32_t merges;  ///< whether this block merges the item's split tile
-  int32_t pad;
+  int32_t count;  ///< of KV tiles; -1: no item is left
+  int32_t pad[2];
 };
 
 /// Query token and head of packed row `r` of an item.
