@@ -317,20 +317,18 @@ def test_quest(keep, device):
     found = run_quest(problem, keep, device)
 
     parts = []
-    for q, k, v, _ in problem.requests:
-        for head, group in itertools.product(range(2), [slice(None)]):
-            rows = q[:, 3 * head : 3 * head + 3][group].astype(np.float64)
-            pages = [np.arange(at, min(at + 16, len(k))) for at in range(0, len(k), 16)]
-            importance = []
-            for page in pages[:-1]:
-                keys = k[page, head].astype(np.float64)
-                most = np.maximum(rows[0] * keys.min(axis=0), rows[0] * keys.max(axis=0)).sum(1)
-                assert (most >= (rows[0] @ keys.T).max(axis=1)).all()  # a bound
-                importance.append(most.max())
-            best = sorted(np.argsort(importance)[::-1][: keep - 1].tolist()) if keep > 1 else []
-            of = np.concatenate([np.zeros(0, int), *(pages[i] for i in best), *pages[-1:]])
-            own = slice(head, head + 1)
-            parts.append((q[:, 3 * head : 3 * head + 3], k[of, own], v[of, own], None))
+    for (q, k, v, _), head in itertools.product(problem.requests, range(2)):
+        rows, own = q[:, 3 * head : 3 * head + 3], slice(head, head + 1)
+        pages = [np.arange(at, min(at + 16, len(k))) for at in range(0, len(k), 16)]
+        importance = []
+        for page in pages[:-1]:
+            keys, group = k[page, head].astype(np.float64), rows[0].astype(np.float64)
+            most = np.maximum(group * keys.min(axis=0), group * keys.max(axis=0)).sum(axis=1)
+            assert (most >= (group @ keys.T).max(axis=1)).all()  # a bound
+            importance.append(most.max())
+        best = sorted(np.argsort(importance)[len(importance) - min(keep - 1, len(importance)) :])
+        seen = np.concatenate([np.zeros(0, int), *(pages[i] for i in best), *pages[-1:]])
+        parts.append((rows, k[seen, own], v[seen, own], None))
     assert_attention(*found, *states(problem, parts), problem.case.work, "quest")
 
 
