@@ -29,7 +29,7 @@ from flashbsr import FlashbsrError
 
 
 def page_bounds(k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest of each dimension, ``(pages, heads, dim)``; kept as pages fill up."""
+    """Smallest and largest of each dimension, ``(pages, heads, dim)``, updated as pages fill up."""
     return k.min(axis=2), k.max(axis=2)  # k: (pages, heads, page_size, dim)
 
 
@@ -41,9 +41,10 @@ def choose_pages(
     *,
     keep: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`kv_indptr` and `kv_indices` of requests (b, head), head fastest, of `keep` pages at most.
+    """`kv_indptr` and `kv_indices` of requests (b, head), head fastest: at most `keep` each.
 
-    A request's last page is always one of them: it has the newest tokens, and is not full.
+    On the host, as every plan is. A request's last page is always one of them: it has the newest
+    tokens, and may not be full.
     """
     if keep < 1:
         raise FlashbsrError("keep", keep, "at least 1: the newest tokens' page")
