@@ -38,3 +38,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 def rng() -> np.random.Generator:
     """The same numbers in every run."""
     return np.random.default_rng(2026)
+
+
+@pytest.fixture(scope="module")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for the module: a variant is compiled once, whatever was cached before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHBSR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FLASHBSR_QUIET", "1")
+        yield

@@ -55,9 +55,6 @@ class Hooks:
     ``score(x, b, h, q_idx, kv_idx)`` and ``mask(b, h, q_idx, kv_idx)`` get q_idx as a column and
     kv_idx as a row; ``activation(x)`` replaces the softmax. ``query``, ``key``, ``value`` and
     ``output`` change rows: ``f(rows, position)``, with rows of ``(tokens, heads, dim)``.
-
-    ``size`` bounds the steps of ``score`` whose error does not shrink with their result: tanh is
-    right to 2e-7 of 1 (ptx/math.h), not of itself, and may be multiplied.
     """
 
     score: Callable[..., np.ndarray] | None = None
@@ -67,7 +64,6 @@ class Hooks:
     key: Callable[..., np.ndarray] | None = None
     value: Callable[..., np.ndarray] | None = None
     output: Callable[..., np.ndarray] | None = None
-    size: float = 0.0
 
 
 NO_HOOKS = Hooks()
@@ -319,7 +315,6 @@ def attend(
             sizes = sizes + abs(slopes[h]) * np.abs(key[None, :] - position[:, None])
         if hooks.score is not None:
             sizes = sizes * np.maximum(gain, 1) + np.where(np.isfinite(x), np.abs(x), 0)
-            sizes = sizes + hooks.size
         sizes = np.where(seen, sizes, real(0))
         logit_size[:, h] = sizes.max(axis=1, initial=0)
         if variant.pos_encoding_mode == "ROPE_LLAMA" or hooks.query or hooks.key:

@@ -47,12 +47,7 @@ DECODE = cases.DECODE.but("f16", dtypes=cases.F16)  # with an empty request; pag
 both = pytest.mark.parametrize("case", [RAGGED, DECODE], ids=lambda c: c.name)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHBSR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("FLASHBSR_QUIET", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("kernel_cache")
 
 
 def position(case: Case, b: int, q: np.ndarray) -> np.ndarray:
@@ -81,7 +76,7 @@ def test_flash_sigmoid(case, device):
 @both
 @pytest.mark.parametrize("gain", [1.0, 100.0])  # logits of thousands are at the cap
 def test_soft_cap(case, gain, device):
-    hooks = Hooks(score=lambda x, *_: 5 * np.tanh(x / 5), size=5.0)
+    hooks = Hooks(score=lambda x, *_: 5 * np.tanh(x / 5))
     check_variant(soft_cap.soft_cap(), hooks, case.but(str(gain), gain=gain), device, cap=5.0)
 
 

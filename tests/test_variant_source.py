@@ -40,13 +40,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared_cache(tmp_path_factory):
-    """One for the module: a variant is compiled once, whatever was cached before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHBSR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("FLASHBSR_QUIET", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("kernel_cache")
 
 
 def sigmoid(x):
