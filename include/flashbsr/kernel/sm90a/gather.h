@@ -37,8 +37,10 @@ class Gather {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  /// K is rotated next, by another warp: every thread arrives (Shared::init_barriers).
-  static constexpr bool kRotated = kWarps == 2 && !Traits::kPreparesValues;
+  /// What is copied is widened or rotated next, by another warp: every thread arrives
+  /// (Shared::init_barriers).
+  static constexpr bool kPrepared = kWarps == Shared<Traits>::kSharingGatherWarps;
+  static constexpr bool kRotated = kPrepared && !Traits::kPreparesValues;
   static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
   static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
 
@@ -166,7 +168,7 @@ class Gather {
     if (full == 0) return;
     ptx::fence_async_proxy();
     __syncwarp();
-    if (kRotated || lane_ == 0) ptx::mbarrier_arrive(full);
+    if (kPrepared || lane_ == 0) ptx::mbarrier_arrive(full);
   }
 
   const HopperArgs& args_;

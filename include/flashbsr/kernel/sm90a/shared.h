@@ -153,23 +153,23 @@ struct Shared {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
     const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
-    // Where cp.async writes what others rotate, every thread arrives, so that race detectors see
-    // who is done.
-    const int threads = gather && rotates ? 32 : 1;
-    key_pipeline.init(rotates                 ? preparers * threads
+    // Where cp.async writes what others widen or rotate, every thread arrives, so that race
+    // detectors see who is done.
+    const int copies = gather && (rotates || Traits::kPreparesValues) ? 32 * loaders : loaders;
+    key_pipeline.init(rotates                 ? preparers * (gather ? 32 : 1)
                       : Traits::kPreparesKeys ? preparers
-                                              : loaders,
+                                              : copies,
                       consumers);
-    value_pipeline.init(Traits::kPreparesValues ? preparers : loaders * threads, consumers);
-    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(loaders, preparers);
-    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(loaders, preparers);
+    value_pipeline.init(Traits::kPreparesValues ? preparers : copies, consumers);
+    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, preparers);
+    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, preparers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) {
       ptx::mbarrier_init(dirty + 8 * i, 1);
-      ptx::mbarrier_init(raw_keys + 8 * i, loaders * threads);
+      ptx::mbarrier_init(raw_keys + 8 * i, copies);
     }
 #pragma unroll
     for (int i = 0; i < Traits::kQueryStages; ++i) ptx::mbarrier_init(raw_queries + 8 * i, 1);
