@@ -49,6 +49,7 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .sharing import find_shared_prefixes
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
@@ -92,6 +93,7 @@ __all__ = [
     "block_mask",
     "exp",
     "exp2",
+    "find_shared_prefixes",
     "floor",
     "get_batch_indices_positions",
     "get_cmake_dir",
