@@ -22,6 +22,8 @@ class SharedPart(NamedTuple):
     ----------
     kv_begin, kv_end : int
         KV positions of each of the requests.
+    own_begin : int
+        Where the next KV of these requests begins: behind `kv_end`, at a page.
     requests : numpy.ndarray, int64 [n]
         Their numbers, in the order of the part's rows.
     loads, loads_apart : int
@@ -30,6 +32,7 @@ class SharedPart(NamedTuple):
 
     kv_begin: int
     kv_end: int
+    own_begin: int
     requests: npt.NDArray[np.int64]
     loads: int
     loads_apart: int
@@ -64,7 +67,8 @@ def parts_of(plan: Plan) -> list[SharedPart]:
         members = request_of[plan.q_rows[part["q_rows"] : part["q_rows"] + part["q_len"]]]
         members = members[np.flatnonzero(np.diff(members, prepend=-1))]
         loads = int(tiles[number]), int(tiles[members].sum())
-        found.append(SharedPart(int(begin[number]), int(part["kv_len"]), members, *loads))
+        end, size = int(part["kv_len"]), plan.header.page_size
+        found.append(SharedPart(int(begin[number]), end, -(-end // size) * size, members, *loads))
     return found
 
 
@@ -91,6 +95,7 @@ def shared_text(plan: Plan) -> str:
     requests = len(np.unique(np.concatenate([p.requests for p in parts])))
     span = " to ".join(str(n) for n in sorted({min(lengths), max(lengths)}))
     return (
-        f"{len(parts)} part{'s' * (len(parts) > 1)} of {span} tokens over {requests} requests, "
+        f"{len(parts)} part{'s' * (len(parts) > 1)} of {span} tokens over "
+        f"{requests} request{'s' * (requests > 1)}, "
         f"saves {sum(saved)} loads, {tokens / (tokens + left):.0%} of KV"
     )

@@ -134,8 +134,8 @@ class Planned:
         share_prefixes : {"auto", "off"}
             "auto": KV that several requests begin with, the same pages, is loaded once for all of
             them where the cost model says that it pays (paged only; docs/sharing.md). The results
-            differ in rounding only. Not with custom masks, position encodings inside attention, fixed or
-            disabled splits, variants that ask for positions, and where a window cuts it.
+            differ in rounding only. Not with custom masks, position encodings inside attention,
+            fixed or disabled splits, variants that ask for positions, and where a window cuts it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -239,8 +239,8 @@ class Planned:
 
         Raises
         ------
-        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where a
-        shared level ends inside of a page and the spec has a window or asks for positions.
+        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where
+        a shared level ends inside of a page and the spec has a window or asks for positions.
         """
         lists = (qo_indptr_arr, kv_indptr_arr, kv_indices_arr, last_page_len_arr)
         names = ("qo_indptr_arr", "kv_indptr_arr", "kv_indices_arr", "last_page_len_arr")

@@ -333,10 +333,10 @@ class Plan:
             *(["custom mask"] if self.custom_mask else []),
         ]
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
+        batch = f"{h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens"
         lines = [
             f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads",
-            f"  requests  {h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens, "
-            f"longest {h.max_kv_len}",
+            f"  requests  {batch}, longest {h.max_kv_len}",
             *([f"  shared    {shared_text(self)}"] if h.num_shared else []),
             f"  items     {h.num_items} of at most {h.max_rows} packed rows",
             f"  splits    {split_text(self)}",

@@ -74,7 +74,7 @@ def find_shared_prefixes(
     ...     kv_lens=np.array([20, 41, 16, 32]),
     ...     page_size=16,
     ... )
-    [(16, [0, 1, 3]), (32, [1, 3])]
+    [(16, [1, 3, 0]), (32, [1, 3])]
     """
     return _core.find_prefixes(
         None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
