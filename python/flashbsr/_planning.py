@@ -255,10 +255,10 @@ class Planned:
                 )
         if self._open:
             self._settle_on_gpu(qo_indptr_arr=qo_indptr_arr[-1], kv_indices_arr=kv_indices_arr[-1])
-        self._engine.plan_levels(
-            *([to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)),
-            self._plan_stream(stream),
+        qo, indptr, pages, last = (
+            [to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)
         )
+        self._engine.plan_levels(qo, indptr, pages, last, self._plan_stream(stream))
 
     def plan_bsr(
         self,

@@ -288,7 +288,8 @@ class Plan:
     def reason(self) -> str:
         """Why KV ranges were cut as they are, in one line."""
         h = self.header
-        if h.num_shared:
+        tiles = self.tiles
+        if (tiles.items[tiles.owner >= h.num_requests] > 1).any():
             return f"{self._cut}; shared parts beyond half of a worker's share"
         return self._cut
 

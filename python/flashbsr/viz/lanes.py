@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     ax.set_title(
         f"{count_of(h.num_requests, 'request')}{shared}: {count_of(h.num_items, 'work item')} on "
         f"{count_of(workers, 'worker')}{merges}, balance {plan.balance:.3f}\n"
-        f"cut: {plan.reason}",
+        + textwrap.fill(f"cut: {plan.reason}", 120),
         loc="left",
         fontsize=11,
         fontweight="bold",
