@@ -59,9 +59,9 @@ def find_shared_prefixes(
     Notes
     -----
     A radix walk over the rows of the table: linear in the ids that are equal. 256 requests of 512
-    pages take 22 us where nothing is shared and 30 to 35 us where half or all of it is, of which
-    the walk is 12 (int32; 25 us more for int64; one core of an AMD EPYC, family 26). Arrays on a
-    GPU are copied to the host.
+    pages take 22 us where nothing is shared and about 30 where half or all of it is (int32; 25 us
+    more for int64; one core of an AMD EPYC, family 26), 18 of them to copy and check the table.
+    Arrays on a GPU are copied to the host.
 
     Examples
     --------
