@@ -122,12 +122,13 @@ TEST_P(Schedule, EveryVisiblePositionIsInExactlyOneItem) {
 
 TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
   const PlanHeader& h = plan_.header();
-  std::vector<const WorkItem*> of_slot(h.num_slots, nullptr);
+  std::vector<const WorkItem*> of_slot(h.num_partial_rows, nullptr);
   for (int32_t i = 0; i < h.num_items; ++i) {
     const WorkItem& item = plan_.items()[i];
     ASSERT_EQ(item.slot < 0, item.merge < 0);
     if (item.slot < 0) continue;
-    ASSERT_LT(item.slot, h.num_slots);
+    ASSERT_LE(item.slot + item.row_count, h.num_partial_rows);
+    ASSERT_EQ(item.merge_count, 1);
     ASSERT_LT(item.merge, h.num_merges);
     ASSERT_EQ(of_slot[item.slot], nullptr) << "two items share a slot";
     of_slot[item.slot] = &item;
@@ -135,9 +136,11 @@ TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
   std::set<int32_t> seen;
   for (int32_t m = 0; m < h.num_merges; ++m) {
     const Merge& merge = plan_.merges()[m];
-    ASSERT_GT(merge.slot_count, 1);
-    for (int32_t s = merge.slot_begin; s < merge.slot_begin + merge.slot_count; ++s) {
-      ASSERT_TRUE(s >= 0 && s < h.num_slots && seen.insert(s).second);
+    ASSERT_GT(merge.state_count, 1);
+    ASSERT_LT(merge.part, 0);
+    for (int32_t i = 0; i < merge.state_count; ++i) {
+      const int32_t s = merge.slot + i * merge.row_count;
+      ASSERT_TRUE(s >= 0 && s < h.num_partial_rows && seen.insert(s).second);
       const WorkItem* item = of_slot[s];
       ASSERT_NE(item, nullptr);
       EXPECT_EQ(item->merge, m);
@@ -145,8 +148,8 @@ TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
       EXPECT_EQ(item->row_begin, merge.row_begin);
       EXPECT_EQ(item->row_count, merge.row_count);
       EXPECT_EQ(item->kv_head, merge.kv_head);
-      if (s > merge.slot_begin) {
-        EXPECT_EQ(of_slot[s - 1]->kv_end, item->kv_begin);
+      if (i > 0) {
+        EXPECT_EQ(of_slot[s - merge.row_count]->kv_end, item->kv_begin);
       }
     }
   }
@@ -290,7 +293,7 @@ TEST_P(Schedule, CapacityHoldsEveryPlanWithinIt) {
     EXPECT_LE(h.num_requests, h.max_requests);
     EXPECT_LE(h.num_items, h.max_items);
     EXPECT_LE(h.num_merges, h.max_merges);
-    EXPECT_LE(h.num_slots, h.max_slots);
+    EXPECT_LE(h.num_partial_rows, h.max_partial_rows);
     EXPECT_LE(h.num_kv_indices, h.max_kv_indices);
     EXPECT_EQ(h.total_size, static_cast<int64_t>(planner.buffer().size()));
     // A capacity changes where sections lie, not what is in them.
