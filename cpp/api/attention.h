@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include <flashbsr/plan/bsr.h>
 #include <flashbsr/plan/schedule.h>
 
 #include "arrays.h"
@@ -33,8 +34,10 @@ class Attention {
             const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask, void* stream);
   void plan_block_table(const Array* qo_indptr, const Array& block_tables, const Array& kv_lens,
                         const MaskArrays& mask, void* stream);
-  void plan_bsr(const Array& indptr, const Array& indices, int64_t m, int64_t n, int64_t r,
-                int64_t c, const MaskArrays& mask, void* stream);
+  /// `row_indptr`: where block rows begin; null: every shape.r tokens. shape.heads > 0: every KV
+  /// head has block rows of its own.
+  void plan_bsr(const Array* row_indptr, const Array& indptr, const Array& indices,
+                const BsrShape& shape, const MaskArrays& mask, void* stream);
 
   bool has_provider() const { return options_.provider != nullptr; }
   const std::vector<ExtraOption>& extras() const { return options_.extras; }

@@ -62,6 +62,9 @@ Problem random_problem(uint32_t seed) {
   }
   const IndexView qo_view(qo);
   ragged_layout(p.layout, &qo_view, IndexView(kv));
+  if (seed % 4 == 2) {  // a request belongs to one KV head
+    for (int b = 0; b < batch; ++b) p.layout.kv_heads.push_back(random() % p.shape.num_kv_heads);
+  }
   return p;
 }
 
@@ -107,6 +110,11 @@ TEST_P(Schedule, EveryVisiblePositionIsInExactlyOneItem) {
   for (size_t b = 0; b < ranges.size(); ++b) {
     for (size_t row = 0; row < ranges[b].size(); ++row) {
       auto& spans = ranges[b][row];
+      const std::vector<int32_t>& heads = problem_.layout.kv_heads;
+      if (!heads.empty() && static_cast<int32_t>(row) % h.num_kv_heads != heads[b]) {
+        ASSERT_TRUE(spans.empty());
+        continue;
+      }
       // Even a row that sees nothing has an item: somebody must write its zeros.
       ASSERT_FALSE(spans.empty());
       std::sort(spans.begin(), spans.end(), [](Span x, Span y) { return x.begin < y.begin; });
@@ -274,6 +282,7 @@ Layout paged_like(const Layout& ragged) {
   const IndexView qo_view(qo), lens_view(lens);
   Layout layout;
   paged_layout(layout, &qo_view, IndexView(kv), IndexView(pages), nullptr, &lens_view, 16);
+  layout.kv_heads = ragged.kv_heads;
   return layout;
 }
 

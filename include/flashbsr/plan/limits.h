@@ -83,7 +83,8 @@ struct PlanSizes {
 /// and the costs add up to workers * bound, so there are fewer than 2 * workers slots. With
 /// price_splits a cut of smaller chunks is a candidate only if its slots are at most max_slots(),
 /// and the whole cut, which has none, always is one. Either way a merge has two slots or more, and
-/// an item is a tile of a KV head, or has a slot.
+/// an item is a tile of a KV head, or has a slot. Requests of one KV head each have no more tiles
+/// than as many that have all: their tokens are at most max_q_tokens of every head.
 inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const DeviceLimits& limits,
                            const SplitPolicy& split, int32_t page_size) {
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;

@@ -33,10 +33,16 @@ class Planner {
       throw Error(ErrorCode::kValue, "num_workers", std::to_string(limits.num_workers),
                   "a number in [1, 65536)");
     }
-    const int64_t total = detail::cut_tiles(layout, shape, limits, tiles_);
-    detail::Candidate& chosen = candidates_.choose(tiles_, total, shape, limits, split);
+    // A request is cut alike for all of its KV heads, or it has but one.
+    Shape cut_shape = shape;
+    if (!layout.kv_heads.empty()) {
+      cut_shape.num_qo_heads /= shape.num_kv_heads;
+      cut_shape.num_kv_heads = 1;
+    }
+    const int64_t total = detail::cut_tiles(layout, cut_shape, limits, tiles_);
+    detail::Candidate& chosen = candidates_.choose(tiles_, total, cut_shape, limits, split);
     const detail::Cut& cut = chosen.cut;
-    const int64_t heads = shape.num_kv_heads;
+    const int64_t heads = cut_shape.num_kv_heads;
     const PlanSizes need{.requests = static_cast<int64_t>(layout.requests.size()),
                          .items = static_cast<int64_t>(cut.chunks.size()) * heads,
                          .merges = cut.split_tiles * heads,
@@ -49,8 +55,8 @@ class Planner {
       grow(need);
     }
     write_header(layout, shape, limits, need);
-    write_choice(chosen, limits);
-    write_items(shape, cut);
+    write_choice(chosen, limits, heads);
+    write_items(layout, cut, static_cast<int32_t>(heads));
     chosen.deal.write_queues(limits.price_splits, buffer_.data() + header().off_queue_indptr,
                              buffer_.data() + header().off_queue_items);
     write_starts();
@@ -100,7 +106,8 @@ class Planner {
     h.version = kPlanVersion;
     h.total_size = i32(words);
     h.flags = (shape.causal ? kPlanCausal : 0) | (layout.paged ? kPlanPaged : 0) |
-              (shape.custom_mask ? kPlanCustomMask : 0);
+              (shape.custom_mask ? kPlanCustomMask : 0) |
+              (layout.kv_heads.empty() ? 0 : kPlanPerHead);
     h.num_requests = i32(need.requests);
     h.num_items = i32(need.items);
     h.num_workers = limits.num_workers;
@@ -109,6 +116,7 @@ class Planner {
     h.num_kv_indices = i32(need.kv_indices);
     h.num_q_tokens = i32(layout.num_q_tokens);
     h.num_kv_rows = i32(layout.num_kv_rows);
+    h.num_kv_tokens = i32(layout.num_kv_tokens);
     h.num_qo_heads = shape.num_qo_heads;
     h.num_kv_heads = shape.num_kv_heads;
     h.group_size = shape.num_qo_heads / shape.num_kv_heads;
@@ -144,7 +152,7 @@ class Planner {
   PlanHeader& header() { return *reinterpret_cast<PlanHeader*>(buffer_.data()); }
 
   /// What the scheduler decided, and the loads that follow.
-  void write_choice(const detail::Candidate& chosen, const DeviceLimits& limits) {
+  void write_choice(const detail::Candidate& chosen, const DeviceLimits& limits, int64_t heads) {
     const auto saturate = [](int64_t v) {
       return static_cast<int32_t>(min_of<int64_t>(v, std::numeric_limits<int32_t>::max()));
     };
@@ -153,7 +161,7 @@ class Planner {
     PlanHeader& h = header();
     h.kv_chunk = saturate(chosen.kv_chunk);
     h.max_cost = saturate(chosen.deal.loads().longest);
-    h.mean_cost = saturate(total * h.num_kv_heads / limits.num_workers);
+    h.mean_cost = saturate(total * heads / limits.num_workers);
     h.policy = chosen.policy;
     h.policy_percent = chosen.percent;
     h.cost_per_split = limits.cost_per_split;
@@ -163,18 +171,22 @@ class Planner {
   }
 
   /// Chunks in cost order, the KV heads of one chunk adjacent: they touch the same pages.
-  void write_items(const Shape& shape, const detail::Cut& cut) {
+  /// @param heads  of a request: all, or the one that it belongs to
+  void write_items(const Layout& layout, const detail::Cut& cut, int32_t heads) {
+    const auto first_head = [&](const detail::Tile& tile) {
+      return layout.kv_heads.empty() ? 0 : layout.kv_heads[static_cast<size_t>(tile.request)];
+    };
     WorkItem* item = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
     for (const uint32_t i : cut.order) {
       const detail::Chunk& c = cut.chunks[i];
       const detail::Tile& tile = tiles_[static_cast<size_t>(c.tile)];
       const detail::Parts& parts = cut.parts[static_cast<size_t>(c.tile)];
       const bool split = parts.count > 1;
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+      for (int32_t head = 0; head < heads; ++head) {
         *item++ = {tile.request,
                    tile.row_begin,
                    tile.row_count,
-                   head,
+                   first_head(tile) + head,
                    c.kv_begin,
                    c.kv_end,
                    split ? parts.slot_base + head * parts.count + c.index : -1,
@@ -187,11 +199,11 @@ class Planner {
       const detail::Tile& tile = tiles_[t];
       const detail::Parts& parts = cut.parts[t];
       if (parts.count == 1) continue;
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+      for (int32_t head = 0; head < heads; ++head) {
         merges[parts.merge_base + head] = {tile.request,
                                            tile.row_begin,
                                            tile.row_count,
-                                           head,
+                                           first_head(tile) + head,
                                            parts.slot_base + head * parts.count,
                                            parts.count,
                                            0,
