@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import reference
 from cases import indptr
-from compare import assert_attention
 from flashbsr.variable_sparse import block_pages
 from harness import DEVICES, Device, assert_poison_survived
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import KINDS, Kind
-from reference import DTYPES, Variant
+from sparse_problems import check_heads, normal, random_rows
 
 DIM = 64
 BACKENDS = [
@@ -37,55 +36,6 @@ SHAPES = [  # M, N, R, C
     (64, 130, 64, 32),
     (130, 48, 100, 96),  # half a block column
 ]
-
-
-def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Numbers inside of NaN: whatever lies around must not matter."""
-    return cases.strided(rng.standard_normal(shape).astype(DTYPES[dtype]), dtype)
-
-
-def check_heads(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    masks: Any,
-    out: np.ndarray,
-    lse: np.ndarray,
-    **variant: Any,
-) -> None:
-    """Compare, KV head by KV head, with its own dense mask; arrays have tokens first."""
-    group, dtype = q.shape[1] // k.shape[1], q.dtype.name
-    for h in range(k.shape[1]):
-        queries, keys = slice(h * group, (h + 1) * group), slice(h, h + 1)
-        exact, working = (
-            reference.attend(
-                q[:, queries],
-                k[:, keys],
-                v[:, keys],
-                Variant(**variant),
-                mask=masks[h],
-                work=work,
-                out_dtype=None if work is None else dtype,
-            )
-            for work in (None, dtype)
-        )
-        assert_attention(out[:, queries], lse[:, queries], exact, working, dtype, f"head {h}")
-
-
-def random_rows(
-    rng: np.random.Generator, rows: int, columns: int, kept: float = 0.5
-) -> tuple[np.ndarray, np.ndarray]:
-    """CSR of a random map, columns of a row in any order; some rows alike, some empty."""
-    picked = [np.flatnonzero(rng.random(columns) < kept) for _ in range(rows)]
-    for i in range(1, rows):
-        if rng.random() < 0.3:
-            picked[i] = picked[i - 1]
-        elif rng.random() < 0.2:
-            picked[i] = picked[i][:0]
-        else:
-            rng.shuffle(picked[i])
-    indices = np.concatenate([np.zeros(0, np.int32), *picked]).astype(np.int32)
-    return indptr([len(p) for p in picked]), indices
 
 
 @per_backend

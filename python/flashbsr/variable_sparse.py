@@ -264,14 +264,13 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
         adapter = adapter_for(q, "q")
         return_lse = return_lse or lse is not None
         result, result_lse = out, lse
+        rows = (task.num_qo_heads, self._tokens[0])
         if adapter.MUTABLE:  # contiguous as the caller counts
             if out is None:
                 o_dtype = task.o_dtype or output_dtype(float_dtype(q, "q", Q_DTYPES))
-                shape = (task.num_qo_heads, self._tokens[0], task.head_dim_qk)
-                result = adapter.empty(q, shape, o_dtype)
+                result = adapter.empty(q, (*rows, task.head_dim_qk), o_dtype)
             if return_lse and lse is None:
-                shape = (task.num_qo_heads, self._tokens[0])
-                result_lse = adapter.empty(q, shape, "float32")
+                result_lse = adapter.empty(q, rows, "float32")
         found = self._run(
             _tokens_first(q),
             (_tokens_first(k), _tokens_first(v)),
@@ -285,11 +284,14 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
             None,
             enable_pdl,
         )
-        found, found_lse = found if return_lse else (found, None)
-        result = found.swapaxes(0, 1) if result is None else result
         if not return_lse:
-            return result
-        return result, (found_lse.swapaxes(0, 1) if result_lse is None else result_lse)
+            return found.swapaxes(0, 1) if result is None else result
+        found, found_lse = found
+        if result is None:
+            result = found.swapaxes(0, 1)
+        if result_lse is None:
+            result_lse = found_lse.swapaxes(0, 1)
+        return result, result_lse
 
 
 def _tokens_first(x: Any, name: str = "q", rank: int = 3) -> Any:
@@ -324,9 +326,11 @@ def _offsets(name: str, sizes: Array, shape: tuple[int, int]) -> Ints:
     offsets = np.zeros((shape[0], shape[1] + 1), np.int64)
     np.cumsum(counts, axis=1, out=offsets[:, 1:])
     if (offsets[:, -1] != offsets[0, -1]).any():
-        at = int(np.argmax(offsets[:, -1] != offsets[0, -1]))
+        head = int(np.argmax(offsets[:, -1] != offsets[0, -1]))
         raise FlashbsrError(
-            name, f"a sum of {offsets[at, -1]} in head {at}", f"{offsets[0, -1]}, that of head 0"
+            name,
+            f"a sum of {offsets[head, -1]} in head {head}",
+            f"{offsets[0, -1]}, that of head 0",
         )
     return offsets
 
