@@ -245,7 +245,7 @@ def test_causal_bits() -> None:
 
 
 def test_what_is_bound_by_products() -> None:
-    """All of prefill and of blocks, and an extension; not decode, nor what verifies a few tokens."""
+    """Prefill, blocks and an extension; not decode, nor what verifies a few tokens."""
     attention = [w for w in CUDA_WORKLOADS if w.kind not in ("gpu-append", "gpu-merge")]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
