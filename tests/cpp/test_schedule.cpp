@@ -207,6 +207,34 @@ TEST_P(Schedule, RequestsAreClaimedOneByOneWhereAskedFor) {
   }
 }
 
+TEST_P(Schedule, RequestsOfOneMatrixAreClaimedHeadByHead) {
+  problem_.layout.shared_kv = problem_.limits.by_head = true;
+  Planner planner;
+  const PlanView other =
+      planner.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
+  const auto words = [](const WorkItem& item) {
+    const int32_t* first = &item.request;
+    return std::vector<int32_t>(first, first + sizeof(WorkItem) / 4);
+  };
+  // Of every head the same items in the same order, and of every worker.
+  std::vector<std::vector<std::vector<int32_t>>> by_head(plan_.header().num_kv_heads);
+  for (int32_t i = 0; i < plan_.header().num_items; ++i) {
+    by_head[plan_.items()[i].kv_head].push_back(words(plan_.items()[i]));
+  }
+  int32_t at = 0;
+  for (const auto& items : by_head) {
+    for (const auto& item : items) ASSERT_EQ(words(other.items()[at++]), item);
+  }
+  ASSERT_EQ(at, other.header().num_items);
+  for (int32_t w = 0; w <= plan_.header().num_workers; ++w) {
+    ASSERT_EQ(other.queue_indptr()[w], plan_.queue_indptr()[w]);
+  }
+  for (int32_t i = 0; i < at; ++i) {
+    ASSERT_EQ(words(other.items()[other.queue_items()[i]]),
+              words(plan_.items()[plan_.queue_items()[i]]));
+  }
+}
+
 TEST_P(Schedule, ShortTilesAreFirstWhereAskedFor) {
   const int32_t most = problem_.limits.tile_rows;
   const PlanHeader& h = plan_.header();

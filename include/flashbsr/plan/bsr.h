@@ -71,6 +71,7 @@ void block_rows(Layout& layout, const IndexView& indptr, const IndexView& indice
                s.heads ? "num_kv_heads x block rows + 1" : "ceil(M / R) + 1");
   check_length("indices", indices.size, indptr[count], "indptr[-1]");
   layout.decode = false;
+  layout.shared_kv = true;
   layout.requests.assign(static_cast<size_t>(count), Request{});
   layout.kv_heads.clear();
   layout.num_kv_tokens = 0;

@@ -45,7 +45,8 @@ struct Layout {
   std::vector<int32_t> kv_heads;    ///< of each request, its one KV head; empty: all have all
   int32_t page_size = 1;
   bool paged = false;
-  bool decode = false;  ///< one query token each, by the call rather than by these lengths
+  bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
+  bool decode = false;     ///< one query token each, by the call rather than by these lengths
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
   /// Where pages follow each other and the last one is short: tokens of k, v. 0: it is whole.
@@ -103,6 +104,7 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
   layout.decode = qo_indptr == nullptr;
   layout.requests.assign(static_cast<size_t>(batch_size), Request{});
   layout.kv_heads.clear();
+  layout.shared_kv = false;
   layout.num_kv_tokens = 0;
   for (int64_t b = 0; b < batch_size; ++b) {
     Request& r = layout.requests[static_cast<size_t>(b)];

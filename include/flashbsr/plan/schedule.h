@@ -56,9 +56,14 @@ class Planner {
     }
     write_header(layout, shape, limits, need);
     write_choice(chosen, limits, heads);
+    place_items(layout, limits, cut, static_cast<int32_t>(heads));
     write_items(layout, cut, static_cast<int32_t>(heads));
+    int32_t* queue_items = buffer_.data() + header().off_queue_items;
     chosen.deal.write_queues(limits.price_splits, buffer_.data() + header().off_queue_indptr,
-                             buffer_.data() + header().off_queue_items);
+                             queue_items);
+    for (size_t i = 0; i < place_.size(); ++i) {
+      queue_items[i] = place_[static_cast<size_t>(queue_items[i])];
+    }
     write_starts();
     return PlanView{buffer_.data()};
   }
@@ -170,27 +175,46 @@ class Planner {
     h.units_per_us = limits.units_per_us;
   }
 
+  static int32_t first_head(const Layout& layout, const detail::Tile& tile) {
+    return layout.kv_heads.empty() ? 0 : layout.kv_heads[static_cast<size_t>(tile.request)];
+  }
+
+  /// Where the items of write_items lie if that is KV head by KV head. Empty: one after another.
+  void place_items(const Layout& layout, const DeviceLimits& limits, const detail::Cut& cut,
+                   int32_t heads) {
+    place_.clear();
+    if (!limits.by_head || !layout.shared_kv) return;
+    for (const uint32_t i : cut.order) {
+      const detail::Tile& tile = tiles_[static_cast<size_t>(cut.chunks[i].tile)];
+      for (int32_t h = 0; h < heads; ++h) place_.push_back(first_head(layout, tile) + h);
+    }
+    std::vector<int32_t> next(static_cast<size_t>(header().num_kv_heads) + 1, 0);
+    for (const int32_t head : place_) ++next[static_cast<size_t>(head) + 1];
+    for (size_t h = 1; h < next.size(); ++h) next[h] += next[h - 1];
+    for (int32_t& place : place_) place = next[static_cast<size_t>(place)]++;
+  }
+
   /// Chunks in cost order, the KV heads of one chunk adjacent: they touch the same pages.
   /// @param heads  of a request: all, or the one that it belongs to
   void write_items(const Layout& layout, const detail::Cut& cut, int32_t heads) {
-    const auto first_head = [&](const detail::Tile& tile) {
-      return layout.kv_heads.empty() ? 0 : layout.kv_heads[static_cast<size_t>(tile.request)];
-    };
-    WorkItem* item = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
+    WorkItem* items = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
+    size_t nth = 0;
     for (const uint32_t i : cut.order) {
       const detail::Chunk& c = cut.chunks[i];
       const detail::Tile& tile = tiles_[static_cast<size_t>(c.tile)];
       const detail::Parts& parts = cut.parts[static_cast<size_t>(c.tile)];
       const bool split = parts.count > 1;
       for (int32_t head = 0; head < heads; ++head) {
-        *item++ = {tile.request,
-                   tile.row_begin,
-                   tile.row_count,
-                   first_head(tile) + head,
-                   c.kv_begin,
-                   c.kv_end,
-                   split ? parts.slot_base + head * parts.count + c.index : -1,
-                   split ? parts.merge_base + head : -1};
+        const size_t at = place_.empty() ? nth : static_cast<size_t>(place_[nth]);
+        ++nth;
+        items[at] = {tile.request,
+                     tile.row_begin,
+                     tile.row_count,
+                     first_head(layout, tile) + head,
+                     c.kv_begin,
+                     c.kv_end,
+                     split ? parts.slot_base + head * parts.count + c.index : -1,
+                     split ? parts.merge_base + head : -1};
       }
     }
     if (cut.split_tiles == 0) return;
@@ -203,7 +227,7 @@ class Planner {
         merges[parts.merge_base + head] = {tile.request,
                                            tile.row_begin,
                                            tile.row_count,
-                                           first_head(tile) + head,
+                                           first_head(layout, tile) + head,
                                            parts.slot_base + head * parts.count,
                                            parts.count,
                                            0,
@@ -228,6 +252,7 @@ class Planner {
   PlanSizes sizes_;
   std::vector<int32_t> buffer_;
   std::vector<detail::Tile> tiles_;
+  std::vector<int32_t> place_;
   detail::Candidates candidates_;
 };
 
