@@ -250,7 +250,7 @@ class Checker {
   }
 
  private:
-  void half(const PagedView& view, const Array& array, int32_t dim) const {
+  void half(PagedView& view, const Array& array, int32_t dim) const {
     const int32_t kv_heads = o_.shape.num_kv_heads;
     if (view.heads != kv_heads || view.dim != dim) {
       bad_shape(array, std::to_string(kv_heads) + " KV heads of dim " + std::to_string(dim));
@@ -263,6 +263,8 @@ class Checker {
         throw Error(ErrorCode::kIndexRange, array.name, std::to_string(tokens) + " tokens",
                     "at least " + std::to_string(needed) + ", which the plan refers to");
       }
+      // Only a plan that knows of a short page may have it; replays of this run know no other.
+      if (!h_.num_kv_tokens) view.pages = tokens / h_.page_size;
     }
     // Every id was checked against 0 in plan(); the highest decides here.
     if (h_.num_kv_rows > view.pages) {

@@ -14,8 +14,9 @@ from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
 from .adapters import adapter_for, to_indices, to_numpy, to_values
 from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
+from .variable_sparse import VariableBlockSparseAttentionWrapper
 
-__all__ = ["BlockSparseAttentionWrapper"]
+__all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
 
 class BlockSparseAttentionWrapper(Wrapper):
