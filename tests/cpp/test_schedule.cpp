@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include <flashbsr/plan/bsr.h>
 #include <flashbsr/plan/gpu.h>
 #include <flashbsr/plan/schedule.h>
 
@@ -354,6 +355,39 @@ TEST(ScheduleCapacity, SectionsStayWhereTheyAre) {
   EXPECT_EQ(first.off_queue_items, second.off_queue_items);
   EXPECT_EQ(first.off_merges, second.off_merges);
   EXPECT_EQ(first.off_kv_indices, second.off_kv_indices);
+}
+
+// Query tokens count once, though every head has block rows of them.
+TEST(ScheduleCapacity, HoldsAMatrixForEachHead) {
+  constexpr int32_t kHeads = 4, kRows = 100, kColumns = 50;
+  std::mt19937 random(1);
+  for (const int64_t r : {1, 7, 64}) {
+    for (const int32_t tile_rows : {8, 64, 192}) {
+      for (const int32_t fixed : {0, 96}) {
+        std::vector<int32_t> indptr{0}, indices;
+        for (int64_t i = 0; i < kHeads * ceil_div<int64_t>(kRows, r); ++i) {
+          for (int32_t column = 0; column < kColumns; ++column) {
+            if (random() % 2) indices.push_back(column);
+          }
+          indptr.push_back(static_cast<int32_t>(indices.size()));
+        }
+        Layout layout;
+        bsr_layout(layout, indptr, indices, {kRows, 64 * kColumns, r, 64, kHeads});
+        const Capacity capacity{.max_requests = static_cast<int64_t>(layout.requests.size()),
+                                .max_q_tokens = kRows,
+                                .max_kv_indices = static_cast<int64_t>(indices.size())};
+        DeviceLimits limits;
+        limits.tile_rows = tile_rows;
+        limits.min_chunk = limits.kv_tile = 64;
+        const PlanHeader h = Planner()
+                                 .plan(layout, {.num_qo_heads = 3 * kHeads, .num_kv_heads = kHeads},
+                                       limits, {.fixed_size = fixed}, capacity)
+                                 .header();
+        EXPECT_EQ(h.num_requests, h.max_requests);
+        EXPECT_GE(h.num_items, kHeads * ceil_div(kRows * 3, tile_rows));
+      }
+    }
+  }
 }
 
 TEST(ScheduleCapacity, MoreThanItIsRefusedByName) {
