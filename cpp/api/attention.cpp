@@ -161,12 +161,20 @@ void Attention::plan_levels(const std::vector<LevelArrays>& levels, void* stream
   finish_plan(false, stream);
 }
 
-void Attention::plan_bsr(const Array& indptr, const Array& indices_, int64_t m, int64_t n,
-                         int64_t r, int64_t c, const MaskArrays& mask, void* stream) {
+void Attention::plan_bsr(const Array* row_indptr, const Array& indptr, const Array& columns,
+                         const BsrShape& shape, const MaskArrays& mask, void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
   start_plan();
-  bsr_layout(layout_, indices(indptr), indices(indices_), m, n, r, c);
-  if (mask.given()) take_block_mask(mask, r, layout_, mask_);
+  if (row_indptr) {
+    variable_bsr_layout(layout_, indices(*row_indptr), indices(indptr), indices(columns), shape);
+  } else {
+    bsr_layout(layout_, indices(indptr), indices(columns), shape);
+  }
+  if (mask.given()) {
+    take_block_mask(mask, shape.r, indices(columns), layout_, mask_);
+  } else {
+    join_equal_rows(layout_);
+  }
   finish_plan(mask.given(), stream);
 }
 
@@ -226,6 +234,7 @@ Batch Attention::batch() const {
   const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
   Batch batch{.requests = static_cast<int64_t>(layout_.requests.size()),
               .q_tokens = layout_.num_q_tokens,
+              .per_head = !layout_.kv_heads.empty(),
               .decode = layout_.decode,
               .masked = masked_,
               .q = q_dtype_,
@@ -255,8 +264,7 @@ void Attention::schedule(void* stream) {
   if (masked_) shape.causal = false;
   choose_sharing(shape);
   HostPlan host;
-  host.plan =
-      planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
+  host.plan = planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
   const PlanHeader& h = host.plan.header();
   if (masked_) {
     host.mask = mask_.data();

@@ -148,13 +148,16 @@ void plan_levels(api::Attention& self, const nb::list& qo_indptr, const nb::list
   self.plan_levels(levels, stream_of(stream));
 }
 
-void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64_t m, int64_t n,
-              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask,
-              uintptr_t stream) {
+void plan_bsr(api::Attention& self, nb::handle row_indptr, nb::handle indptr, nb::handle indices,
+              const std::tuple<int64_t, int64_t, int64_t, int64_t>& shape, int heads,
+              nb::handle block_mask, nb::handle packed_mask, uintptr_t stream) {
   const Import rows(indptr, "indptr"), columns(indices, "indices");
-  const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
+  const OptionalImport first(row_indptr, "R"), mask(block_mask, "mask"),
+      packed(packed_mask, "packed_mask");
+  const auto [m, n, r, c] = shape;
   const Unlocked unlocked(self);
-  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed), stream_of(stream));
+  self.plan_bsr(first.get(), rows.array(), columns.array(), {m, n, r, c, heads},
+                masks(mask, packed), stream_of(stream));
 }
 
 /// Bits of `how` in Engine.run.
@@ -332,9 +335,9 @@ void bind_engine(nb::module_& m) {
            nb::arg("packed_custom_mask").none(), nb::arg("share"), nb::arg("stream"))
       .def("plan_levels", &plan_levels, nb::arg("qo_indptr"), nb::arg("kv_indptr"),
            nb::arg("kv_indices"), nb::arg("last_page_len"), nb::arg("stream"))
-      .def("plan_bsr", &plan_bsr, nb::arg("indptr"), nb::arg("indices"), nb::arg("m"), nb::arg("n"),
-           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none(),
-           nb::arg("stream"))
+      .def("plan_bsr", &plan_bsr, nb::arg("row_indptr").none(), nb::arg("indptr"),
+           nb::arg("indices"), nb::arg("shape"), nb::arg("heads"), nb::arg("mask").none(),
+           nb::arg("packed_mask").none(), nb::arg("stream"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),

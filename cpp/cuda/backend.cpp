@@ -111,6 +111,7 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   }
   double rows = static_cast<double>(batch.q_tokens) * group /
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
+  if (batch.per_head) rows *= o_.shape.num_kv_heads;
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
   if (batch.shares) rows = kManyRows;
@@ -195,6 +196,11 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
     refuse(o_.cache.paged ? "kv_indices" : "kv_indptr",
            std::to_string(h.num_kv_rows) + (o_.cache.paged ? " pages" : " token rows"),
            "at most " + std::to_string(c.kv_rows));
+  }
+  if (h.num_kv_tokens != c.header.num_kv_tokens) {
+    throw Error(ErrorCode::kPlan, "N", std::to_string(h.num_kv_tokens) + " KV tokens",
+                std::to_string(c.header.num_kv_tokens) +
+                    " as for the captured run (0: whole blocks), whose last block is as short");
   }
   const bool moved =
       h.off_items != c.header.off_items || h.off_queue_indptr != c.header.off_queue_indptr ||

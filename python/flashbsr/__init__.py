@@ -54,6 +54,7 @@ from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
 from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
+from .variable_sparse import VariableBlockSparseAttentionWrapper
 
 __version__: str = _core.__version__
 
@@ -77,6 +78,7 @@ __all__ = [
     "SpanMask",
     "TaskInfo",
     "UnsupportedError",
+    "VariableBlockSparseAttentionWrapper",
     "__version__",
     "append_paged_kv_cache",
     "apply_llama31_rope",

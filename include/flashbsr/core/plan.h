@@ -94,6 +94,7 @@ enum PlanFlags : int32_t {
   kPlanCausal = 1 << 0,
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
+  kPlanPerHead = 1 << 3,  ///< a request belongs to one KV head, that of its items
 };
 
 /// How the KV ranges were cut.
@@ -176,7 +177,10 @@ struct PlanHeader {
   int32_t off_q_rows;  ///< query tokens of the shared parts: rows of q
   int32_t off_merge_parts;
 
-  int32_t reserved[12];
+  /// Where pages follow each other and the last one is short: tokens of k and v. 0: it is whole.
+  int32_t num_kv_tokens;
+
+  int32_t reserved[11];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
