@@ -54,6 +54,7 @@ from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
 from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
+from .tree import DraftTrees, draft_trees
 
 __version__: str = _core.__version__
 
@@ -69,6 +70,7 @@ __all__ = [
     "CapacityError",
     "DTypeError",
     "DeviceError",
+    "DraftTrees",
     "FlashbsrError",
     "IndexRangeError",
     "Plan",
@@ -90,6 +92,7 @@ __all__ = [
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
     "block_mask",
+    "draft_trees",
     "exp",
     "exp2",
     "floor",

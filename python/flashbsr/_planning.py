@@ -16,6 +16,7 @@ from .errors import DTypeError, FlashbsrError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo
+from .tree import check_tree_spec
 
 __all__ = ["Planned"]
 
@@ -106,6 +107,7 @@ class Planned:
         kv_lens: Array | None = None,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
         stream: Any = None,
     ) -> None:
         """Plan a ragged or a paged batch.
@@ -129,6 +131,11 @@ class Planned:
             Row-major per request; True keeps. It replaces causality; a window still applies.
         packed_custom_mask : uint8 array, shape (sum of ceil(q_len * kv_len / 8),), optional
             The same as little-endian bits, each request starting at a byte.
+        tree_parents : int32 or int64 array, shape (num_q_tokens,), optional
+            The query tokens of each request are a tree, their keys the last of its KV: token *t*
+            has the parent ``tree_parents[qo_indptr[b] + t]``, an earlier token of the request, or
+            -1. It sees all that lies before the tree, its ancestors and itself; `draft_trees` makes
+            it of lists. It replaces causality, and no mask goes beside it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -146,9 +153,13 @@ class Planned:
         CapacityError
             More than the capacity of `TaskInfo`, than the caller's workspace, or than a captured
             run has.
-        UnsupportedError, CudaError
-            No kernel for this on the GPU; the driver refused.
+        UnsupportedError
+            No kernel for this on the GPU; a window or an encoding of positions with a tree.
+        CudaError
+            The driver refused.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self._open:
             self._settle_on_gpu(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
         self._engine.plan(
@@ -159,6 +170,7 @@ class Planned:
             None if kv_lens is None else to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
             self._plan_stream(stream),
         )
 
@@ -170,6 +182,7 @@ class Planned:
         *,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
         stream: Any = None,
     ) -> None:
         """Plan a paged batch from a dense table of pages.
@@ -182,13 +195,15 @@ class Planned:
             Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
         kv_lens : int32 or int64 array, shape (batch_size,)
             Tokens of each request.
-        custom_mask, packed_custom_mask, stream
+        custom_mask, packed_custom_mask, tree_parents, stream
             As in `plan`.
 
         Raises
         ------
         As `plan`; also `FlashbsrError` where the task has no page size.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
         if self._open:
@@ -199,6 +214,7 @@ class Planned:
             to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
             self._plan_stream(stream),
         )
 

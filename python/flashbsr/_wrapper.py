@@ -204,6 +204,7 @@ class Wrapper:
         custom_mask: Array = None,
         packed_custom_mask: Array = None,
         stream: Any = None,
+        tree_parents: Array = None,
     ) -> None:
         """Plan; only a plan that succeeds becomes the current one."""
         try:
@@ -219,6 +220,7 @@ class Wrapper:
                     kv_lens,
                     custom_mask=custom_mask,
                     packed_custom_mask=packed_custom_mask,
+                    tree_parents=tree_parents,
                     stream=stream,
                 )
             else:
@@ -234,6 +236,7 @@ class Wrapper:
                     kv_lens=kv_lens,
                     custom_mask=custom_mask,
                     packed_custom_mask=packed_custom_mask,
+                    tree_parents=tree_parents,
                     stream=stream,
                 )
         except FlashbsrError as error:

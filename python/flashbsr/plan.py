@@ -86,7 +86,7 @@ def _record(*fields: str) -> np.dtype[np.void]:
 
 # fmt: off
 REQUEST = _record("q_begin", "q_len", "kv_begin", "kv_len", "mask_lo", "mask_hi",
-                  "index", "reserved0")
+                  "index", "mask_begin")
 WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "kv_begin", "kv_end",
                     "slot", "merge")
 MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot_begin", "slot_count",
@@ -108,8 +108,8 @@ class Plan:
     header : PlanHeader
         Read when the view was made.
     requests : numpy structured array [num_requests]
-        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index`` (tokens; bytes for the
-        mask; the request's own number).
+        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index, mask_begin`` (tokens; bytes
+        for the mask; the request's own number; the first KV position that the mask has bits of).
     items : numpy structured array [num_items]
         ``request, row_begin, row_count, kv_head, kv_begin, kv_end, slot, merge``, in claim order:
         the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``: the item

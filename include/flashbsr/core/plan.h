@@ -34,8 +34,8 @@ struct Request {
   int32_t kv_len;    ///< KV tokens
   int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none
   int32_t mask_hi;
-  int32_t index;  ///< its own number in the batch, for variants
-  int32_t reserved0;
+  int32_t index;       ///< its own number in the batch, for variants
+  int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
 
   FLASHBSR_FN int64_t mask_offset() const {
     return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(mask_hi)) << 32 |
