@@ -15,6 +15,7 @@ from typing import Any
 from . import _core
 from .attention import Attention
 from .batch import BatchAttention
+from .batch_pod import BatchPODWithPagedKVCacheWrapper
 from .block_mask import BlockMask, block_mask
 from .cascade import merge_state, merge_state_in_place, merge_states
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -35,6 +36,7 @@ from .page import (
     rope_append_paged_kv_cache,
 )
 from .plan import Plan
+from .pod import PODWithPagedKVCacheWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 from .quantization import packbits, segment_packbits
 from .rope import (
@@ -63,6 +65,7 @@ __all__ = [
     "AttentionSpec",
     "BatchAttention",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPODWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "BlockMask",
@@ -73,6 +76,7 @@ __all__ = [
     "DraftTrees",
     "FlashbsrError",
     "IndexRangeError",
+    "PODWithPagedKVCacheWrapper",
     "Plan",
     "PlanError",
     "ShapeError",
