@@ -24,6 +24,7 @@ struct Batch {
   bool masked = false;
   DType q = DType::kF16;
   DType kv = DType::kF16;
+  bool shares = false;   ///< requests share KV: tiles of many rows
   bool guessed = false;  ///< the types: the first run may bring others
   /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).
   const std::vector<Request>* lengths = nullptr;
@@ -80,7 +81,7 @@ class Backend {
 inline void place_partials(Params& params, const PlanHeader& h, char* memory, int64_t dim_vo) {
   params.partial_out = reinterpret_cast<float*>(memory);
   params.partial_lse =
-      params.partial_out + static_cast<int64_t>(h.max_slots) * h.tile_rows * dim_vo;
+      params.partial_out + static_cast<int64_t>(h.max_partial_rows) * dim_vo;
 }
 
 }  // namespace flashbsr::api

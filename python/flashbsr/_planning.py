@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from . import _core
-from ._check import is_cuda
+from ._check import check_name, is_cuda
 from ._launch import always
 from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
-from .errors import DTypeError, FlashbsrError, UnsupportedError
+from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo
@@ -108,6 +109,7 @@ class Planned:
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
         tree_parents: Array | None = None,
+        share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
         """Plan a ragged or a paged batch.
@@ -136,6 +138,12 @@ class Planned:
             has the parent ``tree_parents[qo_indptr[b] + t]``, an earlier token of the request, or
             -1. It sees all that lies before the tree, its ancestors and itself; `draft_trees` makes
             it of lists. It replaces causality, and no mask goes beside it.
+        share_prefixes : {"auto", "off"}
+            "auto": KV that several requests begin with, the same pages, is loaded once for all of
+            them where the cost model says that it pays (paged only; docs/sharing.md). The results
+            differ in rounding only. Not with custom masks (trees do share), position encodings
+            inside attention, fixed or disabled splits, variants that ask for positions, and where a
+            window cuts it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -171,6 +179,7 @@ class Planned:
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
             _optional(tree_parents, "tree_parents"),
+            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
 
@@ -183,6 +192,7 @@ class Planned:
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
         tree_parents: Array | None = None,
+        share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
         """Plan a paged batch from a dense table of pages.
@@ -195,7 +205,7 @@ class Planned:
             Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
         kv_lens : int32 or int64 array, shape (batch_size,)
             Tokens of each request.
-        custom_mask, packed_custom_mask, tree_parents, stream
+        custom_mask, packed_custom_mask, tree_parents, share_prefixes, stream
             As in `plan`.
 
         Raises
@@ -215,6 +225,55 @@ class Planned:
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
             _optional(tree_parents, "tree_parents"),
+            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
+            self._plan_stream(stream),
+        )
+
+    def plan_levels(
+        self,
+        qo_indptr_arr: Sequence[Array],
+        kv_indptr_arr: Sequence[Array],
+        kv_indices_arr: Sequence[Array],
+        last_page_len_arr: Sequence[Array],
+        *,
+        stream: Any = None,
+    ) -> None:
+        """Plan a paged batch whose shared KV is given, level by level.
+
+        The queries of a group see the group's pages on every level, one level after another;
+        causality is that of the last level. Each level's KV is loaded once per group, in one launch
+        with the others.
+
+        Parameters
+        ----------
+        qo_indptr_arr : list of int32 or int64 arrays, shape (num_groups + 1,)
+            Rows of q of the groups of a level; level 0 has the largest groups, the last level the
+            requests. Groups are made of whole groups of the next level.
+        kv_indptr_arr, kv_indices_arr, last_page_len_arr : lists of int32 or int64 arrays
+            The page table of every level, as in `plan`.
+        stream
+            As in `plan`.
+
+        Raises
+        ------
+        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where
+        a shared level ends inside of a page and the spec has a window or asks for positions.
+        """
+        lists = (qo_indptr_arr, kv_indptr_arr, kv_indices_arr, last_page_len_arr)
+        names = ("qo_indptr_arr", "kv_indptr_arr", "kv_indices_arr", "last_page_len_arr")
+        if self.task.page_size is None:
+            raise FlashbsrError("kv_indices_arr", "a list", "a task with a page_size; KV is ragged")
+        for name, arrays in zip(names, lists, strict=True):
+            if len(arrays) != len(qo_indptr_arr) or not len(arrays):
+                raise ShapeError(
+                    name,
+                    f"{len(arrays)} arrays",
+                    f"one per level, {len(qo_indptr_arr) or 'at least 1'}",
+                )
+        if self._open:
+            self._settle_on_gpu(qo_indptr_arr=qo_indptr_arr[-1], kv_indices_arr=kv_indices_arr[-1])
+        self._engine.plan_levels(
+            *([to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)),
             self._plan_stream(stream),
         )
 
@@ -350,10 +409,16 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "custom_variant": variant is not None,
         "rewrites_rows": variant is not None and variant.rewrites_rows,
         "row_hooks": variant is not None and variant.has_row_hooks,
+        "asks_where": variant is not None and variant.uses_positions,
         "extras": tuple((e.name, e.dtype, e.rank) for e in variant.extras) if variant else (),
         # The CPU has every kernel of the built-in variants.
         "provider": Provider(variant) if variant or not _core.cuda_problem() else None,
     }
+
+
+def _refuse_sharing(share_prefixes: str) -> bool:
+    check_name("share_prefixes", share_prefixes, ("auto", "off"))
+    return False
 
 
 def _optional(x: Any, name: str) -> Any:

@@ -111,9 +111,9 @@ bool attend(const char* name, const Batch& batch, Kernel kernel, flashbsr::Devic
   const flashbsr::PlanHeader& header = plan.header();
   const OnDevice<int32_t> device_plan(planner.buffer());
   const OnDevice<int32_t> counters(std::vector<int32_t>(1 + header.max_merges));
-  const int64_t slots = header.num_slots, tile = header.tile_rows;
+  const int64_t rows = header.num_partial_rows;
   const OnDevice<float> partial(
-      std::vector<float>(flashbsr::partial_bytes(slots, tile, kDim) / sizeof(float)));
+      std::vector<float>(flashbsr::partial_bytes(rows, kDim) / sizeof(float)));
 
   flashbsr::Params params;
   params.q = {.data = device_q.get(),
@@ -139,7 +139,7 @@ bool attend(const char* name, const Batch& batch, Kernel kernel, flashbsr::Devic
   params.v.data = device_v.get();
   params.sm_scale = kScale;
   params.partial_out = partial.get();
-  params.partial_lse = partial.get() + slots * tile * kDim;
+  params.partial_lse = partial.get() + rows * kDim;
 
   const flashbsr::KernelArgs args =
       flashbsr::kernel_args(params, header, device_plan.get(), counters.get());

@@ -81,7 +81,7 @@ std::vector<float> attention(Data& data, const flashbsr::cpu::KernelTable& kerne
 
   std::vector<float> out(data.q.size(), std::numeric_limits<float>::quiet_NaN());
   std::vector<float> partial(
-      flashbsr::cpu::partial_bytes(header.num_slots, header.tile_rows, kDim) / sizeof(float));
+      flashbsr::cpu::partial_bytes(header.num_partial_rows, kDim) / sizeof(float));
   const int64_t pages = static_cast<int64_t>(data.pages.size());
   flashbsr::Params params;
   params.q = {.data = data.q.data(),
@@ -104,7 +104,7 @@ std::vector<float> attention(Data& data, const flashbsr::cpu::KernelTable& kerne
   params.v.data = data.cache.data() + kPageSize * kRow;
   params.sm_scale = kScale;
   params.partial_out = partial.data();
-  params.partial_lse = partial.data() + int64_t{header.num_slots} * header.tile_rows * kDim;
+  params.partial_lse = partial.data() + int64_t{header.num_partial_rows} * kDim;
 
   flashbsr::cpu::Engine engine(kernels);
   engine.run(plan, params, flashbsr::Activation::kSoftmax);

@@ -104,7 +104,7 @@ struct Execution {
     const PlanView plan =
         planner.plan(problem.layout(), problem.shape(), problem.limits(), problem.spec().split);
     const PlanHeader& h = plan.header();
-    const int64_t rows = int64_t{h.num_slots} * h.tile_rows;
+    const int64_t rows = int64_t{h.num_partial_rows};
     const float nan = std::numeric_limits<float>::quiet_NaN();
     partial_out.assign(rows * problem.spec().dim_vo, nan);
     partial_lse.assign(rows, nan);

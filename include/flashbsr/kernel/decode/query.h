@@ -29,6 +29,7 @@ struct DecodeMask {
     Request r;
     r.q_len = item.q_len;
     r.kv_len = item.kv_len;
+    r.index = item.shared() ? -1 : 0;
     return visible_span(h, r, token);
   }
 };
@@ -108,7 +109,9 @@ struct DecodeQuery {
       const int token = args.group.quotient(packed);
       const int head =
           item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
-      const char* row = q.row(item.q_begin + token, head);
+      const int row_of_q =
+          item.shared() ? args.q_rows[~item.q_begin + token] : item.q_begin + token;
+      const char* row = q.row(row_of_q, head);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

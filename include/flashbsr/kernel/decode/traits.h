@@ -16,15 +16,18 @@ struct alignas(16) DecodeItem {
   int32_t kv_begin;  ///< KV positions [kv_begin, kv_end)
   int32_t kv_end;
   int32_t kv_table;  ///< Request::kv_begin
-  int32_t kv_head;
+  int16_t kv_head;
+  int16_t merge_count;
   int32_t row_begin;  ///< packed rows
   int32_t row_count;
   int32_t slot;
   int32_t merge;
   int32_t request;
-  int32_t q_begin;
+  int32_t q_begin;  ///< of a shared part ~Request::q_begin: 48 bytes are what there is room for
   int32_t q_len;
   int32_t kv_len;
+
+  FLASHBSR_FN bool shared() const { return q_begin < 0; }
 };
 
 /// @tparam arch      instruction set, 80 or 90

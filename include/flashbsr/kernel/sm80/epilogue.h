@@ -82,13 +82,12 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       } else {
         float factor = kUnit;
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-        const int32_t tile_rows = args.header->tile_rows;
-        char* out = reinterpret_cast<char*>(partial_out_row(p, tile_rows, item.slot, r));
+        char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
         detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
           store_typed<DType::kF32>(out, d, p.v.dim, x);
         });
         if (lane % 4 == 0) {
-          *partial_lse(p, tile_rows, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+          *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
         }
       }
     }
@@ -100,12 +99,26 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   }
 }
 
-/// After the block's stores of a partial state: the last block to arrive merges the tile.
+/// After the block's stores of a partial state: what it completes is merged.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const PrefillRow* rows,
                                   char* memory, int32_t thread) {
   __syncthreads();
-  if (thread == 0) task.merges = arrive(args, task.item.merge);
+  const int32_t merge = task.item.merge, count = task.item.merge_count;
+  if (count > 1) {
+    // Requests that share KV: a state of a part belongs to several merges. Their variants have no
+    // output_transform.
+    const bool last = thread < count && arrive(args, merge + thread);
+#pragma unroll 1
+    for (int32_t i = 0; i < count; ++i) {
+      if (__syncthreads_or(last && thread == i)) {
+        merge_split_tile<Variant::use_softmax, Traits::kArch>(args, merge + i, thread,
+                                                              Traits::kThreads);
+      }
+    }
+    return;
+  }
+  if (thread == 0) task.merges = arrive(args, merge);
   __syncthreads();
   if (!task.merges) return;
   if constexpr (Variant::transforms_outputs) {
@@ -114,12 +127,11 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const Pref
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[d + i] = o[i];
     };
-    contract_split_tile<Variant::use_softmax>(args, split_tile(args, task.item.merge), thread,
+    contract_split_tile<Variant::use_softmax>(args, split_tile(args, merge), thread,
                                               Traits::kThreads, keep);
     write_transformed<Traits, Variant>(args, task, rows, memory, thread);
   } else {
-    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, task.item.merge, thread,
-                                                          Traits::kThreads);
+    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, merge, thread, Traits::kThreads);
   }
 }
 
