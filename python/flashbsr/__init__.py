@@ -17,7 +17,13 @@ from .attention import Attention
 from .batch import BatchAttention
 from .batch_pod import BatchPODWithPagedKVCacheWrapper
 from .block_mask import BlockMask, block_mask
+from .block_table import (
+    trtllm_batch_context_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache,
+    xqa_batch_decode_with_kv_cache,
+)
 from .cascade import merge_state, merge_state_in_place, merge_states
+from .cudnn import cudnn_batch_decode_with_kv_cache, cudnn_batch_prefill_with_kv_cache
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .errors import (
     CapacityError,
@@ -96,6 +102,8 @@ __all__ = [
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
     "block_mask",
+    "cudnn_batch_decode_with_kv_cache",
+    "cudnn_batch_prefill_with_kv_cache",
     "draft_trees",
     "exp",
     "exp2",
@@ -119,7 +127,10 @@ __all__ = [
     "span_mask",
     "sqrt",
     "tanh",
+    "trtllm_batch_context_with_kv_cache",
+    "trtllm_batch_decode_with_kv_cache",
     "where",
+    "xqa_batch_decode_with_kv_cache",
 ]
 
 
