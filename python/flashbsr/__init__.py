@@ -35,6 +35,7 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .levels import MultiLevelCascadeAttentionWrapper
 from .page import (
     append_paged_kv_cache,
     get_batch_indices_positions,
@@ -57,6 +58,10 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .shared_prefix import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+)
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
@@ -71,9 +76,11 @@ __all__ = [
     "AttentionSpec",
     "BatchAttention",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchPODWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "BlockMask",
     "BlockSparseAttentionWrapper",
     "CapacityError",
@@ -82,6 +89,7 @@ __all__ = [
     "DraftTrees",
     "FlashbsrError",
     "IndexRangeError",
+    "MultiLevelCascadeAttentionWrapper",
     "PODWithPagedKVCacheWrapper",
     "Plan",
     "PlanError",

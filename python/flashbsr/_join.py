@@ -139,7 +139,7 @@ class _Half:
 
 def _half(cache: Any, at: int, kv_layout: str) -> _Half:
     x = cache[at] if isinstance(cache, tuple) else cache
-    address, strides = adapter_for(x, "paged_kv_cache_d").address(x)
+    address, strides = adapter_for(x, "kv").address(x)
     shape = tuple(x.shape)
     if not isinstance(cache, tuple):
         address += at * strides[1]
@@ -152,9 +152,9 @@ def _half(cache: Any, at: int, kv_layout: str) -> _Half:
 
 
 def pages_within(
-    k: Array, v: Array, layout: str, cache: Any, page_size: int, cache_layout: str
+    kv: dict[str, Array], layout: str, cache: Any, page_size: int, cache_layout: str
 ) -> tuple[int, int]:
-    """First page, and tokens, of contiguous K and V that are views of a paged cache.
+    """First page, and tokens, of contiguous K and V, by name, that are views of a paged cache.
 
     Raises
     ------
@@ -163,10 +163,11 @@ def pages_within(
     """
     found = [
         _first_page(name, x, layout, _half(cache, at, cache_layout), page_size)
-        for at, (name, x) in enumerate((("k_p", k), ("v_p", v)))
+        for at, (name, x) in enumerate(kv.items())
     ]
     if found[0] != found[1]:
-        raise UnsupportedError("v_p", f"at page {found[1][0]}", f"at page {found[0][0]}, as k_p is")
+        k, v = kv
+        raise UnsupportedError(v, f"at page {found[1][0]}", f"at page {found[0][0]}, as {k} is")
     return found[0]
 
 
@@ -192,10 +193,9 @@ def _first_page(name: str, x: Array, layout: str, half: _Half, page_size: int) -
     if tokens and not within:
         raise UnsupportedError(
             name,
-            "an array beside paged_kv_cache_d",
-            "a view of pages of that cache, one behind the other: one plan has one cache. Write "
-            "keys and values into pages (append_paged_kv_cache) and use "
-            "BatchPODWithPagedKVCacheWrapper or BatchAttention, or run the prompt by itself with "
-            "single_prefill_with_kv_cache",
+            "an array beside the paged cache",
+            "a view of pages of the cache, one behind the other: one plan has one cache. Write "
+            "keys and values into pages (append_paged_kv_cache), whose numbers BatchAttention, "
+            "BatchPODWithPagedKVCacheWrapper and MultiLevelCascadeAttentionWrapper take",
         )
     return (page if tokens else 0), tokens

@@ -77,6 +77,8 @@ WAY_OUT = {
     "multi_ctas_kv_counter_buffer": "the plan has counters of its own",
     "enable_block_sparse_attention": "BlockSparseAttentionWrapper",
     "bf16q_fp8kv_transform_mode": _PEER_ONLY,
+    "rope_scale": "nothing is rotated here; apply_rope before",
+    "rope_theta": "nothing is rotated here; apply_rope before",
     "is_cuda_graph_compatible": "the call plans, which cannot be captured: "
     "BatchDecodeWithPagedKVCacheWrapper(use_cuda_graph=True) and its block_tables",
     "int_workspace_buffer": "the plan lives in memory of the wrapper's own",

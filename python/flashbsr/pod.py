@@ -295,7 +295,9 @@ class PODWithPagedKVCacheWrapper(Mixed):
         """Make the batch, unless the prompt is the one of before."""
         assert self._options is not None
         page_size = self._options[1]["page_size"]
-        where = pages_within(k, v, layout, cache, page_size, self._task_options["kv_layout"])
+        where = pages_within(
+            {"k_p": k, "v_p": v}, layout, cache, page_size, self._task_options["kv_layout"]
+        )
         prompt = (*where, int(q.shape[0]))
         if prompt == self._prompt:
             return
