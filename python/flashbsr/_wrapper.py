@@ -217,6 +217,7 @@ class Wrapper:
         packed_custom_mask: Array = None,
         stream: Any = None,
         tree_parents: Array = None,
+        share_prefixes: str = "auto",
     ) -> None:
         """Plan; only a plan that succeeds becomes the current one."""
         try:
@@ -233,6 +234,7 @@ class Wrapper:
                     custom_mask=custom_mask,
                     packed_custom_mask=packed_custom_mask,
                     tree_parents=tree_parents,
+                    share_prefixes=share_prefixes,
                     stream=stream,
                 )
             else:
@@ -249,6 +251,7 @@ class Wrapper:
                     custom_mask=custom_mask,
                     packed_custom_mask=packed_custom_mask,
                     tree_parents=tree_parents,
+                    share_prefixes=share_prefixes,
                     stream=stream,
                 )
         except FlashbsrError as error:

@@ -156,6 +156,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         disable_split_kv: bool = False,
         *,
         tree_parents: Array = None,
+        share_prefixes: str = "auto",
         fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
@@ -221,6 +222,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         tree_parents : int32 or int64 array [qo_indptr[-1]], optional
             Query tokens are a tree per request, given by their parents, instead of `causal` and
             masks: see `Attention.plan` and `draft_trees`.
+        share_prefixes : {"auto", "off"}
+            Whether pages that requests begin with are loaded once where that pays: see
+            `Attention.plan`.
         fp8_accumulation : {"default", "fast"}
             As in `TaskInfo`.
         stream : CUDA stream or int, optional
@@ -286,6 +290,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         self._plan(
             attention, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
             seq_lens, block_tables, custom_mask, packed_custom_mask, stream, tree_parents,
+            share_prefixes,
         )  # fmt: skip
         self._window_left = window_left
 
