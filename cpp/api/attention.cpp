@@ -201,7 +201,11 @@ void Attention::choose_sharing(const Shape& shape) {
     }
     return Sharer::price(layout_, shape, limits, sharing);
   };
-  const int64_t price = choose(limits_, sharing_);
+  int64_t price = choose(limits_, sharing_);
+  if (given_.empty() && Sharer::price(layout_, shape, limits_, {}) <= price) {
+    sharing_.clear();
+    price = Sharer::price(layout_, shape, limits_, {});
+  }
   // Under a capacity the kernel must not change from plan to plan.
   if (fixed) return;
   Batch wide = batch;

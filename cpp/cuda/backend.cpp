@@ -157,13 +157,6 @@ void CudaBackend::refuse_float8() const {
 }
 
 void CudaBackend::check_kernel(const KernelRow& row) const {
-  if (captured_ && captured_->kernel != &row) {
-    throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + row.name,
-                std::string("one for ") + captured_->kernel->name +
-                    ", which a captured run has (custom masks and average lengths decide); "
-                    "capture with such a batch, or give TaskInfo a capacity, or take another "
-                    "flashbsr.Attention");
-  }
   if (o_.position == Position::kRopeLlama && row.head_dim != o_.head_dim_qk) {
     throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
                 "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o_.head_dim_qk) + " on " +
@@ -178,6 +171,13 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
 void CudaBackend::check_captured(const HostPlan& plan) const {
   if (!captured_) return;
   const Captured& c = *captured_;
+  if (c.kernel != kernel_) {
+    throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + kernel_->name,
+                std::string("one for ") + c.kernel->name +
+                    ", which a captured run has (custom masks and average lengths decide); "
+                    "capture with such a batch, or give TaskInfo a capacity, or take another "
+                    "flashbsr.Attention");
+  }
   const PlanHeader& h = plan.plan.header();
   const auto refuse = [](const char* name, const std::string& actual, const std::string& most) {
     throw Error(ErrorCode::kCapacity, name, actual, most + ", since a captured run has that much");
@@ -200,8 +200,8 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
       h.off_items != c.header.off_items || h.off_queue_indptr != c.header.off_queue_indptr ||
       h.off_queue_items != c.header.off_queue_items || h.off_merges != c.header.off_merges ||
       h.off_kv_indices != c.header.off_kv_indices || h.num_workers != c.header.num_workers ||
-      h.max_partial_rows != c.header.max_partial_rows ||
-      h.off_q_rows != c.header.off_q_rows || h.off_merge_parts != c.header.off_merge_parts;
+      h.max_partial_rows != c.header.max_partial_rows || h.off_q_rows != c.header.off_q_rows ||
+      h.off_merge_parts != c.header.off_merge_parts;
   if (moved) {
     throw Error(ErrorCode::kCapacity, "plan", "a batch that outgrows the plan of a captured run",
                 "TaskInfo(max_batch_size=, max_q_tokens=, max_kv_pages=): a capacity fixes the "

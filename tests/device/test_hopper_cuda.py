@@ -88,6 +88,8 @@ def box_of(array: np.ndarray, box: tuple[int, ...], start: tuple[int, ...]) -> n
         ((1, 5, 8), (1, 1, 2), 0),  # beyond the last head: as Q's boxes are
         ((1, 2, 12), (2, 0, 0), 0),
         ((1, 1, 8), (3, 0, 0), 0),  # of no page at all
+        ((1, 1, 4), (2, 1, 3), 4),  # one query of a group of 4, where requests share KV
+        ((1, 1, 5), (0, 0, 1), 13),  # of 5
     ],
 )
 @pytest.mark.parametrize("line", [0, 1, 2])

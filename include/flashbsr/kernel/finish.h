@@ -270,4 +270,21 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int
   merge_split_tile<kSoftmax, kArch>(args, split_tile(args, index), thread, threads);
 }
 
+/// Merges what a state completes of `count` runs from `first` on, which requests that share KV have
+/// in it: each warp its own runs. After a barrier behind the stores of all.
+template <bool kSoftmax, int kArch = 80>
+FLASHBSR_DEVICE void merge_runs(const KernelArgs& args, int32_t first, int32_t count, int32_t warp,
+                                int32_t warps, int32_t lane) {
+#pragma unroll 1
+  for (int32_t base = warp; base < count; base += 32 * warps) {
+    const int32_t mine = base + lane * warps;
+    uint32_t complete = __ballot_sync(~0u, mine < count && arrive(args, first + mine));
+#pragma unroll 1
+    for (; complete; complete &= complete - 1) {
+      const int32_t run = base + (__ffs(static_cast<int>(complete)) - 1) * warps;
+      merge_split_tile<kSoftmax, kArch>(args, first + run, lane, 32);
+    }
+  }
+}
+
 }  // namespace flashbsr

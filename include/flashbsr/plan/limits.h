@@ -116,9 +116,12 @@ inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const D
     sizes.partial_rows = rows * heads * chunks;
     return sizes;
   }
-  sizes.partial_rows = limits.max_slots() * limits.tile_rows;
-  sizes.merges = limits.max_slots() / 2;
-  sizes.items = tiles * heads + limits.max_slots();
+  // Parts are cut at half of the bound: twice as many slots.
+  const int64_t slots =
+      max_of(limits.max_slots(), shape.may_share ? int64_t{4} * limits.num_workers : 0);
+  sizes.partial_rows = slots * limits.tile_rows;
+  sizes.merges = slots / 2;
+  sizes.items = tiles * heads + slots;
   if (!shape.may_share) return sizes;
   const int64_t runs = (1 + kMaxSharedTiles) * tiles * heads;
   sizes.requests += kMaxSharedTiles * tiles;

@@ -165,14 +165,8 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
     return;
   }
   // Requests that share KV: a state of a part belongs to several merges.
-  const bool last = thread < item.merge_count && arrive(args, tile.index + thread);
-  __syncwarp();
-#pragma unroll 1
-  for (int i = 0; i < item.merge_count; ++i) {
-    if (ptx::named_barrier_any(kEpilogueBarrier, kThreads, last && thread == i)) {
-      merge_split_tile<Variant::use_softmax, Traits::kArch>(args, tile.index + i, thread, kThreads);
-    }
-  }
+  merge_runs<Variant::use_softmax, Traits::kArch>(args, tile.index, item.merge_count, thread / 32,
+                                                  Traits::kEpilogueWarps, thread % 32);
 }
 
 }  // namespace flashbsr

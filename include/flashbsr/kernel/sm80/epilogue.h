@@ -108,14 +108,8 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const Pref
   if (count > 1) {
     // Requests that share KV: a state of a part belongs to several merges. Their variants have no
     // output_transform.
-    const bool last = thread < count && arrive(args, merge + thread);
-#pragma unroll 1
-    for (int32_t i = 0; i < count; ++i) {
-      if (__syncthreads_or(last && thread == i)) {
-        merge_split_tile<Variant::use_softmax, Traits::kArch>(args, merge + i, thread,
-                                                              Traits::kThreads);
-      }
-    }
+    merge_runs<Variant::use_softmax, Traits::kArch>(args, merge, count, thread / 32,
+                                                    Traits::kThreads / 32, thread % 32);
     return;
   }
   if (thread == 0) task.merges = arrive(args, merge);

@@ -85,15 +85,14 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
   const int32_t merge = tile.item.merge, count = tile.item.merge_count;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  const bool last = thread < count && arrive(args, merge + thread);
-  if (!ptx::named_barrier_any(kBarrier, kConsumerThreads, last)) return;
-#pragma unroll 1
-  for (int32_t i = 0; i < count; ++i) {
-    // One merge: its last state is this one. Several, of requests that share KV: any of them.
-    if (count > 1 && !ptx::named_barrier_any(kBarrier, kConsumerThreads, last && thread == i)) {
-      continue;
-    }
-    merge_split_tile<Variant::use_softmax, kArch>(args, merge + i, thread, kConsumerThreads);
+  if (count > 1) {
+    merge_runs<Variant::use_softmax, kArch>(args, merge, count, thread / 32, kConsumerThreads / 32,
+                                            thread % 32);
+    return;
+  }
+  const bool last = thread == 0 && arrive(args, merge);
+  if (ptx::named_barrier_any(kBarrier, kConsumerThreads, last)) {
+    merge_split_tile<Variant::use_softmax, kArch>(args, merge, thread, kConsumerThreads);
   }
 }
 
