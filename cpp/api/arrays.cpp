@@ -24,13 +24,44 @@ const Array& one_mask(const MaskArrays& mask) {
     throw Error(ErrorCode::kValue, mask.packed->name, "both masks",
                 "a boolean mask or a packed one");
   }
-  return mask.boolean ? *mask.boolean : *mask.packed;
+  if (mask.parents && (mask.boolean || mask.packed)) {
+    throw Error(ErrorCode::kValue, mask.parents->name, "an array next to a mask",
+                "None: a mask says all there is to say, or the mask without");
+  }
+  return mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
+}
+
+/// Every query token sees what its parent sees, and itself.
+void take_tree(const Array& parents, Layout& layout, std::vector<uint8_t>& bits) {
+  const IndexView parent = indices(parents);
+  flashbsr::detail::check_length(parents.name, parent.size, layout.num_q_tokens,
+                                 "one per query token");
+  mask_new_tokens(layout, parents.name);
+  place_masks(layout);
+  bits.assign(static_cast<size_t>(layout.mask_bytes), 0);
+  for (const Request& r : layout.requests) {
+    uint8_t* out = bits.data() + r.mask_offset();
+    for (int64_t t = 0; t < r.q_len; ++t) {
+      const int64_t above = parent[r.q_begin + t];
+      if (above < -1 || above >= t) {
+        flashbsr::detail::bad_index(flashbsr::detail::at(parents.name, r.q_begin + t), above,
+                                    "-1 or an earlier token of the request, in [0, " +
+                                        std::to_string(t) +
+                                        "): counted from its first, parents before children");
+      }
+      for (int64_t a = t; a >= 0; a = parent[r.q_begin + a]) {
+        const int64_t bit = t * r.q_len + a;
+        out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
+      }
+    }
+  }
 }
 
 }  // namespace
 
 void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits) {
   const Array& a = one_mask(mask);
+  if (mask.parents) return take_tree(a, layout, bits);
   check_contiguous(a);
   const uint8_t* in = static_cast<const uint8_t*>(a.data);
   place_masks(layout);

@@ -11,12 +11,13 @@
 
 namespace flashbsr::api {
 
-/// At most one of the two.
+/// At most one of them.
 struct MaskArrays {
   std::optional<Array> boolean;  ///< bool or uint8, flattened, sum of q_len * kv_len
   std::optional<Array> packed;   ///< uint8, little-endian bits, each request starts at a byte
+  std::optional<Array> parents;  ///< int32 or int64, of every query token's in a tree; -1: a root
 
-  bool given() const { return boolean || packed; }
+  bool given() const { return boolean || packed || parents; }
 };
 
 /// A scale: one number, or an array with one per head.

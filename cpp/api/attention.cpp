@@ -110,7 +110,7 @@ void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array
                  options_.cache.page_size);
   }
   if (mask.given()) take_mask(mask, layout_, mask_);
-  find_prefixes(share, mask.given());
+  find_prefixes(share);
   finish_plan(mask.given(), stream);
 }
 
@@ -134,7 +134,7 @@ void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tabl
   block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat), block_tables.shape[1],
                      indices(kv_lens), options_.cache.page_size);
   if (mask.given()) take_mask(mask, layout_, mask_);
-  find_prefixes(share, mask.given());
+  find_prefixes(share);
   finish_plan(mask.given(), stream);
 }
 
@@ -191,8 +191,8 @@ void Attention::finish_plan(bool masked, void* stream) {
   planned_ = true;
 }
 
-void Attention::find_prefixes(bool share, bool masked) {
-  if (share && !masked && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
+void Attention::find_prefixes(bool share) {
+  if (share && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
 }
 
 void Attention::choose_sharing(const Shape& shape) {

@@ -73,7 +73,7 @@ class Attention {
   void settle_locked(Place place, const char* argument);
   void start_plan();
   void finish_plan(bool masked, void* stream);
-  void find_prefixes(bool share, bool masked);
+  void find_prefixes(bool share);
   /// Limits and what is shared, with the kernel for both.
   void choose_sharing(const Shape& shape);
   void schedule(void* stream);

@@ -102,30 +102,32 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
   return out;
 }
 
-api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed) {
-  return {boolean.copy(), packed.copy()};
+api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed,
+                      const OptionalImport& parents) {
+  return {boolean.copy(), packed.copy(), parents.copy()};
 }
 
 void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
           nb::handle last_page_len, nb::handle kv_lens, nb::handle custom_mask,
-          nb::handle packed_custom_mask, bool share, uintptr_t stream) {
+          nb::handle packed_custom_mask, nb::handle tree_parents, bool share, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), pages(kv_indices, "kv_indices"),
       last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
-      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask");
+      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask"),
+      parents(tree_parents, "tree_parents");
   const Import kv(kv_indptr, "kv_indptr");
   const Unlocked unlocked(self);
-  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed), share,
-            stream_of(stream));
+  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed, parents),
+            share, stream_of(stream));
 }
 
 void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle block_tables,
                       nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask,
-                      bool share, uintptr_t stream) {
+                      nb::handle tree_parents, bool share, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
-      packed(packed_custom_mask, "packed_custom_mask");
+      packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents");
   const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
   const Unlocked unlocked(self);
-  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed), share,
+  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed, parents), share,
                         stream_of(stream));
 }
 
@@ -157,7 +159,7 @@ void plan_bsr(api::Attention& self, nb::handle row_indptr, nb::handle indptr, nb
   const auto [m, n, r, c] = shape;
   const Unlocked unlocked(self);
   self.plan_bsr(first.get(), rows.array(), columns.array(), {m, n, r, c, heads},
-                masks(mask, packed), stream_of(stream));
+                {mask.copy(), packed.copy(), {}}, stream_of(stream));
 }
 
 /// Bits of `how` in Engine.run.
@@ -328,11 +330,12 @@ void bind_engine(nb::module_& m) {
            })
       .def("plan", &plan, nb::arg("qo_indptr").none(), nb::arg("kv_indptr"),
            nb::arg("kv_indices").none(), nb::arg("last_page_len").none(), nb::arg("kv_lens").none(),
-           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(), nb::arg("share"),
-           nb::arg("stream"))
+           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(),
+           nb::arg("tree_parents").none(), nb::arg("share"), nb::arg("stream"))
       .def("plan_block_table", &plan_block_table, nb::arg("qo_indptr").none(),
            nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("custom_mask").none(),
-           nb::arg("packed_custom_mask").none(), nb::arg("share"), nb::arg("stream"))
+           nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
+           nb::arg("stream"))
       .def("plan_levels", &plan_levels, nb::arg("qo_indptr"), nb::arg("kv_indptr"),
            nb::arg("kv_indices"), nb::arg("last_page_len"), nb::arg("stream"))
       .def("plan_bsr", &plan_bsr, nb::arg("row_indptr").none(), nb::arg("indptr"),

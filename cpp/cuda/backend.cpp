@@ -245,6 +245,7 @@ int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   put(h.off_q_rows, h.num_q_rows);
   put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
   if (plan.mask) {
+    std::memset(out + mask_at - kMaskSlack, 0, kMaskSlack);
     std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
     std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
   }
@@ -262,7 +263,8 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   }
   check_captured(plan);
   const PlanHeader& h = plan.plan.header();
-  const int64_t mask_at = round_up<int64_t>(4 * static_cast<int64_t>(h.total_size), kAlign);
+  const int64_t mask_at =
+      round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
   const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
   const bool fresh = 4 * num_counters > counters_.size();

@@ -19,6 +19,7 @@ from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
 from .spec import AttentionSpec, TaskInfo
+from .tree import check_tree_spec
 
 __all__ = ["Planned"]
 
@@ -109,6 +110,7 @@ class Planned:
         kv_lens: Array | None = None,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
         share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
@@ -133,11 +135,17 @@ class Planned:
             Row-major per request; True keeps. It replaces causality; a window still applies.
         packed_custom_mask : uint8 array, shape (sum of ceil(q_len * kv_len / 8),), optional
             The same as little-endian bits, each request starting at a byte.
+        tree_parents : int32 or int64 array, shape (num_q_tokens,), optional
+            The query tokens of each request are a tree, their keys the last of its KV: token *t*
+            has the parent ``tree_parents[qo_indptr[b] + t]``, an earlier token of the request, or
+            -1. It sees all that lies before the tree, its ancestors and itself; `draft_trees` makes
+            it of lists. It replaces causality, and no mask goes beside it.
         share_prefixes : {"auto", "off"}
             "auto": KV that several requests begin with, the same pages, is loaded once for all of
             them where the cost model says that it pays (paged only; docs/sharing.md). The results
-            differ in rounding only. Not with custom masks, position encodings inside attention, fixed or
-            disabled splits, variants that ask for positions, and where a window cuts it.
+            differ in rounding only. Not with custom masks (trees do share), position encodings
+            inside attention, fixed or disabled splits, variants that ask for positions, and where a
+            window cuts it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -155,9 +163,13 @@ class Planned:
         CapacityError
             More than the capacity of `TaskInfo`, than the caller's workspace, or than a captured
             run has.
-        UnsupportedError, CudaError
-            No kernel for this on the GPU; the driver refused.
+        UnsupportedError
+            No kernel for this on the GPU; a window or an encoding of positions with a tree.
+        CudaError
+            The driver refused.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self._open:
             self._settle_on_gpu(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
         self._engine.plan(
@@ -168,6 +180,7 @@ class Planned:
             None if kv_lens is None else to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
@@ -180,6 +193,7 @@ class Planned:
         *,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
         share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
@@ -193,13 +207,15 @@ class Planned:
             Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
         kv_lens : int32 or int64 array, shape (batch_size,)
             Tokens of each request.
-        custom_mask, packed_custom_mask, share_prefixes, stream
+        custom_mask, packed_custom_mask, tree_parents, share_prefixes, stream
             As in `plan`.
 
         Raises
         ------
         As `plan`; also `FlashbsrError` where the task has no page size.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
         if self._open:
@@ -210,6 +226,7 @@ class Planned:
             to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
@@ -241,8 +258,8 @@ class Planned:
 
         Raises
         ------
-        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where a
-        shared level ends inside of a page and the spec has a window or asks for positions.
+        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where
+        a shared level ends inside of a page and the spec has a window or asks for positions.
         """
         lists = (qo_indptr_arr, kv_indptr_arr, kv_indices_arr, last_page_len_arr)
         names = ("qo_indptr_arr", "kv_indptr_arr", "kv_indices_arr", "last_page_len_arr")
@@ -257,9 +274,11 @@ class Planned:
                 )
         if self._open:
             self._settle_on_gpu(qo_indptr_arr=qo_indptr_arr[-1], kv_indices_arr=kv_indices_arr[-1])
+        qo_indptr, kv_indptr, kv_indices, last_page_len = (
+            [to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)
+        )
         self._engine.plan_levels(
-            *([to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)),
-            self._plan_stream(stream),
+            qo_indptr, kv_indptr, kv_indices, last_page_len, self._plan_stream(stream)
         )
 
     def plan_bsr(

@@ -104,6 +104,7 @@ class BatchAttention(Wrapper):
         *,
         o_data_type: DType = None,
         fp8_accumulation: str = "default",
+        share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs and page table completely.
@@ -138,6 +139,9 @@ class BatchAttention(Wrapper):
             Only False.
         fp8_accumulation : {"default", "fast"}
             As in `TaskInfo`.
+        share_prefixes : {"auto", "off"}
+            Whether pages that requests begin with are loaded once where that pays: see
+            `Attention.plan`.
         stream : CUDA stream or int, optional
             Where the plan is copied to the GPU. Default: the framework's current stream.
 
@@ -168,7 +172,10 @@ class BatchAttention(Wrapper):
                 "fp8_accumulation": fp8_accumulation,
             },
         )
-        self._plan(attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr, stream=stream)
+        self._plan(
+            attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr, stream=stream,
+            share_prefixes=share_prefixes,
+        )  # fmt: skip
         self._logits_soft_cap = logits_soft_cap
 
     def run(

@@ -96,7 +96,7 @@ def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
 
 # fmt: off
 REQUEST = _record("q_begin", "q_len", "kv_begin", "kv_len", "mask_lo", "mask_hi",
-                  "index", "q_rows")
+                  "index", "mask_begin")
 WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "merge_count", "kv_begin",
                     "kv_end", "slot", "merge", half=("kv_head", "merge_count"))
 MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot", "state_count",
@@ -119,11 +119,11 @@ class Plan:
     header : PlanHeader
         Read when the view was made.
     requests : numpy structured array [num_requests]
-        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index`` (tokens; bytes for the
-        mask; the request's own number).
+        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index, mask_begin`` (tokens; bytes
+        for the mask; the request's own number; the first KV position that the mask has bits of).
     shared : numpy structured array [num_shared]
         Shared parts, in the form of `requests` and numbered behind them: KV that several requests
-        begin with. ``q_len`` query tokens, rows ``q_rows[r.q_rows : r.q_rows + q_len]`` of q.
+        begin with. ``q_len`` query tokens, rows ``q_rows[r.q_begin : r.q_begin + q_len]`` of q.
     items : numpy structured array [num_items]
         ``request, row_begin, row_count, kv_head, merge_count, kv_begin, kv_end, slot, merge``, in
         claim order: the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``:

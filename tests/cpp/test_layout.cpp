@@ -123,6 +123,40 @@ TEST(Layout, MasksOfEachRequestStartAtAByte) {
   EXPECT_EQ(layout.requests[2].mask_offset(), 2);
 }
 
+TEST(Layout, MasksOfNewTokensHaveBitsOfTheirColumns) {
+  const Ints qo_lens = {0, 3, 3, 12}, lens_of = {3, 0, 30};
+  const IndexView qo = view(qo_lens);
+  const Ints kv = {0, 3, 3, 33};
+  Layout layout;
+  ragged_layout(layout, &qo, view(kv));
+  mask_new_tokens(layout, "tree_parents");
+  place_masks(layout);
+  for (size_t b = 0; b < 3; ++b) {
+    const Request& r = layout.requests[b];
+    EXPECT_EQ(r.mask_begin, lens_of[b] - r.q_len);
+  }
+  EXPECT_EQ(layout.mask_bits, 9 + 0 + 81);
+  EXPECT_EQ(layout.mask_bytes, 2 + 0 + 11);
+  EXPECT_EQ(layout.requests[2].mask_offset(), 2);
+  // Another layout in the same memory has full rows again.
+  ragged_layout(layout, &qo, view(kv));
+  EXPECT_EQ(layout.requests[2].mask_begin, 0);
+  EXPECT_EQ(layout.mask_bits, 9 + 0 + 270);
+}
+
+TEST(Layout, NewTokensAreInTheirKv) {
+  const Ints qo_lens = {0, 3}, kv = {0, 2};
+  const IndexView qo = view(qo_lens);
+  Layout layout;
+  ragged_layout(layout, &qo, view(kv));
+  try {
+    mask_new_tokens(layout, "tree_parents");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.argument, "tree_parents");
+  }
+}
+
 TEST(Layout, MaskOffsetsAre64Bit) {
   Layout layout;
   layout.requests.resize(2);

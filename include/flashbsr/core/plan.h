@@ -32,14 +32,14 @@ inline constexpr int32_t kPlanVersion = 3;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
-  int32_t q_begin;   ///< first query token, row of q and o; of a shared part unused
+  int32_t q_begin;   ///< first query token, row of q and o; of a shared part, place in q_rows
   int32_t q_len;     ///< query tokens
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
   int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none
   int32_t mask_hi;
-  int32_t index;   ///< its own number in the batch, for variants; -1: a shared part
-  int32_t q_rows;  ///< of a shared part: where its rows of q begin in q_rows
+  int32_t index;       ///< its own number in the batch, for variants; -1: a shared part
+  int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
 
   FLASHBSR_FN bool shared() const { return index < 0; }
   FLASHBSR_FN int64_t mask_offset() const {
@@ -224,7 +224,7 @@ struct Span {
 
 /// Row of q of a request's query token.
 FLASHBSR_FN int32_t query_row(const Request& r, int32_t token, const int32_t* q_rows) {
-  return r.shared() ? q_rows[r.q_rows + token] : r.q_begin + token;
+  return r.shared() ? q_rows[r.q_begin + token] : r.q_begin + token;
 }
 
 /// Causal is bottom-right aligned: query token t sits at position kv_len - q_len + t. The window

@@ -51,7 +51,7 @@ struct Layout {
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
   /// Where pages follow each other and the last one is short: tokens of k, v. 0: it is whole.
   int64_t num_kv_tokens = 0;
-  int64_t mask_bits = 0;   ///< length of a boolean mask: sum of q_len * kv_len
+  int64_t mask_bits = 0;   ///< length of a boolean mask: sum of q_len * (kv_len - mask_begin)
   int64_t mask_bytes = 0;  ///< length of the packed one: each request starts at a byte
 };
 
@@ -184,11 +184,15 @@ inline void size_pages(Layout& layout, int64_t count) {
   layout.kv_indices.resize(static_cast<size_t>(count));
 }
 
-/// Where each request's custom mask starts, and the lengths a mask must have.
+inline int64_t mask_bits(const Request& r) {
+  return static_cast<int64_t>(r.q_len) * (r.kv_len - r.mask_begin);
+}
+
+/// The lengths a mask must have.
 inline void finish(Layout& layout) {
   layout.mask_bits = layout.mask_bytes = 0;
   for (const Request& r : layout.requests) {
-    const int64_t bits = static_cast<int64_t>(r.q_len) * r.kv_len;
+    const int64_t bits = mask_bits(r);
     layout.mask_bits += bits;
     layout.mask_bytes += ceil_div<int64_t>(bits, 8);
   }
@@ -196,13 +200,28 @@ inline void finish(Layout& layout) {
 
 }  // namespace detail
 
+/// A mask of this layout will speak of the last q_len KV positions of each request only, the query
+/// tokens' own; whatever is before them is seen. `name` is the argument that says so.
+inline void mask_new_tokens(Layout& layout, const char* name) {
+  for (Request& r : layout.requests) {
+    if (r.kv_len < r.q_len) {
+      throw Error(ErrorCode::kValue, name,
+                  std::to_string(r.q_len) + " query tokens and " + std::to_string(r.kv_len) +
+                      " KV tokens in request " + std::to_string(r.index),
+                  "lengths of KV that include the query tokens");
+    }
+    r.mask_begin = r.kv_len - r.q_len;
+  }
+  detail::finish(layout);
+}
+
 /// Gives every request the offset of its bits in a packed custom mask.
 inline void place_masks(Layout& layout) {
   int64_t offset = 0;
   for (Request& r : layout.requests) {
     r.mask_lo = static_cast<int32_t>(static_cast<uint32_t>(offset));
     r.mask_hi = static_cast<int32_t>(offset >> 32);
-    offset += ceil_div<int64_t>(static_cast<int64_t>(r.q_len) * r.kv_len, 8);
+    offset += ceil_div<int64_t>(detail::mask_bits(r), 8);
   }
 }
 

@@ -208,14 +208,14 @@ class Planner {
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       const SharedPart& part = sharing.parts[p];
       const size_t one = static_cast<size_t>(sharing.order[static_cast<size_t>(part.first)]);
-      *request++ = {.q_begin = -1,
+      *request++ = {.q_begin = runs_.first_row(part),
                     .q_len = runs_.tokens(part),
                     .kv_begin = layout.requests[one].kv_begin,
                     .kv_len = part.end,
                     .mask_lo = -1,
                     .mask_hi = -1,
                     .index = -1,
-                    .q_rows = runs_.first_row(part)};
+                    .mask_begin = part.end};
     }
     copy(header().off_q_rows, runs_.q_rows.data(), runs_.q_rows.size() * 4);
   }

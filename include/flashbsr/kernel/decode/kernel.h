@@ -25,7 +25,7 @@ FLASHBSR_DEVICE DecodeItem decode_item(const WorkItem& item, const Request& requ
           .slot = item.slot,
           .merge = item.merge,
           .request = item.request,
-          .q_begin = request.shared() ? ~request.q_rows : request.q_begin,
+          .q_begin = request.shared() ? ~request.q_begin : request.q_begin,
           .q_len = request.q_len,
           .kv_len = request.kv_len};
 }
@@ -70,7 +70,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
       const int number = first - begin + i;
       ptx::mbarrier_wait<Traits::kArch>(shared.ready_barrier(number & 1), number >> 1 & 1);
       query.read(shared.ready(number & 1), lane);
-      math.begin(shared.ready(number & 1));
+      math.begin(item, shared.ready(number & 1));
       state.clear();
 #pragma unroll 1
       for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;

@@ -109,7 +109,8 @@ struct DecodeQuery {
       const int token = args.group.quotient(packed);
       const int head =
           item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
-      const int row_of_q = item.shared() ? args.q_rows[~item.q_begin + token] : item.q_begin + token;
+      const int row_of_q =
+          item.shared() ? args.q_rows[~item.q_begin + token] : item.q_begin + token;
       const char* row = q.row(row_of_q, head);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {

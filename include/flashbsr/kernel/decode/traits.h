@@ -23,7 +23,7 @@ struct alignas(16) DecodeItem {
   int32_t slot;
   int32_t merge;
   int32_t request;
-  int32_t q_begin;  ///< of a shared part ~Request::q_rows: 48 bytes are what there is room for
+  int32_t q_begin;  ///< of a shared part ~Request::q_begin: 48 bytes are what there is room for
   int32_t q_len;
   int32_t kv_len;
 

@@ -69,12 +69,16 @@ class Scores {
     if (lane_ == 0) {
       // What all see is that of the block, so that its warps take the same way and meet at the same
       // barriers; warps of few tiles at the diagonal compare for nothing.
-      *visible_ = {Visibility::of(rows_, first_row_, end).any,
+      Visibility v{Visibility::of(rows_, first_row_, end).any,
                    Visibility::of(rows_, 0, task.item.row_count).all};
+      if (variant_.masks_logits()) {
+        v.all.end = min_of(v.all.end, variant_.mask_begin(task.request));
+      }
+      *visible_ = v;
     }
     __syncwarp();
     // The short way multiplies inside the exponent, after the maximum: only for positive scales.
-    transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
+    transforms_ = !Variant::use_softmax || variant_.transforms_logits();
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -132,7 +136,8 @@ class Scores {
     }
   }
 
-  /// S becomes logits (without softmax: weights), where it is not already.
+  /// S becomes logits (without softmax: weights), where it is not already. Tiles that a mask cuts
+  /// are not whole.
   FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
     if (transforms_ || !whole) transform(begin);
   }
