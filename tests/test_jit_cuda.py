@@ -27,6 +27,10 @@ WISHES = {
         Wish("decode80", "decode", "sm80", "sm_86", 64, 64, F16, E4M3, 8, "custom"),
         Wish("hopper", "hopper", "sm90a", "sm_90a", 128, 128, BF16, BF16, 192, "custom"),
         Wish("prefill", "prefill", "sm80", "sm_80", 128, 128, F16, F16, 64, "custom"),
+        Wish("wide", "prefill", "sm80", "sm_90", 512, 512, BF16, BF16, 64, "custom"),
+        Wish("wide8", "prefill", "sm80", "sm_80", 512, 512, F16, E4M3, 64, "custom"),
+        Wish("wide_decode90", "decode", "sm90", "sm_90", 512, 512, BF16, E4M3, 8, "custom"),
+        Wish("wide_decode80", "decode", "sm80", "sm_80", 512, 512, F16, F16, 8, "custom"),
         Wish("turing", "prefill", "sm75", "sm_75", 64, 64, F16, F16, 64, "custom"),
     )
 }
@@ -90,7 +94,7 @@ def is_cubin(image: bytes, name: str) -> bool:
     return image[:4] == b"\x7fELF" and f".text.{name}\0".encode() in image
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("types", [F16, BF16])
 @pytest.mark.usefixtures("compiler")
 def test_hooks_of_rows_compile_where_they_are_served(dim: int, types: str) -> None:

@@ -8,6 +8,7 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/convert.h>
+#include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
@@ -44,7 +45,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
   const PlanHeader& h = plan.header();
   const Merge& m = plan.merges()[index];
   const Request& request = plan.requests()[m.request];
-  float o[256];
+  float o[kMaxHeadDim];
   for (int32_t r = 0; r < m.row_count; ++r) {
     const int64_t first = static_cast<int64_t>(m.slot_begin) * h.tile_rows + r;
     const auto slot_row = [&](int32_t i) { return first + static_cast<int64_t>(i) * h.tile_rows; };

@@ -112,8 +112,6 @@ FLASHBSR_FN int padded_words(int dim) {
   return round_up(dim, kLanes * Op::kPerWord) / Op::kPerWord;
 }
 
-inline constexpr int kMaxHeadDim = 256;
-
 /// `stage` holds kLanes rows of padded words; `zeros` one row of zero words.
 struct PackBuffers {
   char* stage;
