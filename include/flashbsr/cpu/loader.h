@@ -14,6 +14,7 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/cpu/convert.h>
 #include <flashbsr/cpu/gemm.h>
+#include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/transpose.h>
 
 namespace flashbsr::cpu {
