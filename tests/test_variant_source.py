@@ -259,18 +259,63 @@ def test_compile_errors_show_the_users_lines():
     attention, arrays = small_attention(AttentionSpec.from_source(text))
     with pytest.raises(FlashbsrError, match=r"Wrong:4:\d+: error: .*undefined_thing") as caught:
         attention.run(*arrays)
-    assert len(str(caught.value).splitlines()) < 20
+    assert str(caught.value).splitlines()[1:] == [
+        str(caught.value).splitlines()[1],  # one error, and its line; nothing of our headers
+        "    return x + undefined_thing;",
+    ]
     assert not cache.entries() or all("Wrong" not in e.label for e in cache.entries())
 
 
-def test_a_wrong_signature_names_the_concept():
-    text = """struct Scalar : flashbsr::VariantBase {
-      template <class M> float logits_transform(typename M::Float, const LogitsAt<M>&) const {
-        return 1.0f;
-      } };"""
+@pytest.mark.parametrize(
+    ("hook", "wanted"),
+    [
+        (
+            "template <class M> float logits_transform(typename M::Float, LogitsAt<M>) const;",
+            "typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>& at) const",
+        ),
+        (
+            "template <class M> auto logits_transform(typename M::Float x) const { return x; }",
+            "logits_transform(typename M::Float x, const LogitsAt<M>& at) const",
+        ),
+        (
+            "template <class M> auto logits_mask(const LogitsAt<M>& at) { return M::all(); }",
+            "typename M::Bool logits_mask(const LogitsAt<M>& at) const",
+        ),
+        (
+            "template <class Row> void key_transform(Row x) const { x[0] = 0; }",
+            "template <class Row> void key_transform(Row x, const RowAt& at) const",
+        ),
+    ],
+    ids=["type", "arguments", "const", "row"],
+)
+def test_a_wrong_signature_is_shown_with_the_right_one(hook, wanted):
+    text = f"/* logits_mask(\n key_transform( */\nstruct Wrong : VariantBase {{\n  {hook}\n}};"
     attention, arrays = small_attention(AttentionSpec.from_source(text))
-    with pytest.raises(FlashbsrError, match="AttentionVariant|logits_transform"):
+    with pytest.raises(FlashbsrError) as caught:
         attention.run(*arrays)
+    error, line = str(caught.value).splitlines()[1:]
+    assert error.startswith("Wrong:4:") and wanted in error
+    assert line.strip() == hook
+
+
+@pytest.mark.parametrize("name", ["logit_transform", "LogitsTransform", "logits_masks"])
+def test_a_name_that_is_nearly_a_hook_is_refused(name):
+    """Nobody would call it: the run would be plain attention."""
+    text = f"""struct Silent : VariantBase {{
+      template <class M> auto {name}(typename M::Float x, const LogitsAt<M>&) const {{ return x; }}
+    }};"""
+    with pytest.raises(FlashbsrError, match=rf"text: got a function {name}.*expected logits_"):
+        AttentionSpec.from_source(text)
+
+
+def test_helpers_may_be_called_like_the_hooks_that_are_there():
+    text = """struct Helped : VariantBase {
+      template <class M> auto logits_transforms(typename M::Float x) const { return x; }
+      template <class M> auto logits_transform(typename M::Float x, const LogitsAt<M>&) const {
+        return logits_transforms<M>(x);
+      }
+    };"""
+    assert AttentionSpec.from_source(text).variant.hooks == {"logits_transform"}
 
 
 def test_no_compiler(monkeypatch):

@@ -16,6 +16,7 @@ from ..errors import FlashbsrError, UnsupportedError
 from ..variant import Variant
 from . import cache
 from .cuda import headers_digest
+from .messages import own_errors
 from .notice import compiling
 from .source import cpu_source
 
@@ -105,16 +106,17 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     )
     if done.returncode == 0 and path.exists():
         return
-    raise _failure(shlex.join(command), done.returncode, done.stderr.decode(errors="replace"))
+    messages = done.stderr.decode(errors="replace")
+    raise _failure(shlex.join(command), done.returncode, messages, own_errors(messages, source))
 
 
-def _failure(command: str, status: int, messages: str) -> FlashbsrError:
+def _failure(command: str, status: int, messages: str, own: list[str]) -> FlashbsrError:
     """Blame the text for errors that have a line, the compiler for others."""
     lines = messages.splitlines()
     # Below a template, the first lines say through which headers one came there.
     first = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
-    if first is not None:
-        shown = "\n".join(lines[first : first + _MOST_LINES])
+    if own or first is not None:
+        shown = "\n".join(own or lines[first:][:_MOST_LINES])
         return FlashbsrError(
             "variant",
             f"C++ that {Path(command.split()[0]).name} does not compile",
