@@ -79,7 +79,7 @@ BAD = [
     Bad(make_task, "num_kv_heads", "negative", {"num_kv_heads": -2}),
     Bad(make_task, "num_kv_heads", "bool", {"num_kv_heads": True}),
     Bad(make_task, "head_dim_qk", "not a multiple of 8", {"head_dim_qk": 20}),
-    Bad(make_task, "head_dim_qk", "above 256", {"head_dim_qk": 264}),
+    Bad(make_task, "head_dim_qk", "above 512", {"head_dim_qk": 520}),
     Bad(make_task, "head_dim_vo", "not a multiple of 8", {"head_dim_vo": 3}),
     Bad(make_task, "page_size", "zero", {"page_size": 0}),
     Bad(make_task, "page_size", "text", {"page_size": "16"}),

@@ -162,7 +162,7 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
     throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
                 "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o_.head_dim_qk) + " on " +
                     place_text(place()),
-                "head_dim_qk of 64, 128 or 256, not below head_dim_vo; or rotate q and k with "
+                "head_dim_qk of 64, 128, 256 or 512, not below head_dim_vo; or rotate q and k with "
                 "apply_rope first");
   }
 }

@@ -128,7 +128,7 @@ class BlockSparseAttentionWrapper(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         mask : bool array [nnz, R, C], optional
             Elements of each block that count.
         packed_mask : uint8 array [ceil(nnz * R * C / 8)], optional

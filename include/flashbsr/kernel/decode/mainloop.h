@@ -146,9 +146,9 @@ class DecodeMath {
         load_keys(tile, u, pair, first, second);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          const auto& b = query.b[n];
-          ptx::mma_m16n8k16<kType>(even[n], first, b[2 * pair][0], b[2 * pair][1]);
-          ptx::mma_m16n8k16<kType>(odd[n], second, b[2 * pair + 1][0], b[2 * pair + 1][1]);
+          const uint4 b = query.operands(n, pair);
+          ptx::mma_m16n8k16<kType>(even[n], first, b.x, b.y);
+          ptx::mma_m16n8k16<kType>(odd[n], second, b.z, b.w);
         }
       }
       add(even, odd, s[u]);
