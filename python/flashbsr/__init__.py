@@ -49,6 +49,7 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .rotary import YarnScaling
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
@@ -77,6 +78,7 @@ __all__ = [
     "SpanMask",
     "TaskInfo",
     "UnsupportedError",
+    "YarnScaling",
     "__version__",
     "append_paged_kv_cache",
     "apply_llama31_rope",

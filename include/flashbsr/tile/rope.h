@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rotary embedding inside attention, by the tables of core/params.h: dims i and i + dim / 2 turn
-// together. cpu/rope.h is the same on the CPU.
+// Rotary embedding inside attention, by the tables of core/params.h. cpu/rope.h is the same on the
+// CPU.
 #pragma once
 
 #include <flashbsr/core/params.h>
+#include <flashbsr/ptx/convert.h>
 
 namespace flashbsr {
 
@@ -35,10 +36,43 @@ struct RopeRow {
     fine = tables.fine + p % RopeTables::kFine * dim;
   }
 
-  /// Of dims i and i + half.
+  /// Of column i.
   FLASHBSR_DEVICE Rotation at(int32_t i) const {
     const float cc = coarse[i], cs = coarse[half + i], fc = fine[i], fs = fine[half + i];
     return {cc * fc - cs * fs, sign * (cs * fc + cc * fs)};
+  }
+};
+
+/// Which two groups of 16 dims turn together by the tables' columns 16 group to 16 group + 15. Those
+/// that are not rotated are left over for each other.
+struct PairedGroups {
+  int32_t first;
+  int32_t second;
+  bool turn;
+
+  /// @param count  groups of a head
+  FLASHBSR_DEVICE PairedGroups(const RopeTables& tables, int32_t group, int32_t count)
+      : turn(group < tables.half / 16) {
+    const int32_t rotated = tables.half / 16;
+    first = turn ? group : group + rotated;
+    second = group + (turn ? rotated : count / 2);
+  }
+};
+
+/// Four dims in two words of 16-bit numbers, put so that x and y turn together: neighbours are in
+/// one word. The dot product of q and k is the same over dims in another order, so nobody puts them
+/// back.
+struct Zip {
+  uint32_t low;
+  uint32_t high;
+
+  FLASHBSR_DEVICE explicit Zip(const RopeTables& tables)
+      : low(tables.interleave ? 0x5410 : 0x3210), high(tables.interleave ? 0x7632 : 0x7654) {}
+
+  FLASHBSR_DEVICE void operator()(uint32_t& x, uint32_t& y) const {
+    const uint32_t a = ptx::permute_bytes(x, y, low);
+    y = ptx::permute_bytes(x, y, high);
+    x = a;
   }
 };
 

@@ -7,6 +7,9 @@
 //   warp 0          Q by TMA                -> `raw` barriers for Q
 //   warps 1 and 2   K and Q rotated         -> key_pipeline, query_pipeline
 //
+// Heads that are rotated whole, in halves, have a loop of their own for K: the other one's two
+// permutations and an address for each row are a tenth more instructions.
+//
 // A lane has two neighbouring pairs of dims (two times two at head dim 256) and goes from row to
 // row: the angles of the first row of half a tile come from the tables, the next ones by angle-sum
 // with a step of constant cosine and sine. That is as many operations as the tables ask for and no
@@ -41,6 +44,12 @@ struct PairPlace {
   template <int kColumnBytes>
   FLASHBSR_DEVICE static uint32_t partner(uint32_t address) {
     return kHalf >= 64 ? address + kHalf / 64 * kColumnBytes : address ^ 64;
+  }
+
+  /// Byte of any even dim in row `r`.
+  template <int kColumnBytes>
+  FLASHBSR_DEVICE static int32_t of_dim(int32_t dim, int32_t r) {
+    return dim / 64 * kColumnBytes + r * 128 + (dim % 64 * 2 ^ ((r & 7) << 4));
   }
 };
 
@@ -121,18 +130,40 @@ class Rotator {
     const RopeTables& tables = args_.base.params.rope;
     const Place place(lane());
     const int32_t begin = half * kHalfRows;
-    uint32_t column = shared_.keys + at.stage * Traits::kKeyBytes;
+    const uint32_t keys = shared_.keys + at.stage * Traits::kKeyBytes;
     // Rows behind the item's end are masked; the tables end there.
     const int32_t position = min_of(tile.start + j * Traits::kKvTile + begin, tile.item.kv_end - 1);
 #pragma unroll 1
-    for (int pass = 0; pass < Place::kPasses; ++pass, column += kKeyColumnBytes) {
+    for (int pass = 0; pass < Place::kPasses; ++pass) {
       const int32_t dim = place.dim + 64 * pass;
       Angles now = Angles::of(tables, kDim, position + place.row, dim);
       const Angles step = Angles::step(tables.fine + dim, kDim, kStep);
       ptx::mbarrier_wait<kArch>(shared_.raw_keys + 8 * at.stage, at.parity);
-      const uint32_t first = column + place.in_row(begin + place.row);
-      rotate_pass(first, first + kHalfRows * 128, now, step);
+      const uint32_t first = keys + pass * kKeyColumnBytes + place.in_row(begin + place.row);
+      if (tables.half == kDim / 2 && !tables.interleave) {
+        rotate_pass(first, first + kHalfRows * 128, now, step);
+        continue;
+      }
+      if (dim >= tables.half) continue;
+#pragma unroll 1
+      for (int32_t r = begin + place.row; r < begin + kHalfRows; r += kStep) {
+        turn_row<kKeyColumnBytes>(keys, dim, r, now);
+        now.advance(step);
+      }
     }
+  }
+
+  /// The lane's words of a row, wherever the partners are.
+  template <int kColumnBytes>
+  FLASHBSR_DEVICE void turn_row(uint32_t rows, int32_t dim, int32_t r, const Angles& angles) const {
+    const RopeTables& tables = args_.base.params.rope;
+    const uint32_t at = rows + Place::template of_dim<kColumnBytes>(dim, r);
+    const uint32_t other = rows + Place::template of_dim<kColumnBytes>(dim + tables.half, r);
+    uint32_t x = ptx::load_shared(at), y = ptx::load_shared(other);
+    Zip{tables}(x, y);
+    turn<Traits::kType>(angles.at, x, y);
+    ptx::store_shared(at, x);
+    ptx::store_shared(other, y);
   }
 
   /// Words of the next rows are on their way while one is rotated.
@@ -179,7 +210,7 @@ class Rotator {
     announce(shared_.query_pipeline.full(query.stage), false);
   }
 
-  FLASHBSR_DEVICE void rotate_query_half(const Tile& tile, int32_t half, uint32_t column) {
+  FLASHBSR_DEVICE void rotate_query_half(const Tile& tile, int32_t half, uint32_t rows) {
     const RopeTables& tables = args_.base.params.rope;
     const FastDiv& group = args_.base.group;
     const int32_t heads = static_cast<int32_t>(group.divisor);
@@ -188,21 +219,16 @@ class Rotator {
     const int32_t end = min_of((half + 1) * (Traits::kRows / 2), tile.item.row_count);
     const int32_t offset = tile.request.kv_len - tile.request.q_len;
 #pragma unroll 1
-    for (int pass = 0; pass < Place::kPasses; ++pass, column += kQueryColumnBytes) {
-      if (first >= end) break;
+    for (int pass = 0; pass < Place::kPasses; ++pass) {
       const int32_t dim = place.dim + 64 * pass;
+      if (first >= end || dim >= tables.half) break;
       const int32_t packed = tile.item.row_begin + first, token = group.quotient(packed);
       Angles angles = Angles::of(tables, kDim, offset + token, dim);
       const Angles step = Angles::step(tables.fine + dim, kDim, 1);
       int32_t head = group.remainder(packed, token);
 #pragma unroll 2
       for (int32_t r = first; r < end; r += kStep) {
-        const uint32_t at = column + place.in_row(r);
-        uint32_t x = ptx::load_shared(at);
-        uint32_t y = ptx::load_shared(Place::template partner<kQueryColumnBytes>(at));
-        turn<Traits::kType>(angles.at, x, y);
-        ptx::store_shared(at, x);
-        ptx::store_shared(Place::template partner<kQueryColumnBytes>(at), y);
+        turn_row<kQueryColumnBytes>(rows, dim, r, angles);
         for (head += kStep; head >= heads; head -= heads) angles.advance(step);
       }
     }
