@@ -174,7 +174,7 @@ def yarn_frequencies(dim: int, theta: float, scale: float, yarn: Any) -> np.ndar
 
 
 def rotation(variant: Variant, dim: int) -> tuple[np.ndarray, float]:
-    """Radians per position of each rotated plane of a head of `dim`, and what they are scaled by."""
+    """Radians per position of each rotated plane of a head of `dim`, and the attention factor."""
     given, yarn = variant.rope_frequencies, variant.rope_yarn
     if given is not None:
         return np.array(given), 1.0

@@ -174,8 +174,7 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
   if (o_.position == Position::kRopeLlama && !o_.rope.interleave && o_.rope.rotary_dim % 32) {
     throw Error(ErrorCode::kUnsupported, "rotary_dim",
                 std::to_string(o_.rope.rotary_dim) + " on " + place_text(place()),
-                "a multiple of 32 there without rope_interleave; or rotate q and k with "
-                "apply_rope first, or backend='cpu'");
+                "a multiple of 32 there without rope_interleave; or apply_rope first");
   }
 }
 

@@ -233,9 +233,7 @@ def check_rotary(spec: AttentionSpec) -> dict[str, Any]:
     if given and given[0] in ("rope_frequencies", "rope_cos_sin_cache"):
         for name, default in (("rope_scale", 1.0), ("rope_theta", 1e4)):
             if getattr(spec, name) != default:
-                raise FlashbsrError(
-                    name, getattr(spec, name), f"{default}: {given[0]} says it all"
-                )
+                raise FlashbsrError(name, getattr(spec, name), f"{default}: {given[0]} says it all")
     return kept
 
 

@@ -43,8 +43,8 @@ struct RopeRow {
   }
 };
 
-/// Which two groups of 16 dims turn together by the tables' columns 16 group to 16 group + 15. Those
-/// that are not rotated are left over for each other.
+/// Which two groups of 16 dims turn together, by columns [16 group, 16 group + 16) of the tables.
+/// Those that are not rotated are left over for each other.
 struct PairedGroups {
   int32_t first;
   int32_t second;
