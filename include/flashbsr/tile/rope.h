@@ -76,4 +76,38 @@ struct Zip {
   }
 };
 
+/// Turns two pairs: their dims in x, the partners in y.
+template <DType kType>
+FLASHBSR_DEVICE void turn(const Rotation (&angles)[2], uint32_t& x, uint32_t& y) {
+  float a[2] = {ptx::unpack_low<kType>(x), ptx::unpack_high<kType>(x)};
+  float b[2] = {ptx::unpack_low<kType>(y), ptx::unpack_high<kType>(y)};
+#pragma unroll
+  for (int e = 0; e < 2; ++e) angles[e].turn(a[e], b[e]);
+  x = ptx::pack2<kType>(a[0], a[1]);
+  y = ptx::pack2<kType>(b[0], b[1]);
+}
+
+/// The angles of a lane's two pairs, of which `dim` is the first one's lower dim.
+struct Angles {
+  Rotation at[2];
+
+  /// Of as many positions, less than the fine table has: a step from one to another. `fine` is the
+  /// table's column of `dim`.
+  FLASHBSR_DEVICE static Angles step(const float* fine, int32_t head_dim, int32_t positions) {
+    const float* row = fine + positions * head_dim;
+    const float2 c = *reinterpret_cast<const float2*>(row);
+    const float2 s = *reinterpret_cast<const float2*>(row + head_dim / 2);
+    return {{{c.x, s.x}, {c.y, s.y}}};
+  }
+  FLASHBSR_DEVICE static Angles of(const RopeTables& tables, int32_t head_dim, int32_t position,
+                                   int32_t dim) {
+    const RopeRow row(tables, position, head_dim);
+    return {{row.at(dim), row.at(dim + 1)}};
+  }
+  FLASHBSR_DEVICE void advance(const Angles& by) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) by.at[e].turn(at[e].cos, at[e].sin);
+  }
+};
+
 }  // namespace flashbsr
