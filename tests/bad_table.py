@@ -22,6 +22,7 @@ from bad_calls import (
     make_engine,
     make_spec,
     make_task,
+    make_yarn,
     merge,
     merge_in_place,
     merge_many,
@@ -46,11 +47,14 @@ from bad_calls import (
     single_prefill,
     sparse_wrapper,
 )
+from flashbsr import YarnScaling
 from numpy.lib.stride_tricks import as_strided
 
 # fmt: off
 nan, inf = float("nan"), float("inf")
 MASK = np.ones(3 * 10 + 4 + 2 * 3, bool)  # of the world's batch
+ROPE = {"pos_encoding_mode": "ROPE_LLAMA"}
+TABLE = np.array([[1, 0], [0, 1], [-1, 0]], np.float32)  # quarter turns
 PACKED = np.full(4 + 1 + 1, 0xFF, np.uint8)
 
 BAD = [
@@ -72,6 +76,40 @@ BAD = [
         {"pos_encoding_mode": "ROPE_LLAMA", "rope_llama31": (1.0, 4.0)}),
     Bad(make_spec, "rope_llama31", "low above high",
         {"pos_encoding_mode": "ROPE_LLAMA", "rope_llama31": (4.0, 1.0, 8192.0)}),
+    Bad(make_spec, "rope_yarn", "a tuple", {**ROPE, "rope_yarn": (4096, 32, 1)}),
+    Bad(make_spec, "rope_yarn", "without rope", {"rope_yarn": YarnScaling(4096)}),
+    Bad(make_spec, "rope_yarn", "with Llama's",
+        {**ROPE, "rope_yarn": YarnScaling(4096), "rope_llama31": (1.0, 4.0, 8192.0)}),
+    Bad(make_spec, "rope_theta", "1 with YaRN",
+        {**ROPE, "rope_yarn": YarnScaling(4096), "rope_theta": 1.0}),
+    Bad(make_yarn, "old_context_len", "zero", {"old_context_len": 0}),
+    Bad(make_yarn, "old_context_len", "less than a turn", {"old_context_len": 6}),
+    Bad(make_yarn, "beta_slow", "above beta_fast", {"beta_slow": 33}),
+    Bad(make_yarn, "beta_fast", "text", {"beta_fast": "32"}),
+    Bad(make_yarn, "attention_factor", "negative", {"attention_factor": -1.0}),
+    Bad(make_spec, "rotary_dim", "without rope", {"rotary_dim": 32}),
+    Bad(make_spec, "rotary_dim", "odd", {**ROPE, "rotary_dim": 33}),
+    Bad(make_spec, "rotary_dim", "zero", {**ROPE, "rotary_dim": 0}),
+    Bad(make_spec, "rope_interleave", "without rope", {"rope_interleave": True}),
+    Bad(make_spec, "rope_frequencies", "without rope", {"rope_frequencies": (0.5,)}),
+    Bad(make_spec, "rope_frequencies", "a matrix", {**ROPE, "rope_frequencies": np.ones((2, 2))}),
+    Bad(make_spec, "rope_frequencies", "empty", {**ROPE, "rope_frequencies": ()}),
+    Bad(make_spec, "rope_frequencies", "nan", {**ROPE, "rope_frequencies": (0.5, nan)}),
+    Bad(make_spec, "rope_frequencies", "text", {**ROPE, "rope_frequencies": "0.5"}),
+    Bad(make_spec, "rope_frequencies", "complex",
+        {**ROPE, "rope_frequencies": np.ones(2, complex)}),
+    Bad(make_spec, "rope_scale", "with frequencies",
+        {**ROPE, "rope_frequencies": (0.5,), "rope_scale": 2.0}),
+    Bad(make_spec, "rope_cos_sin_cache", "with frequencies",
+        {**ROPE, "rope_cos_sin_cache": TABLE, "rope_frequencies": (0.5,)}),
+    Bad(make_spec, "rope_theta", "with a table",
+        {**ROPE, "rope_cos_sin_cache": TABLE, "rope_theta": 5e5}),
+    Bad(make_spec, "rope_cos_sin_cache", "without rope", {"rope_cos_sin_cache": TABLE}),
+    Bad(make_spec, "rope_cos_sin_cache", "list", {**ROPE, "rope_cos_sin_cache": [[1.0, 0.0]] * 2}),
+    Bad(make_spec, "rope_cos_sin_cache", "one row", {**ROPE, "rope_cos_sin_cache": TABLE[:1]}),
+    Bad(make_spec, "rope_cos_sin_cache", "odd width", {**ROPE, "rope_cos_sin_cache": TABLE[:, :1]}),
+    Bad(make_spec, "rope_cos_sin_cache", "float16",
+        {**ROPE, "rope_cos_sin_cache": TABLE.astype(np.float16)}),
     Bad(make_spec, "sigmoid_bias", "with softmax", {"sigmoid_bias": -1.0}),
     # --- TaskInfo
     Bad(make_task, "num_qo_heads", "not a multiple", {"num_qo_heads": 5}),

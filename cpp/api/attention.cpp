@@ -275,6 +275,7 @@ void Attention::schedule(void* stream) {
     for (const Request& r : layout_.requests) {
       furthest = max_of<int64_t>(furthest, static_cast<int64_t>(r.q_len) - r.kv_len);
     }
+    check_positions(furthest);
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
     const Capacity& c = options_.capacity;
@@ -343,6 +344,15 @@ void Attention::set_workspace_bytes(int64_t bytes) {
 void Attention::set_bytes(int64_t bytes) {
   workspace_bytes_ = bytes;
   if (options_.capacity.fixed()) check_workspace(needed_bytes());
+}
+
+/// Positions are below `furthest` in magnitude, or the one that no key has.
+void Attention::check_positions(int64_t furthest) const {
+  const int64_t most = options_.rope.max_positions;
+  if (most < 0 || furthest <= most) return;
+  throw Error(ErrorCode::kIndexRange, "rope_cos_sin_cache",
+              std::to_string(most) + " positions for a request of " + std::to_string(furthest),
+              "a row for every position; or rope_frequencies, which have no end");
 }
 
 std::vector<int32_t> Attention::plan_buffer() {

@@ -82,6 +82,7 @@ class Attention {
   int64_t needed_bytes();
   void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;
+  void check_positions(int64_t furthest) const;
 
   AttentionOptions options_;
   std::unique_ptr<Backend> backend_;

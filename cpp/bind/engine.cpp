@@ -274,13 +274,21 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.position = position == "ROPE_LLAMA" ? Position::kRopeLlama
                : position == "ALIBI"    ? Position::kAlibi
                                         : Position::kNone;
-  o.rope.theta = number("rope_theta");
-  o.rope.scale = number("rope_scale");
+  RopeFrequencies& f = o.rope.frequencies;
+  f.theta = number("rope_theta");
+  f.scale = number("rope_scale");
   if (const nb::object llama = d["rope_llama31"]; !llama.is_none()) {
-    o.rope.llama31 = true;
-    std::tie(o.rope.low_freq_factor, o.rope.high_freq_factor, o.rope.old_context_len) =
+    f.llama31 = true;
+    std::tie(f.low_freq_factor, f.high_freq_factor, f.old_context_len) =
         nb::cast<std::tuple<double, double, double>>(llama);
   }
+  for (const nb::handle given : nb::cast<nb::tuple>(d["rope_frequencies"])) {
+    f.given.push_back(nb::cast<double>(given));
+  }
+  o.rope.rotary_dim = integer("rotary_dim");
+  o.rope.interleave = boolean("rope_interleave");
+  o.rope.magnitude = number("rope_magnitude");
+  o.rope.max_positions = integer("rope_max_positions");
   o.activation = text("activation") == "sigmoid" ? Activation::kSigmoid : Activation::kSoftmax;
   o.sigmoid_bias = static_cast<float>(number("sigmoid_bias"));
   o.lse_base2 = text("lse_base") == "2";

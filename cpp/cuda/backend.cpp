@@ -96,6 +96,7 @@ class CudaBackend final : public api::Backend {
   DeviceMemory slopes_;
   DeviceMemory coarse_, fine_;  ///< RoPE tables
   int64_t rope_rows_ = 0;       ///< of the coarse table that are there
+  RopeTables rope_;             ///< of the last plan
   PageCheck page_check_;
   Staging staging_;
   UseOrder order_;
@@ -164,6 +165,12 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
                     place_text(place()),
                 "head_dim_qk of 64, 128, 256 or 512, not below head_dim_vo; or rotate q and k with "
                 "apply_rope first");
+  }
+  // Pairs are groups of 16 dims apart: a step of the matrix instructions.
+  if (o_.position == Position::kRopeLlama && !o_.rope.interleave && o_.rope.rotary_dim % 32) {
+    throw Error(ErrorCode::kUnsupported, "rotary_dim",
+                std::to_string(o_.rope.rotary_dim) + " on " + place_text(place()),
+                "a multiple of 32 there without rope_interleave; or apply_rope first");
   }
 }
 
@@ -295,6 +302,7 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
 /// pinned, so that it has been read when the copy returns.
 void CudaBackend::place_rope(const HostPlan& plan, CUstream stream) {
   if (plan.rope_positions == 0) return;
+  rope_ = plan.rope;
   const auto rows_for = [](int64_t positions) { return positions / RopeTables::kFine + 1; };
   const int64_t row_bytes = 4 * static_cast<int64_t>(o_.head_dim_qk);
   const auto copy = [&](CUdeviceptr to, const float* from, int64_t bytes) {
@@ -348,7 +356,9 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
     return reinterpret_cast<const float*>(m.data());
   };
   if (masked_) params.custom_mask = reinterpret_cast<const uint8_t*>(plan_.data() + mask_at_);
-  if (o_.position == Position::kRopeLlama) params.rope = {floats(coarse_), floats(fine_)};
+  if (o_.position == Position::kRopeLlama) {
+    params.rope = {floats(coarse_), floats(fine_), rope_.half, rope_.interleave};
+  }
   if (o_.position == Position::kAlibi && !params.alibi_slopes)
     params.alibi_slopes = floats(slopes_);
   api::place_partials(params, header_, workspace_, o_.head_dim_vo);

@@ -58,6 +58,7 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .rotary import YarnScaling
 from .shared_prefix import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -99,6 +100,7 @@ __all__ = [
     "TaskInfo",
     "UnsupportedError",
     "VariableBlockSparseAttentionWrapper",
+    "YarnScaling",
     "__version__",
     "append_paged_kv_cache",
     "apply_llama31_rope",

@@ -18,6 +18,7 @@ from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
+from .rotary import rotation
 from .spec import AttentionSpec, TaskInfo
 from .tree import check_tree_spec
 
@@ -418,9 +419,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "sm_scale": 1 / math.sqrt(task.head_dim_qk) if spec.sm_scale is None else spec.sm_scale,
         "logits_soft_cap": spec.logits_soft_cap or 0.0,
         "pos_encoding_mode": spec.pos_encoding_mode,
-        "rope_scale": spec.rope_scale,
-        "rope_theta": spec.rope_theta,
-        "rope_llama31": spec.rope_llama31,
+        **rotation(spec, task.head_dim_qk),
         "activation": "sigmoid" if no_softmax else spec.activation,
         "sigmoid_bias": spec.sigmoid_bias,
         "lse_base": task.lse_base,

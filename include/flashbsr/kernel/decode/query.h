@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/core/launch.h>
+#include <flashbsr/kernel/decode/rotate.h>
 #include <flashbsr/kernel/decode/traits.h>
 #include <flashbsr/ptx/convert.h>
 
@@ -85,11 +86,13 @@ struct DecodeQuery {
     }
   }
 
-  /// Loads an item's queries and leaves everything about it in `ready`. One warp.
+  /// Loads an item's queries, by RoPE if `kRotates` and it is asked for, and leaves everything
+  /// about it in `ready`. One warp.
+  template <bool kRotates>
   FLASHBSR_DEVICE void prepare(const KernelArgs& args, const DecodeItem& item, int lane,
                                DecodeReady<Traits>& ready) {
     float scale[kTiles];
-    load(args, item, lane, scale);
+    load<kRotates>(args, item, lane, scale);
     if constexpr (Traits::kFloat8) {
       if (args.params.q.dtype == DType::kBF16) fit(scale);
     }
@@ -113,6 +116,7 @@ struct DecodeQuery {
   }
 
  private:
+  template <bool kRotates>
   FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane,
                             float (&scale)[kTiles]) {
     const Params& p = args.params;
@@ -137,6 +141,12 @@ struct DecodeQuery {
           const int dim = dim_of(step, half, t);
           b[n][step][half] =
               inside && dim < q.dim ? __ldg(reinterpret_cast<const uint32_t*>(row + 2 * dim)) : 0;
+          if constexpr (kRotates) {
+            if (p.rope.fine && inside) {
+              b[n][step][half] = rotated_word<Traits::kKv>(
+                  p.rope, Traits::kHeadDim, item.kv_len - item.q_len + token, row, dim);
+            }
+          }
         }
       }
       scale[n] = p.sm_scale * (p.q_head_scale ? p.q_head_scale[head] : 1.0f) * k_scale;
