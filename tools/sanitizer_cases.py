@@ -68,6 +68,24 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
     return list(best.values())
 
 
+def compiled() -> list[dict[str, Any]]:
+    """Rows that no build has and 9.0 compiles: head dim 512, where warps share rows and copies."""
+    return [
+        {
+            "name": f"{family}_{arch}_d512_{kv}_r{rows}_{variant}",
+            "family": family,
+            "head_dim": 512,
+            "head_dim_vo": 512,
+            "kv": kv,
+            "rows": rows,
+            "variant": variant,
+        }
+        for family, arch, rows in (("decode", "sm90", 8), ("prefill", "sm80", 64))
+        for kv in ("bf16", "e4m3", "e5m2")
+        for variant in ("plain", "standard", "sigmoid")
+    ]
+
+
 def arch_of(kernel: dict[str, Any]) -> int:
     """Take the number of ``sm90a``."""
     return int(kernel["arch"].removeprefix("sm").removesuffix("a"))
@@ -255,12 +273,15 @@ def main() -> int:
     parser.add_argument("--kernels", default="*", metavar="PATTERN", help="names, as a shell does")
     parser.add_argument("--list", action="store_true", help="name the kernels and stop")
     args = parser.parse_args()
-    cuda = engine_info()["cuda"]
+    info = engine_info()
+    cuda = info["cuda"]
     if not cuda["available"]:
         print(f"sanitizer_cases: no CUDA here: {cuda['problem']}")
         return 2
     major, minor = torch.cuda.get_device_capability()
     kernels = reachable(cuda["kernels"], 10 * major + minor)
+    if (major, minor) == (9, 0) and info["jit"]["nvrtc"]:
+        kernels += compiled()
     status = 0
     for kernel in kernels:
         if not fnmatch.fnmatch(kernel["name"], args.kernels):

@@ -150,14 +150,16 @@ void plan_levels(api::Attention& self, const nb::list& qo_indptr, const nb::list
   self.plan_levels(levels, stream_of(stream));
 }
 
-void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64_t m, int64_t n,
-              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask,
-              uintptr_t stream) {
+void plan_bsr(api::Attention& self, nb::handle row_indptr, nb::handle indptr, nb::handle indices,
+              const std::tuple<int64_t, int64_t, int64_t, int64_t>& shape, int heads,
+              nb::handle block_mask, nb::handle packed_mask, uintptr_t stream) {
   const Import rows(indptr, "indptr"), columns(indices, "indices");
-  const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
+  const OptionalImport first(row_indptr, "R"), mask(block_mask, "mask"),
+      packed(packed_mask, "packed_mask");
+  const auto [m, n, r, c] = shape;
   const Unlocked unlocked(self);
-  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, {mask.copy(), packed.copy(), {}},
-                stream_of(stream));
+  self.plan_bsr(first.get(), rows.array(), columns.array(), {m, n, r, c, heads},
+                {mask.copy(), packed.copy(), {}}, stream_of(stream));
 }
 
 /// Bits of `how` in Engine.run.
@@ -272,13 +274,21 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.position = position == "ROPE_LLAMA" ? Position::kRopeLlama
                : position == "ALIBI"    ? Position::kAlibi
                                         : Position::kNone;
-  o.rope.theta = number("rope_theta");
-  o.rope.scale = number("rope_scale");
+  RopeFrequencies& f = o.rope.frequencies;
+  f.theta = number("rope_theta");
+  f.scale = number("rope_scale");
   if (const nb::object llama = d["rope_llama31"]; !llama.is_none()) {
-    o.rope.llama31 = true;
-    std::tie(o.rope.low_freq_factor, o.rope.high_freq_factor, o.rope.old_context_len) =
+    f.llama31 = true;
+    std::tie(f.low_freq_factor, f.high_freq_factor, f.old_context_len) =
         nb::cast<std::tuple<double, double, double>>(llama);
   }
+  for (const nb::handle given : nb::cast<nb::tuple>(d["rope_frequencies"])) {
+    f.given.push_back(nb::cast<double>(given));
+  }
+  o.rope.rotary_dim = integer("rotary_dim");
+  o.rope.interleave = boolean("rope_interleave");
+  o.rope.magnitude = number("rope_magnitude");
+  o.rope.max_positions = integer("rope_max_positions");
   o.activation = text("activation") == "sigmoid" ? Activation::kSigmoid : Activation::kSoftmax;
   o.sigmoid_bias = static_cast<float>(number("sigmoid_bias"));
   o.lse_base2 = text("lse_base") == "2";
@@ -336,9 +346,9 @@ void bind_engine(nb::module_& m) {
            nb::arg("stream"))
       .def("plan_levels", &plan_levels, nb::arg("qo_indptr"), nb::arg("kv_indptr"),
            nb::arg("kv_indices"), nb::arg("last_page_len"), nb::arg("stream"))
-      .def("plan_bsr", &plan_bsr, nb::arg("indptr"), nb::arg("indices"), nb::arg("m"), nb::arg("n"),
-           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none(),
-           nb::arg("stream"))
+      .def("plan_bsr", &plan_bsr, nb::arg("row_indptr").none(), nb::arg("indptr"),
+           nb::arg("indices"), nb::arg("shape"), nb::arg("heads"), nb::arg("mask").none(),
+           nb::arg("packed_mask").none(), nb::arg("stream"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),

@@ -58,6 +58,7 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .rotary import YarnScaling
 from .shared_prefix import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -68,6 +69,7 @@ from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
 from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
 from .tree import DraftTrees, draft_trees
+from .variable_sparse import VariableBlockSparseAttentionWrapper
 
 __version__: str = _core.__version__
 
@@ -97,6 +99,8 @@ __all__ = [
     "SpanMask",
     "TaskInfo",
     "UnsupportedError",
+    "VariableBlockSparseAttentionWrapper",
+    "YarnScaling",
     "__version__",
     "append_paged_kv_cache",
     "apply_llama31_rope",

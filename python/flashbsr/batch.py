@@ -122,7 +122,7 @@ class BatchAttention(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim_qk, head_dim_vo : int
-            Multiples of 8, at most 256.
+            Multiples of 8, at most 512.
         page_size : int
         causal : bool
             Bottom-right aligned: key *j* is visible to query *i* iff

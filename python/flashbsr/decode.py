@@ -159,7 +159,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         page_size : int
         pos_encoding_mode : {"NONE", "ROPE_LLAMA", "ALIBI"}
         window_left : int

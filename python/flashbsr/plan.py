@@ -29,6 +29,7 @@ _POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail
 FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
+FLAG_PER_HEAD = 1 << 3
 
 
 class PlanHeader(NamedTuple):
@@ -86,6 +87,7 @@ class PlanHeader(NamedTuple):
     max_merge_parts: int
     off_q_rows: int
     off_merge_parts: int
+    num_kv_tokens: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
@@ -211,6 +213,19 @@ class Plan:
         """Whether requests carry a custom mask."""
         return bool(self.header.flags & FLAG_CUSTOM_MASK)
 
+    @property
+    def per_head(self) -> bool:
+        """Whether a request belongs to one KV head, that of its items."""
+        return bool(self.header.flags & FLAG_PER_HEAD)
+
+    @property
+    def kv_heads(self) -> npt.NDArray[np.int32]:
+        """KV head of each request; -1: all of them, or no query."""
+        heads = np.full(len(self.requests), -1, np.int32)
+        if self.per_head:
+            heads[self.items["request"]] = self.items["kv_head"]
+        return heads
+
     def queue(self, worker: int) -> npt.NDArray[np.int32]:
         """Look up the items of one worker.
 
@@ -306,6 +321,7 @@ class Plan:
             *(["causal"] if self.causal else []),
             *([f"window {h.window_left}"] if h.window_left >= 0 else []),
             *(["custom mask"] if self.custom_mask else []),
+            *(["per KV head"] if self.per_head else []),
         ]
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
         split = f"{h.num_merges} tiles split into {h.num_slots} parts" if h.num_merges else "none"

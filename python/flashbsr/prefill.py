@@ -175,7 +175,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim_qk : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         page_size : int
         head_dim_vo : int, optional
             Default `head_dim_qk`.

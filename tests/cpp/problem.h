@@ -117,7 +117,7 @@ class Problem {
     if (c_.sinks) p.sinks = sinks_.data();
     if (c_.mask) p.custom_mask = mask_.data();
     p.sigmoid_bias = -2.0f;
-    if (c_.rope) p.rope = {coarse_.data(), fine_.data()};
+    if (c_.rope) p.rope = {coarse_.data(), fine_.data(), c_.dim_qk / 2};
     return p;
   }
 

@@ -184,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(All, Engine,
 TEST(EngineScratch, IsLargeEnoughForEveryHeadDim) {
   const std::vector<std::pair<int, int>> decode(40, {1, 70}), prefill = {{40, 70}, {3, 9}};
   for (const cpu::KernelTable* table : cpu::available_tables()) {
-    for (int dim = 8; dim <= 256; dim += 8) {
+    for (int dim = 8; dim <= 512; dim += dim < 256 ? 8 : 64) {
       for (const auto& lengths : {decode, prefill}) {
         for (DType type : {DType::kF32, kBf16}) {
           Problem problem({.name = "scratch",

@@ -32,8 +32,7 @@ inline constexpr int32_t kPlanVersion = 3;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
-  int32_t
-      q_begin;  ///< first query token, row of q and o; of a shared part first of its rows in q_rows
+  int32_t q_begin;   ///< first query token, row of q and o; of a shared part, place in q_rows
   int32_t q_len;     ///< query tokens
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
@@ -95,6 +94,7 @@ enum PlanFlags : int32_t {
   kPlanCausal = 1 << 0,
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
+  kPlanPerHead = 1 << 3,  ///< a request belongs to one KV head, that of its items
 };
 
 /// How the KV ranges were cut.
@@ -177,7 +177,10 @@ struct PlanHeader {
   int32_t off_q_rows;  ///< query tokens of the shared parts: rows of q
   int32_t off_merge_parts;
 
-  int32_t reserved[12];
+  /// Where pages follow each other and the last one is short: tokens of k and v. 0: it is whole.
+  int32_t num_kv_tokens;
+
+  int32_t reserved[11];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
