@@ -268,6 +268,22 @@ def rotary_cases() -> Iterator[Case]:
                 variant=Variant(causal=j % 2 == 0, pos_encoding_mode="ROPE_LLAMA", **fields),
                 **layouts[j % 3],
             )
+        # Few rows: other kernels. With splits, with empty requests.
+        yield DECODE.but(
+            f"rotary{rotary_dim}of{dim}" + "-interleave" * interleave,
+            heads=(6, 2),
+            dims=(dim, dim),
+            dtypes=types[i % 2],
+            kv_layout=("NHD", "HND")[i % 2],
+            variant=Variant(
+                causal=True,
+                pos_encoding_mode="ROPE_LLAMA",
+                rotary_dim=rotary_dim,
+                rope_interleave=interleave,
+                window_left=(-1, 50)[i % 3 == 0],
+            ),
+            task={"num_workers": 7} if i % 4 == 0 else {},
+        )
 
 
 def schedule_cases() -> Iterator[Case]:

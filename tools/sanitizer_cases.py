@@ -100,6 +100,8 @@ def rotates(kernel: dict[str, Any], page_size: int | None) -> bool:
     """Whether a problem with RoPE leads to the kernel: not where dims differ."""
     if kernel["family"] == "hopper":
         return kernel["kv"] in ("f16", "bf16") and kernel["head_dim"] == kernel["head_dim_vo"]
+    if kernel["family"] == "decode":
+        return kernel["kv"] in ("f16", "bf16")
     return kernel["family"] == "prefill" and page_size is not None
 
 

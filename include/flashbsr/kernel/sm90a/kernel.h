@@ -84,15 +84,19 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   constexpr int kBarrier = 8;
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
   const int32_t merge = tile.item.merge, count = tile.item.merge_count;
+  // A merge of its own is contracted by all threads; of several, which requests that share KV have,
+  // each warp has its own. One way through the code for both: two would spill.
+  const int32_t warps = count > 1 ? kConsumerThreads / 32 : 1;
+  const int32_t threads = count > 1 ? 32 : kConsumerThreads;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  if (count > 1) {
-    merge_runs<Variant::use_softmax, kArch>(args, merge, count, thread / 32, kConsumerThreads / 32,
-                                            thread % 32);
-    return;
-  }
-  const bool last = thread == 0 && arrive(args, merge);
-  if (ptx::named_barrier_any(kBarrier, kConsumerThreads, last)) {
-    merge_split_tile<Variant::use_softmax, kArch>(args, merge, thread, kConsumerThreads);
+#pragma unroll 1
+  for (int32_t i = count > 1 ? thread / 32 : 0; i < count; i += warps) {
+    bool last = thread % threads == 0 && arrive(args, merge + i);
+    last = count > 1 ? __any_sync(0xffffffffu, last)
+                     : ptx::named_barrier_any(kBarrier, kConsumerThreads, last);
+    if (last) {
+      merge_split_tile<Variant::use_softmax, kArch>(args, merge + i, thread % threads, threads);
+    }
   }
 }
 
