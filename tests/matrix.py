@@ -109,6 +109,7 @@ def dims_cases() -> Iterator[Case]:
     sets = [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16")]
     dims = [(d, d) for d in range(8, 257, 8)]
     dims += [(192, 128), (24, 80), (8, 256), (256, 8), (128, 64), (96, 120)]
+    dims += [(320, 320), (512, 512), (512, 128), (64, 512)]
     for i, (qk, vo) in enumerate(dims):
         for dtypes in (sets[i % 4], sets[(i + 1) % 4]):
             yield Case(
@@ -120,6 +121,11 @@ def dims_cases() -> Iterator[Case]:
                 dtypes=dtypes,
                 variant=Variant(causal=True),
             )
+    wide = DECODE.but("dim512", dims=(512, 512))
+    yield wide.but("rope", variant=Variant(causal=True, pos_encoding_mode="ROPE_LLAMA"))
+    for dtypes in sets:
+        yield wide.but(f"{dtypes[0]}-{dtypes[1]}", dtypes=dtypes)
+        yield wide.but(f"{dtypes[0]}-{dtypes[1]}-split", dtypes=dtypes, task={"num_workers": 7})
 
 
 def dtype_cases() -> Iterator[Case]:

@@ -392,14 +392,14 @@ def bsr_mask(
 ) -> np.ndarray:
     """Dense boolean ``shape`` of a block-sparse row matrix; `mask` is ``(nnz, r, c)``."""
     (m, n), (r, c) = shape, block
-    dense = np.zeros((-(-m // r) * r, n), bool)
+    dense = np.zeros((-(-m // r) * r, -(-n // c) * c), bool)
     for row in range(len(indptr) - 1):
         for at in range(indptr[row], indptr[row + 1]):
             column = indices[at]
             dense[row * r : (row + 1) * r, column * c : (column + 1) * c] = (
                 True if mask is None else mask[at]
             )
-    return dense[:m]
+    return dense[:m, :n]
 
 
 def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

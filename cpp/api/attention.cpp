@@ -45,6 +45,10 @@ Attention::Attention(const AttentionOptions& options)
     }
   }
   backend_ = make_backend(options_, place);
+  // Parts see no positions, and their rows are of no one request.
+  options_.shape.may_share = options_.cache.paged && options_.position == Position::kNone &&
+                             !options_.row_hooks && !options_.asks_where &&
+                             options_.split.fixed_size == 0 && !options_.split.disabled;
   if (options_.position == Position::kAlibi) {
     const int32_t heads = options_.shape.num_qo_heads;
     for (int32_t i = 0; i < heads; ++i) slopes_.push_back(standard_alibi_slope(i, heads));
@@ -85,7 +89,7 @@ Place Attention::place() {
 
 void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array* kv_indices,
                      const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask,
-                     void* stream) {
+                     bool share, void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
   start_plan();
   IndexView qo, pages, last, lens;
@@ -106,11 +110,13 @@ void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array
                  options_.cache.page_size);
   }
   if (mask.given()) take_mask(mask, layout_, mask_);
+  find_prefixes(share);
   finish_plan(mask.given(), stream);
 }
 
 void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tables,
-                                 const Array& kv_lens, const MaskArrays& mask, void* stream) {
+                                 const Array& kv_lens, const MaskArrays& mask, bool share,
+                                 void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
   start_plan();
   IndexView qo;
@@ -128,20 +134,54 @@ void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tabl
   block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat), block_tables.shape[1],
                      indices(kv_lens), options_.cache.page_size);
   if (mask.given()) take_mask(mask, layout_, mask_);
+  find_prefixes(share);
   finish_plan(mask.given(), stream);
 }
 
-void Attention::plan_bsr(const Array& indptr, const Array& indices_, int64_t m, int64_t n,
-                         int64_t r, int64_t c, const MaskArrays& mask, void* stream) {
+void Attention::plan_levels(const std::vector<LevelArrays>& levels, void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
   start_plan();
-  bsr_layout(layout_, indices(indptr), indices(indices_), m, n, r, c);
-  if (mask.given()) take_block_mask(mask, r, layout_, mask_);
+  std::vector<LevelView> views;
+  for (const LevelArrays& level : levels) {
+    views.push_back({indices(level.qo_indptr), indices(level.kv_indptr), indices(level.kv_indices),
+                     indices(level.last_page_len)});
+  }
+  bool needed = false;
+  levels_layout(layout_, given_, views, options_.cache.page_size, needed);
+  if (!options_.shape.may_share || options_.shape.window_left >= 0) {
+    // The requests' own page lists say the same, as long as positions have no gaps.
+    if (needed) {
+      throw Error(ErrorCode::kUnsupported, "last_page_len_arr",
+                  "a shared level that ends inside of a page",
+                  "levels of whole pages for windows, position encodings, fixed or disabled splits "
+                  "and variants that ask for positions");
+    }
+    given_.clear();
+  }
+  finish_plan(false, stream);
+}
+
+void Attention::plan_bsr(const Array* row_indptr, const Array& indptr, const Array& columns,
+                         const BsrShape& shape, const MaskArrays& mask, void* stream) {
+  const std::lock_guard<std::mutex> hold(running_);
+  start_plan();
+  if (row_indptr) {
+    variable_bsr_layout(layout_, indices(*row_indptr), indices(indptr), indices(columns), shape);
+  } else {
+    bsr_layout(layout_, indices(indptr), indices(columns), shape);
+  }
+  if (mask.given()) {
+    take_block_mask(mask, shape.r, indices(columns), layout_, mask_);
+  } else {
+    join_equal_rows(layout_);
+  }
   finish_plan(mask.given(), stream);
 }
 
 void Attention::start_plan() {
   planned_ = scheduled_ = false;
+  given_.clear();
+  prefixes_.clear();
   ran_.reset();
 }
 
@@ -151,12 +191,50 @@ void Attention::finish_plan(bool masked, void* stream) {
   planned_ = true;
 }
 
+void Attention::find_prefixes(bool share) {
+  if (share && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
+}
+
+void Attention::choose_sharing(const Shape& shape) {
+  const Batch batch = this->batch();
+  limits_ = limits_for(batch);
+  sharing_.clear();
+  if (given_.empty() && prefixes_.nodes.empty()) return;
+  const bool fixed = options_.capacity.fixed();
+  const auto choose = [&](const DeviceLimits& limits, Sharing& sharing) {
+    if (given_.empty()) {
+      sharer_.choose(prefixes_, layout_, shape, limits, fixed, sharing);
+    } else {
+      sharing = given_;
+    }
+    return Sharer::price(layout_, shape, limits, sharing);
+  };
+  int64_t price = choose(limits_, sharing_);
+  if (given_.empty() && Sharer::price(layout_, shape, limits_, {}) <= price) {
+    sharing_.clear();
+    price = Sharer::price(layout_, shape, limits_, {});
+  }
+  // Under a capacity the kernel must not change from plan to plan.
+  if (fixed) return;
+  Batch wide = batch;
+  wide.shares = true;
+  const DeviceLimits limits = limits_for(wide);
+  if (limits.tile_rows == limits_.tile_rows) return;
+  if (choose(limits, trial_) < price && !trial_.empty()) {
+    limits_ = limits;
+    std::swap(sharing_, trial_);
+  } else {
+    limits_for(batch);
+  }
+}
+
 Batch Attention::batch() const {
   // 16-bit K and V have queries of their own type.
   const std::optional<DType>& kv = options_.kv_dtype;
   const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
   Batch batch{.requests = static_cast<int64_t>(layout_.requests.size()),
               .q_tokens = layout_.num_q_tokens,
+              .per_head = !layout_.kv_heads.empty(),
               .decode = layout_.decode,
               .masked = masked_,
               .q = q_dtype_,
@@ -184,9 +262,9 @@ void Attention::schedule(void* stream) {
   shape.custom_mask = masked_;
   // A mask says all there is to say: it replaces causality, as in FlashInfer.
   if (masked_) shape.causal = false;
-  limits_ = limits_for(batch());
+  choose_sharing(shape);
   HostPlan host;
-  host.plan = planner_.plan(layout_, shape, limits_, options_.split, options_.capacity);
+  host.plan = planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
   const PlanHeader& h = host.plan.header();
   if (masked_) {
     host.mask = mask_.data();
@@ -210,19 +288,19 @@ void Attention::schedule(void* stream) {
 }
 
 int64_t Attention::needed_bytes() {
-  int64_t slots;
+  int64_t rows;
   if (options_.capacity.fixed()) {
     if (!scheduled_) limits_ = limits_for(batch());
-    slots = sizes_for(options_.capacity, options_.shape, limits_, options_.split,
-                      options_.cache.page_size)
-                .slots;
+    rows = sizes_for(options_.capacity, options_.shape, limits_, options_.split,
+                     options_.cache.page_size)
+               .partial_rows;
   } else if (planner_.buffer().empty()) {
     throw Error(ErrorCode::kPlan, "workspace_size", "no plan and no capacity",
                 "plan() first, or a TaskInfo with max_batch_size");
   } else {
-    slots = PlanView{planner_.buffer().data()}.header().max_slots;
+    rows = PlanView{planner_.buffer().data()}.header().max_partial_rows;
   }
-  return partial_bytes(slots, limits_.tile_rows, options_.head_dim_vo);
+  return partial_bytes(rows, options_.head_dim_vo);
 }
 
 int64_t Attention::workspace_size() {

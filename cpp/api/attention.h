@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 
+#include <flashbsr/plan/bsr.h>
+#include <flashbsr/plan/levels.h>
 #include <flashbsr/plan/schedule.h>
 
 #include "arrays.h"
@@ -19,6 +21,11 @@ struct RunTypes {
   DType q, kv, out;
 };
 
+/// The page table of one level of shared KV.
+struct LevelArrays {
+  Array qo_indptr, kv_indptr, kv_indices, last_page_len;
+};
+
 class Attention {
  public:
   explicit Attention(const AttentionOptions& options);
@@ -28,13 +35,18 @@ class Attention {
   void settle(Place place, const char* argument);
   Place place();
 
-  // The copies to a device are made on `stream`.
+  // The copies to a device are made on `stream`. `share`: look for KV that requests share.
   void plan(const Array* qo_indptr, const Array& kv_indptr, const Array* kv_indices,
-            const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask, void* stream);
+            const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask, bool share,
+            void* stream);
   void plan_block_table(const Array* qo_indptr, const Array& block_tables, const Array& kv_lens,
-                        const MaskArrays& mask, void* stream);
-  void plan_bsr(const Array& indptr, const Array& indices, int64_t m, int64_t n, int64_t r,
-                int64_t c, const MaskArrays& mask, void* stream);
+                        const MaskArrays& mask, bool share, void* stream);
+  /// KV that requests share, level by level; the last level is the requests' own.
+  void plan_levels(const std::vector<LevelArrays>& levels, void* stream);
+  /// `row_indptr`: where block rows begin; null: every shape.r tokens. shape.heads > 0: every KV
+  /// head has block rows of its own.
+  void plan_bsr(const Array* row_indptr, const Array& indptr, const Array& indices,
+                const BsrShape& shape, const MaskArrays& mask, void* stream);
 
   bool has_provider() const { return options_.provider != nullptr; }
   const std::vector<ExtraOption>& extras() const { return options_.extras; }
@@ -61,6 +73,9 @@ class Attention {
   void settle_locked(Place place, const char* argument);
   void start_plan();
   void finish_plan(bool masked, void* stream);
+  void find_prefixes(bool share);
+  /// Limits and what is shared, with the kernel for both.
+  void choose_sharing(const Shape& shape);
   void schedule(void* stream);
   DeviceLimits limits_for(const Batch& batch);
   Batch batch() const;
@@ -82,6 +97,12 @@ class Attention {
   DType q_dtype_;
   DType kv_dtype_;
   bool types_seen_ = false;  ///< a run brought them
+
+  PrefixTree prefixes_;
+  Sharing given_;    ///< by plan_levels
+  Sharing sharing_;  ///< of the last plan
+  Sharing trial_;
+  Sharer sharer_;
 
   Planner planner_;
   DeviceLimits limits_;

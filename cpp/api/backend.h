@@ -20,10 +20,12 @@ namespace flashbsr::api {
 struct Batch {
   int64_t requests = 0;
   int64_t q_tokens = 0;
-  bool decode = false;  ///< no qo_indptr: one query token each
+  bool per_head = false;  ///< every request is of one KV head
+  bool decode = false;    ///< no qo_indptr: one query token each
   bool masked = false;
   DType q = DType::kF16;
   DType kv = DType::kF16;
+  bool shares = false;   ///< requests share KV: tiles of many rows
   bool guessed = false;  ///< the types: the first run may bring others
   /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).
   const std::vector<Request>* lengths = nullptr;
@@ -80,7 +82,7 @@ class Backend {
 inline void place_partials(Params& params, const PlanHeader& h, char* memory, int64_t dim_vo) {
   params.partial_out = reinterpret_cast<float*>(memory);
   params.partial_lse =
-      params.partial_out + static_cast<int64_t>(h.max_slots) * h.tile_rows * dim_vo;
+      params.partial_out + static_cast<int64_t>(h.max_partial_rows) * dim_vo;
 }
 
 }  // namespace flashbsr::api

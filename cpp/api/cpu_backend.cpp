@@ -25,7 +25,7 @@ void CpuBackend::take_plan(const HostPlan& plan, char* workspace, void*) {
   const PlanHeader& h = plan.plan.header();
   workspace_ = workspace
                    ? workspace
-                   : owned_.fit(partial_bytes(h.max_slots, h.tile_rows, options_.head_dim_vo));
+                   : owned_.fit(partial_bytes(h.max_partial_rows, options_.head_dim_vo));
 }
 
 /// Which type products are made in, and so which kernels to compile, depends on the arrays.

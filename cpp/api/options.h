@@ -68,6 +68,7 @@ struct AttentionOptions {
   bool custom_variant = false;
   bool rewrites_rows = false;       ///< it has hooks of whole rows: no products of 16-bit numbers
   bool row_hooks = false;           ///< likewise, or one of whole rows of the output
+  bool asks_where = false;          ///< it asks for positions or the request
   std::vector<ExtraOption> extras;  ///< that it declares, numbers and arrays in turn
   std::shared_ptr<KernelProvider> provider;  ///< null: what the build has is all there is
 };

@@ -102,40 +102,64 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
   return out;
 }
 
-api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed) {
-  return {boolean.copy(), packed.copy()};
+api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed,
+                      const OptionalImport& parents) {
+  return {boolean.copy(), packed.copy(), parents.copy()};
 }
 
 void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
           nb::handle last_page_len, nb::handle kv_lens, nb::handle custom_mask,
-          nb::handle packed_custom_mask, uintptr_t stream) {
+          nb::handle packed_custom_mask, nb::handle tree_parents, bool share, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), pages(kv_indices, "kv_indices"),
       last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
-      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask");
+      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask"),
+      parents(tree_parents, "tree_parents");
   const Import kv(kv_indptr, "kv_indptr");
   const Unlocked unlocked(self);
-  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed),
-            stream_of(stream));
+  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed, parents),
+            share, stream_of(stream));
 }
 
 void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle block_tables,
                       nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask,
-                      uintptr_t stream) {
+                      nb::handle tree_parents, bool share, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
-      packed(packed_custom_mask, "packed_custom_mask");
+      packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents");
   const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
   const Unlocked unlocked(self);
-  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed),
+  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed, parents), share,
                         stream_of(stream));
 }
 
-void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64_t m, int64_t n,
-              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask,
-              uintptr_t stream) {
-  const Import rows(indptr, "indptr"), columns(indices, "indices");
-  const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
+/// Of each list one array per level.
+void plan_levels(api::Attention& self, const nb::list& qo_indptr, const nb::list& kv_indptr,
+                 const nb::list& kv_indices, const nb::list& last_page_len, uintptr_t stream) {
+  std::vector<Import> keep;
+  keep.reserve(4 * qo_indptr.size());
+  std::vector<api::LevelArrays> levels;
+  const auto take = [&](const nb::list& from, size_t level, const char* name) {
+    keep.emplace_back(from[level], name);
+    return keep.back().array();
+  };
+  for (size_t l = 0; l < qo_indptr.size(); ++l) {
+    levels.push_back({take(qo_indptr, l, "qo_indptr_arr"), take(kv_indptr, l, "kv_indptr_arr"),
+                      take(kv_indices, l, "kv_indices_arr"),
+                      take(last_page_len, l, "last_page_len_arr")});
+  }
   const Unlocked unlocked(self);
-  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed), stream_of(stream));
+  self.plan_levels(levels, stream_of(stream));
+}
+
+void plan_bsr(api::Attention& self, nb::handle row_indptr, nb::handle indptr, nb::handle indices,
+              const std::tuple<int64_t, int64_t, int64_t, int64_t>& shape, int heads,
+              nb::handle block_mask, nb::handle packed_mask, uintptr_t stream) {
+  const Import rows(indptr, "indptr"), columns(indices, "indices");
+  const OptionalImport first(row_indptr, "R"), mask(block_mask, "mask"),
+      packed(packed_mask, "packed_mask");
+  const auto [m, n, r, c] = shape;
+  const Unlocked unlocked(self);
+  self.plan_bsr(first.get(), rows.array(), columns.array(), {m, n, r, c, heads},
+                {mask.copy(), packed.copy(), {}}, stream_of(stream));
 }
 
 /// Bits of `how` in Engine.run.
@@ -292,6 +316,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.custom_variant = boolean("custom_variant");
   o.rewrites_rows = boolean("rewrites_rows");
   o.row_hooks = boolean("row_hooks");
+  o.asks_where = boolean("asks_where");
   for (const nb::handle extra : nb::cast<nb::tuple>(d["extras"])) {
     const auto [name, element, rank] = nb::cast<std::tuple<std::string, std::string, int>>(extra);
     o.extras.push_back({name, element_named(element), rank});
@@ -313,13 +338,17 @@ void bind_engine(nb::module_& m) {
            })
       .def("plan", &plan, nb::arg("qo_indptr").none(), nb::arg("kv_indptr"),
            nb::arg("kv_indices").none(), nb::arg("last_page_len").none(), nb::arg("kv_lens").none(),
-           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(), nb::arg("stream"))
+           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(),
+           nb::arg("tree_parents").none(), nb::arg("share"), nb::arg("stream"))
       .def("plan_block_table", &plan_block_table, nb::arg("qo_indptr").none(),
            nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("custom_mask").none(),
-           nb::arg("packed_custom_mask").none(), nb::arg("stream"))
-      .def("plan_bsr", &plan_bsr, nb::arg("indptr"), nb::arg("indices"), nb::arg("m"), nb::arg("n"),
-           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none(),
+           nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
            nb::arg("stream"))
+      .def("plan_levels", &plan_levels, nb::arg("qo_indptr"), nb::arg("kv_indptr"),
+           nb::arg("kv_indices"), nb::arg("last_page_len"), nb::arg("stream"))
+      .def("plan_bsr", &plan_bsr, nb::arg("row_indptr").none(), nb::arg("indptr"),
+           nb::arg("indices"), nb::arg("shape"), nb::arg("heads"), nb::arg("mask").none(),
+           nb::arg("packed_mask").none(), nb::arg("stream"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),

@@ -23,6 +23,7 @@ using api::HostPlan;
 using api::RunOptions;
 
 constexpr int64_t kAlign = 256;  // of sections in device memory
+constexpr double kManyRows = 1e9;
 /// Bits are read as words of 32, and a tile's worth of them behind the last.
 constexpr int64_t kMaskSlack = 64;
 
@@ -111,8 +112,10 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   }
   double rows = static_cast<double>(batch.q_tokens) * group /
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
+  if (batch.per_head) rows *= o_.shape.num_kv_heads;
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
+  if (batch.shares) rows = kManyRows;
   // 16-bit K and V go with queries of their own type only.
   const DType q = dtype_size(batch.kv) == 2 ? batch.kv : batch.q;
   const Need need{.head_dim_qk = o_.head_dim_qk,
@@ -156,18 +159,11 @@ void CudaBackend::refuse_float8() const {
 }
 
 void CudaBackend::check_kernel(const KernelRow& row) const {
-  if (captured_ && captured_->kernel != &row) {
-    throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + row.name,
-                std::string("one for ") + captured_->kernel->name +
-                    ", which a captured run has (custom masks and average lengths decide); "
-                    "capture with such a batch, or give TaskInfo a capacity, or take another "
-                    "flashbsr.Attention");
-  }
   if (o_.position == Position::kRopeLlama && row.head_dim != o_.head_dim_qk) {
     throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
                 "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o_.head_dim_qk) + " on " +
                     place_text(place()),
-                "head_dim_qk of 64, 128 or 256, not below head_dim_vo; or rotate q and k with "
+                "head_dim_qk of 64, 128, 256 or 512, not below head_dim_vo; or rotate q and k with "
                 "apply_rope first");
   }
   // Pairs are groups of 16 dims apart: a step of the matrix instructions.
@@ -183,6 +179,13 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
 void CudaBackend::check_captured(const HostPlan& plan) const {
   if (!captured_) return;
   const Captured& c = *captured_;
+  if (c.kernel != kernel_) {
+    throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + kernel_->name,
+                std::string("one for ") + c.kernel->name +
+                    ", which a captured run has (custom masks and average lengths decide); "
+                    "capture with such a batch, or give TaskInfo a capacity, or take another "
+                    "flashbsr.Attention");
+  }
   const PlanHeader& h = plan.plan.header();
   const auto refuse = [](const char* name, const std::string& actual, const std::string& most) {
     throw Error(ErrorCode::kCapacity, name, actual, most + ", since a captured run has that much");
@@ -201,11 +204,17 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
            std::to_string(h.num_kv_rows) + (o_.cache.paged ? " pages" : " token rows"),
            "at most " + std::to_string(c.kv_rows));
   }
+  if (h.num_kv_tokens != c.header.num_kv_tokens) {
+    throw Error(ErrorCode::kPlan, "N", std::to_string(h.num_kv_tokens) + " KV tokens",
+                std::to_string(c.header.num_kv_tokens) +
+                    " as for the captured run (0: whole blocks), whose last block is as short");
+  }
   const bool moved =
       h.off_items != c.header.off_items || h.off_queue_indptr != c.header.off_queue_indptr ||
       h.off_queue_items != c.header.off_queue_items || h.off_merges != c.header.off_merges ||
       h.off_kv_indices != c.header.off_kv_indices || h.num_workers != c.header.num_workers ||
-      h.max_slots != c.header.max_slots;
+      h.max_partial_rows != c.header.max_partial_rows || h.off_q_rows != c.header.off_q_rows ||
+      h.off_merge_parts != c.header.off_merge_parts;
   if (moved) {
     throw Error(ErrorCode::kCapacity, "plan", "a batch that outgrows the plan of a captured run",
                 "TaskInfo(max_batch_size=, max_q_tokens=, max_kv_pages=): a capacity fixes the "
@@ -226,19 +235,24 @@ void CudaBackend::grow(DeviceMemory& memory, int64_t bytes, const char* what) {
 /// read. Zeros follow the mask. Returns the bytes to copy.
 int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   const PlanHeader& h = plan.plan.header();
-  const int64_t plan_bytes = 4 * (static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices);
-  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : plan_bytes;
+  int64_t words = static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices;
+  // Last, because most plans have none.
+  if (h.num_shared > 0) words = h.off_merge_parts + 4 * static_cast<int64_t>(h.num_merge_parts);
+  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : 4 * words;
   char* out = staging_.next(bytes);
   const auto put = [&](int64_t at, int64_t words) {
     std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
   };
-  put(0, h.off_requests + 8 * static_cast<int64_t>(h.num_requests));
+  put(0, h.off_requests + 8 * (static_cast<int64_t>(h.num_requests) + h.num_shared));
   put(h.off_items, 8 * static_cast<int64_t>(h.num_items));
   put(h.off_queue_indptr, h.num_workers + 1);
   put(h.off_queue_items, h.num_items);
   put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
   put(h.off_kv_indices, h.num_kv_indices);
+  put(h.off_q_rows, h.num_q_rows);
+  put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
   if (plan.mask) {
+    std::memset(out + mask_at - kMaskSlack, 0, kMaskSlack);
     std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
     std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
   }
@@ -256,13 +270,14 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   }
   check_captured(plan);
   const PlanHeader& h = plan.plan.header();
-  const int64_t mask_at = round_up<int64_t>(4 * static_cast<int64_t>(h.total_size), kAlign);
+  const int64_t mask_at =
+      round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
   const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
   const bool fresh = 4 * num_counters > counters_.size();
   grow(counters_, 4 * num_counters, "plan");
   if (!workspace) {
-    const int64_t bytes = partial_bytes(h.max_slots, h.tile_rows, o_.head_dim_vo);
+    const int64_t bytes = partial_bytes(h.max_partial_rows, o_.head_dim_vo);
     if (bytes) grow(partials_, bytes, "workspace");
   }
   const int64_t bytes = stage_plan(plan, mask_at);

@@ -84,17 +84,21 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
   HopperArgs args;
   args.base = base;
 
-  const TensorMap* q = rows_map(maps.q, p.q, header.num_kv_heads, row.rows);
+  const int64_t heads = min_of<int64_t>(group, row.rows);  // of a group, in a tile
+  const int64_t tokens = row.rows / heads;
+  // The rows of requests that share KV may lie anywhere; a captured run may be replayed for them.
+  const int64_t box_rows = header.max_q_rows > 0 ? heads : heads * tokens;
+  const TensorMap* q = rows_map(maps.q, p.q, header.num_kv_heads, box_rows);
   if (!q) {
     throw Error(ErrorCode::kUnsupported, "q", "strides that the copy engine of sm_90 cannot follow",
                 "positive strides below 2^40 bytes; backend='fa2' takes any");
   }
   args.q = *q;
-  const int64_t rows =
-      row.rows / min_of<int64_t>(group, row.rows) * min_of<int64_t>(group, row.rows);
+  args.query_boxes = static_cast<int32_t>(heads * tokens / box_rows);
+  args.query_box_rows = static_cast<int32_t>(box_rows);
   const int64_t row_bytes =
       round_up<int64_t>(row.head_dim * dtype_size(p.q.dtype), kLineBytes);  // boxes are padded
-  args.query_bytes = static_cast<int32_t>(row_bytes * rows);
+  args.query_bytes = static_cast<int32_t>(row_bytes * heads * tokens);
   if (16 % group == 0 && dtype_size(p.out.dtype) == 2) {
     const TensorMap* out = rows_map(maps.out, p.out, header.num_kv_heads, 16);
     args.store_boxes = out != nullptr;
@@ -102,7 +106,9 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
   }
 
   const bool paged = base.kv_indices != nullptr;
-  const int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
+  // Boxes are loaded whole: none may reach beyond a last page that is short.
+  int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
+  if (header.num_kv_tokens) box = std::gcd<int64_t>(box, header.num_kv_tokens);
   if (box % 8 != 0) return args;
   const TensorMap* k = cache_map(maps.k, p.k, paged, box);
   const TensorMap* v = cache_map(maps.v, p.v, paged, box);

@@ -5,18 +5,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from . import _core
-from ._check import is_cuda
+from ._check import check_int, check_name, is_cuda
 from ._launch import always
 from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
-from .errors import DTypeError, FlashbsrError, UnsupportedError
+from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
 from .rotary import rotation
 from .spec import AttentionSpec, TaskInfo
+from .tree import check_tree_spec
 
 __all__ = ["Planned"]
 
@@ -107,6 +111,8 @@ class Planned:
         kv_lens: Array | None = None,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
+        share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
         """Plan a ragged or a paged batch.
@@ -130,6 +136,17 @@ class Planned:
             Row-major per request; True keeps. It replaces causality; a window still applies.
         packed_custom_mask : uint8 array, shape (sum of ceil(q_len * kv_len / 8),), optional
             The same as little-endian bits, each request starting at a byte.
+        tree_parents : int32 or int64 array, shape (num_q_tokens,), optional
+            The query tokens of each request are a tree, their keys the last of its KV: token *t*
+            has the parent ``tree_parents[qo_indptr[b] + t]``, an earlier token of the request, or
+            -1. It sees all that lies before the tree, its ancestors and itself; `draft_trees` makes
+            it of lists. It replaces causality, and no mask goes beside it.
+        share_prefixes : {"auto", "off"}
+            "auto": KV that several requests begin with, the same pages, is loaded once for all of
+            them where the cost model says that it pays (paged only; docs/sharing.md). The results
+            differ in rounding only. Not with custom masks (trees do share), position encodings
+            inside attention, fixed or disabled splits, variants that ask for positions, and where a
+            window cuts it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -147,9 +164,13 @@ class Planned:
         CapacityError
             More than the capacity of `TaskInfo`, than the caller's workspace, or than a captured
             run has.
-        UnsupportedError, CudaError
-            No kernel for this on the GPU; the driver refused.
+        UnsupportedError
+            No kernel for this on the GPU; a window or an encoding of positions with a tree.
+        CudaError
+            The driver refused.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self._open:
             self._settle_on_gpu(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
         self._engine.plan(
@@ -160,6 +181,8 @@ class Planned:
             None if kv_lens is None else to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
+            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
 
@@ -171,6 +194,8 @@ class Planned:
         *,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
+        share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
         """Plan a paged batch from a dense table of pages.
@@ -183,13 +208,15 @@ class Planned:
             Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
         kv_lens : int32 or int64 array, shape (batch_size,)
             Tokens of each request.
-        custom_mask, packed_custom_mask, stream
+        custom_mask, packed_custom_mask, tree_parents, share_prefixes, stream
             As in `plan`.
 
         Raises
         ------
         As `plan`; also `FlashbsrError` where the task has no page size.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
         if self._open:
@@ -200,7 +227,59 @@ class Planned:
             to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
+            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
+        )
+
+    def plan_levels(
+        self,
+        qo_indptr_arr: Sequence[Array],
+        kv_indptr_arr: Sequence[Array],
+        kv_indices_arr: Sequence[Array],
+        last_page_len_arr: Sequence[Array],
+        *,
+        stream: Any = None,
+    ) -> None:
+        """Plan a paged batch whose shared KV is given, level by level.
+
+        The queries of a group see the group's pages on every level, one level after another;
+        causality is that of the last level. Each level's KV is loaded once per group, in one launch
+        with the others.
+
+        Parameters
+        ----------
+        qo_indptr_arr : list of int32 or int64 arrays, shape (num_groups + 1,)
+            Rows of q of the groups of a level; level 0 has the largest groups, the last level the
+            requests. Groups are made of whole groups of the next level.
+        kv_indptr_arr, kv_indices_arr, last_page_len_arr : lists of int32 or int64 arrays
+            The page table of every level, as in `plan`.
+        stream
+            As in `plan`.
+
+        Raises
+        ------
+        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where
+        a shared level ends inside of a page and the spec has a window or asks for positions.
+        """
+        lists = (qo_indptr_arr, kv_indptr_arr, kv_indices_arr, last_page_len_arr)
+        names = ("qo_indptr_arr", "kv_indptr_arr", "kv_indices_arr", "last_page_len_arr")
+        if self.task.page_size is None:
+            raise FlashbsrError("kv_indices_arr", "a list", "a task with a page_size; KV is ragged")
+        for name, arrays in zip(names, lists, strict=True):
+            if len(arrays) != len(qo_indptr_arr) or not len(arrays):
+                raise ShapeError(
+                    name,
+                    f"{len(arrays)} arrays",
+                    f"one per level, {len(qo_indptr_arr) or 'at least 1'}",
+                )
+        if self._open:
+            self._settle_on_gpu(qo_indptr_arr=qo_indptr_arr[-1], kv_indices_arr=kv_indices_arr[-1])
+        qo_indptr, kv_indptr, kv_indices, last_page_len = (
+            [to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)
+        )
+        self._engine.plan_levels(
+            qo_indptr, kv_indptr, kv_indices, last_page_len, self._plan_stream(stream)
         )
 
     def plan_bsr(
@@ -209,29 +288,38 @@ class Planned:
         indices: Array,
         m: int,
         n: int,
-        r: int,
+        r: int | Array,
         c: int,
         *,
         mask: Array | None = None,
         packed_mask: Array | None = None,
+        per_head: bool = False,
         stream: Any = None,
     ) -> None:
         """Plan attention over a block-sparse matrix of `m` query rows and `n` KV columns.
 
-        The task's page_size must be `c`: a block column is a page.
+        The task's page_size must be `c`: a block column is a page. `run` takes k and v as tokens
+        then, ``(n, num_kv_heads, head_dim)``, or as pages.
 
         Parameters
         ----------
-        indptr : int32 or int64 array, shape (ceil(m / r) + 1,)
+        indptr : int32 or int64 array, shape (block rows + 1,)
             Blocks of each block row.
         indices : int32 or int64 array, shape (indptr[-1],)
-            Block columns, each below ``n / c``.
-        m, n, r, c : int
-            Matrix and block shape. `n` is a multiple of `c`; the last block row may be short.
+            Block columns, each below ``ceil(n / c)``, in any order.
+        m, n, c : int
+            Shape of the matrix, width of a block. Where `n` is no multiple of `c` the last block
+            column is short, and at most once in a block row.
+        r : int, or int32 or int64 array of shape (block rows + 1,)
+            Height of a block, the last block row may be short; or where block rows begin, from 0 to
+            `m`.
         mask : bool or uint8 array, shape (indptr[-1], r, c), optional
-            True keeps; rows past `m` are ignored.
+            True keeps; rows past `m` and columns past `n` are ignored.
         packed_mask : uint8 array, shape (ceil(indptr[-1] * r * c / 8),), optional
             The same flattened, as little-endian bits without gaps.
+        per_head : bool
+            Each KV head has a matrix of its own: `indptr` has the block rows of all heads, head
+            after head, and an array `r` has shape (num_kv_heads, block rows + 1).
         stream
             As in `plan`.
 
@@ -264,13 +352,31 @@ class Planned:
             )
         if self._open:
             self._settle_on_gpu(indptr=indptr, indices=indices)
+        heads = self.task.num_kv_heads if per_head else 0
+        starts = None
+        if not isinstance(r, (int, np.integer)):
+            if mask is not None or packed_mask is not None:
+                raise UnsupportedError(
+                    "packed_mask" if mask is None else "mask",
+                    "an array",
+                    "None with an array of rows: blocks of one height have masks",
+                )
+            starts = to_values(r, "R")
+            if starts.ndim != (2 if heads else 1) or (heads and len(starts) != heads):
+                rows = f"({heads}, block rows + 1)" if heads else "(block rows + 1,)"
+                raise ShapeError("R", f"shape {starts.shape}", rows)
+            starts = starts.reshape(-1)
         self._engine.plan_bsr(
+            starts,
             to_values(indptr, "indptr"),
             to_values(indices, "indices"),
-            m,
-            n,
-            r,
-            c,
+            (
+                check_int("M", m, 0),
+                check_int("N", n, 0),
+                check_int("R", r if starts is None else 1, 1),
+                check_int("C", c, 1),
+            ),
+            heads,
             _optional(mask, "mask"),
             _optional(packed_mask, "packed_mask"),
             self._plan_stream(stream),
@@ -333,10 +439,16 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "custom_variant": variant is not None,
         "rewrites_rows": variant is not None and variant.rewrites_rows,
         "row_hooks": variant is not None and variant.has_row_hooks,
+        "asks_where": variant is not None and variant.uses_positions,
         "extras": tuple((e.name, e.dtype, e.rank) for e in variant.extras) if variant else (),
         # The CPU has every kernel of the built-in variants.
         "provider": Provider(variant) if variant or not _core.cuda_problem() else None,
     }
+
+
+def _refuse_sharing(share_prefixes: str) -> bool:
+    check_name("share_prefixes", share_prefixes, ("auto", "off"))
+    return False
 
 
 def _optional(x: Any, name: str) -> Any:

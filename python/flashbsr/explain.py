@@ -59,10 +59,10 @@ class Explanation:
     qo_bytes : int
         Queries and outputs, once.
     pairs : int
-        (query token, KV token) pairs that causality and window leave, of one head. A custom mask
-        is taken as if it kept everything.
+        (query token, KV token) pairs that causality and window leave, of one head; of all KV heads
+        where each has blocks of its own. A custom mask is taken as if it kept everything.
     operations : int
-        Of both products: ``2 * (head_dim_qk + head_dim_vo) * pairs * num_qo_heads``.
+        Of both products: ``2 * (head_dim_qk + head_dim_vo)`` for a pair and query head.
     dtypes : str
         Types of q, KV and the output that the bytes count; assumed ones in brackets.
     bandwidth, flops : float or None
@@ -217,6 +217,7 @@ def explain(
     dims = task.head_dim_qk + dim_vo
     qo_row = task.head_dim_qk * sizes[0] + dim_vo * sizes[2]
     pairs = _visible_pairs(plan)
+    heads = 1 if plan.per_head else h.num_kv_heads  # of a request
     return Explanation(
         plan=plan,
         kernel=engine.kernel_name(),
@@ -224,10 +225,10 @@ def explain(
         reason=plan.reason,
         tiles=h.num_items - h.num_slots + h.num_merges,
         most_items=int(np.diff(plan.queue_indptr).max(initial=0)),
-        kv_bytes=_touched_tokens(plan) * h.num_kv_heads * dims * sizes[1],
+        kv_bytes=_touched_tokens(plan) * heads * dims * sizes[1],
         qo_bytes=h.num_q_tokens * h.num_qo_heads * qo_row,
         pairs=pairs,
-        operations=2 * dims * pairs * h.num_qo_heads,
+        operations=2 * dims * pairs * heads * h.group_size,
         dtypes=dtypes,
         bandwidth=bandwidth,
         flops=flops,
@@ -269,7 +270,7 @@ def _visible_pairs(plan: Plan) -> int:
 
 def _touched_tokens(plan: Plan) -> int:
     """KV tokens that some item reads; those of a page that several requests share count once."""
-    items = plan.items[plan.items["kv_begin"] < plan.items["kv_end"]]
+    h, items = plan.header, plan.items[plan.items["kv_begin"] < plan.items["kv_end"]]
     count = len(plan.requests)
     begin, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(begin, items["request"], items["kv_begin"])
@@ -278,7 +279,7 @@ def _touched_tokens(plan: Plan) -> int:
     if not plan.paged:
         return int((end - begin).sum())
     # Entry by entry of the page table: which page, and how many of its tokens.
-    size = plan.header.page_size
+    size = h.page_size
     first = begin // size
     entries = np.where(end > begin, -(-end // size) - first, 0)
     request = np.repeat(np.arange(count), entries)
@@ -286,6 +287,7 @@ def _touched_tokens(plan: Plan) -> int:
     nth += first[request]
     tokens = np.minimum(end[request], (nth + 1) * size) - np.maximum(begin[request], nth * size)
     pages = plan.kv_indices[plan.requests["kv_begin"][request] + nth]
+    pages = pages + plan.kv_heads[request].astype(np.int64) * h.num_kv_rows
     _, which = np.unique(pages, return_inverse=True)
     most = np.zeros(which.max(initial=-1) + 1, np.int64)
     np.maximum.at(most, which, tokens)

@@ -20,7 +20,7 @@ from .errors import DTypeError, FlashbsrError, ShapeError
 __all__ = ["Plan", "PlanHeader"]
 
 MAGIC = 0x52534246
-VERSION = 2
+VERSION = 3
 HEADER_WORDS = 64
 
 # How the KV ranges were cut: ``PlanHeader.policy``.
@@ -29,6 +29,7 @@ _POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail
 FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
+FLAG_PER_HEAD = 1 << 3
 
 
 class PlanHeader(NamedTuple):
@@ -57,7 +58,7 @@ class PlanHeader(NamedTuple):
     max_requests: int
     max_items: int
     max_merges: int
-    max_slots: int
+    max_partial_rows: int
     max_kv_indices: int
     off_requests: int
     off_items: int
@@ -78,19 +79,29 @@ class PlanHeader(NamedTuple):
     other_price: int
     units_per_us: int
     off_starts: int
+    num_shared: int
+    num_partial_rows: int
+    num_q_rows: int
+    num_merge_parts: int
+    max_q_rows: int
+    max_merge_parts: int
+    off_q_rows: int
+    off_merge_parts: int
+    num_kv_tokens: int
 
 
-def _record(*fields: str) -> np.dtype[np.void]:
-    return np.dtype([(name, np.int32) for name in fields])
+def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int16 if name in half else np.int32) for name in fields])
 
 
 # fmt: off
 REQUEST = _record("q_begin", "q_len", "kv_begin", "kv_len", "mask_lo", "mask_hi",
-                  "index", "reserved0")
-WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "kv_begin", "kv_end",
-                    "slot", "merge")
-MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot_begin", "slot_count",
-                "reserved0", "reserved1")
+                  "index", "mask_begin")
+WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "merge_count", "kv_begin",
+                    "kv_end", "slot", "merge", half=("kv_head", "merge_count"))
+MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot", "state_count",
+                "part", "part_count")
+MERGE_PART = _record("slot", "count", "stride", "reserved0")
 # fmt: on
 
 
@@ -108,14 +119,22 @@ class Plan:
     header : PlanHeader
         Read when the view was made.
     requests : numpy structured array [num_requests]
-        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index`` (tokens; bytes for the
-        mask; the request's own number).
+        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index, mask_begin`` (tokens; bytes
+        for the mask; the request's own number; the first KV position that the mask has bits of).
+    shared : numpy structured array [num_shared]
+        Shared parts, in the form of `requests` and numbered behind them: KV that several requests
+        begin with. ``q_len`` query tokens, rows ``q_rows[r.q_begin : r.q_begin + q_len]`` of q.
     items : numpy structured array [num_items]
-        ``request, row_begin, row_count, kv_head, kv_begin, kv_end, slot, merge``, in claim order:
-        the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``: the item
-        writes the final output.
+        ``request, row_begin, row_count, kv_head, merge_count, kv_begin, kv_end, slot, merge``, in
+        claim order: the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``:
+        the item writes the final output, otherwise rows ``slot`` to ``slot + row_count`` of the
+        partial states.
     merges : numpy structured array [num_merges]
-        ``request, row_begin, row_count, kv_head, slot_begin, slot_count``.
+        ``request, row_begin, row_count, kv_head, slot, state_count, part, part_count``.
+    merge_parts : numpy structured array [num_merge_parts]
+        ``slot, count, stride``: where merges with ``part >= 0`` find their states.
+    q_rows : numpy.ndarray, int32 [num_q_rows]
+        Query tokens of the shared parts.
     queue_indptr : numpy.ndarray, int32 [num_workers + 1]
     queue_items : numpy.ndarray, int32 [num_items]
         Worker *w* owns the items ``queue_items[queue_indptr[w]:queue_indptr[w + 1]]``.
@@ -144,8 +163,8 @@ class Plan:
     """
 
     __slots__ = (
-        "buffer", "header", "items", "kv_indices", "merges", "queue_indptr", "queue_items",
-        "requests",
+        "buffer", "header", "items", "kv_indices", "merge_parts", "merges", "q_rows",
+        "queue_indptr", "queue_items", "requests", "shared",
     )  # fmt: skip
 
     def __init__(self, buffer: npt.NDArray[np.int32]) -> None:
@@ -164,11 +183,14 @@ class Plan:
         if h.total_size > buffer.size:
             raise ShapeError("buffer", f"{buffer.size} words", f"{h.total_size} words")
         self.requests = self._records(h.off_requests, h.num_requests, REQUEST)
+        self.shared = self._records(h.off_requests + 8 * h.num_requests, h.num_shared, REQUEST)
         self.items = self._records(h.off_items, h.num_items, WORK_ITEM)
         self.merges = self._records(h.off_merges, h.num_merges, MERGE)
         self.queue_indptr = self._words(h.off_queue_indptr, h.num_workers + 1)
         self.queue_items = self._words(h.off_queue_items, h.num_items)
         self.kv_indices = self._words(h.off_kv_indices, h.num_kv_indices)
+        self.q_rows = self._words(h.off_q_rows, h.num_q_rows)
+        self.merge_parts = self._records(h.off_merge_parts, h.num_merge_parts, MERGE_PART)
 
     def _words(self, offset: int, count: int) -> npt.NDArray[np.int32]:
         return self.buffer[offset : offset + count]
@@ -190,6 +212,19 @@ class Plan:
     def custom_mask(self) -> bool:
         """Whether requests carry a custom mask."""
         return bool(self.header.flags & FLAG_CUSTOM_MASK)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether a request belongs to one KV head, that of its items."""
+        return bool(self.header.flags & FLAG_PER_HEAD)
+
+    @property
+    def kv_heads(self) -> npt.NDArray[np.int32]:
+        """KV head of each request; -1: all of them, or no query."""
+        heads = np.full(len(self.requests), -1, np.int32)
+        if self.per_head:
+            heads[self.items["request"]] = self.items["kv_head"]
+        return heads
 
     def queue(self, worker: int) -> npt.NDArray[np.int32]:
         """Look up the items of one worker.
@@ -286,6 +321,7 @@ class Plan:
             *(["causal"] if self.causal else []),
             *([f"window {h.window_left}"] if h.window_left >= 0 else []),
             *(["custom mask"] if self.custom_mask else []),
+            *(["per KV head"] if self.per_head else []),
         ]
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
         split = f"{h.num_merges} tiles split into {h.num_slots} parts" if h.num_merges else "none"

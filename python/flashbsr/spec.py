@@ -16,7 +16,7 @@ from .variant import Variant
 
 __all__ = ["AttentionSpec", "TaskInfo"]
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 HEAD_DIM_MULTIPLE = 8
 
 
@@ -253,7 +253,7 @@ class TaskInfo:
     num_qo_heads, num_kv_heads : int
         Heads of queries and of keys; the first is a multiple of the second (GQA).
     head_dim_qk : int
-        Head dim of queries and keys: a multiple of 8, at most 256.
+        Head dim of queries and keys: a multiple of 8, at most 512.
     head_dim_vo : int, optional
         Head dim of values and outputs. Default `head_dim_qk`.
     page_size : int, optional

@@ -53,6 +53,8 @@ struct KernelArgs {
   const int32_t* queue_items = nullptr;
   const Merge* merges = nullptr;
   const int32_t* kv_indices = nullptr;  ///< null: ragged, the page of a token is its row
+  const int32_t* q_rows = nullptr;      ///< query tokens of shared parts
+  const MergePart* merge_parts = nullptr;
 
   /// [0]: items claimed; [1 + m]: states of merge m that have arrived. Zero before a kernel and
   /// after it.
@@ -87,6 +89,8 @@ struct HopperArgs {
   KvPath path = KvPath::kGather;
   int32_t box_tokens = 1;    ///< KV tokens of a box; tiles of kPaged begin at multiples of it
   int32_t query_bytes = 0;   ///< of an item's Q: as many whole tokens as a tile has room for
+  int32_t query_boxes = 1;   ///< they come in; a box per token where requests share KV
+  int32_t query_box_rows = 0;
   bool store_boxes = false;  ///< O goes out by TMA where 16 rows exist
 };
 
@@ -103,6 +107,8 @@ FLASHBSR_FN KernelArgs kernel_args(const Params& params, const PlanHeader& heade
   a.queue_items = plan + header.off_queue_items;
   a.merges = reinterpret_cast<const Merge*>(plan + header.off_merges);
   if (header.flags & kPlanPaged) a.kv_indices = plan + header.off_kv_indices;
+  a.q_rows = plan + header.off_q_rows;
+  a.merge_parts = reinterpret_cast<const MergePart*>(plan + header.off_merge_parts);
   a.counters = counters;
   a.group = FastDiv(static_cast<uint32_t>(header.group_size));
   a.page_size = FastDiv(static_cast<uint32_t>(header.page_size));

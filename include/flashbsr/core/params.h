@@ -53,8 +53,8 @@ struct Params {
   float lse_unit = 0.6931471805599453f;  ///< ln 2 for natural LSE, 1 for base 2
   RopeTables rope;
 
-  float* partial_out = nullptr;  ///< [slots, tile_rows, D_vo]
-  float* partial_lse = nullptr;  ///< [slots, tile_rows], base 2
+  float* partial_out = nullptr;  ///< [rows of partial states, D_vo]
+  float* partial_lse = nullptr;  ///< [rows of partial states], base 2
 
   /// Of a user's variant. Last: 480 bytes that other kernels never fetch.
   Extras extras;

@@ -3,8 +3,8 @@
 //
 // The plan: one flat int32 buffer that every backend consumes.
 //
-//   [PlanHeader][WorkerStart x workers][Request x max][WorkItem x
-//   max][queue_indptr][queue_items][Merge x max][kv_indices]
+//   [PlanHeader][WorkerStart x workers][Request x max][WorkItem x max][queue_indptr][queue_items]
+//   [Merge x max][kv_indices][q_rows][MergePart x max]
 //
 // Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers
 // and the grid stay the same while the contents change. Everything here is plain old data.
@@ -15,8 +15,12 @@
 //                load.
 //   row tile     a run of packed rows of one (request, KV head) that one work item computes.
 //   work item    a row tile meets a range of KV positions. Independent of every other item.
-//   slot         where an item whose tile was split leaves its partial state (O, LSE).
-//   merge        the slots of one split tile, contracted in slot order: deterministic.
+//   slot         where an item leaves its partial state (O, LSE): the first of its rows among those
+//                of all partial states. Items of tiles that were split have one.
+//   merge        the partial states of a run of rows, contracted in order: deterministic.
+//   shared part  KV that several requests begin with, as one more request: its rows are theirs, its
+//                KV is loaded once for all. Composable formats: the KV matrix is stored in parts
+//                with block rows of different heights (FlashInfer, MLSys 2025, section 3.1.2).
 #pragma once
 
 #include <flashbsr/config.h>
@@ -24,19 +28,20 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 2;
+inline constexpr int32_t kPlanVersion = 3;
 
-/// One request: where its query rows and its KV live.
+/// One request, or a shared part: where its query rows and its KV live.
 struct Request {
-  int32_t q_begin;   ///< first query token, row of q and o
+  int32_t q_begin;   ///< first query token, row of q and o; of a shared part, place in q_rows
   int32_t q_len;     ///< query tokens
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
   int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none
   int32_t mask_hi;
-  int32_t index;  ///< its own number in the batch, for variants
-  int32_t reserved0;
+  int32_t index;       ///< its own number in the batch, for variants; -1: a shared part
+  int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
 
+  FLASHBSR_FN bool shared() const { return index < 0; }
   FLASHBSR_FN int64_t mask_offset() const {
     return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(mask_hi)) << 32 |
                                 static_cast<uint32_t>(mask_lo));
@@ -48,23 +53,33 @@ struct WorkItem {
   int32_t request;
   int32_t row_begin;  ///< first packed row within the request
   int32_t row_count;
-  int32_t kv_head;
-  int32_t kv_begin;  ///< KV positions [kv_begin, kv_end), already trimmed by causality and window
+  int16_t kv_head;
+  int16_t merge_count;  ///< of a shared part, or of a request that has one: several
+  int32_t kv_begin;     ///< KV positions [kv_begin, kv_end), trimmed by causality and window
   int32_t kv_end;
-  int32_t slot;   ///< -1: writes the final output. Otherwise the partial state's slot
-  int32_t merge;  ///< -1, or the index of the Merge this item contributes to
+  int32_t slot;   ///< -1: writes the final output. Otherwise the first row of its partial state
+  int32_t merge;  ///< -1, or the first of the merge_count merges this item contributes to
 };
 
-/// The contraction of a split row tile: slots [slot_begin, slot_begin + slot_count) in order.
+/// The contraction of a run of a request's rows: state_count partial states, in order.
 struct Merge {
   int32_t request;
   int32_t row_begin;
   int32_t row_count;
   int32_t kv_head;
-  int32_t slot_begin;
-  int32_t slot_count;
+  int32_t slot;  ///< without parts: state i of row 0 is at slot + i row_count
+  int32_t state_count;
+  int32_t part;  ///< its first MergePart; -1: none
+  int32_t part_count;
+};
+
+/// Partial states of a merge that one tile left: state i of the merge's first row is at
+/// slot + i stride.
+struct MergePart {
+  int32_t slot;
+  int32_t count;
+  int32_t stride;
   int32_t reserved0;
-  int32_t reserved1;
 };
 
 /// What a worker needs to begin, in one place: the first item of its queue and that item's request.
@@ -79,6 +94,7 @@ enum PlanFlags : int32_t {
   kPlanCausal = 1 << 0,
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
+  kPlanPerHead = 1 << 3,  ///< a request belongs to one KV head, that of its items
 };
 
 /// How the KV ranges were cut.
@@ -105,7 +121,7 @@ struct PlanHeader {
   int32_t num_items;
   int32_t num_workers;  ///< queues
   int32_t num_merges;
-  int32_t num_slots;
+  int32_t num_slots;  ///< partial states
   int32_t num_kv_indices;
   int32_t num_q_tokens;  ///< rows of q the run must bring
   int32_t num_kv_rows;   ///< ragged: token rows of k, v the run must bring. paged: highest page + 1
@@ -115,14 +131,14 @@ struct PlanHeader {
   int32_t group_size;   ///< num_qo_heads / num_kv_heads
   int32_t page_size;    ///< 1 for ragged
   int32_t window_left;  ///< -1: off
-  int32_t tile_rows;    ///< most packed rows of an item; partial slots have this many rows
+  int32_t tile_rows;    ///< most packed rows that an item may have
   int32_t max_kv_len;
   int32_t kv_chunk;  ///< the chunk bound that the scheduler chose for a full tile, in KV tokens
 
   int32_t max_requests;
   int32_t max_items;
   int32_t max_merges;
-  int32_t max_slots;
+  int32_t max_partial_rows;
   int32_t max_kv_indices;
 
   int32_t off_requests;
@@ -152,10 +168,23 @@ struct PlanHeader {
 
   int32_t off_starts;  ///< WorkerStart, one per worker
 
-  int32_t reserved[20];
+  int32_t num_shared;        ///< shared parts; they follow the requests
+  int32_t num_partial_rows;  ///< of all partial states
+  int32_t num_q_rows;
+  int32_t num_merge_parts;
+  int32_t max_q_rows;
+  int32_t max_merge_parts;
+  int32_t off_q_rows;  ///< query tokens of the shared parts: rows of q
+  int32_t off_merge_parts;
+
+  /// Where pages follow each other and the last one is short: tokens of k and v. 0: it is whole.
+  int32_t num_kv_tokens;
+
+  int32_t reserved[11];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
+static_assert(sizeof(MergePart) == 16);
 static_assert(sizeof(WorkerStart) == 64);
 static_assert(sizeof(PlanHeader) == 64 * sizeof(int32_t));
 
@@ -181,6 +210,10 @@ struct PlanView {
   FLASHBSR_FN const int32_t* queue_indptr() const { return data + header().off_queue_indptr; }
   FLASHBSR_FN const int32_t* queue_items() const { return data + header().off_queue_items; }
   FLASHBSR_FN const int32_t* kv_indices() const { return data + header().off_kv_indices; }
+  FLASHBSR_FN const int32_t* q_rows() const { return data + header().off_q_rows; }
+  FLASHBSR_FN const MergePart* merge_parts() const {
+    return reinterpret_cast<const MergePart*>(data + header().off_merge_parts);
+  }
 };
 
 /// KV positions that packed row `row` of a request may see: [begin, end).
@@ -189,11 +222,18 @@ struct Span {
   int32_t end;
 };
 
+/// Row of q of a request's query token.
+FLASHBSR_FN int32_t query_row(const Request& r, int32_t token, const int32_t* q_rows) {
+  return r.shared() ? q_rows[r.q_begin + token] : r.q_begin + token;
+}
+
 /// Causal is bottom-right aligned: query token t sits at position kv_len - q_len + t. The window
-/// keeps positions >= own position - window_left (inclusive), with or without causality.
+/// keeps positions >= own position - window_left (inclusive), with or without causality. Of a
+/// shared part every row sees all: plan/share.h.
 FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
   const int64_t position = static_cast<int64_t>(r.kv_len) - r.q_len + token;
   int64_t begin = 0, end = r.kv_len;
+  if (r.shared()) return {0, r.kv_len};
   if ((h.flags & kPlanCausal) && position + 1 < end) end = position + 1;
   if (h.window_left >= 0 && position - h.window_left > begin) begin = position - h.window_left;
   if (end < 0) end = 0;

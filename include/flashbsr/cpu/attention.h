@@ -179,7 +179,7 @@ class ItemKernel {
       if (item_.slot < 0) {
         write_row(p_, variant_, row_at(row, p_.v.dim), item_.kv_head, o, lse);
       } else {
-        const int64_t at = static_cast<int64_t>(item_.slot) * h_.tile_rows + r;
+        const int64_t at = static_cast<int64_t>(item_.slot) + r;
         std::memcpy(p_.partial_out + at * p_.v.dim, o, static_cast<size_t>(p_.v.dim) * 4);
         p_.partial_lse[at] = lse;
       }
@@ -236,7 +236,7 @@ class ItemKernel {
                   (p_.k_head_scale ? p_.k_head_scale[item_.kv_head] : 1.0f);
       row.max = -infinity();
       mem_.sum[r] = FloatV{};
-      const char* src = p_.q.row(request_.q_begin + row.token, row.q_head);
+      const char* src = p_.q.row(query_row(request_, row.token, plan_.q_rows()), row.q_head);
       with_dtype(p_.q.dtype, [&]<DType T>() { row_to_float<T>(src, staged, p_.q.dim); });
       if constexpr (Variant::transforms_queries) {
         variant_.query_transform(&staged[0], row_at(row, p_.q.dim));

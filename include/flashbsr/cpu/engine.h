@@ -68,7 +68,7 @@ class Engine {
 
   Compute compute_for(const Params& p) const { return cpu::compute_for(*table_, p); }
 
-  /// `params.partial_out` and `partial_lse` must hold the plan's slots.
+  /// `params.partial_out` and `partial_lse` must hold the plan's partial states.
   void run(PlanView plan, const Params& params, Activation activation) {
     const PlanHeader& h = plan.header();
     const int act = static_cast<int>(activation);
@@ -91,11 +91,12 @@ class Engine {
         const int32_t count = min_of(bundle, h.num_items - first);
         attend(params, plan, first, count, memory);
         for (int32_t i = first; i < first + count; ++i) {
-          const int32_t m = plan.items()[i].merge;
-          if (m < 0) continue;
-          // Release our partial state, acquire the others'.
-          const int32_t arrived = arrivals_[static_cast<size_t>(m)].fetch_add(1) + 1;
-          if (arrived == plan.merges()[m].slot_count) merge(params, plan, m);
+          const WorkItem& item = plan.items()[i];
+          for (int32_t m = item.merge; m < item.merge + item.merge_count; ++m) {
+            // Release our partial state, acquire the others'.
+            const int32_t arrived = arrivals_[static_cast<size_t>(m)].fetch_add(1) + 1;
+            if (arrived == plan.merges()[m].state_count) merge(params, plan, m);
+          }
         }
       }
       // Added, not set: a helper that woke late for the last job may enter this one twice.
@@ -121,6 +122,7 @@ class Engine {
   /// Items claimed at once: KV heads of one chunk, as many as leave each thread eight claims to
   /// balance with. Those of few rows, whose limit is memory, are computed side by side.
   int32_t bundle_size(const PlanHeader& h) const {
+    if (h.flags & kPlanPerHead) return 1;  // neighbours are of different requests
     int32_t bundle = min_of(kMaxBundle, h.num_kv_heads);
     while (bundle > 1 && (h.num_kv_heads % bundle != 0 || h.num_items < bundle * threads_ * 8)) {
       --bundle;

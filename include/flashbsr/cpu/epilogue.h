@@ -8,6 +8,7 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/convert.h>
+#include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
@@ -35,8 +36,18 @@ FLASHBSR_FN void write_row(const Params& p, const Variant& variant, const RowAt&
   if (p.lse) p.lse[token * p.lse_stride_token + at.head * p.lse_stride_head] = lse * p.lse_unit;
 }
 
-/// Contracts the partial states of a split row tile, slot by slot in order: deterministic. States
-/// of variants without softmax add up.
+/// Calls visit(first row of the state) for all states of a merge, in order.
+template <class Visit>
+FLASHBSR_FN void for_each_state(PlanView plan, const Merge& m, const Visit& visit) {
+  const MergePart own{m.slot, m.state_count, m.row_count, 0};
+  const MergePart* parts = m.part < 0 ? &own : plan.merge_parts() + m.part;
+  for (int32_t p = 0; p < (m.part < 0 ? 1 : m.part_count); ++p) {
+    for (int32_t i = 0; i < parts[p].count; ++i) visit(parts[p].slot + i * parts[p].stride);
+  }
+}
+
+/// Contracts the partial states of a merge, one after another: deterministic. States of variants
+/// without softmax add up.
 template <class Variant>
 void merge_tile(const Params& p, PlanView plan, int32_t index) {
   constexpr bool kSoftmax = Variant::use_softmax;
@@ -44,26 +55,25 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
   const PlanHeader& h = plan.header();
   const Merge& m = plan.merges()[index];
   const Request& request = plan.requests()[m.request];
-  float o[256];
+  float o[kMaxHeadDim];
   for (int32_t r = 0; r < m.row_count; ++r) {
-    const int64_t first = static_cast<int64_t>(m.slot_begin) * h.tile_rows + r;
-    const auto slot_row = [&](int32_t i) { return first + static_cast<int64_t>(i) * h.tile_rows; };
     float top = -infinity();
     if (kSoftmax) {
-      for (int32_t i = 0; i < m.slot_count; ++i) top = max_of(p.partial_lse[slot_row(i)], top);
+      for_each_state(plan, m,
+                     [&](int64_t slot) { top = max_of(p.partial_lse[slot + r], top); });
     }
     float sum = 0;
     for (int d = 0; d < p.v.dim; ++d) o[d] = 0;
-    for (int32_t i = 0; i < m.slot_count; ++i) {
+    for_each_state(plan, m, [&](int64_t slot) {
       float weight = 1.0f;
       if (kSoftmax) {
-        const float lse = p.partial_lse[slot_row(i)];
+        const float lse = p.partial_lse[slot + r];
         weight = lse == -infinity() ? 0.0f : __builtin_exp2f(lse - top);
         sum += weight;
       }
-      const float* part = p.partial_out + slot_row(i) * p.v.dim;
+      const float* part = p.partial_out + (slot + r) * p.v.dim;
       for (int d = 0; d < p.v.dim; ++d) o[d] += weight * part[d];
-    }
+    });
     float lse = 0;
     if (kSoftmax) {
       const float inverse = sum == 0 ? 0.0f : 1.0f / sum;

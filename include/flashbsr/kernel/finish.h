@@ -99,42 +99,62 @@ FLASHBSR_DEVICE void store_values(char* row, DType t, int32_t d, int32_t dim,
   with_output_dtype(t, [&]<DType kType>() { store_typed<kType, kArch>(row, d, dim, x); });
 }
 
-/// Partial O [D_vo] of a split tile's row, normalised fp32, rows 32-byte aligned.
-FLASHBSR_DEVICE float* partial_out_row(const Params& p, int32_t tile_rows, int32_t slot,
-                                       int32_t row) {
-  return p.partial_out + (static_cast<int64_t>(slot) * tile_rows + row) * p.v.dim;
+/// Partial O [D_vo] of row `row` of the state at `slot`, normalised fp32, rows 32-byte aligned.
+FLASHBSR_DEVICE float* partial_out_row(const Params& p, int32_t slot, int32_t row) {
+  return p.partial_out + (static_cast<int64_t>(slot) + row) * p.v.dim;
 }
 
-/// Partial LSE of a split tile's row, base 2.
-FLASHBSR_DEVICE float* partial_lse(const Params& p, int32_t tile_rows, int32_t slot, int32_t row) {
-  return p.partial_lse + static_cast<int64_t>(slot) * tile_rows + row;
+/// Partial LSE of that row, base 2.
+FLASHBSR_DEVICE float* partial_lse(const Params& p, int32_t slot, int32_t row) {
+  return p.partial_lse + (static_cast<int64_t>(slot) + row);
 }
 
-/// A merge with what its request and the plan add. Three loads, one after another: a kernel makes
-/// them while it waits for something else.
+/// A merge with what its request adds. Two loads, one after another: a kernel makes them while it
+/// waits for something else.
 struct SplitTile {
   int32_t index;  ///< of the merge
   Merge merge;
   int32_t q_begin;
-  int32_t tile_rows;
 };
 
 FLASHBSR_DEVICE SplitTile split_tile(const KernelArgs& args, int32_t index) {
   const Merge merge = args.merges[index];
-  return {index, merge, args.requests[merge.request].q_begin, args.header->tile_rows};
+  return {index, merge, args.requests[merge.request].q_begin};
 }
 
 /// Counts a block's partial state as written; true in the block that must merge. One thread calls
 /// it, between a barrier after the stores of all and a barrier before the merge.
-FLASHBSR_DEVICE bool arrive(const KernelArgs& args, const SplitTile& tile) {
-  int32_t* counter = args.counters + 1 + tile.index;
-  const bool last = ptx::atomic_add_acq_rel(counter, 1) == tile.merge.slot_count - 1;
+FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t index, int32_t state_count) {
+  int32_t* counter = args.counters + 1 + index;
+  const bool last = ptx::atomic_add_acq_rel(counter, 1) == state_count - 1;
   if (last) *counter = 0;  // for the next run
   return last;
 }
 FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t index) {
-  return arrive(args, split_tile(args, index));
+  return arrive(args, index, args.merges[index].state_count);
 }
+
+/// Where a merge's states are, one after another.
+class StateCursor {
+ public:
+  FLASHBSR_DEVICE StateCursor(const KernelArgs& args, const Merge& m)
+      : parts_(args.merge_parts + m.part),
+        at_{m.slot, m.state_count, m.row_count, 0} {
+    if (m.part >= 0) at_ = *parts_++;
+  }
+  /// The first row of the next one.
+  FLASHBSR_DEVICE int32_t next() {
+    if (at_.count == 0) at_ = *parts_++;
+    const int32_t slot = at_.slot;
+    at_.slot += at_.stride;
+    --at_.count;
+    return slot;
+  }
+
+ private:
+  const MergePart* parts_;
+  MergePart at_;
+};
 
 namespace detail {
 
@@ -166,7 +186,7 @@ struct StoreOutput {
   }
 };
 
-/// Contracts the partial states of a split tile in slot order, so that the result does not depend
+/// Contracts the partial states of a merge in their order, so that the result does not depend
 /// on who arrived when, and writes the LSE and by store(row of the tile, token, query head, dim,
 /// values) the output. `thread` of `threads` calls it with all the others; each takes four dims of
 /// a row at a time. States of variants without softmax add up.
@@ -175,33 +195,29 @@ FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile
                                          int32_t thread, int32_t threads, const Store& store) {
   const Params& p = args.params;
   const Merge& m = tile.merge;
-  const int32_t q_begin = tile.q_begin, tile_rows = tile.tile_rows;
   const int32_t chunks = p.v.dim / 4;
-  const int64_t slot_floats = static_cast<int64_t>(tile_rows) * p.v.dim;
 
   for (int32_t unit = thread; unit < m.row_count * chunks; unit += threads) {
     const int32_t row = unit / chunks;
     const int32_t d = (unit - row * chunks) * 4;
-    const float* part = partial_out_row(p, tile_rows, m.slot_begin, row) + d;
-    const float* part_lse = partial_lse(p, tile_rows, m.slot_begin, row);
+    StateCursor states(args, m);
     float o[4] = {};
     float top = -infinity(), sum = 0.0f;
 
-    // Eight slots in flight hide the latency of L2; the maximum is taken over eight at a time.
+    // Eight states in flight hide the latency of L2; the maximum is taken over eight at a time.
     constexpr int kBatch = 8;
-    for (int32_t first = 0; first < m.slot_count; first += kBatch) {
+    for (int32_t first = 0; first < m.state_count; first += kBatch) {
       float4 x[kBatch];
       float weight[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         x[i] = {};
         weight[i] = kSoftmax ? -infinity() : 0.0f;
-        if (first + i < m.slot_count) {
-          x[i] = detail::load_cg4(part + (first + i) * slot_floats);
+        if (first + i < m.state_count) {
+          const int32_t slot = states.next();
+          x[i] = detail::load_cg4(partial_out_row(p, slot, row) + d);
           weight[i] = 1.0f;
-          if constexpr (kSoftmax) {
-            weight[i] = detail::load_cg(part_lse + static_cast<int64_t>(first + i) * tile_rows);
-          }
+          if constexpr (kSoftmax) weight[i] = detail::load_cg(partial_lse(p, slot, row));
         }
       }
       if constexpr (kSoftmax) {
@@ -232,7 +248,7 @@ FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile
     const int32_t in_request = args.group.quotient(packed);
     const int32_t q_head = m.kv_head * static_cast<int32_t>(args.group.divisor) +
                            args.group.remainder(packed, in_request);
-    const int64_t token = static_cast<int64_t>(q_begin) + in_request;
+    const int64_t token = static_cast<int64_t>(tile.q_begin) + in_request;
     const float lse = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
     const RowEnd end = end_row<kSoftmax>(p, q_head, m.kv_head, sum, lse);
 #pragma unroll
@@ -252,6 +268,23 @@ template <bool kSoftmax, int kArch = 80>
 FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int32_t thread,
                                       int32_t threads) {
   merge_split_tile<kSoftmax, kArch>(args, split_tile(args, index), thread, threads);
+}
+
+/// Merges what a state completes of `count` runs from `first` on, which requests that share KV have
+/// in it: each warp its own runs. After a barrier behind the stores of all.
+template <bool kSoftmax, int kArch = 80>
+FLASHBSR_DEVICE void merge_runs(const KernelArgs& args, int32_t first, int32_t count, int32_t warp,
+                                int32_t warps, int32_t lane) {
+#pragma unroll 1
+  for (int32_t base = warp; base < count; base += 32 * warps) {
+    const int32_t mine = base + lane * warps;
+    uint32_t complete = __ballot_sync(~0u, mine < count && arrive(args, first + mine));
+#pragma unroll 1
+    for (; complete; complete &= complete - 1) {
+      const int32_t run = base + (__ffs(static_cast<int>(complete)) - 1) * warps;
+      merge_split_tile<kSoftmax, kArch>(args, first + run, lane, 32);
+    }
+  }
 }
 
 }  // namespace flashbsr

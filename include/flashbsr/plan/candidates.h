@@ -64,6 +64,7 @@ class Candidates {
     total_ = total * shape.num_kv_heads;
     other_price_ = 0;
     const int64_t quota = ceil_div<int64_t>(total_, limits.num_workers);
+    best_.cut.part_bound = trial_.cut.part_bound = max_of<int64_t>(quota / 2, 1);
     best_.price = 0;
     best_.percent = 0;
     best_.kv_chunk = chunk_length(limits, quota, limits.tile_rows);
@@ -122,7 +123,10 @@ class Candidates {
       // The order of the whole cut says which tiles are the longest.
       const int64_t kept = tiles * heads / workers * workers / heads;
       keep_.assign(tiles_->size(), 0);
-      for (int64_t i = 0; i < kept; ++i) keep_[best_.cut.order[static_cast<size_t>(i)]] = 1;
+      for (int64_t i = 0; i < kept; ++i) {
+        const uint32_t chunk = best_.cut.order[static_cast<size_t>(i)];
+        keep_[static_cast<size_t>(best_.cut.chunks[chunk].tile)] = 1;
+      }
       for (const int32_t percent : kTailPercents) {
         try_bound(kPolicyTail, percent, even_bound(kept * heads + workers * percent / 100));
       }
@@ -169,9 +173,11 @@ class Candidates {
     int64_t items = 0, slots = 0;
     for (size_t t = 0; t < tiles_->size(); ++t) {
       const Tile& tile = (*tiles_)[t];
-      const int64_t length = tile.length(), limit = most(tile.row_count);
-      const bool cut = length > limit && (keep_.empty() || !keep_[t]);
-      const int64_t parts = cut ? ceil_div(length, limit) : 1;
+      const int64_t length = tile.length();
+      const bool cut = keep_.empty() || !keep_[t];
+      const int64_t limit =
+          best_.cut.longest(tile, cut ? most(tile.row_count) : max_of<int64_t>(length, 1), *limits_);
+      const int64_t parts = length > limit ? ceil_div(length, limit) : 1;
       items += parts;
       if (parts > 1) slots += parts;
     }

@@ -17,6 +17,8 @@ struct Shape {
   bool causal = false;
   int32_t window_left = -1;
   bool custom_mask = false;
+  /// Whether requests may share the load of KV that they begin with (plan/share.h).
+  bool may_share = false;
 };
 
 /// What the device fixes. The defaults are the CPU's.
@@ -34,6 +36,10 @@ struct DeviceLimits {
   /// The claim order: most expensive first, or request by request, the most expensive first, so
   /// that what runs at the same time shares K and V in the cache.
   bool by_request = false;
+  /// Where requests share all of K and V, KV head by KV head comes first: what runs at the same
+  /// time then reads 1 / num_kv_heads of them. 8192 tokens of 8 heads of 128 dims in 16 bits are 34
+  /// MB, of an L2 of 50 MB in two halves.
+  bool by_head = false;
   /// A request whose rows are no multiple of tile_rows has its short tile at the front, where a
   /// causal mask leaves it least to do.
   bool short_tile_first = false;
@@ -68,14 +74,23 @@ struct PlanSizes {
   int64_t requests = 0;
   int64_t items = 0;
   int64_t merges = 0;
-  int64_t slots = 0;
+  int64_t partial_rows = 0;
   int64_t kv_indices = 0;
+  int64_t q_rows = 0;
+  int64_t merge_parts = 0;
 
   int64_t total_words(int32_t workers) const {
     return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 16 * static_cast<int64_t>(workers) +
-           8 * (requests + items + merges) + (workers + 1) + items + kv_indices;
+           8 * (requests + items + merges) + (workers + 1) + items + kv_indices + q_rows +
+           4 * merge_parts;
   }
 };
+
+/// What shared parts may add under a capacity, in multiples of what the requests have. Beyond it
+/// plan/share.h shares no more.
+inline constexpr int64_t kMaxSharedTiles = 1;  ///< tiles of all parts, of the requests' tiles
+inline constexpr int64_t kMaxSharedRows = 3;   ///< rows of all parts, of the requests' rows
+inline constexpr int64_t kMaxSharedLevels = 4;
 
 /// The most any plan within `capacity` can need.
 ///
@@ -83,31 +98,47 @@ struct PlanSizes {
 /// and the costs add up to workers * bound, so there are fewer than 2 * workers slots. With
 /// price_splits a cut of smaller chunks is a candidate only if its slots are at most max_slots(),
 /// and the whole cut, which has none, always is one. Either way a merge has two slots or more, and
-/// an item is a tile of a KV head, or has a slot.
+/// an item is a tile of a KV head, or has a slot. Requests of one KV head each have no more tiles
+/// than as many that have all: their tokens are at most max_q_tokens of every head.
+///
+/// Shared parts: every tile may have a partial state without being split, a part's tiles cut the
+/// requests' into at most as many more runs, and a run has a part per level.
 inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const DeviceLimits& limits,
                            const SplitPolicy& split, int32_t page_size) {
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
-  const int64_t tiles = capacity.max_requests + capacity.max_q_tokens * group / limits.tile_rows;
-  const int64_t heads = shape.num_kv_heads;
+  const int64_t heads = shape.num_kv_heads, rows = capacity.max_q_tokens * group;
+  const int64_t tiles = capacity.max_requests + rows / limits.tile_rows;
   PlanSizes sizes{.requests = capacity.max_requests, .kv_indices = capacity.max_kv_indices};
   if (split.disabled) {
     sizes.items = tiles * heads;
-  } else if (split.fixed_size > 0) {
+    return sizes;
+  }
+  if (split.fixed_size > 0) {
     const int64_t chunks =
         ceil_div<int64_t>(capacity.max_kv_indices * page_size, split.fixed_size) + 1;
-    sizes.items = sizes.slots = tiles * heads * chunks;
+    sizes.items = tiles * heads * chunks;
     sizes.merges = tiles * heads;
-  } else {
-    sizes.slots = limits.max_slots();
-    sizes.merges = sizes.slots / 2;
-    sizes.items = tiles * heads + sizes.slots;
+    sizes.partial_rows = rows * heads * chunks;
+    return sizes;
   }
+  // Parts are cut at half of the bound: twice as many slots.
+  const int64_t slots =
+      max_of(limits.max_slots(), shape.may_share ? int64_t{4} * limits.num_workers : 0);
+  sizes.partial_rows = slots * limits.tile_rows;
+  sizes.merges = slots / 2;
+  sizes.items = tiles * heads + slots;
+  if (!shape.may_share) return sizes;
+  const int64_t runs = (1 + kMaxSharedTiles) * tiles * heads;
+  sizes.requests += kMaxSharedTiles * tiles;
+  sizes.items += kMaxSharedTiles * tiles * heads;
+  sizes.merges += runs;
+  sizes.partial_rows += (1 + kMaxSharedRows) * rows * heads;
+  sizes.q_rows = capacity.max_q_tokens;
+  sizes.merge_parts = (1 + kMaxSharedLevels) * runs;
   return sizes;
 }
 
-/// Bytes of partial states: [slots, tile_rows, D_vo] and [slots, tile_rows] floats.
-inline int64_t partial_bytes(int64_t slots, int64_t tile_rows, int64_t dim_vo) {
-  return slots * tile_rows * (dim_vo + 1) * 4;
-}
+/// Bytes of partial states: [rows, D_vo] and [rows] floats.
+inline int64_t partial_bytes(int64_t rows, int64_t dim_vo) { return rows * (dim_vo + 1) * 4; }
 
 }  // namespace flashbsr

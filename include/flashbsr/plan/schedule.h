@@ -4,6 +4,7 @@
 // The scheduler: a layout becomes a plan. Pure host code, deterministic, no array is touched.
 //
 // Algorithm 1 of the FlashInfer paper (MLSys 2025), over (request, row tile, KV head):
+//   0. take KV that requests begin with together out of them, as parts of its own      share.h
 //   1. trim each row tile's KV range by causality and window                            cut.h
 //   2. bound a chunk's cost by total / workers, rounded up to the KV tile; split what is longer
 //   3. sort the chunks, most expensive first
@@ -20,6 +21,7 @@
 #include <flashbsr/plan/candidates.h>
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
+#include <flashbsr/plan/runs.h>
 
 namespace flashbsr {
 
@@ -28,20 +30,31 @@ class Planner {
   /// Plans into an internal buffer that stays valid until the next call. Grows it at most
   /// geometrically, so that a steady state allocates nothing.
   PlanView plan(const Layout& layout, const Shape& shape, const DeviceLimits& limits = {},
-                const SplitPolicy& split = {}, const Capacity& capacity = {}) {
+                const SplitPolicy& split = {}, const Capacity& capacity = {},
+                const Sharing& sharing = {}) {
     if (limits.num_workers < 1 || limits.num_workers >= 1 << 16) {
       throw Error(ErrorCode::kValue, "num_workers", std::to_string(limits.num_workers),
                   "a number in [1, 65536)");
     }
-    const int64_t total = detail::cut_tiles(layout, shape, limits, tiles_);
-    detail::Candidate& chosen = candidates_.choose(tiles_, total, shape, limits, split);
+    // A request is cut alike for all of its KV heads, or it has but one.
+    Shape cut_shape = shape;
+    if (!layout.kv_heads.empty()) {
+      cut_shape.num_qo_heads /= shape.num_kv_heads;
+      cut_shape.num_kv_heads = 1;
+    }
+    const int64_t total = detail::cut_tiles(layout, sharing, cut_shape, limits, tiles_);
+    detail::Candidate& chosen = candidates_.choose(tiles_, total, cut_shape, limits, split);
     const detail::Cut& cut = chosen.cut;
-    const int64_t heads = shape.num_kv_heads;
-    const PlanSizes need{.requests = static_cast<int64_t>(layout.requests.size()),
-                         .items = static_cast<int64_t>(cut.chunks.size()) * heads,
-                         .merges = cut.split_tiles * heads,
-                         .slots = cut.split_chunks * heads,
-                         .kv_indices = static_cast<int64_t>(layout.kv_indices.size())};
+    runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
+    const int32_t heads = cut_shape.num_kv_heads;
+    const PlanSizes need{
+        .requests = static_cast<int64_t>(layout.requests.size() + sharing.parts.size()),
+        .items = static_cast<int64_t>(cut.chunks.size()) * heads,
+        .merges = (cut.split_tiles + static_cast<int64_t>(runs_.runs.size())) * heads,
+        .partial_rows = cut.split_rows * heads,
+        .kv_indices = static_cast<int64_t>(layout.kv_indices.size()),
+        .q_rows = static_cast<int64_t>(runs_.q_rows.size()),
+        .merge_parts = static_cast<int64_t>(runs_.parts.size()) * heads};
     if (capacity.fixed()) {
       sizes_ = sizes_for(capacity, shape, limits, split, layout.page_size);
       check_capacity(layout, need, capacity);
@@ -49,10 +62,20 @@ class Planner {
       grow(need);
     }
     write_header(layout, shape, limits, need);
-    write_choice(chosen, limits);
-    write_items(shape, cut);
+    header().num_slots = static_cast<int32_t>(cut.split_chunks * heads);
+    header().num_shared = static_cast<int32_t>(sharing.parts.size());
+    header().num_requests -= header().num_shared;
+    write_shared(layout, sharing);
+    write_choice(chosen, limits, heads);
+    place_items(layout, limits, cut, heads);
+    write_items(layout, cut, heads);
+    write_merges(layout, cut, heads);
+    int32_t* queue_items = buffer_.data() + header().off_queue_items;
     chosen.deal.write_queues(limits.price_splits, buffer_.data() + header().off_queue_indptr,
-                             buffer_.data() + header().off_queue_items);
+                             queue_items);
+    for (size_t i = 0; i < place_.size(); ++i) {
+      queue_items[i] = place_[static_cast<size_t>(queue_items[i])];
+    }
     write_starts();
     return PlanView{buffer_.data()};
   }
@@ -66,13 +89,16 @@ class Planner {
       throw Error(ErrorCode::kCapacity, name, std::to_string(actual),
                   "at most " + std::to_string(most) + ", the capacity given at construction");
     };
-    check("max_batch_size", need.requests, c.max_requests);
+    check("max_batch_size", static_cast<int64_t>(layout.requests.size()), c.max_requests);
     check("max_q_tokens", layout.num_q_tokens, c.max_q_tokens);
     check("max_kv_pages", layout.paged ? need.kv_indices : layout.num_kv_rows, c.max_kv_indices);
     // Implied by the three above; a plan that broke the proof must not write past its sections.
+    check("shared parts", need.requests, sizes_.requests);
     check("work items", need.items, sizes_.items);
     check("merges", need.merges, sizes_.merges);
-    check("slots", need.slots, sizes_.slots);
+    check("rows of partial states", need.partial_rows, sizes_.partial_rows);
+    check("rows of shared parts", need.q_rows, sizes_.q_rows);
+    check("parts of merges", need.merge_parts, sizes_.merge_parts);
   }
 
   void grow(const PlanSizes& need) {
@@ -82,15 +108,19 @@ class Planner {
     fit(sizes_.requests, need.requests);
     fit(sizes_.items, need.items);
     fit(sizes_.merges, need.merges);
-    fit(sizes_.slots, need.slots);
+    fit(sizes_.partial_rows, need.partial_rows);
     fit(sizes_.kv_indices, need.kv_indices);
+    fit(sizes_.q_rows, need.q_rows);
+    fit(sizes_.merge_parts, need.merge_parts);
   }
 
   void write_header(const Layout& layout, const Shape& shape, const DeviceLimits& limits,
                     const PlanSizes& need) {
     const int64_t words = sizes_.total_words(limits.num_workers);
-    if (words > std::numeric_limits<int32_t>::max()) {
-      throw Error(ErrorCode::kCapacity, "plan", std::to_string(words) + " words",
+    if (max_of(words, sizes_.partial_rows) > std::numeric_limits<int32_t>::max()) {
+      throw Error(ErrorCode::kCapacity, "plan",
+                  std::to_string(words) + " words, " + std::to_string(sizes_.partial_rows) +
+                      " rows of partial states",
                   "fewer than 2^31; raise fixed_split_size or lower the capacity");
     }
     buffer_.resize(static_cast<size_t>(words));
@@ -100,15 +130,19 @@ class Planner {
     h.version = kPlanVersion;
     h.total_size = i32(words);
     h.flags = (shape.causal ? kPlanCausal : 0) | (layout.paged ? kPlanPaged : 0) |
-              (shape.custom_mask ? kPlanCustomMask : 0);
+              (shape.custom_mask ? kPlanCustomMask : 0) |
+              (layout.kv_heads.empty() ? 0 : kPlanPerHead);
     h.num_requests = i32(need.requests);
     h.num_items = i32(need.items);
     h.num_workers = limits.num_workers;
     h.num_merges = i32(need.merges);
-    h.num_slots = i32(need.slots);
+    h.num_partial_rows = i32(need.partial_rows);
     h.num_kv_indices = i32(need.kv_indices);
+    h.num_q_rows = i32(need.q_rows);
+    h.num_merge_parts = i32(need.merge_parts);
     h.num_q_tokens = i32(layout.num_q_tokens);
     h.num_kv_rows = i32(layout.num_kv_rows);
+    h.num_kv_tokens = i32(layout.num_kv_tokens);
     h.num_qo_heads = shape.num_qo_heads;
     h.num_kv_heads = shape.num_kv_heads;
     h.group_size = shape.num_qo_heads / shape.num_kv_heads;
@@ -119,8 +153,10 @@ class Planner {
     h.max_requests = i32(sizes_.requests);
     h.max_items = i32(sizes_.items);
     h.max_merges = i32(sizes_.merges);
-    h.max_slots = i32(sizes_.slots);
+    h.max_partial_rows = i32(sizes_.partial_rows);
     h.max_kv_indices = i32(sizes_.kv_indices);
+    h.max_q_rows = i32(sizes_.q_rows);
+    h.max_merge_parts = i32(sizes_.merge_parts);
     h.off_starts = sizeof(PlanHeader) / 4;
     h.off_requests = h.off_starts + 16 * limits.num_workers;
     h.off_items = h.off_requests + 8 * h.max_requests;
@@ -128,6 +164,8 @@ class Planner {
     h.off_queue_items = h.off_queue_indptr + limits.num_workers + 1;
     h.off_merges = h.off_queue_items + h.max_items;
     h.off_kv_indices = h.off_merges + 8 * h.max_merges;
+    h.off_q_rows = h.off_kv_indices + h.max_kv_indices;
+    h.off_merge_parts = h.off_q_rows + h.max_q_rows;
     for (const detail::Tile& tile : tiles_) h.max_rows = max_of(h.max_rows, tile.row_count);
     h.cost_per_item = limits.cost_per_item;
     h.cost_per_kv = limits.cost_per_kv;
@@ -144,7 +182,7 @@ class Planner {
   PlanHeader& header() { return *reinterpret_cast<PlanHeader*>(buffer_.data()); }
 
   /// What the scheduler decided, and the loads that follow.
-  void write_choice(const detail::Candidate& chosen, const DeviceLimits& limits) {
+  void write_choice(const detail::Candidate& chosen, const DeviceLimits& limits, int64_t heads) {
     const auto saturate = [](int64_t v) {
       return static_cast<int32_t>(min_of<int64_t>(v, std::numeric_limits<int32_t>::max()));
     };
@@ -153,7 +191,7 @@ class Planner {
     PlanHeader& h = header();
     h.kv_chunk = saturate(chosen.kv_chunk);
     h.max_cost = saturate(chosen.deal.loads().longest);
-    h.mean_cost = saturate(total * h.num_kv_heads / limits.num_workers);
+    h.mean_cost = saturate(total * heads / limits.num_workers);
     h.policy = chosen.policy;
     h.policy_percent = chosen.percent;
     h.cost_per_split = limits.cost_per_split;
@@ -162,40 +200,116 @@ class Planner {
     h.units_per_us = limits.units_per_us;
   }
 
+  /// The shared parts as requests behind those of the batch, and their rows of q.
+  void write_shared(const Layout& layout, const Sharing& sharing) {
+    if (sharing.empty()) return;
+    Request* request =
+        reinterpret_cast<Request*>(buffer_.data() + header().off_requests) + layout.requests.size();
+    for (size_t p = 0; p < sharing.parts.size(); ++p) {
+      const SharedPart& part = sharing.parts[p];
+      const size_t one = static_cast<size_t>(sharing.order[static_cast<size_t>(part.first)]);
+      *request++ = {.q_begin = runs_.first_row(part),
+                    .q_len = runs_.tokens(part),
+                    .kv_begin = layout.requests[one].kv_begin,
+                    .kv_len = part.end,
+                    .mask_lo = -1,
+                    .mask_hi = -1,
+                    .index = -1,
+                    .mask_begin = part.end};
+    }
+    copy(header().off_q_rows, runs_.q_rows.data(), runs_.q_rows.size() * 4);
+  }
+
+  static int32_t first_head(const Layout& layout, const detail::Tile& tile) {
+    return layout.kv_heads.empty() ? 0 : layout.kv_heads[static_cast<size_t>(tile.request)];
+  }
+
+  /// Where the items of write_items lie if that is KV head by KV head. Empty: one after another.
+  void place_items(const Layout& layout, const DeviceLimits& limits, const detail::Cut& cut,
+                   int32_t heads) {
+    place_.clear();
+    if (!limits.by_head || !layout.shared_kv) return;
+    for (const uint32_t i : cut.order) {
+      const detail::Tile& tile = tiles_[static_cast<size_t>(cut.chunks[i].tile)];
+      for (int32_t h = 0; h < heads; ++h) place_.push_back(first_head(layout, tile) + h);
+    }
+    std::vector<int32_t> next(static_cast<size_t>(header().num_kv_heads) + 1, 0);
+    for (const int32_t head : place_) ++next[static_cast<size_t>(head) + 1];
+    for (size_t h = 1; h < next.size(); ++h) next[h] += next[h - 1];
+    for (int32_t& place : place_) place = next[static_cast<size_t>(place)]++;
+  }
+
   /// Chunks in cost order, the KV heads of one chunk adjacent: they touch the same pages.
-  void write_items(const Shape& shape, const detail::Cut& cut) {
-    WorkItem* item = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
+  /// @param heads  of a request: all, or the one that it belongs to
+  void write_items(const Layout& layout, const detail::Cut& cut, int32_t heads) {
+    WorkItem* items = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
+    size_t nth = 0;
+    const int32_t own_merges = static_cast<int32_t>(cut.split_tiles) * heads;
     for (const uint32_t i : cut.order) {
       const detail::Chunk& c = cut.chunks[i];
       const detail::Tile& tile = tiles_[static_cast<size_t>(c.tile)];
       const detail::Parts& parts = cut.parts[static_cast<size_t>(c.tile)];
-      const bool split = parts.count > 1;
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-        *item++ = {tile.request,
-                   tile.row_begin,
-                   tile.row_count,
-                   head,
-                   c.kv_begin,
-                   c.kv_end,
-                   split ? parts.slot_base + head * parts.count + c.index : -1,
-                   split ? parts.merge_base + head : -1};
+      const detail::RunRange runs = runs_.of_tile(static_cast<size_t>(c.tile));
+      for (int32_t head = 0; head < heads; ++head) {
+        const size_t at = place_.empty() ? nth : static_cast<size_t>(place_[nth]);
+        ++nth;
+        const int32_t merge = !parts.split() ? -1
+                              : !tile.shares ? parts.merge_base + head
+                                             : own_merges + runs_.merge(head, runs.first);
+        items[at] = {tile.request,
+                     tile.row_begin,
+                     tile.row_count,
+                     static_cast<int16_t>(first_head(layout, tile) + head),
+                     static_cast<int16_t>(!parts.split() ? 0
+                                          : !tile.shares ? 1
+                                                         : runs.count),
+                     c.kv_begin,
+                     c.kv_end,
+                     parts.slot(tile, head, c.index),
+                     merge};
       }
     }
-    if (cut.split_tiles == 0) return;
+  }
+
+  void write_merges(const Layout& layout, const detail::Cut& cut, int32_t heads) {
     Merge* merges = reinterpret_cast<Merge*>(buffer_.data() + header().off_merges);
-    for (size_t t = 0; t < tiles_.size(); ++t) {
+    for (size_t t = 0; cut.split_tiles > 0 && t < tiles_.size(); ++t) {
       const detail::Tile& tile = tiles_[t];
       const detail::Parts& parts = cut.parts[t];
-      if (parts.count == 1) continue;
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+      if (parts.merge_base < 0) continue;
+      const int32_t first = first_head(layout, tile);
+      for (int32_t head = 0; head < heads; ++head) {
         merges[parts.merge_base + head] = {tile.request,
                                            tile.row_begin,
                                            tile.row_count,
-                                           head,
-                                           parts.slot_base + head * parts.count,
+                                           first + head,
+                                           parts.slot(tile, head, 0),
                                            parts.count,
-                                           0,
+                                           -1,
                                            0};
+      }
+    }
+    merges += cut.split_tiles * heads;
+    MergePart* part = reinterpret_cast<MergePart*>(buffer_.data() + header().off_merge_parts);
+    MergePart* const first = part;
+    for (int32_t head = 0; head < heads; ++head) {
+      for (const detail::Run& run : runs_.runs) {
+        Merge& merge = *merges++;
+        merge = {run.request,
+                 run.row_begin,
+                 run.row_count,
+                 head,
+                 -1,
+                 0,
+                 static_cast<int32_t>(part - first),
+                 run.part_count};
+        for (int32_t i = 0; i < run.part_count; ++i) {
+          const detail::RunPart& from = runs_.parts[static_cast<size_t>(run.part + i)];
+          const detail::Tile& tile = tiles_[static_cast<size_t>(from.tile)];
+          const detail::Parts& parts = cut.parts[static_cast<size_t>(from.tile)];
+          *part++ = {parts.slot(tile, head, 0) + from.row, parts.count, tile.row_count, 0};
+          merge.state_count += parts.count;
+        }
       }
     }
   }
@@ -216,7 +330,9 @@ class Planner {
   PlanSizes sizes_;
   std::vector<int32_t> buffer_;
   std::vector<detail::Tile> tiles_;
+  std::vector<int32_t> place_;
   detail::Candidates candidates_;
+  detail::Runs runs_;
 };
 
 }  // namespace flashbsr

@@ -96,7 +96,7 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
 /// variants without softmax add up.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Traits>& shared,
-                                 const DecodeItem& item, int32_t tile_rows, int thread) {
+                                 const DecodeItem& item, int thread) {
   constexpr int kQuads = Traits::kHeadDim / 4;
   constexpr bool kSoftmax = Variant::use_softmax;
   constexpr float kShift = Traits::kCompute == DType::kF16 ? 8.0f : 0.0f;  // as in DecodeMath
@@ -125,12 +125,12 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
     const float lse = !kSoftmax ? 0.0f : sum == 0 ? -infinity() : top + ptx::log2(sum) - kShift;
     if (item.slot >= 0) {
       const float inverse = !kSoftmax ? kUnit : sum == 0 ? 0.0f : 1.0f / sum;
-      float* part = partial_out_row(p, tile_rows, item.slot, row) + d;
+      float* part = partial_out_row(p, item.slot, row) + d;
       if (d < p.v.dim) {
         *reinterpret_cast<float4*>(part) = {o[0] * inverse, o[1] * inverse, o[2] * inverse,
                                             o[3] * inverse};
       }
-      if (d == 0) *partial_lse(p, tile_rows, item.slot, row) = lse;
+      if (d == 0) *partial_lse(p, item.slot, row) = lse;
       continue;
     }
     const int packed = item.row_begin + row;
@@ -146,7 +146,8 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
   }
 }
 
-/// Hands the shared state back; a split tile is merged where its last part has arrived.
+/// Hands the shared state back; what this item's state completes is merged.
+/// @param tile  its first merge
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Traits>& shared,
                                    const DecodeItem& item, const SplitTile& tile, int thread) {
@@ -155,11 +156,17 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
   ptx::mbarrier_arrive(shared.empty());
   if (item.slot < 0) return;
   ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
-  if (thread == 0) *shared.flag() = arrive(args, tile);
-  ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
-  if (*shared.flag()) {
-    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, tile, thread, kThreads);
+  if (item.merge_count == 1 && !item.shared()) {
+    if (thread == 0) *shared.flag() = arrive(args, tile.index, tile.merge.state_count);
+    ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
+    if (*shared.flag()) {
+      merge_split_tile<Variant::use_softmax, Traits::kArch>(args, tile, thread, kThreads);
+    }
+    return;
   }
+  // Requests that share KV: a state of a part belongs to several merges.
+  merge_runs<Variant::use_softmax, Traits::kArch>(args, tile.index, item.merge_count, thread / 32,
+                                                  Traits::kEpilogueWarps, thread % 32);
 }
 
 }  // namespace flashbsr

@@ -19,12 +19,13 @@ FLASHBSR_DEVICE DecodeItem decode_item(const WorkItem& item, const Request& requ
           .kv_end = item.kv_end,
           .kv_table = request.kv_begin,
           .kv_head = item.kv_head,
+          .merge_count = item.merge_count,
           .row_begin = item.row_begin,
           .row_count = item.row_count,
           .slot = item.slot,
           .merge = item.merge,
           .request = item.request,
-          .q_begin = request.q_begin,
+          .q_begin = request.shared() ? ~request.q_begin : request.q_begin,
           .q_len = request.q_len,
           .kv_len = request.kv_len};
 }
@@ -69,7 +70,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
       const int number = first - begin + i;
       ptx::mbarrier_wait<Traits::kArch>(shared.ready_barrier(number & 1), number >> 1 & 1);
       query.read(shared.ready(number & 1), lane);
-      math.begin(shared.ready(number & 1));
+      math.begin(item, shared.ready(number & 1));
       state.clear();
 #pragma unroll 1
       for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
@@ -96,7 +97,6 @@ FLASHBSR_DEVICE void prepare_item(const KernelArgs& args, const DecodeShared<Tra
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
                               int end, int thread) {
-  const int32_t tile_rows = args.header->tile_rows;
 #pragma unroll 1
   for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
     const int count = min_of(Traits::kItems, end - first);
@@ -111,10 +111,10 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
     for (int i = 0; i < count; ++i) {
       const DecodeItem& item = shared.items()[i];
       SplitTile tile{};
-      if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin, tile_rows};
+      if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin};
       __syncwarp();
       ptx::named_barrier_sync(kStatesBarrier, Traits::kThreads);
-      finish_item<Traits, Variant>(args, shared, item, tile_rows, thread);
+      finish_item<Traits, Variant>(args, shared, item, thread);
       merge_if_last<Traits, Variant>(args, shared, item, tile, thread);
       prepare_item<Traits, Variant>(args, shared, i + 2, count, first - begin, thread);
     }

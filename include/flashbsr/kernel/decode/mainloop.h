@@ -61,8 +61,12 @@ class DecodeMath {
   FLASHBSR_DEVICE DecodeMath(const KernelArgs& args, int lane)
       : args_(args), variant_(args.params), g_(lane >> 2), t_(lane & 3), lane_(lane) {}
 
-  FLASHBSR_DEVICE void begin(const DecodeReady<Traits>& ready) {
+  FLASHBSR_DEVICE void begin(const DecodeItem& item, const DecodeReady<Traits>& ready) {
     mask_ = ready.mask;
+    if (variant_.masks_logits()) {
+      const int32_t masked = variant_.mask_begin(args_.requests[item.request]);
+      mask_.whole_end = min_of(mask_.whole_end, masked);
+    }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       scale_[n][0] = ready.scale[8 * n + 2 * t_];
@@ -78,8 +82,7 @@ class DecodeMath {
     scores(query, keys(ring, position), s);
     ring.produce_keys();
     const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
-    const bool hooks =
-        !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
+    const bool hooks = !Variant::use_softmax || variant_.transforms_logits();
     if (cut || hooks) {
       masked(item, position, s);
     } else {
@@ -157,9 +160,9 @@ class DecodeMath {
         load_keys(tile, u, pair, first, second);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          const auto& b = query.b[n];
-          ptx::mma_m16n8k16<kType>(even[n], first, b[2 * pair][0], b[2 * pair][1]);
-          ptx::mma_m16n8k16<kType>(odd[n], second, b[2 * pair + 1][0], b[2 * pair + 1][1]);
+          const uint4 b = query.operands(n, pair);
+          ptx::mma_m16n8k16<kType>(even[n], first, b.x, b.y);
+          ptx::mma_m16n8k16<kType>(odd[n], second, b.z, b.w);
         }
       }
       add(even, odd, s[u]);

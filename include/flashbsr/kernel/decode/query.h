@@ -30,6 +30,7 @@ struct DecodeMask {
     Request r;
     r.q_len = item.q_len;
     r.kv_len = item.kv_len;
+    r.index = item.shared() ? -1 : 0;
     return visible_span(h, r, token);
   }
 };
@@ -48,7 +49,21 @@ struct DecodeQuery {
   static constexpr int kSteps = Traits::kHeadDim / 16;
   static constexpr int kTiles = Traits::kRows / 8;
 
+  /// Up to 64 registers of a lane. Twice as many do not go with O, which is as large again: then
+  /// they are read from shared memory where they are multiplied.
+  static constexpr bool kResident = Traits::kHeadDim <= 256;
+
   uint32_t b[kTiles][kSteps][2];
+  const uint4* place = nullptr;  ///< this lane's in shared memory
+
+  /// Operands of k-steps 2 i and 2 i + 1.
+  FLASHBSR_DEVICE uint4 operands(int n, int i) const {
+    if constexpr (kResident) {
+      return {b[n][2 * i][0], b[n][2 * i][1], b[n][2 * i + 1][0], b[n][2 * i + 1][1]};
+    } else {
+      return place[(n * (kSteps / 2) + i) * 32];
+    }
+  }
 
   /// Dims of the first element of register `half` of k-step `step`.
   FLASHBSR_DEVICE static int dim_of(int step, int half, int t) {
@@ -56,6 +71,10 @@ struct DecodeQuery {
   }
 
   FLASHBSR_DEVICE void read(const DecodeReady<Traits>& ready, int lane) {
+    if constexpr (!kResident) {
+      place = &ready.b[0][lane];
+      return;
+    }
     uint32_t* words = &b[0][0][0];
 #pragma unroll
     for (int i = 0; i < DecodeReady<Traits>::kWords / 4; ++i) {
@@ -112,7 +131,9 @@ struct DecodeQuery {
       const int token = args.group.quotient(packed);
       const int head =
           item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
-      const char* row = q.row(item.q_begin + token, head);
+      const int row_of_q =
+          item.shared() ? args.q_rows[~item.q_begin + token] : item.q_begin + token;
+      const char* row = q.row(row_of_q, head);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

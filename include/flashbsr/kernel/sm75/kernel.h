@@ -63,7 +63,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const bool empty = first < task.item.kv_begin;
 
     if (!empty) loader.look_up(args, task, first, 0);
-    sm80::visit_queries<Traits>(args, task.item, task.request.q_begin, thread,
+    sm80::visit_queries<Traits>(args, task.item, task.request, thread,
                                 [&](uint32_t offset, const char* src, bool inside) {
                                   *reinterpret_cast<uint4*>(memory + offset) =
                                       inside ? *reinterpret_cast<const uint4*>(src) : uint4{};

@@ -44,7 +44,8 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const Params& p = args.params;
   const WorkItem& item = task.item;
   const int32_t lane = ptx::thread_index() % 32;
-  const int32_t first_row = ptx::thread_index() / 32 * Loop::kRowsPerWarp;
+  const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
+  const int32_t first_dim = Loop::first_dim(ptx::thread_index());
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
 #pragma unroll
@@ -66,29 +67,28 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
           const OutputRow<Traits> out(memory, r);
           detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
                                        [&](int32_t d, const auto& x) {
-                                         out[d] = x[0];
-                                         out[d + 1] = x[1];
+                                         out[first_dim + d] = x[0];
+                                         out[first_dim + d + 1] = x[1];
                                        });
         } else {
           char* out = p.out.row(token, row.q_head);
           with_output_dtype(p.out.dtype, [&]<DType kType>() {
-            detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
-                                         [&](int32_t d, const auto& x) {
-                                           store_typed<kType, Traits::kArch>(out, d, p.v.dim, x);
-                                         });
+            detail::for_each_run<Traits>(
+                loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
+                  store_typed<kType, Traits::kArch>(out, first_dim + d, p.v.dim, x);
+                });
           });
         }
-        if (lane % 4 == 0) write_lse(p, token, row.q_head, end.lse);
+        if (lane % 4 == 0 && first_dim == 0) write_lse(p, token, row.q_head, end.lse);
       } else {
         float factor = kUnit;
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-        const int32_t tile_rows = args.header->tile_rows;
-        char* out = reinterpret_cast<char*>(partial_out_row(p, tile_rows, item.slot, r));
+        char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
         detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
-          store_typed<DType::kF32>(out, d, p.v.dim, x);
+          store_typed<DType::kF32>(out, first_dim + d, p.v.dim, x);
         });
-        if (lane % 4 == 0) {
-          *partial_lse(p, tile_rows, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+        if (lane % 4 == 0 && first_dim == 0) {
+          *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
         }
       }
     }
@@ -100,12 +100,20 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   }
 }
 
-/// After the block's stores of a partial state: the last block to arrive merges the tile.
+/// After the block's stores of a partial state: what it completes is merged.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const PrefillRow* rows,
                                   char* memory, int32_t thread) {
   __syncthreads();
-  if (thread == 0) task.merges = arrive(args, task.item.merge);
+  const int32_t merge = task.item.merge, count = task.item.merge_count;
+  if (count > 1) {
+    // Requests that share KV: a state of a part belongs to several merges. Their variants have no
+    // output_transform.
+    merge_runs<Variant::use_softmax, Traits::kArch>(args, merge, count, thread / 32,
+                                                    Traits::kThreads / 32, thread % 32);
+    return;
+  }
+  if (thread == 0) task.merges = arrive(args, merge);
   __syncthreads();
   if (!task.merges) return;
   if constexpr (Variant::transforms_outputs) {
@@ -114,12 +122,11 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const Pref
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[d + i] = o[i];
     };
-    contract_split_tile<Variant::use_softmax>(args, split_tile(args, task.item.merge), thread,
+    contract_split_tile<Variant::use_softmax>(args, split_tile(args, merge), thread,
                                               Traits::kThreads, keep);
     write_transformed<Traits, Variant>(args, task, rows, memory, thread);
   } else {
-    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, task.item.merge, thread,
-                                                          Traits::kThreads);
+    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, merge, thread, Traits::kThreads);
   }
 }
 

@@ -124,7 +124,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       loader.look_up(args, task, first - kTile, 1);
     }
     ptx::cp_async_commit();
-    visit_queries<Traits>(args, task.item, task.request.q_begin, thread, AsyncCopy{query_tile});
+    visit_queries<Traits>(args, task.item, task.request, thread, AsyncCopy{query_tile});
     ptx::cp_async_commit();
     describe_rows<Traits>(args, task, state, thread);
     KvLoader<Traits>::describe_sources(args, task, state, thread);

@@ -39,8 +39,8 @@ struct CopyShape {
 /// The thread's share of the item's rows of Q: copy(offset in the tile, source, whether to copy or
 /// to write zeros). Rows past row_count become zeros.
 template <class Traits, class Copy>
-FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item, int32_t q_begin,
-                                   int32_t thread, const Copy& copy) {
+FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
+                                   const Request& request, int32_t thread, const Copy& copy) {
   constexpr int kRowBytes = Traits::kHeadDim * 2;
   using Shape = CopyShape<Traits::kThreads, Traits::kRows, kRowBytes>;
   const RaggedView& q = args.params.q;
@@ -54,7 +54,7 @@ FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
     const int32_t token = args.group.quotient(packed);
     const int32_t head = item.kv_head * static_cast<int32_t>(args.group.divisor) +
                          args.group.remainder(packed, token);
-    const char* src = q.row(static_cast<int64_t>(q_begin) + token, head);
+    const char* src = q.row(query_row(request, token, args.q_rows), head);
 #pragma unroll
     for (int j = 0; j < Shape::kChunksEach; ++j) {
       const int32_t c = chunk + j * Shape::kAcross;

@@ -35,7 +35,7 @@ template <class Traits, class Variant>
   requires AttentionVariant<Variant, ThreadMath>
 class Scores {
  public:
-  static constexpr int kRowsPerWarp = Traits::kRows / Traits::kWarps;
+  static constexpr int kRowsPerWarp = Traits::kRows / Traits::kRowWarps;
   static constexpr int kBands = kRowsPerWarp / 16;  ///< A operands that share each B operand
   static constexpr int kTokenTiles = Traits::kKvTile / 8;
   /// log2 of what weights are multiplied by.
@@ -49,7 +49,7 @@ class Scores {
   FLASHBSR_DEVICE Scores(const KernelArgs& args, const BlockState& state, uint32_t query_tile,
                          int32_t thread)
       : lane_(static_cast<uint32_t>(thread) % 32),
-        first_row_(static_cast<uint32_t>(thread) / 32 * kRowsPerWarp),
+        first_row_(first_row(static_cast<uint32_t>(thread) / 32)),
         key_tile_(query_tile + Traits::kKeyOffset),
         args_(args),
         variant_(args.params),
@@ -58,6 +58,9 @@ class Scores {
         visible_(state.visible + static_cast<uint32_t>(thread) / 32),
         queries_(query_tile, first_row_, lane_) {}
 
+  FLASHBSR_DEVICE static int32_t first_row(int32_t warp) {
+    return (Traits::kParts == 1 ? warp : warp % Traits::kRowWarps) * kRowsPerWarp;
+  }
   FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
     return first_row_ + band * 16 + half * 8 + lane_ / 4;
   }
@@ -69,12 +72,16 @@ class Scores {
     if (lane_ == 0) {
       // What all see is that of the block, so that its warps take the same way and meet at the same
       // barriers; warps of few tiles at the diagonal compare for nothing.
-      *visible_ = {Visibility::of(rows_, first_row_, end).any,
+      Visibility v{Visibility::of(rows_, first_row_, end).any,
                    Visibility::of(rows_, 0, task.item.row_count).all};
+      if (variant_.masks_logits()) {
+        v.all.end = min_of(v.all.end, variant_.mask_begin(task.request));
+      }
+      *visible_ = v;
     }
     __syncwarp();
     // The short way multiplies inside the exponent, after the maximum: only for positive scales.
-    transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
+    transforms_ = !Variant::use_softmax || variant_.transforms_logits();
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -132,7 +139,8 @@ class Scores {
     }
   }
 
-  /// S becomes logits (without softmax: weights), where it is not already.
+  /// S becomes logits (without softmax: weights), where it is not already. Tiles that a mask cuts
+  /// are not whole.
   FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
     if (transforms_ || !whole) transform(begin);
   }

@@ -124,7 +124,7 @@ FLASHBSR_DEVICE void write_states(const KernelArgs& args, const Tile& tile, int3
     const int32_t r = first_row + 8 * h;
     if (r >= tile.item.row_count) continue;
     if (split) {
-      *partial_lse(p, args.header->tile_rows, tile.item.slot, r) = lse[h];
+      *partial_lse(p, tile.item.slot, r) = lse[h];
     } else {
       const RowName row(args, tile.item, r);
       write_lse(p, static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head, lse[h]);
@@ -196,7 +196,7 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     rows.factor[h] = factor[h];
     rows.out[h] =
         split
-            ? reinterpret_cast<char*>(partial_out_row(p, args.base.header->tile_rows, item.slot, r))
+            ? reinterpret_cast<char*>(partial_out_row(p, item.slot, r))
             : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     if (r >= item.row_count) rows.out[h] = nullptr;
   }

@@ -77,16 +77,22 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   }
 }
 
-/// After the stores of a partial state: the last block to arrive merges the split tile.
+/// After the stores of a partial state: what it completes is merged.
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   constexpr int kConsumerThreads = 128 * Traits::kConsumers;
   constexpr int kBarrier = 8;
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
+  const int32_t merge = tile.item.merge, count = tile.item.merge_count;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  const bool last = thread == 0 && arrive(args, tile.item.merge);
+  if (count > 1) {
+    merge_runs<Variant::use_softmax, kArch>(args, merge, count, thread / 32, kConsumerThreads / 32,
+                                            thread % 32);
+    return;
+  }
+  const bool last = thread == 0 && arrive(args, merge);
   if (ptx::named_barrier_any(kBarrier, kConsumerThreads, last)) {
-    merge_split_tile<Variant::use_softmax, kArch>(args, tile.item.merge, thread, kConsumerThreads);
+    merge_split_tile<Variant::use_softmax, kArch>(args, merge, thread, kConsumerThreads);
   }
 }
 

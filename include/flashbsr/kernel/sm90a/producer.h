@@ -129,7 +129,8 @@ struct Unowned {
   }
 };
 
-/// The rows of an item's Q, by one thread: box (dims, heads of the group, tokens).
+/// The rows of an item's Q, by one thread: boxes (dims, heads of the group, tokens), of all tokens
+/// that a tile has room for, or of one where requests share KV: their rows of Q may lie anywhere.
 /// @param barriers  where they announce that they have arrived, by stage
 template <class Traits>
 FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& shared,
@@ -138,11 +139,17 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   const int32_t head = args.base.group.remainder(tile.item.row_begin, token);
   const uint32_t full = barriers + 8 * stage;
   ptx::mbarrier_expect_bytes(full, args.query_bytes);
+  const uint32_t to = shared.queries + stage * Traits::kQueryBytes;
+#pragma unroll 1
+  for (int32_t box = 0; box < args.query_boxes; ++box) {
+    // The last token again where there is none: all bytes arrive, and nobody looks at those rows.
+    const int32_t row = query_row(tile.request, min_of(token + box, tile.request.q_len - 1),
+                                  args.base.q_rows);
 #pragma unroll
-  for (int c = 0; c < Traits::kColumnsQk; ++c) {
-    ptx::tma_load(shared.queries + stage * Traits::kQueryBytes + c * Traits::kRows * 128, args.q,
-                  full, c * Traits::kColumnDims, head, tile.request.q_begin + token,
-                  tile.item.kv_head);
+    for (int c = 0; c < Traits::kColumnsQk; ++c) {
+      ptx::tma_load(to + c * Traits::kRows * 128 + box * args.query_box_rows * 128, args.q, full,
+                    c * Traits::kColumnDims, head, row, tile.item.kv_head);
+    }
   }
 }
 

@@ -153,16 +153,17 @@ struct Shared {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
     const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
-    // Where cp.async writes what others widen or rotate, every thread arrives, so that race
-    // detectors see who is done.
+    // Where cp.async writes what others widen or rotate, every thread arrives, at what is written
+    // and at what has been read, so that race detectors see who is done.
     const int copies = gather && (rotates || Traits::kPreparesValues) ? 32 * loaders : loaders;
     key_pipeline.init(rotates                 ? preparers * (gather ? 32 : 1)
                       : Traits::kPreparesKeys ? preparers
                                               : copies,
                       consumers);
     value_pipeline.init(Traits::kPreparesValues ? preparers : copies, consumers);
-    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, preparers);
-    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, preparers);
+    const int readers = gather ? 32 * preparers : preparers;
+    if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
+    if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));

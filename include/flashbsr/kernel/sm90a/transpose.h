@@ -48,10 +48,9 @@ class Transposer {
         }
         ptx::fence_async_proxy();
         __syncwarp();
-        if (lane_ == 0) {
-          ptx::mbarrier_arrive(shared_.value_pipeline.full(at_.stage));
-          shared_.landing_value_pipeline.release(at_);
-        }
+        if (lane_ == 0) ptx::mbarrier_arrive(shared_.value_pipeline.full(at_.stage));
+        // Beside a gather, where one warp does this, all threads do (Shared::init_barriers).
+        if (warps_ == 1 || lane_ == 0) shared_.landing_value_pipeline.release(at_);
         at_.advance();
       }
     });

@@ -136,10 +136,9 @@ class Widener {
   FLASHBSR_DEVICE void announce(const Ring& landing, const Ring& ring, Place& at) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) {
-      ptx::mbarrier_arrive(ring.full(at.stage));
-      landing.release(at);
-    }
+    if (lane_ == 0) ptx::mbarrier_arrive(ring.full(at.stage));
+    // Beside a gather, where one warp does this, all threads do (Shared::init_barriers).
+    if (end_ - begin_ == 4 || lane_ == 0) landing.release(at);
     at.advance();
   }
 
