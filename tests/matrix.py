@@ -285,6 +285,20 @@ def rotary_cases() -> Iterator[Case]:
             task={"num_workers": 7} if i % 4 == 0 else {},
         )
 
+    for base in (DECODE, PREFILL):  # the largest head dim, on a GPU by one family alone
+        for interleave in (False, True):
+            yield base.but(
+                f"rotary96of512{'-interleave' * interleave}",
+                dims=(512, 512),
+                dtypes=BF16,
+                variant=Variant(
+                    causal=True,
+                    pos_encoding_mode="ROPE_LLAMA",
+                    rotary_dim=96,
+                    rope_interleave=interleave,
+                ),
+            )
+
 
 def schedule_cases() -> Iterator[Case]:
     """The same work cut in many ways."""

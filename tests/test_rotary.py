@@ -208,7 +208,9 @@ def test_more_rotated_dims_than_a_head_has() -> None:
             flashbsr.Attention(AttentionSpec(**fields, **ROPE), task)
 
 
-ROTARY = [case for case in matrix.rotary_cases() if "float8" not in case.dtypes[1]]
+ROTARY = [
+    case for case in matrix.rotary_cases() if "float8" not in case.dtypes[1] and case.dims[0] <= 256
+]
 
 
 @needs_gpu

@@ -34,9 +34,10 @@ const char* kv_column(const Need& need) {
 }
 
 /// RoPE inside attention: of the kernels with hooks, not on padded head dims; only prefill kernels
-/// widen float8 before they rotate.
+/// widen float8 before they rotate, and have the registers for head dim 512.
 bool can_rotate(const Tile& tile, const Need& need) {
-  return tile.family[0] == 'p' || (need.q == need.kv && dtype_size(need.kv) == 2);
+  if (tile.family[0] == 'p') return true;
+  return need.q == need.kv && dtype_size(need.kv) == 2 && need.head_dim_qk <= 256;
 }
 
 /// What the table may have for a computation, the best first: "standard" does what others do, in

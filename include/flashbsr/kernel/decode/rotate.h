@@ -14,9 +14,10 @@
 
 namespace flashbsr {
 
-/// float8 would have to be widened in its place.
+/// float8 would have to be widened in its place; at head dim 512 there are no registers for it.
 template <class Traits, class Variant>
-inline constexpr bool kDecodeRotates = !Traits::kFloat8 && !detail::kSame<Variant, Plain>;
+inline constexpr bool kDecodeRotates =
+    !Traits::kFloat8 && Traits::kHeadDim <= 256 && !detail::kSame<Variant, Plain>;
 
 template <class Traits>
 class DecodeRotator {
