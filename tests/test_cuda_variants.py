@@ -176,7 +176,8 @@ def test_families_and_head_dims(name: str, dims: tuple[int, int], backend: str) 
 @pytest.mark.parametrize("dims", [(512, 512), (320, 264)], ids=str)
 def test_wide_heads(dims: tuple[int, int], case: Case, dtypes: tuple[str, str, str]) -> None:
     """Two warps share rows, each with its half of the output's columns."""
-    case = case.but(f"{dims}", dims=dims, dtypes=dtypes, layout="paged")
+    stacked = dims[0] == dims[1]
+    case = case.but(f"{dims}", dims=dims, dtypes=dtypes, layout="paged", stacked=stacked)
     check("soft_cap", case)
     check("soft_cap", case.but("split", task={"fixed_split_size": 64}))
 
