@@ -132,6 +132,24 @@ def test_plan_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "6 columns shared" in matrix.read_text()  # 100 tokens hold 6 whole pages
 
 
+@pytest.mark.parametrize("share", ["auto", "off"])
+def test_plan_shows_shared_parts(
+    share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words, in the terminal and in both pictures; not where they are switched off."""
+    argv = ["plan", "--kv-lens", "1280x6", "--shared-prefix", "1024", "--page-size", "16"]
+    argv += ["--workers", "4", "--share-prefixes", share]
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    on = share == "auto"
+    assert ("shared    1 part of 1024 tokens over 6 requests, saves 5 loads" in text) == on
+    assert ("#" in text) == on
+    lanes, matrix = tmp_path / "lanes.svg", tmp_path / "matrix.svg"
+    assert main([*argv, "--out", str(lanes), "--bsr", str(matrix)]) == 0
+    assert ("6 requests, 1 shared part: " in lanes.read_text()) == on
+    assert ("64 columns shared, 1 shared part" in matrix.read_text()) == on
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -82,6 +82,52 @@ def test_shared_pages_count_once() -> None:
     assert attention.explain().kv_bytes == (4 + 4 + 1) * 16 * 4
 
 
+def test_sharing_changes_the_plan_and_not_the_work() -> None:
+    """Bytes and pairs are those of the lengths; tiles, splits and words know of the parts."""
+    lens = np.array([1200, 1300, 1090, 1500])
+    lists = [[*range(64), *range(64 + 50 * b, 50 * b + -(-n // 16))] for b, n in enumerate(lens)]
+    seen = {}
+    for share in ("auto", "off"):
+        attention = flashbsr.Attention(
+            flashbsr.AttentionSpec(causal=True),
+            flashbsr.TaskInfo(8, 2, 64, page_size=16, num_workers=4),
+        )
+        attention.plan(
+            np.arange(5) * 2,
+            cases.indptr(np.array([len(pages) for pages in lists])),
+            np.concatenate(lists),
+            kv_lens=lens,
+            share_prefixes=share,
+        )
+        seen[share] = attention.explain()
+    auto, off = seen["auto"], seen["off"]
+    assert (auto.plan.header.num_shared, off.plan.header.num_shared) == (1, 0)
+    assert (auto.pairs, auto.kv_bytes) == (off.pairs, off.kv_bytes)
+    assert (auto.tiles, off.tiles) == (5 * 2, 4 * 2)
+    assert auto.pairs == sum(2 * n - 1 for n in lens)
+    assert "shared    1 part of 1024 tokens over 4 requests, saves 3 loads, 60% of KV" in str(auto)
+    assert "shared    1 part of 1024 tokens over 4 requests" in str(auto.plan)
+    assert "shared" not in str(off)
+    assert "shared" not in str(off.plan)
+    assert (auto.splits > auto.merges) == (auto.merges > 0)
+
+
+def test_pairs_of_levels_leave_gaps_out() -> None:
+    """Positions between a level that ends inside of a page and the next one are nobody's."""
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True), flashbsr.TaskInfo(1, 1, 8, page_size=4)
+    )
+    attention.plan_levels(
+        [np.array([0, 5]), np.array([0, 2, 5])],
+        [np.array([0, 2]), np.array([0, 1, 3])],
+        [np.array([0, 1]), np.array([2, 3, 4])],
+        [np.array([3]), np.array([2, 1])],
+    )
+    e = attention.explain()
+    assert e.pairs == 7 * 5 + (1 + 2) + (3 + 4 + 5)
+    assert e.kv_bytes == (7 + 2 + 5) * 2 * 8 * 4
+
+
 def test_floor() -> None:
     """The larger of two times, and how much of it was reached."""
     attention = attention_of([1000, 1000])

@@ -69,14 +69,18 @@ def make_plan(
     return attention.plan_info
 
 
+# fmt: off
 PLANS = {
     "decode": {"q_lens": [1, 1, 1], "kv_lens": [512, 33, 20000], "num_workers": 4},
     "prefill": {"q_lens": [300, 7], "kv_lens": [300, 900], "causal": True, "num_workers": 3},
     "ragged": {"q_lens": [40, 1], "kv_lens": [100, 5000], "page_size": None, "num_workers": 2},
     "many workers": {"q_lens": [1] * 16, "kv_lens": [4000] * 16, "num_workers": 64},
+    "shared": {"q_lens": [1, 0, 3, 2], "kv_lens": [1300, 1200, 1250, 1111], "shared_pages": 64,
+               "causal": True, "num_workers": 4},
     "empty requests": {"q_lens": [0, 3, 0], "kv_lens": [0, 0, 50], "num_workers": 2},
     "no request": {"q_lens": [], "kv_lens": [], "num_workers": 2},
 }
+# fmt: on
 
 
 @pytest.fixture(params=PLANS, ids=lambda name: name.replace(" ", "-"))
@@ -191,6 +195,65 @@ def test_shared_pages_count_their_readers() -> None:
     (strip,) = ax.child_axes
     assert strip.get_yticklabels()[0].get_text() == "3 readers"
     assert "4 columns shared" in strip.get_title("left")
+
+
+def shared_tree() -> tuple[Plan, list[list[int]]]:
+    """Ten requests that share 1024 tokens; 6 to 9, and 1 with 5, have 512 more in common."""
+    stem, left, right, unused = [*range(64)], [*range(64, 96)], [*range(96, 128)], 128
+    lists = []
+    for request in range(10):
+        own = [*range(unused, unused + 8 + request)]
+        unused += len(own)
+        lists.append([*stem, *(left if request > 5 else right if request % 4 == 1 else []), *own])
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(),
+        flashbsr.TaskInfo(8, 2, 64, page_size=16, q_dtype="float32", num_workers=4),
+    )
+    lens = np.array([16 * len(pages) - 5 for pages in lists])
+    attention.plan(
+        np.arange(11) * 3, np.cumsum([0, *map(len, lists)]), np.concatenate(lists), kv_lens=lens
+    )
+    return attention.plan_info, lists
+
+
+def test_parts_are_blocks_over_the_rows_of_their_requests() -> None:
+    """Each column of a row has its owner, and no part is cut in two by rows of others."""
+    plan, lists = shared_tree()
+    found = [(p.kv_begin, p.kv_end, sorted(p.requests.tolist())) for p in plan.parts]
+    assert found == [
+        (0, 1024, [*range(10)]),
+        (1024, 1536, [6, 7, 8, 9]),
+        (1024, 1536, [1, 5]),
+    ] or found == [(0, 1024, [*range(10)]), (1024, 1536, [1, 5]), (1024, 1536, [6, 7, 8, 9])]
+    cells = cells_of_plan(plan)
+    rows_of: dict[int, list[int]] = {}
+    for row, (request, (columns, share), owners) in enumerate(
+        zip(cells.requests, cells.shares, cells.owners, strict=True)
+    ):
+        assert columns.tolist() == lists[request]
+        np.testing.assert_allclose(share, 1.0)
+        ends = [p.kv_end // 16 for p in plan.parts if request in p.requests]
+        expected = np.full(len(columns), request)
+        for number, part in enumerate(plan.parts, 10):
+            if request in part.requests:
+                expected[part.kv_begin // 16 : part.kv_end // 16] = number
+                rows_of.setdefault(number, []).append(row)
+        assert max(ends) >= 64
+        np.testing.assert_array_equal(owners, expected)
+    for rows in rows_of.values():
+        assert rows == [*range(rows[0], rows[0] + len(rows))]
+    ax = plot_bsr(plan)
+    assert "3 shared parts" in ax.child_axes[0].get_title("left")
+    assert [t.get_text()[:2] for t in ax.get_legend().get_texts()] == ["s0", "s1", "s2"]
+
+
+def test_shared_parts_have_names_of_their_own() -> None:
+    plan, _ = shared_tree()
+    texts = [t.get_text() for t in plot_plan(plan).get_legend().get_texts()]
+    assert next(t for t in texts if t.startswith("s")) == "s0: of 10, kv 0 to 1k"
+    assert "r9: q 3, kv 1803" in texts
+    lanes = render_lanes(plan, 120)
+    assert all(symbol in lanes for symbol in "#@*0123456789")
 
 
 def test_plot_layout() -> None:

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions around attention: page appends, rotary embedding, state merging, bit packing.
+// The functions around attention: page appends and tables, rotary embedding, state merging, bit
+// packing.
 // `stream`: the CUDA stream where the arrays are on a device.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -124,6 +125,26 @@ void rope_append(nb::handle q, nb::handle q_out, nb::handle key, nb::handle valu
       settings(rotary_dim, interleave, scale, theta, llama31, table.get()), stream_of(stream));
 }
 
+/// [(tokens, [request])], parents before their children.
+nb::list find_prefixes(nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
+                       nb::handle kv_lens, int32_t page_size, bool causal) {
+  const OptionalImport qo(qo_indptr, "qo_indptr");
+  const Import indptr(kv_indptr, "kv_indptr"), pages(kv_indices, "kv_indices"),
+      lens(kv_lens, "kv_lens");
+  PrefixTree tree;
+  api::find_prefixes(tree, qo.get(), indptr.array(), pages.array(), lens.array(), page_size,
+                     causal);
+  nb::list nodes;
+  for (const PrefixNode& node : tree.nodes) {
+    nb::list requests;
+    for (int32_t i = node.first; i < node.last; ++i) {
+      requests.append(tree.order[static_cast<size_t>(i)]);
+    }
+    nodes.append(nb::make_tuple(node.end, requests));
+  }
+  return nodes;
+}
+
 }  // namespace
 
 void bind_ops(nb::module_& m) {
@@ -158,6 +179,8 @@ void bind_ops(nb::module_& m) {
         api::get_seq_lens(indptr.array(), last.array(), page_size, lens.array(), stream_of(stream));
       },
       "kv_indptr"_a, "kv_last_page_len"_a, "page_size"_a, "out"_a, "stream"_a);
+  m.def("find_prefixes", &find_prefixes, "qo_indptr"_a.none(), "kv_indptr"_a, "kv_indices"_a,
+        "kv_lens"_a, "page_size"_a, "causal"_a);
   m.def(
       "packbits",
       [](nb::handle x, nb::handle out, bool little, uintptr_t stream) {

@@ -63,6 +63,7 @@ from .shared_prefix import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
 )
+from .sharing import find_shared_prefixes
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
@@ -119,6 +120,7 @@ __all__ = [
     "draft_trees",
     "exp",
     "exp2",
+    "find_shared_prefixes",
     "floor",
     "get_batch_indices_positions",
     "get_cmake_dir",

@@ -275,12 +275,10 @@ class Planned:
                 )
         if self._open:
             self._settle_on_gpu(qo_indptr_arr=qo_indptr_arr[-1], kv_indices_arr=kv_indices_arr[-1])
-        qo_indptr, kv_indptr, kv_indices, last_page_len = (
+        qo, indptr, pages, last = (
             [to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)
         )
-        self._engine.plan_levels(
-            qo_indptr, kv_indptr, kv_indices, last_page_len, self._plan_stream(stream)
-        )
+        self._engine.plan_levels(qo, indptr, pages, last, self._plan_stream(stream))
 
     def plan_bsr(
         self,

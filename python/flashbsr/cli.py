@@ -25,6 +25,7 @@ _EPILOG = """examples:
   flashbsr bench --only 'decode-*-bf16' --json decode.json --plot decode.png
   flashbsr plan --kv-lens 512x2,65536 --num-qo-heads 32 --num-kv-heads 8 --head-dim 128
   flashbsr plan --kv-lens 300,4096 --qo-lens 300,1 --causal --page-size 16 --out plan.png
+  flashbsr plan --kv-lens 1280x6 --shared-prefix 1024 --page-size 16 --bsr matrix.svg
 """
 
 
@@ -146,7 +147,9 @@ def _plan(args: argparse.Namespace) -> int:
         attention.plan(qo_indptr, np.concatenate(([0], np.cumsum(kv_lens))))
     else:
         indptr, indices = _page_table(kv_lens, args.page_size, args.shared_prefix)
-        attention.plan(qo_indptr, indptr, indices, kv_lens=kv_lens)
+        attention.plan(
+            qo_indptr, indptr, indices, kv_lens=kv_lens, share_prefixes=args.share_prefixes
+        )
     plan = attention.plan_info
     print(plan)
     if args.out is None and args.bsr is None:
@@ -252,7 +255,8 @@ def _parser() -> argparse.ArgumentParser:
         help="draw the plan for given lengths",
         description=(
             "Plan a batch and show who does what: in the terminal, or as a picture with --out. In "
-            "the terminal a character is a slice of a worker's time and names the request."
+            "the terminal a character is a slice of a worker's time and names the request; "
+            "#@*%&+=$ are shared parts."
         ),
     )
     plan.add_argument(
@@ -288,6 +292,12 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="tokens whose pages all requests share (with --page-size)",
+    )
+    plan.add_argument(
+        "--share-prefixes",
+        choices=["auto", "off"],
+        default="auto",
+        help="load shared pages once where that pays (default: auto)",
     )
     plan.add_argument("--out", type=Path, metavar="FILE", help="draw the lanes (.png, .svg)")
     plan.add_argument("--bsr", type=Path, metavar="FILE", help="draw the block-sparse matrix")

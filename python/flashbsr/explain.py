@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._plan_parts import shared_text
 from .dtypes import output_dtype
 from .errors import FlashbsrError
 from .plan import Plan
@@ -51,7 +52,7 @@ class Explanation:
     reason : str
         Why the KV ranges were cut as they are: `Plan.reason`.
     tiles : int
-        Row tiles of all KV heads.
+        Row tiles of all KV heads, those of shared parts too.
     most_items : int
         Of any worker's queue.
     kv_bytes : int
@@ -94,12 +95,13 @@ class Explanation:
     @property
     def splits(self) -> int:
         """Parts of tiles whose KV range was split."""
-        return self.plan.header.num_slots
+        count = self.plan.tiles.items
+        return int(count[count > 1].sum()) * self.plan.header.num_kv_heads
 
     @property
     def merges(self) -> int:
         """Tiles whose KV range was split."""
-        return self.plan.header.num_merges
+        return int((self.plan.tiles.items > 1).sum()) * self.plan.heads_per_request
 
     @property
     def balance(self) -> float:
@@ -151,6 +153,7 @@ class Explanation:
             f"tokens, longest {h.max_kv_len}; {h.num_qo_heads} query / {h.num_kv_heads} KV heads",
             "tiles": f"{self.tiles} of at most {h.max_rows} packed rows (kernel: {h.tile_rows}), "
             + split,
+            "shared": shared_text(self.plan),
             "cut": self.reason,
             "workers": f"{self.workers}, balance {self.balance:.3f}, {h.num_items} items, at most "
             f"{self.most_items} in a queue",
@@ -159,6 +162,8 @@ class Explanation:
             "products": f"{_unit(self.operations, 'FLOP')}: {self.pairs} visible pairs",
             "floor": self._floor(),
         }
+        if not h.num_shared:
+            del rows["shared"]
         if self.time_s:
             reached = "" if self.fraction is None else f", {self.fraction:.2f} of what is possible"
             rows["time"] = _time(self.time_s) + reached
@@ -217,13 +222,13 @@ def explain(
     dims = task.head_dim_qk + dim_vo
     qo_row = task.head_dim_qk * sizes[0] + dim_vo * sizes[2]
     pairs = _visible_pairs(plan)
-    heads = 1 if plan.per_head else h.num_kv_heads  # of a request
+    heads = plan.heads_per_request
     return Explanation(
         plan=plan,
         kernel=engine.kernel_name(),
         device=device,
         reason=plan.reason,
-        tiles=h.num_items - h.num_slots + h.num_merges,
+        tiles=len(plan.tiles.owner) * heads,
         most_items=int(np.diff(plan.queue_indptr).max(initial=0)),
         kv_bytes=_touched_tokens(plan) * heads * dims * sizes[1],
         qo_bytes=h.num_q_tokens * h.num_qo_heads * qo_row,
@@ -257,7 +262,7 @@ def _products_of(device: str) -> float | None:
 
 
 def _visible_pairs(plan: Plan) -> int:
-    """Pairs that `visible_span` of ``core/plan.h`` leaves."""
+    """Pairs that `visible_span` of ``core/plan.h`` leaves; of a shared part every row sees all."""
     h, requests = plan.header, plan.requests
     q_len = requests["q_len"].astype(np.int64)
     kv_len = np.repeat(requests["kv_len"].astype(np.int64), q_len)
@@ -265,13 +270,17 @@ def _visible_pairs(plan: Plan) -> int:
     position = kv_len - np.repeat(q_len, q_len) + np.arange(len(first)) - first
     end = np.minimum(kv_len, position + 1) if plan.causal else kv_len
     begin = np.maximum(position - h.window_left, 0) if h.window_left >= 0 else 0
-    return int(np.maximum(end - begin, 0).sum())
+    own, shared = np.zeros(len(q_len), np.int64), 0
+    for part in plan.parts:
+        own[part.requests] = part.own_begin
+        shared += (part.kv_end - part.kv_begin) * int(q_len[part.requests].sum())
+    return shared + int(np.maximum(end - np.maximum(begin, np.repeat(own, q_len)), 0).sum())
 
 
 def _touched_tokens(plan: Plan) -> int:
     """KV tokens that some item reads; those of a page that several requests share count once."""
     h, items = plan.header, plan.items[plan.items["kv_begin"] < plan.items["kv_end"]]
-    count = len(plan.requests)
+    count = len(plan.owners)
     begin, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(begin, items["request"], items["kv_begin"])
     np.maximum.at(end, items["request"], items["kv_end"])
@@ -282,12 +291,13 @@ def _touched_tokens(plan: Plan) -> int:
     size = h.page_size
     first = begin // size
     entries = np.where(end > begin, -(-end // size) - first, 0)
-    request = np.repeat(np.arange(count), entries)
-    nth = np.arange(len(request)) - np.repeat(np.cumsum(entries) - entries, entries)
-    nth += first[request]
-    tokens = np.minimum(end[request], (nth + 1) * size) - np.maximum(begin[request], nth * size)
-    pages = plan.kv_indices[plan.requests["kv_begin"][request] + nth]
-    pages = pages + plan.kv_heads[request].astype(np.int64) * h.num_kv_rows
+    owner = np.repeat(np.arange(count), entries)
+    nth = np.arange(len(owner)) - np.repeat(np.cumsum(entries) - entries, entries)
+    nth += first[owner]
+    tokens = np.minimum(end[owner], (nth + 1) * size) - np.maximum(begin[owner], nth * size)
+    pages = plan.kv_indices[plan.owners["kv_begin"][owner] + nth]
+    if plan.per_head:
+        pages = pages + plan.kv_heads[owner].astype(np.int64) * h.num_kv_rows
     _, which = np.unique(pages, return_inverse=True)
     most = np.zeros(which.max(initial=-1) + 1, np.int64)
     np.maximum.at(most, which, tokens)

@@ -5,7 +5,7 @@
 The layout is that of ``include/flashbsr/core/plan.h``, whose words are used here: a *packed row* is
 a query token and a head of its KV group, a *row tile* is a run of packed rows of one request and KV
 head, a *work item* is a row tile against a range of KV positions, a *merge* contracts the partial
-states of a tile whose KV range was split.
+states of a run of rows, a *shared part* is KV that several requests begin with.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ._plan_parts import SharedPart, Tiles, parts_of, shared_text, split_text, tiles_of
 from .errors import DTypeError, FlashbsrError, ShapeError
 
 __all__ = ["Plan", "PlanHeader"]
@@ -124,6 +125,9 @@ class Plan:
     shared : numpy structured array [num_shared]
         Shared parts, in the form of `requests` and numbered behind them: KV that several requests
         begin with. ``q_len`` query tokens, rows ``q_rows[r.q_begin : r.q_begin + q_len]`` of q.
+        `parts` names the requests.
+    owners : numpy structured array [num_requests + num_shared]
+        Both, as ``items["request"]`` counts them.
     items : numpy structured array [num_items]
         ``request, row_begin, row_count, kv_head, merge_count, kv_begin, kv_end, slot, merge``, in
         claim order: the most expensive first. KV positions ``[kv_begin, kv_end)``; ``slot == -1``:
@@ -163,7 +167,7 @@ class Plan:
     """
 
     __slots__ = (
-        "buffer", "header", "items", "kv_indices", "merge_parts", "merges", "q_rows",
+        "buffer", "header", "items", "kv_indices", "merge_parts", "merges", "owners", "q_rows",
         "queue_indptr", "queue_items", "requests", "shared",
     )  # fmt: skip
 
@@ -182,8 +186,8 @@ class Plan:
             )
         if h.total_size > buffer.size:
             raise ShapeError("buffer", f"{buffer.size} words", f"{h.total_size} words")
-        self.requests = self._records(h.off_requests, h.num_requests, REQUEST)
-        self.shared = self._records(h.off_requests + 8 * h.num_requests, h.num_shared, REQUEST)
+        self.owners = self._records(h.off_requests, h.num_requests + h.num_shared, REQUEST)
+        self.requests, self.shared = np.split(self.owners, [h.num_requests])
         self.items = self._records(h.off_items, h.num_items, WORK_ITEM)
         self.merges = self._records(h.off_merges, h.num_merges, MERGE)
         self.queue_indptr = self._words(h.off_queue_indptr, h.num_workers + 1)
@@ -225,6 +229,30 @@ class Plan:
         if self.per_head:
             heads[self.items["request"]] = self.items["kv_head"]
         return heads
+
+    @property
+    def heads_per_request(self) -> int:
+        """KV heads that each request has items for."""
+        return 1 if self.per_head else self.header.num_kv_heads
+
+    @property
+    def items_of_a_head(self) -> npt.NDArray[np.void]:
+        """Items of one KV head: the others' are the same. All of them where requests have one."""
+        return self.items if self.per_head else self.items[self.items["kv_head"] == 0]
+
+    @property
+    def tiles(self) -> Tiles:
+        """The row tiles of a KV head: ``owner``, a number in `owners`, and how many ``items``."""
+        return tiles_of(self)
+
+    @property
+    def parts(self) -> list[SharedPart]:
+        """The shared parts in words of requests, as `shared` has them: parents before children.
+
+        Each with ``kv_begin, kv_end``, ``requests`` and ``loads``, the row tiles of a KV head that
+        load it, of ``loads_apart`` that would without sharing.
+        """
+        return parts_of(self)
 
     def queue(self, worker: int) -> npt.NDArray[np.int32]:
         """Look up the items of one worker.
@@ -285,6 +313,14 @@ class Plan:
     def reason(self) -> str:
         """Why KV ranges were cut as they are, in one line."""
         h = self.header
+        tiles = self.tiles
+        if (tiles.items[tiles.owner >= h.num_requests] > 1).any():
+            return f"{self._cut}; shared parts beyond half of a worker's share"
+        return self._cut
+
+    @property
+    def _cut(self) -> str:
+        h = self.header
         chunk = f"{h.kv_chunk} KV tokens"
         above = h.max_cost / h.mean_cost - 1 if h.mean_cost else 0.0
         mine, other = (f"{p / (h.units_per_us or 1):.1f}" for p in (h.price, h.other_price))
@@ -297,7 +333,7 @@ class Plan:
                 return "whole tiles: splits are disabled"
             case "fixed":
                 return f"at multiples of {h.kv_chunk} KV tokens, whatever else is in the batch"
-            case "algorithm 1" if h.num_merges:
+            case "algorithm 1" if (self.tiles.items > 1).any():
                 return f"tiles beyond a worker's share of the work ({chunk}) are split"
             case "algorithm 1":
                 return f"whole tiles: none is beyond a worker's share or the least part ({chunk})"
@@ -324,18 +360,20 @@ class Plan:
             *(["per KV head"] if self.per_head else []),
         ]
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
-        split = f"{h.num_merges} tiles split into {h.num_slots} parts" if h.num_merges else "none"
-        return (
-            f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads\n"
-            f"  requests  {h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens, "
-            f"longest {h.max_kv_len}\n"
-            f"  items     {h.num_items} of at most {h.max_rows} packed rows\n"
-            f"  splits    {split}\n"
-            f"  cut       {self.reason}\n"
-            f"  workers   {h.num_workers}, balance {self.balance:.3f}\n"
-            f"  memory    {4 * h.total_size} bytes"
-        )
+        batch = f"{h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens"
+        lines = [
+            f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads",
+            f"  requests  {batch}, longest {h.max_kv_len}",
+            *([f"  shared    {shared_text(self)}"] if h.num_shared else []),
+            f"  items     {h.num_items} of at most {h.max_rows} packed rows",
+            f"  splits    {split_text(self)}",
+            f"  cut       {self.reason}",
+            f"  workers   {h.num_workers}, balance {self.balance:.3f}",
+            f"  memory    {4 * h.total_size} bytes",
+        ]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         h = self.header
-        return f"<flashbsr.Plan: {h.num_requests} requests, {h.num_items} items>"
+        shared = f", {h.num_shared} shared parts" if h.num_shared else ""
+        return f"<flashbsr.Plan: {h.num_requests} requests{shared}, {h.num_items} items>"

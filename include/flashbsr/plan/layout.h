@@ -146,19 +146,21 @@ inline PageRange range_of(const int32_t* ids, int64_t count) {
 inline void take_pages(Layout& layout, int64_t at, const char* name, const IndexView& pages,
                        int64_t first, int64_t count) {
   int32_t* out = layout.kv_indices.data() + at;
-  int32_t highest = static_cast<int32_t>(layout.num_kv_rows) - 1, sign = 0;
   if (!pages.wide) {
-    const int32_t* in = static_cast<const int32_t*>(pages.data) + first;
-    std::copy_n(in, count, out);
-    const PageRange range = range_of(in, count);
-    highest = max_of(highest, range.highest);
-    sign = range.signs;
+    std::copy_n(static_cast<const int32_t*>(pages.data) + first, count, out);
   } else {
+    // To throw from this loop would keep it from vector code: 131072 ids in 80 us instead of 20.
+    const int64_t* in = static_cast<const int64_t*>(pages.data) + first;
+    int64_t lost = 0;
     for (int64_t i = 0; i < count; ++i) {
-      out[i] = narrow(name, first + i, pages[first + i]);
-      highest = max_of(highest, out[i]);
+      out[i] = static_cast<int32_t>(in[i]);
+      lost |= in[i] ^ out[i];
     }
+    for (int64_t i = 0; lost != 0 && i < count; ++i) narrow(name, first + i, in[i]);
   }
+  const PageRange range = range_of(out, count);
+  const int32_t sign = range.signs;
+  const int32_t highest = max_of(static_cast<int32_t>(layout.num_kv_rows) - 1, range.highest);
   // The number of pages, highest + 1, must fit as well.
   if (sign < 0 || highest == std::numeric_limits<int32_t>::max()) {
     for (int64_t i = 0; i < count; ++i) {

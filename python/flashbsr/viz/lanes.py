@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from .style import (
     darker,
     kilo,
     load_pyplot,
-    request_colors,
+    owner_colors,
+    owner_name,
     save,
 )
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTED_PARTS = 24
 MAX_LEGEND_REQUESTS = 10
+MAX_LEGEND_PARTS = 4
 
 
 def spans(plan: Plan) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]]:
@@ -47,10 +50,11 @@ def spans(plan: Plan) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float6
 def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None) -> Axes:
     """Draw who does what: a lane per worker, a bar per work item.
 
-    A bar is as wide as the item's cost in the scheduler's model and has its request's colour. A
-    dark foot marks an item whose row tile was split: it leaves a partial state. The parts of a tile
-    are joined to a circled plus where they are merged: at the part that the model expects to finish
-    last. The dashed line is the mean load: a perfect plan ends every lane there.
+    A bar is as wide as the item's cost in the scheduler's model and has its request's colour;
+    items of shared parts are amber, ``s0`` for the first. A dark foot marks an item that leaves a
+    partial state: its row tile was split, or its request shares KV. States are joined to a circled
+    plus where they are merged: at the one that the model expects to be finished last. The dashed
+    line is the mean load: a perfect plan ends every lane there.
 
     Parameters
     ----------
@@ -82,7 +86,7 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
         )
         _, ax = plt.subplots(figsize=(12, height), layout="constrained")
     assert ax is not None
-    colors = request_colors(len(plan.requests))
+    colors = owner_colors(plan)
     _draw_bars(ax, plan, lanes, colors)
     ax.set_xlim(0, end * 1.01)
     ax.set_ylim(workers - 0.4, -0.6)
@@ -105,10 +109,14 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     unit = "us" if h.units_per_us else "cost"
     ax.set_xlabel(f"{unit} in the scheduler's model", fontsize=9, color=INK)
     merges = f", {h.num_merges} merged tiles" if h.num_merges else ", no tile split"
+    shared = ""
+    if h.num_shared:
+        merges = f", {count_of(h.num_merges, 'merge')}"
+        shared = f", {count_of(h.num_shared, 'shared part')}"
     ax.set_title(
-        f"{count_of(h.num_requests, 'request')}: {count_of(h.num_items, 'work item')} on "
+        f"{count_of(h.num_requests, 'request')}{shared}: {count_of(h.num_items, 'work item')} on "
         f"{count_of(workers, 'worker')}{merges}, balance {plan.balance:.3f}\n"
-        f"cut: {plan.reason}",
+        + textwrap.fill(f"cut: {plan.reason}", 120),
         loc="left",
         fontsize=11,
         fontweight="bold",
@@ -186,11 +194,11 @@ def _label_bars(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Col
 
 def _label(plan: Plan, item: Any, inches: float) -> str:
     """Say whose item it is, as far as a bar of this width has room."""
-    text = f"r{item['request']} h{item['kv_head']}"
+    text = f"{owner_name(plan, int(item['request']))} h{item['kv_head']}"
     group = plan.header.group_size
     first = int(item["row_begin"]) // group
     last = (int(item["row_begin"]) + int(item["row_count"]) - 1) // group
-    if last - first + 1 < plan.requests["q_len"][item["request"]] and inches > 1.0:
+    if last - first + 1 < plan.owners["q_len"][item["request"]] and inches > 1.0:
         text += f"  q {first} to {last}"  # one of several row tiles
         inches -= 0.7
     if inches > 1.25:
@@ -199,24 +207,25 @@ def _label(plan: Plan, item: Any, inches: float) -> str:
 
 
 def _draw_merges(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Color]) -> None:
-    """Draw a circled plus at the last part of every split tile, joined to the other parts."""
-    parts: dict[int, list[tuple[float, float, int]]] = {}
+    """Draw a circled plus at the last state of every merge, joined to the others."""
+    parts: dict[int, list[tuple[float, int]]] = {}
     for worker, (ids, ends) in enumerate(lanes):
-        for item_id, left, right in zip(ids, ends[:-1], ends[1:], strict=True):
-            merge = int(plan.items[item_id]["merge"])
-            if merge >= 0:
-                parts.setdefault(merge, []).append((float(right), float(left + right) / 2, worker))
+        for item_id, right in zip(ids, ends[1:], strict=True):
+            item = plan.items[item_id]
+            first, count = int(item["merge"]), int(item["merge_count"])
+            for merge in range(first, first + count):
+                parts.setdefault(merge, []).append((float(right), worker))
     if not parts:
         return
     connect = plan.header.num_slots <= MAX_CONNECTED_PARTS
     nodes = []
     for merge, members in parts.items():
-        last_end, _, last_worker = max(members)
+        last_end, last_worker = max(members)
         nodes.append((last_end, last_worker + 0.34))
         if not connect:
             continue
         color = darker(colors[plan.merges["request"][merge]], 0.62)
-        for right, _, worker in members:
+        for right, worker in members:
             if (right, worker) == (last_end, last_worker):
                 continue
             ax.annotate(
@@ -247,7 +256,19 @@ def _plan_legend(ax: Axes, plan: Plan, colors: Sequence[Color]) -> None:
 
     requests = plan.requests
     order = sorted(range(len(requests)), key=lambda r: (-int(requests["kv_len"][r]), r))
+    parts = list(enumerate(plan.parts, len(requests)))
     handles: list[Any] = [
+        Patch(
+            facecolor=colors[number],
+            label=f"{owner_name(plan, number)}: of {len(part.requests)}, "
+            f"kv {kilo(part.kv_begin)} to {kilo(part.kv_end)}",
+        )
+        for number, part in parts[:MAX_LEGEND_PARTS]
+    ]
+    if len(parts) > MAX_LEGEND_PARTS:
+        rest = len(parts) - MAX_LEGEND_PARTS
+        handles.append(Patch(facecolor="none", label=f"and {count_of(rest, 'more shared part')}"))
+    handles += [
         Patch(
             facecolor=colors[r],
             label=f"r{r}: q {kilo(int(requests['q_len'][r]))}, "
@@ -259,7 +280,8 @@ def _plan_legend(ax: Axes, plan: Plan, colors: Sequence[Color]) -> None:
         rest = len(order) - MAX_LEGEND_REQUESTS
         handles.append(Patch(facecolor="none", label=f"and {rest} more"))
     if plan.header.num_merges:
-        handles.append(Patch(facecolor=INK, label="foot: part of a split tile"))
+        foot = "leaves a partial state" if parts else "part of a split tile"
+        handles.append(Patch(facecolor=INK, label=f"foot: {foot}"))
         handles.append(
             Line2D([], [], marker="$\\oplus$", color=INK, linestyle="", markersize=8, label="merge")
         )

@@ -20,9 +20,12 @@ from .style import (
     INK,
     MUTED,
     SHARED,
+    Color,
     count_of,
     kilo,
     load_pyplot,
+    owner_colors,
+    owner_name,
     request_colors,
     save,
 )
@@ -30,9 +33,11 @@ from .style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from flashbsr._plan_parts import SharedPart
     from flashbsr.plan import Plan
 
 MAX_COLUMNS = 2048
+MAX_LEGEND_PARTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,18 @@ class BsrLayout:
 
 @dataclass(slots=True)
 class _Cells:
-    """The matrix by rows: a row's request, and the visible share of every column it touches."""
+    """The matrix by rows: a row's request, and the visible share of every column it touches.
+
+    `owners` says whose items the columns of a row belong to, the request's or a shared part's:
+    a number in `colors`. `parts` names the shared parts, whose numbers are the last ones.
+    """
 
     requests: npt.NDArray[np.int64]
     names: list[str]
     shares: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]
+    owners: list[npt.NDArray[np.int64]]
+    colors: list[Color]
+    parts: list[str]
     columns: int
     column_tokens: int
     column_name: str
@@ -83,49 +95,98 @@ def _cells_of_layout(layout: BsrLayout) -> _Cells:
         )
     shares = [(indices[a:b], np.ones(b - a)) for a, b in itertools.pairwise(indptr)]
     names = [f"block row {i}" for i in range(rows)]
+    owners = [np.full(b - a, row) for row, (a, b) in enumerate(itertools.pairwise(indptr))]
     return _Cells(
-        np.arange(rows), names, shares, columns, layout.c, f"block column ({layout.c} tokens)"
+        np.arange(rows),
+        names,
+        shares,
+        owners,
+        request_colors(rows),
+        [],
+        columns,
+        layout.c,
+        f"block column ({layout.c} tokens)",
     )
 
 
 def cells_of_plan(plan: Plan) -> _Cells:
-    """Rows: the row tiles of the plan's items for one KV head, in token order."""
+    """Rows: the requests' row tiles of the plan's items for one KV head, in token order.
+
+    Requests that share stand together, in the order of the shared parts' rows, so that a part is
+    one block over the rows of all of them.
+    """
     h = plan.header
-    items = plan.items[plan.items["kv_head"] == 0]
-    tiles = sorted({(int(i["request"]), int(i["row_begin"]), int(i["row_count"])) for i in items})
+    items = plan.items[(plan.items["kv_head"] == 0) & (plan.items["request"] < h.num_requests)]
+    tiles = {(int(i["request"]), int(i["row_begin"]), int(i["row_count"])) for i in items}
+    place = np.full(h.num_requests, len(plan.q_rows))
+    request_of = np.repeat(np.arange(h.num_requests), plan.requests["q_len"])
+    np.minimum.at(place, request_of[plan.q_rows], np.arange(len(plan.q_rows)))
+    parts_of: list[list[int]] = [[] for _ in range(h.num_requests)]
+    parts = plan.parts
+    for number, part in enumerate(parts):
+        for request in part.requests:
+            parts_of[request].append(number)
     # A ragged KV has one token per "page"; group tokens so that the picture keeps a sane width.
     wide = 1 if plan.paged else max(1, -(-h.num_kv_rows // MAX_COLUMNS))
-    column_tokens = h.page_size * wide
-    requests, shares = [], []
-    for request, row_begin, row_count in tiles:
+    requests, shares, owners = [], [], []
+    for request, row_begin, row_count in sorted(tiles, key=lambda t: (place[t[0]], t)):
         r = plan.requests[request]
         first, last = row_begin // h.group_size, (row_begin + row_count - 1) // h.group_size
-        shares.append(_share_of_tile(plan, r, first, last, wide))
+        own_begin = max([parts[n].own_begin for n in parts_of[request]], default=0)
+        columns, share = _share_of_tile(plan, r, (first, last), wide, own_begin)
+        owner = [np.full(len(columns), request)]
+        for number in reversed(parts_of[request]):
+            pages = _pages_of_part(plan, r, parts[number])
+            columns, share = np.append(pages, columns), np.append(np.ones(len(pages)), share)
+            owner.insert(0, np.full(len(pages), h.num_requests + number))
         requests.append(request)
+        shares.append((columns, share))
+        owners.append(np.concatenate(owner))
     names = [
         f"r{i}: q {kilo(int(r['q_len']))}, kv {kilo(int(r['kv_len']))}"
         for i, r in enumerate(plan.requests)
     ]
-    columns = -(-h.num_kv_rows // wide)
-    unit = f"KV page ({h.page_size} tokens)" if plan.paged else f"KV, tokens per column: {wide}"
-    return _Cells(np.asarray(requests, np.int64), names, shares, columns, column_tokens, unit)
+    part_names = [
+        f"{owner_name(plan, h.num_requests + i)}: {kilo(p.kv_begin)} to {kilo(p.kv_end)} of "
+        f"{len(p.requests)} requests"
+        for i, p in enumerate(parts)
+    ]
+    return _Cells(
+        np.asarray(requests, np.int64),
+        names,
+        shares,
+        owners,
+        owner_colors(plan),
+        part_names,
+        -(-h.num_kv_rows // wide),
+        h.page_size * wide,
+        f"KV page ({h.page_size} tokens)" if plan.paged else f"KV, tokens per column: {wide}",
+    )
+
+
+def _pages_of_part(plan: Plan, request: Any, part: SharedPart) -> npt.NDArray[np.int64]:
+    """Pages of a shared part, from the list of a request that has it."""
+    size, begin = plan.header.page_size, int(request["kv_begin"])
+    pages = plan.kv_indices[begin + part.kv_begin // size : begin + part.own_begin // size]
+    return pages.astype(np.int64)
 
 
 def _share_of_tile(
-    plan: Plan, request: Any, first: int, last: int, wide: int
+    plan: Plan, request: Any, tokens: tuple[int, int], wide: int, own_begin: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Columns that query tokens [first, last] touch, with the share of (token, key) pairs kept.
 
-    The visible span of a token is that of ``visible_span`` in ``core/plan.h``.
+    The visible span of a token is that of ``visible_span`` in ``core/plan.h``, from `own_begin` on.
     """
     h = plan.header
+    first, last = tokens
     kv_len, kv_begin = int(request["kv_len"]), int(request["kv_begin"])
     position = kv_len - int(request["q_len"]) + np.arange(first, last + 1)
     end = np.minimum(kv_len, position + 1) if plan.causal else np.full(position.shape, kv_len)
     begin = (
         np.maximum(0, position - h.window_left) if h.window_left >= 0 else np.zeros_like(position)
     )
-    end = np.maximum(end, 0)
+    begin, end = np.maximum(begin, own_begin), np.maximum(end, 0)
     size = h.page_size if plan.paged else wide
     offset = 0 if plan.paged else kv_begin % wide
     blocks = -(-(kv_len + offset) // size)
@@ -149,8 +210,9 @@ def plot_bsr(
 ) -> Axes:
     """Draw the block-sparse matrix: a row per row tile, a column per KV page or block.
 
-    A cell is filled in its request's colour, lighter where a mask hides part of it. Columns that
-    several requests read are underlaid; the strip on top counts the readers of every column.
+    A cell is filled in its request's colour, lighter where a mask hides part of it; what a shared
+    part loads for all of its requests is amber. Columns that several requests read are underlaid;
+    the strip on top counts the readers of every column.
 
     Parameters
     ----------
@@ -193,11 +255,11 @@ def plot_bsr(
     image[:, np.unique(place[users > 1])] = tuple(
         int(SHARED[i : i + 2], 16) / 255 for i in (1, 3, 5)
     )
-    colors = np.asarray(request_colors(len(cells.names)) or [(0.0, 0.0, 0.0)])
+    colors = np.asarray(cells.colors or [(0.0, 0.0, 0.0)])
     for row, (columns, share) in enumerate(cells.shares):
         alpha = (0.3 + 0.7 * share)[:, None]
         target = place[columns]
-        image[row, target] = alpha * colors[cells.requests[row]] + (1 - alpha) * image[row, target]
+        image[row, target] = alpha * colors[cells.owners[row]] + (1 - alpha) * image[row, target]
     extent = (-0.5, len(readers) - 0.5, len(image) - 0.5, -0.5)
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=extent, zorder=1)
     _finish_bsr(ax, cells, users)
@@ -217,6 +279,7 @@ def _finish_bsr(ax: Axes, cells: _Cells, users: npt.NDArray[np.int64]) -> None:
         ax.hlines(
             np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, color="white", linewidth=0.7, zorder=2
         )
+        _join_blocks(ax, cells)
     starts = np.flatnonzero(np.diff(cells.requests, prepend=-1))
     ends = np.append(starts[1:], rows)
     if len(starts) < rows:  # a request of several tiles: say where the next begins
@@ -233,6 +296,9 @@ def _finish_bsr(ax: Axes, cells: _Cells, users: npt.NDArray[np.int64]) -> None:
     filled = sum(len(c) for c, _ in cells.shares)
     shared = int((users > 1).sum())
     sharing = f"{count_of(shared, 'column')} shared" if shared else "none shared"
+    if cells.parts:
+        sharing += f", {count_of(len(cells.parts), 'shared part')}"
+        _parts_legend(ax, cells)
     titled = _readers_strip(ax, users) if shared else ax
     titled.set_title(
         f"{count_of(rows, 'row tile')} x {count_of(columns, 'column')}: "
@@ -241,6 +307,46 @@ def _finish_bsr(ax: Axes, cells: _Cells, users: npt.NDArray[np.int64]) -> None:
         fontsize=11,
         fontweight="bold",
         color=INK,
+    )
+
+
+def _join_blocks(ax: Axes, cells: _Cells) -> None:
+    """Cover the borders between rows inside of a shared part: it is one block of them all."""
+    first = len(cells.colors) - len(cells.parts)
+    for row, (above, below) in enumerate(itertools.pairwise(range(len(cells.shares)))):
+        for part in np.unique(cells.owners[above]):
+            if part < first or part not in cells.owners[below]:
+                continue
+            columns = cells.shares[above][0][cells.owners[above] == part]
+            ax.hlines(
+                np.full(len(columns), row + 0.5),
+                columns - 0.5,
+                columns + 0.5,
+                color=cells.colors[part],
+                linewidth=0.9,
+                zorder=2.5,
+            )
+
+
+def _parts_legend(ax: Axes, cells: _Cells) -> None:
+    """Name the first shared parts."""
+    from matplotlib.patches import Patch
+
+    colors = cells.colors[-len(cells.parts) :]
+    named = list(zip(colors, cells.parts, strict=True))[:MAX_LEGEND_PARTS]
+    handles = [Patch(facecolor=color, label=label) for color, label in named]
+    if len(cells.parts) > len(named):
+        more = count_of(len(cells.parts) - len(named), "more shared part")
+        handles.append(Patch(facecolor="none", label=f"and {more}"))
+    ax.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1.02),
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        handlelength=1.4,
+        borderaxespad=0.0,
     )
 
 

@@ -16,6 +16,8 @@ from flashbsr.errors import FlashbsrError, UnsupportedError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from flashbsr.plan import Plan
+
 Color = tuple[float, float, float]
 
 INK = "#22303c"
@@ -45,6 +47,21 @@ def request_colors(count: int) -> list[Color]:
         lightness = (0.57, 0.68, 0.50)[i % 3] - lift
         colors.append(colorsys.hls_to_rgb(hue, lightness, (0.52, 0.60, 0.46)[i % 3]))
     return colors
+
+
+def owner_colors(plan: Plan) -> list[Color]:
+    """Those of the requests, and behind them ambers for the shared parts, as `items` count them."""
+    parts = []
+    for i in range(len(plan.shared)):
+        hue, lightness = 0.108 + 0.012 * (i % 3 - 1), (0.55, 0.42, 0.66, 0.34)[i % 4]
+        parts.append(colorsys.hls_to_rgb(hue, lightness, 0.67))
+    return request_colors(len(plan.requests)) + parts
+
+
+def owner_name(plan: Plan, number: int) -> str:
+    """``r3``, request 3, or ``s0``, shared part 0."""
+    requests = len(plan.requests)
+    return f"r{number}" if number < requests else f"s{number - requests}"
 
 
 def kilo(tokens: int) -> str:

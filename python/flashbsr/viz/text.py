@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .lanes import spans
-from .style import Color, request_colors
+from .style import Color, owner_colors
 
 if TYPE_CHECKING:
     from flashbsr.plan import Plan
 
 _SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_PART_SYMBOLS = "#@*%&+=$"
 MAX_TEXT_LANES = 48
 
 
 def render_lanes(plan: Plan, width: int = 100, *, color: bool = False) -> str:
     """Draw the lanes as text: a character per slice of cost, naming the request.
+
+    Digits and letters are requests; ``#@*%&+=$``, in this order and then again, shared parts.
 
     Parameters
     ----------
@@ -37,7 +40,7 @@ def render_lanes(plan: Plan, width: int = 100, *, color: bool = False) -> str:
     end = max([lane[1][-1] for lane in lanes] + [1.0])
     label = len(f"worker {max(len(lanes) - 1, 0)}")
     slots = max(width - label - 10, 16)
-    colors = request_colors(len(plan.requests))
+    colors = owner_colors(plan)
     lines = []
     for worker, (ids, ends) in enumerate(lanes[:MAX_TEXT_LANES]):
         # The item under the middle of every slice; past the end of the queue there is none.
@@ -47,14 +50,20 @@ def render_lanes(plan: Plan, width: int = 100, *, color: bool = False) -> str:
             if position >= len(ids):
                 cells.append(" ")
                 continue
-            request = int(plan.items[ids[position]]["request"])
-            symbol = _SYMBOLS[request % len(_SYMBOLS)]
-            cells.append(_paint(symbol, colors[request]) if color else symbol)
+            owner = int(plan.items[ids[position]]["request"])
+            symbol = _symbol(owner, len(plan.requests))
+            cells.append(_paint(symbol, colors[owner]) if color else symbol)
         load = ends[-1] / end
         lines.append(f"{f'worker {worker}':<{label}} |{''.join(cells)}| {load:>5.1%}")
     if len(lanes) > MAX_TEXT_LANES:
         lines.append(f"... {len(lanes) - MAX_TEXT_LANES} more workers")
     return "\n".join(lines)
+
+
+def _symbol(owner: int, num_requests: int) -> str:
+    if owner < num_requests:
+        return _SYMBOLS[owner % len(_SYMBOLS)]
+    return _PART_SYMBOLS[(owner - num_requests) % len(_PART_SYMBOLS)]
 
 
 def _paint(symbol: str, color: Color) -> str:
