@@ -125,6 +125,10 @@ def make_spec(w: World, **changes: Any) -> Any:
     return w.call(flashbsr.AttentionSpec, **changes)
 
 
+def make_yarn(w: World, **changes: Any) -> Any:
+    return w.call(flashbsr.YarnScaling, **{"old_context_len": 4096, **changes})
+
+
 def make_task(w: World, **changes: Any) -> Any:
     return w.call(flashbsr.TaskInfo, **{**TASK, **changes})
 
@@ -375,6 +379,7 @@ def sparse_wrapper(w: World, run: dict[str, Any] | None = None, **changes: Any) 
 
 GOOD: list[Callable[..., Any]] = [
     make_spec,
+    make_yarn,
     make_task,
     make_engine,
     plan_paged,

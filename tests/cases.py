@@ -103,7 +103,8 @@ class Problem:
 
     def spec_fields(self) -> dict[str, Any]:
         """Arguments of ``AttentionSpec``."""
-        return dataclasses.asdict(self.case.variant)
+        variant = self.case.variant
+        return {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
 
     def task_fields(self) -> dict[str, Any]:
         """Arguments of ``TaskInfo``."""

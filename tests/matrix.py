@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cases import BF16, DECODE, F16, F32, FP8, MIXED, PREFILL, Case
+from flashbsr import YarnScaling
 from reference import Variant
 
 DTYPE_SETS = [
@@ -61,6 +62,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
             rope_llama31=(1.0, 4.0, 64.0),
         )
     },
+    "rope_yarn": {
+        "variant": Variant(
+            causal=True,
+            pos_encoding_mode="ROPE_LLAMA",
+            rope_scale=8.0,
+            rope_yarn=YarnScaling(64, beta_fast=8.0),
+        )
+    },
+    "rope_frequencies": {
+        "variant": Variant(
+            pos_encoding_mode="ROPE_LLAMA",
+            rope_frequencies=(0.9, 0.0, -0.3, 3.0, *(0.7**i for i in range(12))),
+        )
+    },
+    "rope_partial": {
+        "variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA", rotary_dim=32)
+    },
+    "rope_interleave": {
+        "variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA", rope_interleave=True)
+    },
     "rope_window_sinks": {
         "variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA", window_left=25),
         "sinks": True,
@@ -88,6 +109,7 @@ def dims_cases() -> Iterator[Case]:
     sets = [F32, BF16, F16, ("bfloat16", "float8_e4m3fn", "bfloat16")]
     dims = [(d, d) for d in range(8, 257, 8)]
     dims += [(192, 128), (24, 80), (8, 256), (256, 8), (128, 64), (96, 120)]
+    dims += [(320, 320), (512, 512), (512, 128), (64, 512)]
     for i, (qk, vo) in enumerate(dims):
         for dtypes in (sets[i % 4], sets[(i + 1) % 4]):
             yield Case(
@@ -99,6 +121,11 @@ def dims_cases() -> Iterator[Case]:
                 dtypes=dtypes,
                 variant=Variant(causal=True),
             )
+    wide = DECODE.but("dim512", dims=(512, 512))
+    yield wide.but("rope", variant=Variant(causal=True, pos_encoding_mode="ROPE_LLAMA"))
+    for dtypes in sets:
+        yield wide.but(f"{dtypes[0]}-{dtypes[1]}", dtypes=dtypes)
+        yield wide.but(f"{dtypes[0]}-{dtypes[1]}-split", dtypes=dtypes, task={"num_workers": 7})
 
 
 def dtype_cases() -> Iterator[Case]:
@@ -204,8 +231,73 @@ def position_cases() -> Iterator[Case]:
                     variant=variant,
                 )
     far = Case("positions-far", (2,), (40_000,), heads=(1, 1), layout="paged", page_size=64)
-    for name in ("rope", "rope_llama31", "alibi_given"):
+    for name in ("rope", "rope_llama31", "rope_yarn", "rope_partial", "alibi_given"):
         yield far.but(name, **VARIANTS[name])
+
+
+def rotary_cases() -> Iterator[Case]:
+    """Every number of rotated dims and both kinds of pairs, over head dims, types and layouts."""
+    types = [F16, BF16, ("bfloat16", "float8_e4m3fn", "bfloat16"), F32]
+    layouts: list[dict[str, Any]] = [
+        {},
+        {"layout": "paged", "kv_layout": "HND"},
+        {"layout": "table", "page_size": 5},
+    ]
+    pairs = [
+        (dim, rotary_dim, interleave)
+        for dim in (64, 128, 256)
+        for rotary_dim in (32, 64, 96, 128, 192, 256)
+        for interleave in (False, True)
+        if rotary_dim <= dim
+    ]
+    pairs += [(64, 2, True), (128, 24, True), (128, 110, True), (256, 254, True)]
+    yarn = YarnScaling(100, beta_fast=4.0, attention_factor=0.8, truncate=False)
+    for i, (dim, rotary_dim, interleave) in enumerate(pairs):
+        for j in (i, i + 1):
+            fields = {"rotary_dim": rotary_dim, "rope_interleave": interleave}
+            if (i + j) % 3 == 0:
+                fields |= {"rope_yarn": yarn, "rope_scale": 4.0}
+            yield Case(
+                f"rotary{rotary_dim}of{dim}-{types[j % 4][0]}-{types[j % 4][1]}"
+                + "-interleave" * interleave,
+                (5, 70, 0, 1, 20),  # the last more than its keys: positions below 0
+                (37, 300, 9, 65, 3),
+                heads=(6, 2),
+                dims=(dim, dim),
+                dtypes=types[j % 4],
+                variant=Variant(causal=j % 2 == 0, pos_encoding_mode="ROPE_LLAMA", **fields),
+                **layouts[j % 3],
+            )
+        # Few rows: other kernels. With splits, with empty requests.
+        yield DECODE.but(
+            f"rotary{rotary_dim}of{dim}" + "-interleave" * interleave,
+            heads=(6, 2),
+            dims=(dim, dim),
+            dtypes=types[i % 2],
+            kv_layout=("NHD", "HND")[i % 2],
+            variant=Variant(
+                causal=True,
+                pos_encoding_mode="ROPE_LLAMA",
+                rotary_dim=rotary_dim,
+                rope_interleave=interleave,
+                window_left=(-1, 50)[i % 3 == 0],
+            ),
+            task={"num_workers": 7} if i % 4 == 0 else {},
+        )
+
+    for base in (DECODE, PREFILL):  # the largest head dim, on a GPU by one family alone
+        for interleave in (False, True):
+            yield base.but(
+                f"rotary96of512{'-interleave' * interleave}",
+                dims=(512, 512),
+                dtypes=BF16,
+                variant=Variant(
+                    causal=True,
+                    pos_encoding_mode="ROPE_LLAMA",
+                    rotary_dim=96,
+                    rope_interleave=interleave,
+                ),
+            )
 
 
 def schedule_cases() -> Iterator[Case]:
@@ -304,6 +396,7 @@ def matrix() -> list[Case]:
         variant_cases,
         length_cases,
         position_cases,
+        rotary_cases,
         schedule_cases,
         extreme_cases,
         float8_q_cases,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -44,6 +45,10 @@ class Variant:
     rope_scale: float = 1.0
     rope_theta: float = 1e4
     rope_llama31: tuple[float, float, float] | None = None
+    rope_yarn: Any = None  # with the fields of flashbsr.YarnScaling
+    rope_frequencies: tuple[float, ...] | None = None
+    rotary_dim: int | None = None
+    rope_interleave: bool = False
     activation: str = "softmax"
     sigmoid_bias: float = 0.0
 
@@ -151,21 +156,54 @@ def rope_frequencies(
     return (1.0 - keep) * freq / scale + keep * freq
 
 
+def yarn_frequencies(dim: int, theta: float, scale: float, yarn: Any) -> np.ndarray:
+    """YaRN as its authors' code has it: which planes are interpolated is linear in their number."""
+
+    def plane(turns: float) -> float:  # that turns so often within the old context
+        return dim * np.log(yarn.old_context_len / (turns * 2 * np.pi)) / (2 * np.log(theta))
+
+    first, last = plane(yarn.beta_fast), plane(yarn.beta_slow)
+    if yarn.truncate:
+        first, last = np.floor(first), np.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    freq = rope_frequencies(dim, theta)
+    for i in range(dim // 2):
+        share = min(max((i - first) / (last - first), 0), 1)
+        freq[i] *= 1 - share + share / scale
+    return freq
+
+
+def rotation(variant: Variant, dim: int) -> tuple[np.ndarray, float]:
+    """Radians per position of each rotated plane of a head of `dim`, and the attention factor."""
+    given, yarn = variant.rope_frequencies, variant.rope_yarn
+    if given is not None:
+        return np.array(given), 1.0
+    rotary_dim, theta, scale = variant.rotary_dim or dim, variant.rope_theta, variant.rope_scale
+    if yarn is None:
+        return rope_frequencies(rotary_dim, theta, scale, variant.rope_llama31), 1.0
+    factor = yarn.attention_factor
+    if factor is None:
+        factor = 0.1 * np.log(scale) + 1 if scale > 1 else 1.0
+    return yarn_frequencies(rotary_dim, theta, scale, yarn), factor
+
+
 def rotate(
     x: np.ndarray,
     positions: np.ndarray,
     freq: np.ndarray,
     *,
     interleave: bool = False,
+    factor: float = 1.0,
     dtype: type = np.float64,
 ) -> np.ndarray:
     """RoPE of `x` ``(rows, heads, dim)`` on its first ``2 * len(freq)`` dimensions.
 
     Plane i is (x[i], x[i + n]) with n = len(freq) (NeoX), or (x[2i], x[2i + 1]) if `interleave`.
+    What is rotated is multiplied by `factor`.
     """
     x = x.astype(dtype)
     angle = positions.astype(dtype)[:, None, None] * freq.astype(dtype)
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos, sin = (f(angle) * dtype(factor) for f in (np.cos, np.sin))
     n = len(freq)
     first, second = (
         (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleave else (slice(0, n), slice(n, 2 * n))
@@ -251,9 +289,10 @@ def attend(
     if hooks.value:
         v = rounded(hooks.value(v, key).astype(real), work)
     if variant.pos_encoding_mode == "ROPE_LLAMA":
-        freq = rope_frequencies(dim, variant.rope_theta, variant.rope_scale, variant.rope_llama31)
-        q = rounded(rotate(q, position, freq, dtype=real), work)
-        k = rounded(rotate(k, key, freq, dtype=real), work)
+        freq, factor = rotation(variant, dim)
+        how: dict[str, Any] = {"interleave": variant.rope_interleave, "factor": factor}
+        q = rounded(rotate(q, position, freq, dtype=real, **how), work)
+        k = rounded(rotate(k, key, freq, dtype=real, **how), work)
     if variant.pos_encoding_mode == "ALIBI" and slopes is None:
         slopes = alibi_slopes(num_qo_heads)
     allowed = visible(variant, q_len, kv_len, mask)
@@ -353,14 +392,14 @@ def bsr_mask(
 ) -> np.ndarray:
     """Dense boolean ``shape`` of a block-sparse row matrix; `mask` is ``(nnz, r, c)``."""
     (m, n), (r, c) = shape, block
-    dense = np.zeros((-(-m // r) * r, n), bool)
+    dense = np.zeros((-(-m // r) * r, -(-n // c) * c), bool)
     for row in range(len(indptr) - 1):
         for at in range(indptr[row], indptr[row + 1]):
             column = indices[at]
             dense[row * r : (row + 1) * r, column * c : (column + 1) * c] = (
                 True if mask is None else mask[at]
             )
-    return dense[:m]
+    return dense[:m, :n]
 
 
 def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from flashbsr.bench import (
     cuda_data,
     cuda_peers,
     cuda_prefill,
     cuda_runner,
+    cuda_sparse,
     cuda_timing,
     plot_results,
     render_table,
@@ -75,6 +77,7 @@ def small(w: Workload) -> Workload:
         q_lens=q_lens,
         kv_lens=kv_lens,
         window_left=min(w.window_left, 7),
+        block=w.block and (min(w.block[0], 12), min(w.block[1], 7)),
         num_qo_heads=heads[0],
         num_kv_heads=heads[1],
         head_dim=32,
@@ -242,11 +245,22 @@ def test_causal_bits() -> None:
 
 
 def test_what_is_bound_by_products() -> None:
-    """All of prefill, and an extension; not decode, nor what verifies a few tokens."""
+    """Prefill, blocks and an extension; not decode, nor what verifies a few tokens."""
     attention = [w for w in CUDA_WORKLOADS if w.kind not in ("gpu-append", "gpu-merge")]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
-    assert bound == prefill | {"extend-4x512"}
+    sparse = {w.name for w in attention if w.kind == "gpu-sparse"}
+    assert bound == prefill | sparse | {"extend-4x512"}
+
+
+def test_sparse_flops_count_what_is_kept() -> None:
+    """Short last blocks in both directions."""
+    w = Workload("w", "gpu-sparse", "bfloat16", (33,), (50,), block=(8, 16), kept=0.5)
+    blocks = cuda_sparse.random_blocks(w)
+    dense = reference.bsr_mask(blocks.indptr, blocks.indices, (33, 50), (8, 16))
+    assert 0 < dense.mean() < 1
+    assert cuda_sparse.sparse_flops(w, blocks) == 4 * dense.sum() * 128 * 32
+    assert "50% of blocks of 8 x 16" in w.describe()
 
 
 def test_bytes_count_each_array_in_its_type() -> None:

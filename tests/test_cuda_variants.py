@@ -171,6 +171,17 @@ def test_families_and_head_dims(name: str, dims: tuple[int, int], backend: str) 
     check(name, PREFILL.but(f"{dims}", dims=dims, dtypes=cases.BF16), backend)
 
 
+@pytest.mark.parametrize("dtypes", [cases.F16, cases.BF16, FP8_KV], ids=["f16", "bf16", "fp8"])
+@pytest.mark.parametrize("case", [DECODE, PREFILL], ids=lambda c: c.name)
+@pytest.mark.parametrize("dims", [(512, 512), (320, 264)], ids=str)
+def test_wide_heads(dims: tuple[int, int], case: Case, dtypes: tuple[str, str, str]) -> None:
+    """Two warps share rows, each with its half of the output's columns."""
+    stacked = dims[0] == dims[1]
+    case = case.but(f"{dims}", dims=dims, dtypes=dtypes, layout="paged", stacked=stacked)
+    check("soft_cap", case)
+    check("soft_cap", case.but("split", task={"fixed_split_size": 64}))
+
+
 @pytest.mark.parametrize("dtypes", [FP8_KV, BF16_FP8_KV], ids=["f16", "bf16"])
 @pytest.mark.parametrize("case", [DECODE, PREFILL], ids=lambda c: c.name)
 @pytest.mark.parametrize("name", ["soft_cap", "table", "linear"])
@@ -223,6 +234,7 @@ struct Rows : VariantBase {
         DECODE.but("rows-split", dims=(128, 128), task={"fixed_split_size": 64}),
         PREFILL.but("rows-f16", dims=(128, 128), dtypes=cases.F16),
         PREFILL.but("rows-256", dims=(256, 256), dtypes=cases.BF16),
+        PREFILL.but("rows-512", dims=(512, 512), dtypes=cases.BF16),
         PREFILL.but(
             "rows-split", dims=(128, 128), dtypes=cases.BF16, task={"fixed_split_size": 32}
         ),

@@ -90,6 +90,62 @@ def test_prefix_is_shared_and_computed_once() -> None:
     verify(serving, [first, second, third, late])
 
 
+@pytest.mark.parametrize("length", [23, 24, 25])  # before, at and behind the end of a page
+@pytest.mark.parametrize("budget", [6, 32])
+def test_samples_of_one_prompt(length: int, budget: int) -> None:
+    """The prompt is computed once; its full pages are everyone's, the last one each one's own."""
+    serving = engine(pages=200, budget=budget)
+    shared = (length - 1) // 4
+    tokens = prompt(length, seed=3)
+    requests = [
+        Request(i, tokens, 20, 0.9, seed=1, sample_of=0 if i else None, ignore_end=True)
+        for i in range(5)
+    ]
+    sequences = [serving.submit(request) for request in requests]
+    while serving.waiting:
+        serving.step()
+    serving.pool.check()
+    assert [s.shared_tokens for s in sequences] == [0, *(4 * [4 * shared])]
+    assert all(s.pages[:shared] == sequences[0].pages[:shared] for s in sequences if s.pages)
+    own = [page for s in sequences for page in s.pages[shared:]]
+    assert len(own) == len(set(own))
+    finish(serving)
+    assert len({tuple(s.generated) for s in sequences}) > 1
+    assert all(len(s.generated) == 20 for s in sequences)
+    verify(serving, sequences)
+
+
+def test_samples_without_sharing() -> None:
+    """Each has pages of its own, and writes what it would write with shared ones."""
+    outputs = []
+    for share in (True, False):
+        model = Model(TINY, TENSORS, 64, 4, "auto" if share else "off")
+        serving = Engine(model, PagePool(64, 4), 32, share=share)
+        tokens = prompt(30, seed=4)
+        requests = [Request(i, tokens, 8, sample_of=0 if i else None) for i in range(3)]
+        sequences = [serving.submit(request) for request in requests]
+        finish(serving)
+        verify(serving, sequences)
+        assert (serving.shared_pages > 0) == share
+        outputs.append([s.generated for s in sequences])
+    assert outputs[0] == outputs[1]
+
+
+def test_samples_when_the_first_goes() -> None:
+    """Preempted while its prompt is computed, or finished: nobody waits for ever."""
+    serving = engine(pages=14, budget=8)
+    tokens = prompt(24, seed=5)
+    sequences = [
+        serving.submit(Request(i, tokens, 20, sample_of=0 if i else None, ignore_end=True))
+        for i in range(4)
+    ]
+    finish(serving)
+    verify(serving, sequences)
+    late = serving.submit(Request(4, tokens, 3, sample_of=0))
+    finish(serving)
+    assert late.shared_tokens == 20
+
+
 def test_preemption_recomputes() -> None:
     requests = [Request(i, prompt(9 + i, seed=i), 24) for i in range(5)]
     outputs = []
@@ -260,8 +316,19 @@ def test_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert "check" not in out
     assert main(["--prompt", "word " * 600]) == 2
     assert "expected both >= 1, sum <= 512" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["--pages", "0"])
+    for wrong in (["--pages", "0"], ["--samples", "2"], ["--prompt-tokens", "0"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+
+
+def test_program_with_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    for sharing, pages in (("all", 8), ("none", 0)):
+        samples = ["--samples", "3", "--prompt-tokens", "70", "--sharing", sharing, "--ignore-end"]
+        assert main([*samples, "--max-new-tokens", "6"]) == 0
+        out = capsys.readouterr().out
+        assert "+ 18 generated" in out
+        assert f"pages shared          {pages} " in out
+        assert "check                 passed" in out
 
 
 def test_program_fails_when_the_check_fails(

@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)"),
         (["test_float8_q.py"], "without_kernels or families"),
+        (["test_sparse.py", "test_block_mask.py"], "cuda or fa2"),
     ],
     ids=[
         "host path",
@@ -53,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "jit, other GPU",
         "cases",
         "float8 queries",
+        "block-sparse",
     ],
 )
 def test_on_the_fake_driver(folder: Path, files: list[str], selection: str) -> None:

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cases
 import numpy as np
@@ -276,9 +277,53 @@ def test_streaming(kept, q_len, device):
     assert_attention(*map(device.get, found), *expected, problem.case.work, "streaming")
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("window", [(1, 3), (2, 1), (0, 2), (3, 5)])
+def test_streaming_decode(window, page_size, device):
+    """Token by token through a ring of pages: as attention over the tokens that are left."""
+    sink_pages, recent_pages = window
+    how = {"sink_pages": sink_pages, "recent_pages": recent_pages}
+    rng = np.random.default_rng(3)
+    lead = (0, 7)  # tokens that the requests are apart
+    case = Case("streaming", (1, 1), (1, 1), heads=(4, 2), decode=True, layout="paged")
+    case = device.adapt(case.but("ring", variant=Variant(pos_encoding_mode="ROPE_LLAMA")))
+    (heads, kv_heads), dim, types = (
+        case.heads,
+        case.dims[0],
+        [reference.DTYPES[t] for t in case.dtypes],
+    )
+    steps = 12 * page_size + 5
+    text = rng.standard_normal((2, 2, steps + 8, kv_heads, dim)).astype(types[1])  # request, k or v
+    cache = np.full((2 * sum(window), 2, page_size, kv_heads, dim), np.nan).astype(types[1])
+    task = TaskInfo(heads, kv_heads, dim, page_size=page_size, backend=device.backend)
+    attention = Attention(streaming.streaming(rope_theta=5e3), task)
+    variant = Variant(causal=True, pos_encoding_mode="ROPE_LLAMA", rope_theta=5e3)
+    for step in range(1 - max(lead), steps):
+        lengths = [max(step + extra, 1) for extra in lead]
+        pages, places = streaming.streaming_slots(lengths, page_size, **how)
+        for b, length in enumerate(lengths):
+            cache[pages[b], :, places[b]] = text[b, :, length - 1]
+        if step < 1 or step % 5:
+            continue
+        indptr, indices, last = streaming.streaming_table(lengths, page_size, **how)
+        q = rng.standard_normal((2, heads, dim)).astype(types[0])
+        attention.plan(None, indptr, indices, last_page_len=last)
+        found = attention.run(device.put(q), device.put(cache), return_lse=True)
+        parts = []
+        for b, length in enumerate(lengths):
+            token = np.arange(length)
+            first = -(-length // page_size) - recent_pages  # page of the text
+            left = (token < sink_pages * page_size) | (token >= first * page_size)
+            parts.append((q[b : b + 1], *text[b, :, token[left]].swapaxes(0, 1), None))
+        results = states(SimpleNamespace(case=case), parts, variant)
+        assert_attention(*map(device.get, found), *results, case.work, f"step {step}")
+
+
 def test_counts_of_pages_that_leave_out_the_newest():
     with pytest.raises(FlashbsrError, match="recent_pages: got 0"):
         streaming.streaming_pages([0, 2], [0, 1], sink_pages=1, recent_pages=0)
+    with pytest.raises(FlashbsrError, match="recent_pages: got 0"):
+        streaming.streaming_slots([3], 16, sink_pages=1, recent_pages=0)
     q, k = np.ones((1, 4, 8)), np.ones((2, 2, 16, 8))
     with pytest.raises(FlashbsrError, match="keep: got 0"):
         quest.choose_pages(q, quest.page_bounds(k), [0, 2], [0, 1], keep=0)

@@ -66,6 +66,7 @@ def test_all_names_exist() -> None:
         "BatchPrefillWithPagedKVCacheWrapper",
         "BatchPrefillWithRaggedKVCacheWrapper",
         "BlockSparseAttentionWrapper",
+        "VariableBlockSparseAttentionWrapper",
         "single_decode_with_kv_cache",
         "single_prefill_with_kv_cache",
         "merge_state",

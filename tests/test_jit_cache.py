@@ -197,8 +197,51 @@ def test_bad_bound(monkeypatch, text):
 def test_a_folder_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLASHBSR_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.raises(FlashbsrError, match="FLASHBSR_CACHE_DIR"):
+    with pytest.raises(FlashbsrError, match="FLASHBSR_CACHE_DIR.*that this user may write"):
         cache.get_or_build(KEY, ".bin", writes(b"code"))
+    assert cache.entries() == [] and cache.clear() == 0
+
+
+def test_a_default_folder_that_cannot_be_written_is_named(monkeypatch):
+    monkeypatch.delenv("FLASHBSR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(FlashbsrError, match="FLASHBSR_CACHE_DIR: got /dev/null/flashbsr, the def"):
+        cache.get_or_build(KEY, ".bin", writes(b"code"))
+
+
+def test_a_disk_that_is_full_while_building(folder, monkeypatch):
+    """What the file system says comes with the name of the folder; no half of an entry is left."""
+
+    def full(path: Path, text: str) -> int:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(FlashbsrError, match="FLASHBSR_CACHE_DIR.*No space left on device"):
+        cache.get_or_build(KEY, ".bin", writes(b"code"))
+    monkeypatch.undo()
+    monkeypatch.setenv("FLASHBSR_CACHE_DIR", str(folder))
+    assert not cache.entries() and not list((folder / "tmp").iterdir())
+
+
+def test_a_user_without_a_home(monkeypatch):
+    monkeypatch.delenv("FLASHBSR_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def nobody(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    with pytest.raises(FlashbsrError, match="FLASHBSR_CACHE_DIR: got nothing, and no home"):
+        cache.get_or_build(KEY, ".bin", writes(b"code"))
+
+
+@pytest.mark.parametrize("given", ["cache", ".", "~/cache"])
+def test_relative_folders_become_absolute(given, monkeypatch, tmp_path):
+    """A library's name without a folder is looked for elsewhere."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASHBSR_CACHE_DIR", given)
+    assert cache.folder() == (tmp_path if given == "." else tmp_path / "cache")
 
 
 def test_clear_removes_entries_and_nothing_else(folder):

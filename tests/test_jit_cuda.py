@@ -27,6 +27,10 @@ WISHES = {
         Wish("decode80", "decode", "sm80", "sm_86", 64, 64, F16, E4M3, 8, "custom"),
         Wish("hopper", "hopper", "sm90a", "sm_90a", 128, 128, BF16, BF16, 192, "custom"),
         Wish("prefill", "prefill", "sm80", "sm_80", 128, 128, F16, F16, 64, "custom"),
+        Wish("wide", "prefill", "sm80", "sm_90", 512, 512, BF16, BF16, 64, "custom"),
+        Wish("wide8", "prefill", "sm80", "sm_80", 512, 512, F16, E4M3, 64, "custom"),
+        Wish("wide_decode90", "decode", "sm90", "sm_90", 512, 512, BF16, E4M3, 8, "custom"),
+        Wish("wide_decode80", "decode", "sm80", "sm_80", 512, 512, F16, F16, 8, "custom"),
         Wish("turing", "prefill", "sm75", "sm_75", 64, 64, F16, F16, 64, "custom"),
     )
 }
@@ -90,7 +94,7 @@ def is_cubin(image: bytes, name: str) -> bool:
     return image[:4] == b"\x7fELF" and f".text.{name}\0".encode() in image
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("types", [F16, BF16])
 @pytest.mark.usefixtures("compiler")
 def test_hooks_of_rows_compile_where_they_are_served(dim: int, types: str) -> None:
@@ -136,15 +140,19 @@ def test_an_error_shows_the_users_own_line(name: str) -> None:
     with pytest.raises(errors.FlashbsrError) as error:
         code(WISHES[name], broken)
     assert f"Mine({line}): error" in str(error.value)
-    assert "tanhh" in str(error.value)
+    _, message, own = str(error.value).splitlines()  # nothing of our headers
+    assert "tanhh" in message and own.strip() == broken.split("\n")[line - 1].strip()
     assert not cache.entries()
 
 
 @pytest.mark.usefixtures("compiler")
 def test_a_hook_of_another_type_is_refused() -> None:
     wrong = TEXT.replace("return (at.kv_position & 1) == 0;", "return at;")
-    with pytest.raises(errors.FlashbsrError, match=r"no suitable conversion.*ThreadMath::Bool"):
-        code(WISHES["decode90"], wrong)
+    for name in ("decode90", "hopper"):
+        with pytest.raises(errors.FlashbsrError) as error:
+            code(WISHES[name], wrong)
+        assert "Mine(9): error" in str(error.value)
+        assert "expected template <class M> typename M::Bool logits_mask(" in str(error.value)
 
 
 def test_targets(compiler: jit_nvrtc.Nvrtc) -> None:

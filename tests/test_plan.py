@@ -140,24 +140,27 @@ def test_items_are_within_their_request_and_trimmed(problem: Problem) -> None:
 
 @given(PROBLEMS)
 def test_merges_contract_their_slots_in_order(problem: Problem) -> None:
-    """A split tile's slots are consecutive, its parts cover one range from left to right."""
+    """A split tile's states are consecutive, its parts cover one range from left to right."""
     plan = problem.plan(problem.attention())
     items, merges = plan.items, plan.merges
     assert ((items["slot"] == -1) == (items["merge"] == -1)).all()
     split = items[items["slot"] >= 0]
-    assert sorted(split["slot"].tolist()) == list(range(plan.header.num_slots))
+    assert len(split) == plan.header.num_slots
     at = 0
     for index, merge in enumerate(merges):
-        assert merge["slot_count"] >= 2
-        assert merge["slot_begin"] == at
-        at += merge["slot_count"]
+        assert merge["state_count"] >= 2
+        assert merge["slot"] == at
+        assert (merge["part"], merge["part_count"]) == (-1, 0)
+        begin, rows = at, merge["row_count"]
+        at += merge["state_count"] * rows
         parts = np.sort(split[split["merge"] == index], order="slot")
-        assert parts["slot"].tolist() == list(range(merge["slot_begin"], at))
+        assert parts["slot"].tolist() == list(range(begin, at, rows))
+        assert (parts["merge_count"] == 1).all()
         for name in ("request", "row_begin", "row_count", "kv_head"):
             assert (parts[name] == merge[name]).all()
         assert (parts["kv_end"][:-1] == parts["kv_begin"][1:]).all()
         assert (parts["kv_begin"] < parts["kv_end"]).all()
-    assert at == plan.header.num_slots
+    assert at == plan.header.num_partial_rows
 
 
 @given(PROBLEMS)
@@ -197,7 +200,7 @@ def test_sections_fit_the_capacity(problem: Problem) -> None:
     assert h.num_requests == len(problem.lens) <= h.max_requests
     assert h.num_items <= h.max_items
     assert h.num_merges <= h.max_merges
-    assert h.num_slots <= h.max_slots
+    assert h.num_partial_rows <= h.max_partial_rows
     assert h.num_kv_indices <= h.max_kv_indices
     assert h.num_q_tokens == sum(q_len for q_len, _ in problem.lens)
     assert h.max_kv_len == max((kv_len for _, kv_len in problem.lens), default=0)
@@ -210,6 +213,8 @@ def test_sections_fit_the_capacity(problem: Problem) -> None:
         (h.off_queue_items, h.max_items),
         (h.off_merges, 8 * h.max_merges),
         (h.off_kv_indices, h.max_kv_indices),
+        (h.off_q_rows, h.max_q_rows),
+        (h.off_merge_parts, 4 * h.max_merge_parts),
     ]
     sections.sort()
     for (begin, size), (after, _) in zip(sections, [*sections[1:], (h.total_size, 0)], strict=True):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import cases
@@ -279,12 +280,14 @@ def test_batch_attention(dtypes: tuple[str, ...], kv_layout: str, device: Device
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", [None, "mask", "packed_mask"])
-@pytest.mark.parametrize(("m", "n", "r", "c"), [(50, 60, 16, 20), (32, 64, 1, 1), (7, 12, 3, 4)])
+@pytest.mark.parametrize(
+    ("m", "n", "r", "c"), [(50, 60, 16, 20), (32, 64, 1, 1), (7, 12, 3, 4), (50, 61, 16, 20)]
+)
 def test_block_sparse(
     causal: bool, kind: str | None, m: int, n: int, r: int, c: int, device: Device
 ) -> None:
     rng = np.random.default_rng(m)
-    dense_blocks = rng.random((-(-m // r), n // c)) < 0.5
+    dense_blocks = rng.random((-(-m // r), -(-n // c))) < 0.5
     indptr = cases.indptr(dense_blocks.sum(axis=1))
     indices = np.nonzero(dense_blocks)[1].astype(np.int32)
     mask = rng.random((len(indices), r, c)) < 0.6 if kind else None
@@ -419,8 +422,8 @@ def test_options_do_not_stick(device: Device) -> None:
     ]
     for variant in variants + variants[::-1] + variants:
         fields = dataclasses.asdict(variant)
-        for name in ("rope_llama31", "activation", "sigmoid_bias"):
-            del fields[name]
+        for name in set(fields) - set(inspect.signature(wrapper.plan).parameters):
+            assert fields.pop(name) == getattr(Variant(), name)
         wrapper.plan(*prefill_args(there), **fields)
         problem.case = problem.case.but("", variant=variant)
         compare(problem, *map(device.get, wrapper.run(there.q, there.kv, return_lse=True)))
@@ -475,3 +478,36 @@ def test_options_of_gpus_are_refused_on_the_host() -> None:
     for options in ({"device": 0}, {"device": 0, "backend": "cpu"}):
         with pytest.raises(flashbsr.FlashbsrError, match=r"^device\b"):
             flashbsr.TaskInfo(1, 1, 64, **options)
+
+
+def test_share_prefixes() -> None:
+    """Every paged wrapper passes the wish on, and refuses others."""
+    pages, batch = 128, 32
+    indices = np.concatenate(
+        [np.r_[np.arange(pages), pages + i] for i in range(batch)], dtype=np.int32
+    )
+    indptr, last = np.arange(batch + 1) * (pages + 1), np.full(batch, 5)
+    rows, lens = np.arange(batch + 1), np.full(batch, pages * 16 + 5)
+    plans = (
+        lambda **wish: flashbsr.BatchDecodeWithPagedKVCacheWrapper().plan(
+            indptr, indices, last, 8, 2, 64, 16, **wish
+        ),
+        lambda **wish: flashbsr.BatchPrefillWithPagedKVCacheWrapper().plan(
+            rows, indptr, indices, last, 8, 2, 64, 16, **wish
+        ),
+        lambda **wish: flashbsr.BatchAttention().plan(
+            rows, indptr, indices, lens, 8, 2, 64, 64, 16, **wish
+        ),
+    )
+    for plan in plans:
+        with pytest.raises(flashbsr.FlashbsrError, match="share_prefixes"):
+            plan(share_prefixes="on")
+    for wish, shared in (("auto", 1), ("off", 0)):
+        decode = flashbsr.BatchDecodeWithPagedKVCacheWrapper()
+        prefill = flashbsr.BatchPrefillWithPagedKVCacheWrapper()
+        mixed = flashbsr.BatchAttention()
+        decode.plan(indptr, indices, last, 8, 2, 64, 16, share_prefixes=wish)
+        prefill.plan(rows, indptr, indices, last, 8, 2, 64, 16, share_prefixes=wish)
+        mixed.plan(rows, indptr, indices, lens, 8, 2, 64, 64, 16, share_prefixes=wish)
+        for wrapper in (decode, prefill, mixed):
+            assert len(wrapper.plan_info.shared) == shared

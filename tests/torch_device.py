@@ -20,7 +20,7 @@ from cases import Case
 from reference import DTYPES
 
 ROW_ALIGNMENT = 16  # bytes
-ROPE_DIMS = (64, 128, 256)  # head dims of the kernels that rotate
+ROPE_DIMS = (64, 128, 256, 512)  # head dims of the kernels that rotate
 # Compute capability -> head dims of the kernels that take float8 queries, ascending.
 FLOAT8_Q_DIMS: dict[tuple[int, int], tuple[int, ...]] = {(9, 0): (64, 128, 256)}
 _BITS = {2: np.dtype(np.uint16), 1: np.dtype(np.uint8)}

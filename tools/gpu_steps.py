@@ -185,13 +185,13 @@ def read_sanitizer(text: str, status: int) -> dict[str, Any]:
 
 
 def consumer(limit: float) -> dict[str, Any]:
-    """Compile the consumer's own kernel for this GPU and run it; it checks its result itself."""
+    """Compile the C++ example's kernels for this GPU and run them; it checks its results itself."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     if not Path(nvcc).exists():
         raise StepError("nvcc is not installed")
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "consumer")
-        source = str(ROOT / "tests" / "consumer" / "kernel.cu")
+        source = str(ROOT / "examples" / "cpp" / "gpu.cu")
         command = [nvcc, "-std=c++20", "-O3", "-arch=native", f"-I{ROOT / 'include'}", source]
         done = run([*command, "-o", program], limit)
         if done.returncode:

@@ -38,7 +38,8 @@ LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
 GATHERED = 12  # a page size that the copy engine of sm_90 does not take
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
-# Fields of AttentionSpec that need a variant; ``mask`` asks for a custom mask.
+# Fields of AttentionSpec that need a variant; ``mask`` asks for a custom mask,
+# ``tree`` for one of the last columns.
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     "plain": ({"causal": True}, {"window_left": 40}),
     "soft_cap": ({"logits_soft_cap": 5.0, "window_left": 50}, {"logits_soft_cap": 50.0}),
@@ -47,6 +48,7 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
         {"logits_soft_cap": 5.0, "pos_encoding_mode": "ALIBI", "window_left": 50},
         {"pos_encoding_mode": "ROPE_LLAMA", "causal": True},
         {"mask": True},
+        {"tree": True},
     ),
     "sigmoid": ({"activation": "sigmoid", "causal": True}, {"activation": "sigmoid", "mask": True}),
 }
@@ -66,6 +68,24 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
     return list(best.values())
 
 
+def compiled() -> list[dict[str, Any]]:
+    """Rows that no build has and 9.0 compiles: head dim 512, where warps share rows and copies."""
+    return [
+        {
+            "name": f"{family}_{arch}_d512_{kv}_r{rows}_{variant}",
+            "family": family,
+            "head_dim": 512,
+            "head_dim_vo": 512,
+            "kv": kv,
+            "rows": rows,
+            "variant": variant,
+        }
+        for family, arch, rows in (("decode", "sm90", 8), ("prefill", "sm80", 64))
+        for kv in ("bf16", "e4m3", "e5m2")
+        for variant in ("plain", "standard", "sigmoid")
+    ]
+
+
 def arch_of(kernel: dict[str, Any]) -> int:
     """Take the number of ``sm90a``."""
     return int(kernel["arch"].removeprefix("sm").removesuffix("a"))
@@ -80,6 +100,8 @@ def rotates(kernel: dict[str, Any], page_size: int | None) -> bool:
     """Whether a problem with RoPE leads to the kernel: not where dims differ."""
     if kernel["family"] == "hopper":
         return kernel["kv"] in ("f16", "bf16") and kernel["head_dim"] == kernel["head_dim_vo"]
+    if kernel["family"] == "decode":
+        return kernel["kv"] in ("f16", "bf16")
     return kernel["family"] == "prefill" and page_size is not None
 
 
@@ -104,7 +126,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     dim_vo = kernel["head_dim_vo"] - (0 if page_size else 32)
-    fields = {name: value for name, value in spec.items() if name != "mask"}
+    fields = {name: value for name, value in spec.items() if name not in ("mask", "tree")}
     backend = {"cuda": "fa3" if family == "hopper" else "fa2"}.get(DEVICE, DEVICE)
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
@@ -125,6 +147,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     if spec.get("mask"):
         size = sum(q * kv for q, kv in zip(q_lens, kv_lens, strict=True))
         masks["custom_mask"] = np.random.default_rng(0).random(size) < 0.5
+    if spec.get("tree"):
+        masks["tree_parents"] = np.concatenate([np.arange(-1, n - 1) // 2 for n in q_lens])
     qo_indptr = None if rows == 8 else offsets(q_lens)
     q = normal((sum(q_lens), 2 * GROUP, dim), q_dtype)
     if page_size:
@@ -251,12 +275,15 @@ def main() -> int:
     parser.add_argument("--kernels", default="*", metavar="PATTERN", help="names, as a shell does")
     parser.add_argument("--list", action="store_true", help="name the kernels and stop")
     args = parser.parse_args()
-    cuda = engine_info()["cuda"]
+    info = engine_info()
+    cuda = info["cuda"]
     if not cuda["available"]:
         print(f"sanitizer_cases: no CUDA here: {cuda['problem']}")
         return 2
     major, minor = torch.cuda.get_device_capability()
     kernels = reachable(cuda["kernels"], 10 * major + minor)
+    if (major, minor) == (9, 0) and info["jit"]["nvrtc"]:
+        kernels += compiled()
     status = 0
     for kernel in kernels:
         if not fnmatch.fnmatch(kernel["name"], args.kernels):

@@ -24,13 +24,44 @@ const Array& one_mask(const MaskArrays& mask) {
     throw Error(ErrorCode::kValue, mask.packed->name, "both masks",
                 "a boolean mask or a packed one");
   }
-  return mask.boolean ? *mask.boolean : *mask.packed;
+  if (mask.parents && (mask.boolean || mask.packed)) {
+    throw Error(ErrorCode::kValue, mask.parents->name, "an array next to a mask",
+                "None: a mask says all there is to say, or the mask without");
+  }
+  return mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
+}
+
+/// Every query token sees what its parent sees, and itself.
+void take_tree(const Array& parents, Layout& layout, std::vector<uint8_t>& bits) {
+  const IndexView parent = indices(parents);
+  flashbsr::detail::check_length(parents.name, parent.size, layout.num_q_tokens,
+                                 "one per query token");
+  mask_new_tokens(layout, parents.name);
+  place_masks(layout);
+  bits.assign(static_cast<size_t>(layout.mask_bytes), 0);
+  for (const Request& r : layout.requests) {
+    uint8_t* out = bits.data() + r.mask_offset();
+    for (int64_t t = 0; t < r.q_len; ++t) {
+      const int64_t above = parent[r.q_begin + t];
+      if (above < -1 || above >= t) {
+        flashbsr::detail::bad_index(flashbsr::detail::at(parents.name, r.q_begin + t), above,
+                                    "-1 or an earlier token of the request, in [0, " +
+                                        std::to_string(t) +
+                                        "): counted from its first, parents before children");
+      }
+      for (int64_t a = t; a >= 0; a = parent[r.q_begin + a]) {
+        const int64_t bit = t * r.q_len + a;
+        out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
+      }
+    }
+  }
 }
 
 }  // namespace
 
 void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits) {
   const Array& a = one_mask(mask);
+  if (mask.parents) return take_tree(a, layout, bits);
   check_contiguous(a);
   const uint8_t* in = static_cast<const uint8_t*>(a.data);
   place_masks(layout);
@@ -52,8 +83,8 @@ void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bit
 }
 
 /// Block masks come block after block, [blocks, r, c]. In the layout a block row is one request
-/// whose columns are its blocks side by side.
-void take_block_mask(const MaskArrays& mask, int64_t r, Layout& layout,
+/// whose columns are its blocks side by side, a short one at the end.
+void take_block_mask(const MaskArrays& mask, int64_t r, const IndexView& columns, Layout& layout,
                      std::vector<uint8_t>& bits) {
   const Array& a = one_mask(mask);
   check_contiguous(a);
@@ -72,9 +103,19 @@ void take_block_mask(const MaskArrays& mask, int64_t r, Layout& layout,
   bits.assign(static_cast<size_t>(layout.mask_bytes), 0);
   for (const Request& request : layout.requests) {
     uint8_t* out = bits.data() + request.mask_offset();
+    // The layout has exchanged a short block with the last one of the row.
+    const int64_t end = request.kv_begin + ceil_div<int64_t>(request.kv_len, c), last = end - 1;
+    int64_t moved = last;
+    for (int64_t i = request.kv_begin; i < end; ++i) {
+      if (columns[i] != layout.kv_indices[static_cast<size_t>(i)]) {
+        moved = i;
+        break;
+      }
+    }
     for (int64_t row = 0; row < request.q_len; ++row) {
       for (int64_t column = 0; column < request.kv_len; ++column) {
-        const int64_t block = request.kv_begin + column / c;
+        int64_t block = request.kv_begin + column / c;
+        block = block == moved ? last : block == last ? moved : block;
         const int64_t bit = row * request.kv_len + column;
         if (kept((block * r + row) * c + column % c)) {
           out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
@@ -240,10 +281,21 @@ class Checker {
   }
 
  private:
-  void half(const PagedView& view, const Array& array, int32_t dim) const {
+  void half(PagedView& view, const Array& array, int32_t dim) const {
     const int32_t kv_heads = o_.shape.num_kv_heads;
     if (view.heads != kv_heads || view.dim != dim) {
       bad_shape(array, std::to_string(kv_heads) + " KV heads of dim " + std::to_string(dim));
+    }
+    if (holds_tokens(array, o_.cache)) {
+      const int64_t tokens = array.shape[o_.cache.hnd ? 1 : 0];
+      const int64_t needed =
+          h_.num_kv_tokens ? h_.num_kv_tokens : static_cast<int64_t>(h_.num_kv_rows) * h_.page_size;
+      if (tokens < needed) {
+        throw Error(ErrorCode::kIndexRange, array.name, std::to_string(tokens) + " tokens",
+                    "at least " + std::to_string(needed) + ", which the plan refers to");
+      }
+      // Only a plan that knows of a short page may have it; replays of this run know no other.
+      if (!h_.num_kv_tokens) view.pages = tokens / h_.page_size;
     }
     // Every id was checked against 0 in plan(); the highest decides here.
     if (h_.num_kv_rows > view.pages) {

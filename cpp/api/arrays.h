@@ -11,12 +11,13 @@
 
 namespace flashbsr::api {
 
-/// At most one of the two.
+/// At most one of them.
 struct MaskArrays {
   std::optional<Array> boolean;  ///< bool or uint8, flattened, sum of q_len * kv_len
   std::optional<Array> packed;   ///< uint8, little-endian bits, each request starts at a byte
+  std::optional<Array> parents;  ///< int32 or int64, of every query token's in a tree; -1: a root
 
-  bool given() const { return boolean || packed; }
+  bool given() const { return boolean || packed || parents; }
 };
 
 /// A scale: one number, or an array with one per head.
@@ -47,7 +48,9 @@ struct RunArrays {
 /// Places the mask's bits behind each other, request by request, and notes where in the layout.
 void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits);
 /// Of a block-sparse matrix with blocks of r rows: [blocks, r, c], or the same packed without gaps.
-void take_block_mask(const MaskArrays& mask, int64_t r, Layout& layout, std::vector<uint8_t>& bits);
+/// `columns`: its block columns as the caller gave them.
+void take_block_mask(const MaskArrays& mask, int64_t r, const IndexView& columns, Layout& layout,
+                     std::vector<uint8_t>& bits);
 
 /// Checks the arrays of a run against the options, the plan and the place of the computation. What
 /// belongs to the plan (mask, default slopes, RoPE tables, partial states) is the backend's to add.

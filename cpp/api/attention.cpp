@@ -110,7 +110,7 @@ void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array
                  options_.cache.page_size);
   }
   if (mask.given()) take_mask(mask, layout_, mask_);
-  find_prefixes(share, mask.given());
+  find_prefixes(share);
   finish_plan(mask.given(), stream);
 }
 
@@ -134,7 +134,7 @@ void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tabl
   block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat), block_tables.shape[1],
                      indices(kv_lens), options_.cache.page_size);
   if (mask.given()) take_mask(mask, layout_, mask_);
-  find_prefixes(share, mask.given());
+  find_prefixes(share);
   finish_plan(mask.given(), stream);
 }
 
@@ -161,12 +161,20 @@ void Attention::plan_levels(const std::vector<LevelArrays>& levels, void* stream
   finish_plan(false, stream);
 }
 
-void Attention::plan_bsr(const Array& indptr, const Array& indices_, int64_t m, int64_t n,
-                         int64_t r, int64_t c, const MaskArrays& mask, void* stream) {
+void Attention::plan_bsr(const Array* row_indptr, const Array& indptr, const Array& columns,
+                         const BsrShape& shape, const MaskArrays& mask, void* stream) {
   const std::lock_guard<std::mutex> hold(running_);
   start_plan();
-  bsr_layout(layout_, indices(indptr), indices(indices_), m, n, r, c);
-  if (mask.given()) take_block_mask(mask, r, layout_, mask_);
+  if (row_indptr) {
+    variable_bsr_layout(layout_, indices(*row_indptr), indices(indptr), indices(columns), shape);
+  } else {
+    bsr_layout(layout_, indices(indptr), indices(columns), shape);
+  }
+  if (mask.given()) {
+    take_block_mask(mask, shape.r, indices(columns), layout_, mask_);
+  } else {
+    join_equal_rows(layout_);
+  }
   finish_plan(mask.given(), stream);
 }
 
@@ -183,8 +191,8 @@ void Attention::finish_plan(bool masked, void* stream) {
   planned_ = true;
 }
 
-void Attention::find_prefixes(bool share, bool masked) {
-  if (share && !masked && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
+void Attention::find_prefixes(bool share) {
+  if (share && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
 }
 
 void Attention::choose_sharing(const Shape& shape) {
@@ -226,6 +234,7 @@ Batch Attention::batch() const {
   const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
   Batch batch{.requests = static_cast<int64_t>(layout_.requests.size()),
               .q_tokens = layout_.num_q_tokens,
+              .per_head = !layout_.kv_heads.empty(),
               .decode = layout_.decode,
               .masked = masked_,
               .q = q_dtype_,
@@ -255,8 +264,7 @@ void Attention::schedule(void* stream) {
   if (masked_) shape.causal = false;
   choose_sharing(shape);
   HostPlan host;
-  host.plan =
-      planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
+  host.plan = planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
   const PlanHeader& h = host.plan.header();
   if (masked_) {
     host.mask = mask_.data();
@@ -267,6 +275,7 @@ void Attention::schedule(void* stream) {
     for (const Request& r : layout_.requests) {
       furthest = max_of<int64_t>(furthest, static_cast<int64_t>(r.q_len) - r.kv_len);
     }
+    check_positions(furthest);
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
     const Capacity& c = options_.capacity;
@@ -335,6 +344,15 @@ void Attention::set_workspace_bytes(int64_t bytes) {
 void Attention::set_bytes(int64_t bytes) {
   workspace_bytes_ = bytes;
   if (options_.capacity.fixed()) check_workspace(needed_bytes());
+}
+
+/// Positions are below `furthest` in magnitude, or the one that no key has.
+void Attention::check_positions(int64_t furthest) const {
+  const int64_t most = options_.rope.max_positions;
+  if (most < 0 || furthest <= most) return;
+  throw Error(ErrorCode::kIndexRange, "rope_cos_sin_cache",
+              std::to_string(most) + " positions for a request of " + std::to_string(furthest),
+              "a row for every position; or rope_frequencies, which have no end");
 }
 
 std::vector<int32_t> Attention::plan_buffer() {

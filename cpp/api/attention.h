@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include <flashbsr/plan/bsr.h>
 #include <flashbsr/plan/levels.h>
 #include <flashbsr/plan/schedule.h>
 
@@ -42,8 +43,10 @@ class Attention {
                         const MaskArrays& mask, bool share, void* stream);
   /// KV that requests share, level by level; the last level is the requests' own.
   void plan_levels(const std::vector<LevelArrays>& levels, void* stream);
-  void plan_bsr(const Array& indptr, const Array& indices, int64_t m, int64_t n, int64_t r,
-                int64_t c, const MaskArrays& mask, void* stream);
+  /// `row_indptr`: where block rows begin; null: every shape.r tokens. shape.heads > 0: every KV
+  /// head has block rows of its own.
+  void plan_bsr(const Array* row_indptr, const Array& indptr, const Array& indices,
+                const BsrShape& shape, const MaskArrays& mask, void* stream);
 
   bool has_provider() const { return options_.provider != nullptr; }
   const std::vector<ExtraOption>& extras() const { return options_.extras; }
@@ -70,7 +73,7 @@ class Attention {
   void settle_locked(Place place, const char* argument);
   void start_plan();
   void finish_plan(bool masked, void* stream);
-  void find_prefixes(bool share, bool masked);
+  void find_prefixes(bool share);
   /// Limits and what is shared, with the kernel for both.
   void choose_sharing(const Shape& shape);
   void schedule(void* stream);
@@ -79,6 +82,7 @@ class Attention {
   int64_t needed_bytes();
   void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;
+  void check_positions(int64_t furthest) const;
 
   AttentionOptions options_;
   std::unique_ptr<Backend> backend_;

@@ -20,7 +20,8 @@ namespace flashbsr::api {
 struct Batch {
   int64_t requests = 0;
   int64_t q_tokens = 0;
-  bool decode = false;  ///< no qo_indptr: one query token each
+  bool per_head = false;  ///< every request is of one KV head
+  bool decode = false;    ///< no qo_indptr: one query token each
   bool masked = false;
   DType q = DType::kF16;
   DType kv = DType::kF16;

@@ -7,6 +7,7 @@
 //   HND: stacked [pages, 2, H_kv, page_size, D], or k and v of [pages, H_kv, page_size, D]
 //   page size 1: the page_size dimension may be left out
 //   ragged: k and v of [tokens, H_kv, D] (NHD) or [H_kv, tokens, D] (HND)
+//   the same for pages of several tokens: pages one after another, the last may be short
 #pragma once
 
 #include "array.h"
@@ -23,6 +24,11 @@ struct CacheViews {
   PagedView k;
   PagedView v;
 };
+
+/// Whether an array of K or V is tokens rather than pages.
+inline bool holds_tokens(const Array& a, const CacheShape& cache) {
+  return cache.paged && cache.page_size > 1 && a.ndim == 3;
+}
 
 namespace detail {
 
@@ -41,7 +47,8 @@ inline PagedView one_view(const Array& a, const CacheShape& cache) {
   PagedView view{.data = a.data, .dtype = float_dtype(a, true)};
   check_rows(a);
   int page = 0, token = 1, head = 2;
-  if (!cache.paged) {
+  const bool tokens = holds_tokens(a, cache);
+  if (!cache.paged || tokens) {
     check_rank(a, 3, cache.hnd ? "[H_kv, tokens, D]" : "[tokens, H_kv, D]");
     page = cache.hnd ? 1 : 0;
     head = cache.hnd ? 0 : 1;
@@ -64,6 +71,11 @@ inline PagedView one_view(const Array& a, const CacheShape& cache) {
   view.stride_page = a.stride[page];
   view.stride_token = token < 0 ? 0 : a.stride[token];
   view.stride_head = a.stride[head];
+  if (tokens) {
+    view.pages = ceil_div<int64_t>(view.pages, cache.page_size);
+    view.stride_token = view.stride_page;
+    view.stride_page *= cache.page_size;
+  }
   return view;
 }
 

@@ -51,7 +51,7 @@ struct AttentionOptions {
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;
   Position position = Position::kNone;
-  RopeFrequencies rope;
+  RopeOptions rope;
   Activation activation = Activation::kSoftmax;
   float sigmoid_bias = 0.0f;
   bool lse_base2 = false;

@@ -102,30 +102,32 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
   return out;
 }
 
-api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed) {
-  return {boolean.copy(), packed.copy()};
+api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed,
+                      const OptionalImport& parents) {
+  return {boolean.copy(), packed.copy(), parents.copy()};
 }
 
 void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
           nb::handle last_page_len, nb::handle kv_lens, nb::handle custom_mask,
-          nb::handle packed_custom_mask, bool share, uintptr_t stream) {
+          nb::handle packed_custom_mask, nb::handle tree_parents, bool share, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), pages(kv_indices, "kv_indices"),
       last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
-      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask");
+      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask"),
+      parents(tree_parents, "tree_parents");
   const Import kv(kv_indptr, "kv_indptr");
   const Unlocked unlocked(self);
-  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed), share,
-            stream_of(stream));
+  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed, parents),
+            share, stream_of(stream));
 }
 
 void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle block_tables,
                       nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask,
-                      bool share, uintptr_t stream) {
+                      nb::handle tree_parents, bool share, uintptr_t stream) {
   const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
-      packed(packed_custom_mask, "packed_custom_mask");
+      packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents");
   const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
   const Unlocked unlocked(self);
-  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed), share,
+  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed, parents), share,
                         stream_of(stream));
 }
 
@@ -148,13 +150,16 @@ void plan_levels(api::Attention& self, const nb::list& qo_indptr, const nb::list
   self.plan_levels(levels, stream_of(stream));
 }
 
-void plan_bsr(api::Attention& self, nb::handle indptr, nb::handle indices, int64_t m, int64_t n,
-              int64_t r, int64_t c, nb::handle block_mask, nb::handle packed_mask,
-              uintptr_t stream) {
+void plan_bsr(api::Attention& self, nb::handle row_indptr, nb::handle indptr, nb::handle indices,
+              const std::tuple<int64_t, int64_t, int64_t, int64_t>& shape, int heads,
+              nb::handle block_mask, nb::handle packed_mask, uintptr_t stream) {
   const Import rows(indptr, "indptr"), columns(indices, "indices");
-  const OptionalImport mask(block_mask, "mask"), packed(packed_mask, "packed_mask");
+  const OptionalImport first(row_indptr, "R"), mask(block_mask, "mask"),
+      packed(packed_mask, "packed_mask");
+  const auto [m, n, r, c] = shape;
   const Unlocked unlocked(self);
-  self.plan_bsr(rows.array(), columns.array(), m, n, r, c, masks(mask, packed), stream_of(stream));
+  self.plan_bsr(first.get(), rows.array(), columns.array(), {m, n, r, c, heads},
+                {mask.copy(), packed.copy(), {}}, stream_of(stream));
 }
 
 /// Bits of `how` in Engine.run.
@@ -269,13 +274,21 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.position = position == "ROPE_LLAMA" ? Position::kRopeLlama
                : position == "ALIBI"    ? Position::kAlibi
                                         : Position::kNone;
-  o.rope.theta = number("rope_theta");
-  o.rope.scale = number("rope_scale");
+  RopeFrequencies& f = o.rope.frequencies;
+  f.theta = number("rope_theta");
+  f.scale = number("rope_scale");
   if (const nb::object llama = d["rope_llama31"]; !llama.is_none()) {
-    o.rope.llama31 = true;
-    std::tie(o.rope.low_freq_factor, o.rope.high_freq_factor, o.rope.old_context_len) =
+    f.llama31 = true;
+    std::tie(f.low_freq_factor, f.high_freq_factor, f.old_context_len) =
         nb::cast<std::tuple<double, double, double>>(llama);
   }
+  for (const nb::handle given : nb::cast<nb::tuple>(d["rope_frequencies"])) {
+    f.given.push_back(nb::cast<double>(given));
+  }
+  o.rope.rotary_dim = integer("rotary_dim");
+  o.rope.interleave = boolean("rope_interleave");
+  o.rope.magnitude = number("rope_magnitude");
+  o.rope.max_positions = integer("rope_max_positions");
   o.activation = text("activation") == "sigmoid" ? Activation::kSigmoid : Activation::kSoftmax;
   o.sigmoid_bias = static_cast<float>(number("sigmoid_bias"));
   o.lse_base2 = text("lse_base") == "2";
@@ -325,16 +338,17 @@ void bind_engine(nb::module_& m) {
            })
       .def("plan", &plan, nb::arg("qo_indptr").none(), nb::arg("kv_indptr"),
            nb::arg("kv_indices").none(), nb::arg("last_page_len").none(), nb::arg("kv_lens").none(),
-           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(), nb::arg("share"),
-           nb::arg("stream"))
+           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(),
+           nb::arg("tree_parents").none(), nb::arg("share"), nb::arg("stream"))
       .def("plan_block_table", &plan_block_table, nb::arg("qo_indptr").none(),
            nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("custom_mask").none(),
-           nb::arg("packed_custom_mask").none(), nb::arg("share"), nb::arg("stream"))
+           nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
+           nb::arg("stream"))
       .def("plan_levels", &plan_levels, nb::arg("qo_indptr"), nb::arg("kv_indptr"),
            nb::arg("kv_indices"), nb::arg("last_page_len"), nb::arg("stream"))
-      .def("plan_bsr", &plan_bsr, nb::arg("indptr"), nb::arg("indices"), nb::arg("m"), nb::arg("n"),
-           nb::arg("r"), nb::arg("c"), nb::arg("mask").none(), nb::arg("packed_mask").none(),
-           nb::arg("stream"))
+      .def("plan_bsr", &plan_bsr, nb::arg("row_indptr").none(), nb::arg("indptr"),
+           nb::arg("indices"), nb::arg("shape"), nb::arg("heads"), nb::arg("mask").none(),
+           nb::arg("packed_mask").none(), nb::arg("stream"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),

@@ -52,7 +52,7 @@ nb::list kernels() {
     d["variant"] = variant;
     d["q_dtypes"] = q_list;
     d["kv_dtypes"] = kv_list;
-    d["head_dims"] = "8..256, multiples of 8";
+    d["head_dims"] = "8..512, multiples of 8";
     rows.append(d);
   };
   const char* variants[] = {"softmax", "sigmoid"};

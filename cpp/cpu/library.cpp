@@ -27,7 +27,8 @@ const KernelTable& load_table(const std::string& path) {
   if (!symbol) {
     const char* why = dlerror();
     throw Error(ErrorCode::kUnsupported, "variant", "a compiled library that does not load",
-                std::string("a compiler for this machine (CXX); the loader says: ") +
+                std::string("a compiler for this machine (CXX), and a cache folder that is not "
+                            "mounted noexec (FLASHBSR_CACHE_DIR); the loader says: ") +
                     (why ? why : "no flashbsr_cpu_kernels()"));
   }
   return *reinterpret_cast<Entry>(symbol)();

@@ -96,6 +96,7 @@ class CudaBackend final : public api::Backend {
   DeviceMemory slopes_;
   DeviceMemory coarse_, fine_;  ///< RoPE tables
   int64_t rope_rows_ = 0;       ///< of the coarse table that are there
+  RopeTables rope_;             ///< of the last plan
   PageCheck page_check_;
   Staging staging_;
   UseOrder order_;
@@ -111,6 +112,7 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   }
   double rows = static_cast<double>(batch.q_tokens) * group /
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
+  if (batch.per_head) rows *= o_.shape.num_kv_heads;
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
   if (batch.shares) rows = kManyRows;
@@ -161,8 +163,14 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
     throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
                 "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o_.head_dim_qk) + " on " +
                     place_text(place()),
-                "head_dim_qk of 64, 128 or 256, not below head_dim_vo; or rotate q and k with "
+                "head_dim_qk of 64, 128, 256 or 512, not below head_dim_vo; or rotate q and k with "
                 "apply_rope first");
+  }
+  // Pairs are groups of 16 dims apart: a step of the matrix instructions.
+  if (o_.position == Position::kRopeLlama && !o_.rope.interleave && o_.rope.rotary_dim % 32) {
+    throw Error(ErrorCode::kUnsupported, "rotary_dim",
+                std::to_string(o_.rope.rotary_dim) + " on " + place_text(place()),
+                "a multiple of 32 there without rope_interleave; or apply_rope first");
   }
 }
 
@@ -195,6 +203,11 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
     refuse(o_.cache.paged ? "kv_indices" : "kv_indptr",
            std::to_string(h.num_kv_rows) + (o_.cache.paged ? " pages" : " token rows"),
            "at most " + std::to_string(c.kv_rows));
+  }
+  if (h.num_kv_tokens != c.header.num_kv_tokens) {
+    throw Error(ErrorCode::kPlan, "N", std::to_string(h.num_kv_tokens) + " KV tokens",
+                std::to_string(c.header.num_kv_tokens) +
+                    " as for the captured run (0: whole blocks), whose last block is as short");
   }
   const bool moved =
       h.off_items != c.header.off_items || h.off_queue_indptr != c.header.off_queue_indptr ||
@@ -239,6 +252,7 @@ int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
   put(h.off_q_rows, h.num_q_rows);
   put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
   if (plan.mask) {
+    std::memset(out + mask_at - kMaskSlack, 0, kMaskSlack);
     std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
     std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
   }
@@ -256,7 +270,8 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   }
   check_captured(plan);
   const PlanHeader& h = plan.plan.header();
-  const int64_t mask_at = round_up<int64_t>(4 * static_cast<int64_t>(h.total_size), kAlign);
+  const int64_t mask_at =
+      round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
   const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
   const bool fresh = 4 * num_counters > counters_.size();
@@ -287,6 +302,7 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
 /// pinned, so that it has been read when the copy returns.
 void CudaBackend::place_rope(const HostPlan& plan, CUstream stream) {
   if (plan.rope_positions == 0) return;
+  rope_ = plan.rope;
   const auto rows_for = [](int64_t positions) { return positions / RopeTables::kFine + 1; };
   const int64_t row_bytes = 4 * static_cast<int64_t>(o_.head_dim_qk);
   const auto copy = [&](CUdeviceptr to, const float* from, int64_t bytes) {
@@ -340,7 +356,9 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
     return reinterpret_cast<const float*>(m.data());
   };
   if (masked_) params.custom_mask = reinterpret_cast<const uint8_t*>(plan_.data() + mask_at_);
-  if (o_.position == Position::kRopeLlama) params.rope = {floats(coarse_), floats(fine_)};
+  if (o_.position == Position::kRopeLlama) {
+    params.rope = {floats(coarse_), floats(fine_), rope_.half, rope_.interleave};
+  }
   if (o_.position == Position::kAlibi && !params.alibi_slopes)
     params.alibi_slopes = floats(slopes_);
   api::place_partials(params, header_, workspace_, o_.head_dim_vo);

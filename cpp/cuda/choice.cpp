@@ -33,12 +33,11 @@ const char* kv_column(const Need& need) {
   return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
 }
 
-/// RoPE inside attention: of the kernels with hooks, not on padded head dims, on Hopper of 16-bit
-/// K.
+/// RoPE inside attention: of the kernels with hooks, not on padded head dims; only prefill kernels
+/// widen float8 before they rotate, and have the registers for head dim 512.
 bool can_rotate(const Tile& tile, const Need& need) {
-  const std::string_view family = tile.family;
-  if (family == "hopper") return need.q == need.kv && dtype_size(need.kv) == 2;
-  return family == "prefill";
+  if (tile.family[0] == 'p') return true;
+  return need.q == need.kv && dtype_size(need.kv) == 2 && need.head_dim_qk <= 256;
 }
 
 /// What the table may have for a computation, the best first: "standard" does what others do, in
@@ -63,7 +62,7 @@ enum class Source { kBuild, kProvider };
 bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
   if (row.shape.smem_bytes > device.max_smem_per_block) return false;
   // Padding moves the halves of a head apart. Another family may have the head dim itself.
-  return !need.rotates || row.family[0] != 'h' || row.head_dim == need.head_dim_qk;
+  return !need.rotates || row.family[0] == 'p' || row.head_dim == need.head_dim_qk;
 }
 
 /// The row of the build.

@@ -106,7 +106,9 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
   }
 
   const bool paged = base.kv_indices != nullptr;
-  const int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
+  // Boxes are loaded whole: none may reach beyond a last page that is short.
+  int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
+  if (header.num_kv_tokens) box = std::gcd<int64_t>(box, header.num_kv_tokens);
   if (box % 8 != 0) return args;
   const TensorMap* k = cache_map(maps.k, p.k, paged, box);
   const TensorMap* v = cache_map(maps.v, p.v, paged, box);

@@ -47,11 +47,20 @@ Found with_dim(const TemplateQuery& q, const F& f) {
   return {};
 }
 
+/// The same, up to 512: where warps share rows, or a row has several turns of a warp.
+template <class F>
+Found with_wide_dim(const TemplateQuery& q, const F& f) {
+  const int dim = max_of(q.head_dim, q.head_dim_vo);
+  return dim > 256 && dim <= 512 ? f.template operator()<512>() : with_dim(q, f);
+}
+
 /// 8 rows: hooks take the registers that 16 would need.
 Found find_decode(const TemplateQuery& q, int cc) {
   if (q.rows != 8 || q.q == DType::kE4M3 || cc < 80) return {};
   return with_kv(q.kv, [&]<DType kKv>() {
-    return with_dim(q, [&]<int kDim>() -> Found {
+    return with_wide_dim(q, [&]<int kDim>() -> Found {
+      // Widening e4m3 without the instruction of sm_90 takes registers: 600 bytes would spill.
+      if (kDim > 256 && kKv == DType::kE4M3 && cc < 90) return {};
       if (cc >= 90) return row_of<DecodeTraits<90, kDim, kKv, 8>>(90, false, kDim, kDim);
       return row_of<DecodeTraits<80, kDim, kKv, 8>>(80, false, kDim, kDim);
     });
@@ -69,7 +78,7 @@ Found find_prefill(const TemplateQuery& q, int cc) {
     });
   }
   return with_kv(q.kv, [&]<DType kKv>() {
-    return with_dim(q, [&]<int kDim>() -> Found {
+    return with_wide_dim(q, [&]<int kDim>() -> Found {
       return row_of<sm80::PrefillTraits<kDim, kKv, 64>>(80, false, kDim, kDim);
     });
   });

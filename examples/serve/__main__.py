@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -39,9 +40,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--budget", type=int, default=128, help="tokens computed per step (%(default)s)")
     add("--seed", type=int, default=0, help="of the arrivals and of the sampling (%(default)s)")
     add("--prompt", action="append", help="serve this text instead; may be repeated")
+    add("--samples", type=int, default=1, help="answers to each --prompt (%(default)s)")
+    add("--prompt-tokens", type=int, help="repeat or cut each --prompt to this many tokens")
+    add("--ignore-end", action="store_true", help="write --max-new-tokens after a --prompt")
+    add(
+        "--sharing",
+        choices=("all", "pages", "none"),
+        default="all",
+        help="of equal beginnings: pages and their loads, pages alone, nothing (%(default)s)",
+    )
     add("--no-check", action="store_true", help="skip the comparison with the dense forward")
     args = parser.parse_args(argv)
-    for name in ("requests", "rate", "pages", "page_size", "max_new_tokens", "budget"):
+    args.prompt = args.prompt or ([workload.LONG[0]] if args.prompt_tokens else [])
+    if args.samples > 1 and not args.prompt:
+        parser.error("--samples: expected --prompt or --prompt-tokens beside it")
+    numbers = ("requests", "rate", "pages", "page_size", "max_new_tokens", "budget", "samples")
+    for name in (*numbers, *(["prompt_tokens"] if args.prompt_tokens is not None else [])):
         if getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')}: got {getattr(args, name)}; expected > 0")
     return args
@@ -73,14 +87,28 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = Tokenizer.load(TOKENIZER)
     config, tensors = load()
     if args.prompt:
-        requests = workload.custom(args.prompt, args.max_new_tokens, args.seed, tokenizer)
+        requests = workload.custom(
+            args.prompt,
+            args.max_new_tokens,
+            args.seed,
+            tokenizer,
+            samples=args.samples,
+            prompt_tokens=args.prompt_tokens,
+            ignore_end=args.ignore_end,
+        )
+        if args.prompt_tokens:  # to see how fast it is; the model was trained on fewer positions
+            longest = args.prompt_tokens + args.max_new_tokens
+            config = dataclasses.replace(config, context=max(config.context, longest))
     else:
         requests = workload.poisson(
             args.requests, args.rate, args.max_new_tokens, args.seed, tokenizer
         )
-    model = Model(config, tensors, args.pages, args.page_size)
+    share_prefixes = "auto" if args.sharing == "all" else "off"
+    model = Model(config, tensors, args.pages, args.page_size, share_prefixes)
     pool = PagePool(args.pages, args.page_size)
-    engine = Engine(model, pool, args.budget, record=not args.no_check)
+    engine = Engine(
+        model, pool, args.budget, record=not args.no_check, share=args.sharing != "none"
+    )
     display = Display(sys.stdout, tokenizer, len(requests), stream=len(requests) == 1)
     size = sum(tensor.size for tensor in tensors.values())
     display.line(

@@ -39,6 +39,8 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     arrival: float = 0.0  # seconds after the start
+    ignore_end: bool = False  # write max_new_tokens whatever the model says
+    sample_of: int | None = None  # number of the request of this prompt that computes it
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +89,8 @@ class Engine:
         Tokens per step.
     record : bool
         Keep logits and hidden states for `check.py`.
+    share : bool
+        Let requests with equal beginnings have the same pages.
     clock : callable
         Seconds.
     """
@@ -97,12 +101,13 @@ class Engine:
         pool: PagePool,
         budget: int = 128,
         record: bool = True,
+        share: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if budget < 1:
             raise ValueError(f"budget: got {budget}; expected at least 1 token per step")
         self.model, self.pool, self.budget = model, pool, budget
-        self.record, self.clock = record, clock
+        self.record, self.share, self.clock = record, share, clock
         self.waiting: list[Sequence] = []  # by order of arrival, as `running`
         self.running: list[Sequence] = []
         self.steps = self.peak_pages = self.preemptions = 0
@@ -181,11 +186,13 @@ class Engine:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Shares the cached prefix and makes sure that the rest of the tokens will find room."""
+        if self.share and self._prompt_is_computed_by_another(sequence):
+            return False
         size = self.pool.page_size
         # The last token is always computed: its logits are needed.
         full = (len(sequence.tokens) - 1) // size
         sequence.digests = page_digests(sequence.tokens, size, full, sequence.digests)
-        pages = self.pool.share(sequence.digests)
+        pages = self.pool.share(sequence.digests) if self.share else []
         reserved = sum(self.pool.pages_for(len(s.tokens)) - len(s.pages) for s in self.running)
         missing = self.pool.pages_for(len(sequence.tokens)) - len(pages)
         if missing > self.pool.available - reserved - _MARGIN * len(self.running):
@@ -198,6 +205,13 @@ class Engine:
             sequence.shared_tokens = sequence.computed
             self.shared_pages += len(pages)
         return True
+
+    def _prompt_is_computed_by_another(self, sequence: Sequence) -> bool:
+        """Whether the first sample of the prompt is on it: its pages are worth the wait."""
+        first = sequence.request.sample_of
+        return any(
+            s.request.number == first and s.computed < len(s.request.prompt) for s in self.running
+        )
 
     def _grow(self, sequence: Sequence, count: int, scheduled: dict[Sequence, int]) -> bool:
         """Pages for `count` more tokens, from younger requests if need be; False: itself went."""
@@ -256,7 +270,7 @@ class Engine:
             sequence.token_times.append(self.clock())
             if self.record:
                 sequence.logits.append(rows[i])
-            if token == END:
+            if token == END and not request.ignore_end:
                 sequence.finish_reason = "end"
             elif len(sequence.generated) == request.max_new_tokens:
                 sequence.finish_reason = "length"
@@ -265,6 +279,8 @@ class Engine:
 
     def _publish(self, sequence: Sequence, count: int) -> None:
         """Makes the pages findable that the last `count` tokens filled."""
+        if not self.share:
+            return
         size = self.pool.page_size
         first, full = (sequence.computed - count) // size, sequence.computed // size
         if first < full:

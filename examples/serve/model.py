@@ -75,6 +75,8 @@ class Model:
         As `weights.load` gives them; computed with in float32.
     num_pages, page_size : int
         Size of each layer's KV cache. It starts as NaN: slots that nobody wrote must not matter.
+    share_prefixes : {"auto", "off"}
+        Whether attention loads pages that requests share once.
     """
 
     def __init__(
@@ -83,8 +85,9 @@ class Model:
         tensors: Mapping[str, NDArray[np.floating]],
         num_pages: int,
         page_size: int,
+        share_prefixes: str = "auto",
     ) -> None:
-        self.config, self.page_size = config, page_size
+        self.config, self.page_size, self.share_prefixes = config, page_size, share_prefixes
         self.timers = Timers()
         shape = (num_pages, 2, page_size, config.kv_heads, config.head_dim)
 
@@ -123,6 +126,7 @@ class Model:
             c.head_dim,
             self.page_size,
             causal=True,
+            share_prefixes=self.share_prefixes,
         )
         self.timers.plan += time.perf_counter() - started
         n = len(batch.tokens)

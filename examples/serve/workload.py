@@ -104,13 +104,48 @@ def poisson(
 
 
 def custom(
-    prompts: Sequence[str], max_new_tokens: int, seed: int, tokenizer: Tokenizer
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    seed: int,
+    tokenizer: Tokenizer,
+    samples: int = 1,
+    prompt_tokens: int | None = None,
+    ignore_end: bool = False,
 ) -> list[Request]:
-    """One request for each prompt, all at once, at temperature 0.7."""
-    return [
-        Request(i, encode_prompt(text, tokenizer), max_new_tokens, 0.7, 0.9, seed)
-        for i, text in enumerate(prompts)
-    ]
+    """Requests for texts, all at once, at temperature 0.7.
+
+    Parameters
+    ----------
+    prompts : sequence of str
+    max_new_tokens, seed : int
+    samples : int
+        Answers to each; they differ by their draws.
+    prompt_tokens : int, optional
+        Repeat and cut each text to this many tokens.
+    ignore_end : bool
+        All answers have max_new_tokens.
+    """
+    requests = []
+    for text in prompts:
+        prompt = encode_prompt(text, tokenizer)
+        if prompt_tokens is not None:
+            again = prompt[1:] or prompt
+            prompt = (prompt + again * (prompt_tokens // len(again)))[:prompt_tokens]
+        first = len(requests)
+        requests += [
+            Request(
+                number=first + i,
+                prompt=prompt,
+                max_new_tokens=max_new_tokens,
+                temperature=0.7,
+                top_p=0.9,
+                seed=seed,
+                ignore_end=ignore_end,
+                sample_of=first if i else None,
+            )
+            for i in range(samples)
+        ]
+    return requests
 
 
 def encode_prompt(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -6,7 +6,8 @@
 
 Miao et al. (SpecInfer), arXiv:2305.09781, section 4; Cai et al. (Medusa), arXiv:2401.10774,
 section 2.1.2. The draft's keys are the last of each request's cache; all branches are verified in
-one run, by the kernels of a decode step.
+one run, by the kernels of a decode step. Here the mask is written out; `flashbsr.draft_trees` and
+``plan(tree_parents=)`` say the same without the bits of the context.
 
 >>> import numpy as np
 >>> from flashbsr import Attention, AttentionSpec, TaskInfo

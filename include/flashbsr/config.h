@@ -34,6 +34,7 @@
 // run time from this folder alone. The types are those of <cstdint> on 64-bit Linux.
 #if defined(__CUDACC_RTC__)
 namespace flashbsr {
+using int16_t = short;
 using int32_t = int;
 using int64_t = long;
 using uint16_t = unsigned short;
@@ -44,6 +45,7 @@ using uint8_t = unsigned char;
 #else
 #include <cstdint>
 namespace flashbsr {
+using std::int16_t;
 using std::int32_t;
 using std::int64_t;
 using std::uint16_t;

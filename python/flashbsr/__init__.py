@@ -15,8 +15,15 @@ from typing import Any
 from . import _core
 from .attention import Attention
 from .batch import BatchAttention
+from .batch_pod import BatchPODWithPagedKVCacheWrapper
 from .block_mask import BlockMask, block_mask
+from .block_table import (
+    trtllm_batch_context_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache,
+    xqa_batch_decode_with_kv_cache,
+)
 from .cascade import merge_state, merge_state_in_place, merge_states
+from .cudnn import cudnn_batch_decode_with_kv_cache, cudnn_batch_prefill_with_kv_cache
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .errors import (
     CapacityError,
@@ -28,6 +35,7 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .levels import MultiLevelCascadeAttentionWrapper
 from .page import (
     append_paged_kv_cache,
     get_batch_indices_positions,
@@ -35,6 +43,7 @@ from .page import (
     rope_append_paged_kv_cache,
 )
 from .plan import Plan
+from .pod import PODWithPagedKVCacheWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 from .quantization import packbits, segment_packbits
 from .rope import (
@@ -49,12 +58,19 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .rotary import YarnScaling
+from .shared_prefix import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+)
 from .sharing import find_shared_prefixes
 from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 from .span_mask import SpanMask, span_mask
 from .sparse import BlockSparseAttentionWrapper
 from .spec import AttentionSpec, TaskInfo
 from .trace.functions import exp, exp2, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
+from .tree import DraftTrees, draft_trees
+from .variable_sparse import VariableBlockSparseAttentionWrapper
 
 __version__: str = _core.__version__
 
@@ -63,21 +79,29 @@ __all__ = [
     "AttentionSpec",
     "BatchAttention",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+    "BatchPODWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "BlockMask",
     "BlockSparseAttentionWrapper",
     "CapacityError",
     "DTypeError",
     "DeviceError",
+    "DraftTrees",
     "FlashbsrError",
     "IndexRangeError",
+    "MultiLevelCascadeAttentionWrapper",
+    "PODWithPagedKVCacheWrapper",
     "Plan",
     "PlanError",
     "ShapeError",
     "SpanMask",
     "TaskInfo",
     "UnsupportedError",
+    "VariableBlockSparseAttentionWrapper",
+    "YarnScaling",
     "__version__",
     "append_paged_kv_cache",
     "apply_llama31_rope",
@@ -91,6 +115,9 @@ __all__ = [
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
     "block_mask",
+    "cudnn_batch_decode_with_kv_cache",
+    "cudnn_batch_prefill_with_kv_cache",
+    "draft_trees",
     "exp",
     "exp2",
     "find_shared_prefixes",
@@ -114,7 +141,10 @@ __all__ = [
     "span_mask",
     "sqrt",
     "tanh",
+    "trtllm_batch_context_with_kv_cache",
+    "trtllm_batch_decode_with_kv_cache",
     "where",
+    "xqa_batch_decode_with_kv_cache",
 ]
 
 

@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 
 def tiles_of(plan: Plan) -> Tiles:
     """Count the items of every row tile."""
-    items = plan.items[plan.items["kv_head"] == 0]
+    items = plan.items_of_a_head
     key = items["request"].astype(np.int64) << 32 | items["row_begin"]
     tiles, count = np.unique(key, return_counts=True)
     return Tiles(tiles >> 32, count)
@@ -57,14 +57,14 @@ def parts_of(plan: Plan) -> list[SharedPart]:
     """Find the requests of the shared parts by their rows of q."""
     if not len(plan.shared):
         return []
-    items = plan.items[plan.items["kv_head"] == 0]
+    items = plan.items_of_a_head
     begin = np.full(len(plan.owners), np.iinfo(np.int64).max)
     np.minimum.at(begin, items["request"], items["kv_begin"])
     tiles = np.bincount(tiles_of(plan).owner, minlength=len(plan.owners))
     request_of = np.repeat(np.arange(len(plan.requests)), plan.requests["q_len"])
     found = []
     for number, part in enumerate(plan.shared, len(plan.requests)):
-        members = request_of[plan.q_rows[part["q_rows"] : part["q_rows"] + part["q_len"]]]
+        members = request_of[plan.q_rows[part["q_begin"] : part["q_begin"] + part["q_len"]]]
         members = members[np.flatnonzero(np.diff(members, prepend=-1))]
         loads = int(tiles[number]), int(tiles[members].sum())
         end, size = int(part["kv_len"]), plan.header.page_size
@@ -78,7 +78,7 @@ def split_text(plan: Plan) -> str:
     split = count[count > 1]
     if not len(split):
         return "none"
-    heads = plan.header.num_kv_heads
+    heads = plan.heads_per_request
     return f"{len(split) * heads} tiles split into {split.sum() * heads} parts"
 
 
@@ -90,7 +90,7 @@ def shared_text(plan: Plan) -> str:
     lengths = [p.kv_end - p.kv_begin for p in parts]
     saved = [p.loads_apart - p.loads for p in parts]
     tokens = sum(n * length for n, length in zip(saved, lengths, strict=True))
-    items = plan.items[plan.items["kv_head"] == 0]
+    items = plan.items_of_a_head
     left = int(np.subtract(items["kv_end"], items["kv_begin"], dtype=np.int64).sum())
     requests = len(np.unique(np.concatenate([p.requests for p in parts])))
     span = " to ".join(str(n) for n in sorted({min(lengths), max(lengths)}))

@@ -8,15 +8,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from . import _core
-from ._check import check_name, is_cuda
+from ._check import check_int, check_name, is_cuda
 from ._launch import always
 from ._typing import Array
 from .adapters import Adapter, adapter_for, device_of, stream_handle, to_values
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from .jit.provider import Provider
 from .plan import Plan
+from .rotary import rotation
 from .spec import AttentionSpec, TaskInfo
+from .tree import check_tree_spec
 
 __all__ = ["Planned"]
 
@@ -107,6 +111,7 @@ class Planned:
         kv_lens: Array | None = None,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
         share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
@@ -131,11 +136,17 @@ class Planned:
             Row-major per request; True keeps. It replaces causality; a window still applies.
         packed_custom_mask : uint8 array, shape (sum of ceil(q_len * kv_len / 8),), optional
             The same as little-endian bits, each request starting at a byte.
+        tree_parents : int32 or int64 array, shape (num_q_tokens,), optional
+            The query tokens of each request are a tree, their keys the last of its KV: token *t*
+            has the parent ``tree_parents[qo_indptr[b] + t]``, an earlier token of the request, or
+            -1. It sees all that lies before the tree, its ancestors and itself; `draft_trees` makes
+            it of lists. It replaces causality, and no mask goes beside it.
         share_prefixes : {"auto", "off"}
             "auto": KV that several requests begin with, the same pages, is loaded once for all of
             them where the cost model says that it pays (paged only; docs/sharing.md). The results
-            differ in rounding only. Not with custom masks, position encodings inside attention,
-            fixed or disabled splits, variants that ask for positions, and where a window cuts it.
+            differ in rounding only. Not with custom masks (trees do share), position encodings
+            inside attention, fixed or disabled splits, variants that ask for positions, and where a
+            window cuts it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -153,9 +164,13 @@ class Planned:
         CapacityError
             More than the capacity of `TaskInfo`, than the caller's workspace, or than a captured
             run has.
-        UnsupportedError, CudaError
-            No kernel for this on the GPU; the driver refused.
+        UnsupportedError
+            No kernel for this on the GPU; a window or an encoding of positions with a tree.
+        CudaError
+            The driver refused.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self._open:
             self._settle_on_gpu(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
         self._engine.plan(
@@ -166,6 +181,7 @@ class Planned:
             None if kv_lens is None else to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
@@ -178,6 +194,7 @@ class Planned:
         *,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
+        tree_parents: Array | None = None,
         share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
@@ -191,13 +208,15 @@ class Planned:
             Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
         kv_lens : int32 or int64 array, shape (batch_size,)
             Tokens of each request.
-        custom_mask, packed_custom_mask, share_prefixes, stream
+        custom_mask, packed_custom_mask, tree_parents, share_prefixes, stream
             As in `plan`.
 
         Raises
         ------
         As `plan`; also `FlashbsrError` where the task has no page size.
         """
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
         if self.task.page_size is None:
             raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
         if self._open:
@@ -208,6 +227,7 @@ class Planned:
             to_values(kv_lens, "kv_lens"),
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
@@ -266,29 +286,38 @@ class Planned:
         indices: Array,
         m: int,
         n: int,
-        r: int,
+        r: int | Array,
         c: int,
         *,
         mask: Array | None = None,
         packed_mask: Array | None = None,
+        per_head: bool = False,
         stream: Any = None,
     ) -> None:
         """Plan attention over a block-sparse matrix of `m` query rows and `n` KV columns.
 
-        The task's page_size must be `c`: a block column is a page.
+        The task's page_size must be `c`: a block column is a page. `run` takes k and v as tokens
+        then, ``(n, num_kv_heads, head_dim)``, or as pages.
 
         Parameters
         ----------
-        indptr : int32 or int64 array, shape (ceil(m / r) + 1,)
+        indptr : int32 or int64 array, shape (block rows + 1,)
             Blocks of each block row.
         indices : int32 or int64 array, shape (indptr[-1],)
-            Block columns, each below ``n / c``.
-        m, n, r, c : int
-            Matrix and block shape. `n` is a multiple of `c`; the last block row may be short.
+            Block columns, each below ``ceil(n / c)``, in any order.
+        m, n, c : int
+            Shape of the matrix, width of a block. Where `n` is no multiple of `c` the last block
+            column is short, and at most once in a block row.
+        r : int, or int32 or int64 array of shape (block rows + 1,)
+            Height of a block, the last block row may be short; or where block rows begin, from 0 to
+            `m`.
         mask : bool or uint8 array, shape (indptr[-1], r, c), optional
-            True keeps; rows past `m` are ignored.
+            True keeps; rows past `m` and columns past `n` are ignored.
         packed_mask : uint8 array, shape (ceil(indptr[-1] * r * c / 8),), optional
             The same flattened, as little-endian bits without gaps.
+        per_head : bool
+            Each KV head has a matrix of its own: `indptr` has the block rows of all heads, head
+            after head, and an array `r` has shape (num_kv_heads, block rows + 1).
         stream
             As in `plan`.
 
@@ -321,13 +350,31 @@ class Planned:
             )
         if self._open:
             self._settle_on_gpu(indptr=indptr, indices=indices)
+        heads = self.task.num_kv_heads if per_head else 0
+        starts = None
+        if not isinstance(r, (int, np.integer)):
+            if mask is not None or packed_mask is not None:
+                raise UnsupportedError(
+                    "packed_mask" if mask is None else "mask",
+                    "an array",
+                    "None with an array of rows: blocks of one height have masks",
+                )
+            starts = to_values(r, "R")
+            if starts.ndim != (2 if heads else 1) or (heads and len(starts) != heads):
+                rows = f"({heads}, block rows + 1)" if heads else "(block rows + 1,)"
+                raise ShapeError("R", f"shape {starts.shape}", rows)
+            starts = starts.reshape(-1)
         self._engine.plan_bsr(
+            starts,
             to_values(indptr, "indptr"),
             to_values(indices, "indices"),
-            m,
-            n,
-            r,
-            c,
+            (
+                check_int("M", m, 0),
+                check_int("N", n, 0),
+                check_int("R", r if starts is None else 1, 1),
+                check_int("C", c, 1),
+            ),
+            heads,
             _optional(mask, "mask"),
             _optional(packed_mask, "packed_mask"),
             self._plan_stream(stream),
@@ -370,9 +417,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "sm_scale": 1 / math.sqrt(task.head_dim_qk) if spec.sm_scale is None else spec.sm_scale,
         "logits_soft_cap": spec.logits_soft_cap or 0.0,
         "pos_encoding_mode": spec.pos_encoding_mode,
-        "rope_scale": spec.rope_scale,
-        "rope_theta": spec.rope_theta,
-        "rope_llama31": spec.rope_llama31,
+        **rotation(spec, task.head_dim_qk),
         "activation": "sigmoid" if no_softmax else spec.activation,
         "sigmoid_bias": spec.sigmoid_bias,
         "lse_base": task.lse_base,

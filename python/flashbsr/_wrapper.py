@@ -69,6 +69,18 @@ WAY_OUT = {
     "use_profiler": "Attention.run_stats() tells what each thread did",
     "profiler_buffer": "Attention.run_stats() tells what each thread did",
     "block_mask": "leave masked blocks out of indices",
+    "mask": "causality is built in; a tree of drafts goes to Attention.plan_block_table as "
+    "tree_parents, any other mask as custom_mask",
+    "o_sf_scale": "NVFP4 outputs are not supported",
+    "o_sf_vec_size": "NVFP4 outputs are not supported",
+    "bmm1_scale_log2": "give bmm1_scale",
+    "multi_ctas_kv_counter_buffer": "the plan has counters of its own",
+    "enable_block_sparse_attention": "BlockSparseAttentionWrapper",
+    "bf16q_fp8kv_transform_mode": _PEER_ONLY,
+    "rope_scale": "nothing is rotated here; apply_rope before",
+    "rope_theta": "nothing is rotated here; apply_rope before",
+    "is_cuda_graph_compatible": "the call plans, which cannot be captured: "
+    "BatchDecodeWithPagedKVCacheWrapper(use_cuda_graph=True) and its block_tables",
     "int_workspace_buffer": "the plan lives in memory of the wrapper's own",
 }
 
@@ -204,6 +216,8 @@ class Wrapper:
         custom_mask: Array = None,
         packed_custom_mask: Array = None,
         stream: Any = None,
+        tree_parents: Array = None,
+        share_prefixes: str = "auto",
     ) -> None:
         """Plan; only a plan that succeeds becomes the current one."""
         try:
@@ -219,6 +233,8 @@ class Wrapper:
                     kv_lens,
                     custom_mask=custom_mask,
                     packed_custom_mask=packed_custom_mask,
+                    tree_parents=tree_parents,
+                    share_prefixes=share_prefixes,
                     stream=stream,
                 )
             else:
@@ -234,6 +250,8 @@ class Wrapper:
                     kv_lens=kv_lens,
                     custom_mask=custom_mask,
                     packed_custom_mask=packed_custom_mask,
+                    tree_parents=tree_parents,
+                    share_prefixes=share_prefixes,
                     stream=stream,
                 )
         except FlashbsrError as error:

@@ -107,7 +107,8 @@ class Attention(Planned):
         kv : array or tuple of arrays
             A stacked cache ``(pages, 2, page_size, H_kv, D)`` (NHD) or
             ``(pages, 2, H_kv, page_size, D)`` (HND), or a tuple ``(k, v)`` of its halves with
-            strides of their own; for ragged KV a tuple of ``(tokens, H_kv, D)`` (HND:
+            strides of their own; for ragged KV, and for pages of several tokens one after another
+            (the last may be short after `plan_bsr`), a tuple of ``(tokens, H_kv, D)`` (HND:
             ``(H_kv, tokens, D)``). The type of q, and unless q is float8 also float8_e4m3fn or
             float8_e5m2. The last dimension is contiguous.
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional

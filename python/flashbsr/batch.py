@@ -104,6 +104,7 @@ class BatchAttention(Wrapper):
         *,
         o_data_type: DType = None,
         fp8_accumulation: str = "default",
+        share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
         """Schedule the batch. Checks indptrs and page table completely.
@@ -121,7 +122,7 @@ class BatchAttention(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim_qk, head_dim_vo : int
-            Multiples of 8, at most 256.
+            Multiples of 8, at most 512.
         page_size : int
         causal : bool
             Bottom-right aligned: key *j* is visible to query *i* iff
@@ -138,6 +139,9 @@ class BatchAttention(Wrapper):
             Only False.
         fp8_accumulation : {"default", "fast"}
             As in `TaskInfo`.
+        share_prefixes : {"auto", "off"}
+            Whether pages that requests begin with are loaded once where that pays: see
+            `Attention.plan`.
         stream : CUDA stream or int, optional
             Where the plan is copied to the GPU. Default: the framework's current stream.
 
@@ -168,7 +172,10 @@ class BatchAttention(Wrapper):
                 "fp8_accumulation": fp8_accumulation,
             },
         )
-        self._plan(attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr, stream=stream)
+        self._plan(
+            attention, qo_indptr, kv_indptr, kv_indices, kv_lens=kv_len_arr, stream=stream,
+            share_prefixes=share_prefixes,
+        )  # fmt: skip
         self._logits_soft_cap = logits_soft_cap
 
     def run(

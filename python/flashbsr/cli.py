@@ -255,8 +255,8 @@ def _parser() -> argparse.ArgumentParser:
         help="draw the plan for given lengths",
         description=(
             "Plan a batch and show who does what: in the terminal, or as a picture with --out. In "
-            "the terminal a character is a slice of a worker's time and names the request, or with "
-            "#@*%&+=$ a shared part."
+            "the terminal a character is a slice of a worker's time and names the request; "
+            "#@*%&+=$ are shared parts."
         ),
     )
     plan.add_argument(

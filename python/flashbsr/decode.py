@@ -142,6 +142,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         q_len_per_req: int = 1,
         *,
         window_right: int = 0,
+        share_prefixes: str = "auto",
         fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
@@ -158,7 +159,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         page_size : int
         pos_encoding_mode : {"NONE", "ROPE_LLAMA", "ALIBI"}
         window_left : int
@@ -191,6 +192,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             Query tokens per request, the same for all; causal among themselves.
         window_right : int
             Only 0.
+        share_prefixes : {"auto", "off"}
+            Whether pages that requests begin with are loaded once where that pays: see
+            `Attention.plan`.
         fp8_accumulation : {"default", "fast"}
             As in `TaskInfo`.
         stream : CUDA stream or int, optional
@@ -249,7 +253,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             qo_indptr = np.arange(rows, dtype=np.int64) * q_len_per_req
         self._plan(
             attention, qo_indptr, indptr, indices, last_page_len, seq_lens, block_tables,
-            stream=stream,
+            stream=stream, share_prefixes=share_prefixes,
         )  # fmt: skip
         self._window_left = window_left
         self._q_len_per_req = q_len_per_req

@@ -60,10 +60,10 @@ class Explanation:
     qo_bytes : int
         Queries and outputs, once.
     pairs : int
-        (query token, KV token) pairs that causality and window leave, of one head. A custom mask
-        is taken as if it kept everything.
+        (query token, KV token) pairs that causality and window leave, of one head; of all KV heads
+        where each has blocks of its own. A custom mask is taken as if it kept everything.
     operations : int
-        Of both products: ``2 * (head_dim_qk + head_dim_vo) * pairs * num_qo_heads``.
+        Of both products: ``2 * (head_dim_qk + head_dim_vo)`` for a pair and query head.
     dtypes : str
         Types of q, KV and the output that the bytes count; assumed ones in brackets.
     bandwidth, flops : float or None
@@ -101,7 +101,7 @@ class Explanation:
     @property
     def merges(self) -> int:
         """Tiles whose KV range was split."""
-        return int((self.plan.tiles.items > 1).sum()) * self.plan.header.num_kv_heads
+        return int((self.plan.tiles.items > 1).sum()) * self.plan.heads_per_request
 
     @property
     def balance(self) -> float:
@@ -222,17 +222,18 @@ def explain(
     dims = task.head_dim_qk + dim_vo
     qo_row = task.head_dim_qk * sizes[0] + dim_vo * sizes[2]
     pairs = _visible_pairs(plan)
+    heads = plan.heads_per_request
     return Explanation(
         plan=plan,
         kernel=engine.kernel_name(),
         device=device,
         reason=plan.reason,
-        tiles=len(plan.tiles.owner) * h.num_kv_heads,
+        tiles=len(plan.tiles.owner) * heads,
         most_items=int(np.diff(plan.queue_indptr).max(initial=0)),
-        kv_bytes=_touched_tokens(plan) * h.num_kv_heads * dims * sizes[1],
+        kv_bytes=_touched_tokens(plan) * heads * dims * sizes[1],
         qo_bytes=h.num_q_tokens * h.num_qo_heads * qo_row,
         pairs=pairs,
-        operations=2 * dims * pairs * h.num_qo_heads,
+        operations=2 * dims * pairs * heads * h.group_size,
         dtypes=dtypes,
         bandwidth=bandwidth,
         flops=flops,
@@ -278,7 +279,7 @@ def _visible_pairs(plan: Plan) -> int:
 
 def _touched_tokens(plan: Plan) -> int:
     """KV tokens that some item reads; those of a page that several requests share count once."""
-    items = plan.items[plan.items["kv_begin"] < plan.items["kv_end"]]
+    h, items = plan.header, plan.items[plan.items["kv_begin"] < plan.items["kv_end"]]
     count = len(plan.owners)
     begin, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(begin, items["request"], items["kv_begin"])
@@ -287,7 +288,7 @@ def _touched_tokens(plan: Plan) -> int:
     if not plan.paged:
         return int((end - begin).sum())
     # Entry by entry of the page table: which page, and how many of its tokens.
-    size = plan.header.page_size
+    size = h.page_size
     first = begin // size
     entries = np.where(end > begin, -(-end // size) - first, 0)
     owner = np.repeat(np.arange(count), entries)
@@ -295,6 +296,8 @@ def _touched_tokens(plan: Plan) -> int:
     nth += first[owner]
     tokens = np.minimum(end[owner], (nth + 1) * size) - np.maximum(begin[owner], nth * size)
     pages = plan.kv_indices[plan.owners["kv_begin"][owner] + nth]
+    if plan.per_head:
+        pages = pages + plan.kv_heads[owner].astype(np.int64) * h.num_kv_rows
     _, which = np.unique(pages, return_inverse=True)
     most = np.zeros(which.max(initial=-1) + 1, np.int64)
     np.maximum.at(most, which, tokens)

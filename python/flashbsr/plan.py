@@ -30,6 +30,7 @@ _POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail
 FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
+FLAG_PER_HEAD = 1 << 3
 
 
 class PlanHeader(NamedTuple):
@@ -87,6 +88,7 @@ class PlanHeader(NamedTuple):
     max_merge_parts: int
     off_q_rows: int
     off_merge_parts: int
+    num_kv_tokens: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
@@ -95,7 +97,7 @@ def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
 
 # fmt: off
 REQUEST = _record("q_begin", "q_len", "kv_begin", "kv_len", "mask_lo", "mask_hi",
-                  "index", "q_rows")
+                  "index", "mask_begin")
 WORK_ITEM = _record("request", "row_begin", "row_count", "kv_head", "merge_count", "kv_begin",
                     "kv_end", "slot", "merge", half=("kv_head", "merge_count"))
 MERGE = _record("request", "row_begin", "row_count", "kv_head", "slot", "state_count",
@@ -118,11 +120,11 @@ class Plan:
     header : PlanHeader
         Read when the view was made.
     requests : numpy structured array [num_requests]
-        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index`` (tokens; bytes for the
-        mask; the request's own number).
+        ``q_begin, q_len, kv_begin, kv_len, mask_lo, mask_hi, index, mask_begin`` (tokens; bytes
+        for the mask; the request's own number; the first KV position that the mask has bits of).
     shared : numpy structured array [num_shared]
         Shared parts, in the form of `requests` and numbered behind them: KV that several requests
-        begin with. ``q_len`` query tokens, rows ``q_rows[r.q_rows : r.q_rows + q_len]`` of q.
+        begin with. ``q_len`` query tokens, rows ``q_rows[r.q_begin : r.q_begin + q_len]`` of q.
         `parts` names the requests.
     owners : numpy structured array [num_requests + num_shared]
         Both, as ``items["request"]`` counts them.
@@ -214,6 +216,29 @@ class Plan:
     def custom_mask(self) -> bool:
         """Whether requests carry a custom mask."""
         return bool(self.header.flags & FLAG_CUSTOM_MASK)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether a request belongs to one KV head, that of its items."""
+        return bool(self.header.flags & FLAG_PER_HEAD)
+
+    @property
+    def kv_heads(self) -> npt.NDArray[np.int32]:
+        """KV head of each request; -1: all of them, or no query."""
+        heads = np.full(len(self.requests), -1, np.int32)
+        if self.per_head:
+            heads[self.items["request"]] = self.items["kv_head"]
+        return heads
+
+    @property
+    def heads_per_request(self) -> int:
+        """KV heads that each request has items for."""
+        return 1 if self.per_head else self.header.num_kv_heads
+
+    @property
+    def items_of_a_head(self) -> npt.NDArray[np.void]:
+        """Items of one KV head: the others' are the same. All of them where requests have one."""
+        return self.items if self.per_head else self.items[self.items["kv_head"] == 0]
 
     @property
     def tiles(self) -> Tiles:
@@ -332,6 +357,7 @@ class Plan:
             *(["causal"] if self.causal else []),
             *([f"window {h.window_left}"] if h.window_left >= 0 else []),
             *(["custom mask"] if self.custom_mask else []),
+            *(["per KV head"] if self.per_head else []),
         ]
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
         batch = f"{h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens"

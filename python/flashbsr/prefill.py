@@ -155,6 +155,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
         *,
+        tree_parents: Array = None,
+        share_prefixes: str = "auto",
         fp8_accumulation: str = "default",
         stream: Any = None,
     ) -> None:
@@ -173,7 +175,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim_qk : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         page_size : int
         head_dim_vo : int, optional
             Default `head_dim_qk`.
@@ -217,6 +219,12 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             not depend on the rest of the batch.
         disable_split_kv : bool
             Never split a KV range.
+        tree_parents : int32 or int64 array [qo_indptr[-1]], optional
+            Query tokens are a tree per request, given by their parents, instead of `causal` and
+            masks: see `Attention.plan` and `draft_trees`.
+        share_prefixes : {"auto", "off"}
+            Whether pages that requests begin with are loaded once where that pays: see
+            `Attention.plan`.
         fp8_accumulation : {"default", "fast"}
             As in `TaskInfo`.
         stream : CUDA stream or int, optional
@@ -245,7 +253,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
                 max_token_per_sequence=max_token_per_sequence,
                 max_sequence_kv=max_sequence_kv,
             )
-        if not (custom_mask is packed_custom_mask is None):
+        if not (custom_mask is packed_custom_mask is tree_parents is None):
             causal = False
         key = (
             num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo, causal,
@@ -281,7 +289,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         )
         self._plan(
             attention, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-            seq_lens, block_tables, custom_mask, packed_custom_mask, stream,
+            seq_lens, block_tables, custom_mask, packed_custom_mask, stream, tree_parents,
+            share_prefixes,
         )  # fmt: skip
         self._window_left = window_left
 

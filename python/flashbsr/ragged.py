@@ -152,7 +152,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim_qk : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         head_dim_vo : int, optional
             Default `head_dim_qk`.
         custom_mask : bool array [sum_i q_len_i * kv_len_i], optional

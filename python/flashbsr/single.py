@@ -8,34 +8,21 @@ result, and plans only when the lengths or a mask changed.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from ._check import check_backend, check_name
+from ._engines import Engines
 from ._typing import Array, DType, Scale
 from ._wrapper import reject
-from .adapters import adapter_for, device_of, to_numpy
+from .adapters import adapter_for, to_numpy
 from .attention import Attention
 from .errors import FlashbsrError, ShapeError
-from .spec import AttentionSpec, TaskInfo
 
 __all__ = ["single_decode_with_kv_cache", "single_prefill_with_kv_cache"]
 
-MAX_ENGINES = 16
-
-
-class _Engines(threading.local):
-    """Option tuple -> [engine, the (query, KV) lengths of its plan], oldest first."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[Hashable, list[Any]] = {}
-
-
-_engines = _Engines()
+_engines = Engines()  # their notes: the (query, KV) lengths of the plan
 
 
 def _planned(
@@ -47,31 +34,18 @@ def _planned(
     packed_custom_mask: Array,
     q: Array,
 ) -> Attention:
-    entry = None
-    key = (*key, device_of(q, "q"))
-    with contextlib.suppress(TypeError):  # a number given as an array is not hashable
-        entry = _engines.by_key.get(key)
-    if entry is None:
-        for name, default in (("rope_scale", 1.0), ("rope_theta", 1e4)):
-            if spec[name] is None:
-                spec[name] = default
-        entry = [Attention(AttentionSpec(**spec), TaskInfo(**task)), None]
-        entry[0].settle(q, "q")
-        if len(_engines.by_key) >= MAX_ENGINES:
-            del _engines.by_key[next(iter(_engines.by_key))]
-        with contextlib.suppress(TypeError):
-            _engines.by_key[key] = entry
-    attention: Attention = entry[0]
+    entry = _engines.find(key, spec, task, q)
+    attention = entry.attention
     masked = custom_mask is not None or packed_custom_mask is not None
-    if masked or entry[1] != lengths:
-        entry[1] = None  # stays so if plan raises
+    if masked or entry.planned != lengths:
+        entry.planned = None  # stays so if plan raises
         attention.plan(
             np.array((0, lengths[0])),
             np.array((0, lengths[1])),
             custom_mask=custom_mask,
             packed_custom_mask=packed_custom_mask,
         )
-        entry[1] = None if masked else lengths
+        entry.planned = None if masked else lengths
     return attention
 
 

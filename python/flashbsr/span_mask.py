@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .attention import Attention
-from .block_mask import check_lengths, trace_for_all_heads
+from .block_mask import SeenBy, check_lengths, trace_for_heads
 from .errors import UnsupportedError
 
 __all__ = ["SpanMask", "span_mask"]
@@ -111,7 +111,7 @@ def span_mask(
     {'causal': True, 'window_left': 255}
     """
     queries, keys = check_lengths(q_lens, kv_lens)
-    seen_by = trace_for_all_heads(mask_mod)
+    seen_by, _ = trace_for_heads(mask_mod)
     parts = [
         _segments(b, *_spans(seen_by, b, q_len, kv_len), kv_len)
         for b, (q_len, kv_len) in enumerate(zip(queries, keys, strict=True))
@@ -127,13 +127,11 @@ def span_mask(
     return SpanMask(qo_indptr, kv_indptr, causal, window_left)
 
 
-def _spans(
-    seen_by: Callable[..., npt.NDArray[np.bool_]], b: int, q_len: int, kv_len: int
-) -> tuple[Ints, Ints]:
+def _spans(seen_by: SeenBy, b: int, q_len: int, kv_len: int) -> tuple[Ints, Ints]:
     """First key and end of what each query sees; 0, 0 where that is nothing."""
     begin, end = np.zeros(q_len, np.int64), np.zeros(q_len, np.int64)
     for first in range(0, q_len if kv_len else 0, _ROWS):
-        seen = seen_by((b, q_len, kv_len), first, min(_ROWS, q_len - first))
+        seen = seen_by((b, q_len, kv_len), first, min(_ROWS, q_len - first), 0)
         rows = slice(first, first + len(seen))
         some = seen.any(axis=1)
         begin[rows] = np.where(some, seen.argmax(axis=1), 0)

@@ -14,8 +14,9 @@ from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
 from .adapters import adapter_for, to_indices, to_numpy, to_values
 from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
+from .variable_sparse import VariableBlockSparseAttentionWrapper
 
-__all__ = ["BlockSparseAttentionWrapper"]
+__all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
 
 class BlockSparseAttentionWrapper(Wrapper):
@@ -81,7 +82,7 @@ class BlockSparseAttentionWrapper(Wrapper):
         num_threads: int | None = None,
     ) -> None:
         super().__init__(float_workspace_buffer, "NHD", backend, lse_base, num_threads)
-        self._size = (0, 1)  # N, C
+        self._n = 0
 
     def plan(
         self,
@@ -110,6 +111,7 @@ class BlockSparseAttentionWrapper(Wrapper):
         block_mask: Any = None,
         *,
         fp8_accumulation: str = "default",
+        per_head: bool = False,
     ) -> None:
         """Schedule the matrix. Checks it completely.
 
@@ -117,15 +119,16 @@ class BlockSparseAttentionWrapper(Wrapper):
         ----------
         indptr : int32 or int64 array [ceil(M / R) + 1]
         indices : int32 or int64 array [nnz]
-            Column blocks, 0 to ``N / C - 1``.
+            Column blocks, 0 to ``ceil(N / C) - 1``.
         M, N : int
-            Queries and keys. The last row block may have fewer than R rows; N is a multiple of C.
+            Queries and keys. The last row block may have fewer than R rows, the last column block
+            fewer than C columns.
         R, C : int
             Rows and columns of a block.
         num_qo_heads, num_kv_heads : int
             The first is a multiple of the second.
         head_dim : int
-            Multiple of 8, at most 256.
+            Multiple of 8, at most 512.
         mask : bool array [nnz, R, C], optional
             Elements of each block that count.
         packed_mask : uint8 array [ceil(nnz * R * C / 8)], optional
@@ -151,6 +154,9 @@ class BlockSparseAttentionWrapper(Wrapper):
         block_mask : None
         fp8_accumulation : {"default", "fast"}
             As in `TaskInfo`.
+        per_head : bool
+            Each KV head has a matrix of its own: indptr [num_kv_heads ceil(M / R) + 1], the row
+            blocks of head 0, then those of head 1; indices and masks in that order.
 
         Raises
         ------
@@ -189,14 +195,18 @@ class BlockSparseAttentionWrapper(Wrapper):
             },
         )
         if causal:
-            indptr, indices, mask = causal_blocks(indptr, indices, M, N, R, C, mask, packed_mask)
+            heads = num_kv_heads if per_head else 1
+            matrix = indptr, indices, M, N, R, C
+            indptr, indices, mask = causal_blocks(*matrix, mask, packed_mask, heads)
             packed_mask = None
         try:
-            attention.plan_bsr(indptr, indices, M, N, R, C, mask=mask, packed_mask=packed_mask)
+            attention.plan_bsr(
+                indptr, indices, M, N, R, C, mask=mask, packed_mask=packed_mask, per_head=per_head
+            )
         except FlashbsrError as error:
             raise error.respell(self._spelling) from None
         self._attention = attention
-        self._size = (N, C)
+        self._n = N
 
     def run(
         self,
@@ -251,26 +261,26 @@ class BlockSparseAttentionWrapper(Wrapper):
         ShapeError, DTypeError, DeviceError, UnsupportedError
         """
         self._planned()
-        k, v = self._blocks(k, "k"), self._blocks(v, "v")
+        for name, x in (("k", k), ("v", v)):
+            adapter_for(x, name)
+            shape = tuple(x.shape)
+            if len(shape) != 3 or shape[0] != self._n:
+                raise ShapeError(name, f"shape {shape}", f"({self._n}, num_kv_heads, head_dim)")
         return self._run(
             q, (k, v), out, lse, return_lse, scale_q, scale_k, scale_v, sinks, None, enable_pdl
         )
 
-    def _blocks(self, x: Array, name: str) -> Array:
-        """View [N, heads, dim] as blocks [N / C, C, heads, dim]. Splitting never copies."""
-        adapter = adapter_for(x, name)
-        shape = tuple(x.shape)
-        if len(shape) != 3 or shape[0] != self._size[0]:
-            raise ShapeError(name, f"shape {shape}", f"({self._size[0]}, num_kv_heads, head_dim)")
-        if adapter.name == "jax" and adapter.device(x) is None:
-            adapter.export(x, False, name)  # refuses what is on no device that serves
-            x = adapter.to_numpy(x)  # JAX's own reshape may copy
-        n, c = self._size
-        return x.reshape((n // c, c, *shape[1:]))
-
 
 def causal_blocks(
-    indptr: Array, indices: Array, m: int, n: int, r: int, c: int, mask: Array, packed_mask: Array
+    indptr: Array,
+    indices: Array,
+    m: int,
+    n: int,
+    r: int,
+    c: int,
+    mask: Array,
+    packed_mask: Array,
+    heads: int = 1,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Write causality into a BSR matrix: drop invisible blocks, mask the partial ones.
 
@@ -278,10 +288,12 @@ def causal_blocks(
     ----------
     indptr, indices, m, n, r, c, mask, packed_mask
         As in `BlockSparseAttentionWrapper.plan`.
+    heads : int
+        Matrices, one after another.
 
     Returns
     -------
-    indptr : int64 array [ceil(m / r) + 1]
+    indptr : int64 array [heads ceil(m / r) + 1]
     indices : int64 array [nnz']
         Blocks with a visible element.
     mask : bool array [nnz', r, c] or None
@@ -306,16 +318,18 @@ def causal_blocks(
     m, n = check_int("M", m, 0), check_int("N", n, 0)
     r, c = check_int("R", r, 1), check_int("C", c, 1)
     starts, columns = to_indices(indptr, "indptr"), to_indices(indices, "indices")
-    rows = -(-m // r)
+    rows, width = heads * -(-m // r), -(-n // c)
     if starts.shape != (rows + 1,):
-        raise ShapeError("indptr", f"shape {starts.shape}", f"({rows + 1},): ceil(M / R) + 1")
+        raise ShapeError("indptr", f"shape {starts.shape}", f"({rows + 1},): block rows + 1")
     if starts[0] != 0 or starts[-1] != columns.size or (np.diff(starts) < 0).any():
         raise IndexRangeError(
             "indptr", f"from {starts[0]} to {starts[-1]}", f"ascending from 0 to {columns.size}"
         )
-    if columns.size and not 0 <= columns.min() <= columns.max() < n // c:
-        at = int(np.flatnonzero((columns < 0) | (columns >= n // c))[0])
-        raise IndexRangeError("indices", f"{columns[at]} at {at}", f"0 to N / C - 1 = {n // c - 1}")
+    if columns.size and not 0 <= columns.min() <= columns.max() < width:
+        at = int(np.flatnonzero((columns < 0) | (columns >= width))[0])
+        raise IndexRangeError(
+            "indices", f"{columns[at]} at {at}", f"0 to ceil(N / C) - 1 = {width - 1}"
+        )
     shape = (columns.size, r, c)
     kept = None
     if mask is not None and packed_mask is not None:
@@ -337,10 +351,11 @@ def causal_blocks(
         kept = np.unpackbits(packed, count=count, bitorder="little").reshape(shape).astype(np.bool_)
 
     row_of = np.repeat(np.arange(rows), np.diff(starts))  # row block of each block
-    first_query, last_query = row_of * r, np.minimum(row_of * r + r, m) - 1
+    first_query = row_of % max(rows // heads, 1) * r
+    last_query = np.minimum(first_query + r, m) - 1
     first_key = columns * c
     visible = first_key <= last_query + n - m
-    whole = first_key + c - 1 <= first_query + n - m
+    whole = np.minimum(first_key + c, n) - 1 <= first_query + n - m
     new_starts = np.zeros(rows + 1, np.int64)
     np.cumsum(np.bincount(row_of[visible], minlength=rows), out=new_starts[1:])
     if kept is None and bool(whole[visible].all()):

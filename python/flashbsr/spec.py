@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._check import check_backend, check_float, check_int, check_llama31, check_name, is_cuda
+from ._check import check_backend, check_float, check_int, check_name, is_cuda
 from .dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
 from .errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+from .rotary import YarnScaling, check_rotary
 from .variant import Variant
 
 __all__ = ["AttentionSpec", "TaskInfo"]
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 HEAD_DIM_MULTIPLE = 8
 
 
@@ -45,15 +46,30 @@ class AttentionSpec:
         0: off.
     pos_encoding_mode : {"NONE", "ROPE_LLAMA", "ALIBI"}
         ROPE_LLAMA rotates keys by their position in the sequence and queries by *p*, inside the
-        kernel, in the half-split (NeoX) layout (RoFormer, arXiv:2104.09864, eq. 34).
+        kernel (RoFormer, arXiv:2104.09864, eq. 34). The fields below that name RoPE need it.
         ALIBI adds ``slope_h * (j - p)`` (Press et al., arXiv:2108.12409, section 3).
     rope_scale : float
-        Positions are divided by it (interpolation). With `rope_llama31`: the Llama 3.1 factor.
+        Positions are divided by it (interpolation). With `rope_llama31` or `rope_yarn`: their
+        factor.
     rope_theta : float
         Base of the rotary frequencies.
     rope_llama31 : tuple of 3 floats, optional
-        ``(low_freq_factor, high_freq_factor, old_context_len)`` of the Llama 3.1 frequency
-        scaling. Needs ``pos_encoding_mode="ROPE_LLAMA"``.
+        RoPE: ``(low_freq_factor, high_freq_factor, old_context_len)`` of the Llama 3.1 frequency
+        scaling. One of this and the next three at most.
+    rope_yarn : YarnScaling, optional
+        RoPE: the frequencies and the attention factor of YaRN (Peng et al. 2023).
+    rope_frequencies : array [rotary_dim / 2] or sequence of float, optional
+        RoPE: radians per position of each pair, in place of `rope_scale` and `rope_theta`.
+    rope_cos_sin_cache : float32 or float64 array [max_position, rotary_dim], optional
+        RoPE: row *p* has the cosines of the pairs' angles at position *p*, then the sines, as for
+        `apply_rope_with_cos_sin_cache`. Angles must grow linearly with the position; one factor
+        may be on all. Read once, here: what is kept are frequencies, the factor and the number of
+        positions, beyond which ``plan`` raises `IndexRangeError`.
+    rotary_dim : int, optional
+        RoPE: dims from here on stay as they are. Even, at most `head_dim_qk`; on a GPU without
+        `rope_interleave` a multiple of 32. Default: what the frequencies say, or all.
+    rope_interleave : bool
+        RoPE: pairs are dims ``(2 i, 2 i + 1)`` (GPT-J), not ``(i, i + rotary_dim / 2)`` (NeoX).
     activation : {"softmax", "sigmoid"}
         ``"sigmoid"``: ``o_i = sum_j sigmoid(x_ij + sigmoid_bias) v_j`` (Ramapuram et al.,
         arXiv:2409.04431, eq. 3). It has no LSE.
@@ -86,6 +102,11 @@ class AttentionSpec:
     rope_scale: float = 1.0
     rope_theta: float = 1e4
     rope_llama31: tuple[float, float, float] | None = None
+    rope_yarn: YarnScaling | None = None
+    rope_frequencies: Any = None
+    rope_cos_sin_cache: Any = None
+    rotary_dim: int | None = None
+    rope_interleave: bool = False
     activation: str = "softmax"
     sigmoid_bias: float = 0.0
     variant: Variant | None = None
@@ -214,12 +235,8 @@ class AttentionSpec:
             if value <= 0:
                 raise FlashbsrError(name, value, "a positive number")
             _set(self, name, value)
-        if self.rope_llama31 is not None:
-            _set(self, "rope_llama31", check_llama31(self.rope_llama31))
-            if self.pos_encoding_mode != "ROPE_LLAMA":
-                raise FlashbsrError(
-                    "rope_llama31", self.rope_llama31, "None unless pos_encoding_mode='ROPE_LLAMA'"
-                )
+        for name, kept in check_rotary(self).items():
+            _set(self, name, kept)
         _set(self, "sigmoid_bias", check_float("sigmoid_bias", self.sigmoid_bias))
         if self.sigmoid_bias and self.activation != "sigmoid":
             raise FlashbsrError("sigmoid_bias", self.sigmoid_bias, "0 unless activation='sigmoid'")
@@ -236,7 +253,7 @@ class TaskInfo:
     num_qo_heads, num_kv_heads : int
         Heads of queries and of keys; the first is a multiple of the second (GQA).
     head_dim_qk : int
-        Head dim of queries and keys: a multiple of 8, at most 256.
+        Head dim of queries and keys: a multiple of 8, at most 512.
     head_dim_vo : int, optional
         Head dim of values and outputs. Default `head_dim_qk`.
     page_size : int, optional

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import struct
@@ -38,6 +39,7 @@ HOOKS = (
 ROW_HOOKS = frozenset(("query_transform", "key_transform", "value_transform"))
 
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*:\s*(?:public\s+)?(?:flashbsr\s*::\s*)?VariantBase\b")
+_CALLED = re.compile(r"(?<![\w.:>])(\w+)\s*\(")  # not M::, at. or this->
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _POSITION = re.compile(r"\b(kv_position|q_position|q_token|kv_first|position|token|request)\b")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -138,12 +140,23 @@ class Variant:
                 "name", repr(name), "a struct of the text that derives from flashbsr::VariantBase"
             )
         hooks = frozenset(hook for hook in HOOKS if re.search(rf"\b{hook}\s*\(", code))
+        _refuse_misspelt(code, hooks)
         use_softmax = not re.search(r"\buse_softmax\s*(?:=|\{)\s*false\b", code)
         if use_softmax and "activation" in hooks:
             raise FlashbsrError(
                 "text", "activation() with a softmax", "static constexpr bool use_softmax = false"
             )
         return Variant(name, text, declared(extras), hooks, use_softmax)
+
+
+def _refuse_misspelt(code: str, hooks: frozenset[str]) -> None:
+    """Raise for a name that is nearly a hook's which the text has not: nobody would call it."""
+    plain = {hook.replace("_", ""): hook for hook in HOOKS if hook not in hooks}
+    for name in dict.fromkeys(_CALLED.findall(code)):
+        near = difflib.get_close_matches(name.replace("_", "").lower(), plain, 1, 0.9)
+        if near and name not in hooks:
+            wanted = f"{plain[near[0]]}, or another name"
+            raise FlashbsrError("text", f"a function {name}(), which is no hook", wanted)
 
 
 def declared(extras: Mapping[str, Any]) -> tuple[Extra, ...]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""tests/consumer, a CMake project of its own, builds and runs against the installed package."""
+"""examples/cpp, a CMake project of its own, builds and runs against the installed package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import flashbsr
 import pytest
-from toolchain import INCLUDE, ROOT, Outcome, run
+from nvrtc import nvrtc
+from toolchain import INCLUDE, ROOT, Outcome, compiler, run
 
-CONSUMER = ROOT / "tests/consumer"
+EXAMPLE = ROOT / "examples/cpp"
 
 
 def tool(name: str) -> str:
@@ -23,12 +24,16 @@ def tool(name: str) -> str:
 
 
 def build_and_run(build: Path, *options: str) -> str:
-    """Configures, compiles and starts the consumer; returns what it printed."""
-    configure = [tool("cmake"), "-S", CONSUMER, "-B", build, "-G", "Ninja"]
-    configure += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release", *options]
-    for command in (configure, [tool("cmake"), "--build", build], [build / "consumer"]):
+    """Configures, compiles and tests the example; returns what its programs printed."""
+    configure = [tool("cmake"), "-S", EXAMPLE, "-B", build, "-G", "Ninja"]
+    configure += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", *options]
+    test = [tool("ctest"), "--test-dir", build, "--verbose", "--no-tests=error"]
+    for command in (configure, [tool("cmake"), "--build", build], test):
         outcome = run(command)
         assert outcome.status == 0, outcome.output
+    assert "causal attention: largest error" in outcome.output
+    assert "FlashSigmoid: largest error" in outcome.output
+    assert "WRONG" not in outcome.output
     return outcome.output
 
 
@@ -47,15 +52,41 @@ def test_cmake_package_has_the_version_of_the_module() -> None:
 
 
 def test_against_the_installed_package(tmp_path: Path) -> None:
+    """Where there is nvcc, with the GPU's program: it runs, or says that there is no GPU."""
     output = build_and_run(tmp_path / "build", f"-Dflashbsr_DIR={flashbsr.get_cmake_dir()}")
-    assert "causal attention" in output
-    assert "WRONG" not in output
+    if (tmp_path / "build/gpu").exists():
+        assert ("no GPU" in output) != ("prefill: largest" in output and "decode: " in output)
 
 
 def test_as_a_subdirectory_without_python(tmp_path: Path) -> None:
-    """add_subdirectory and FetchContent need neither an install nor Python."""
+    """add_subdirectory and FetchContent need neither an install nor Python, nor nvcc."""
     options = [f"-DFLASHBSR_SOURCE={ROOT}", "-DCMAKE_DISABLE_FIND_PACKAGE_Python=ON"]
-    assert "WRONG" not in build_and_run(tmp_path / "build", *options)
+    build_and_run(tmp_path / "build", *options, "-DCMAKE_CUDA_COMPILER=NOTFOUND")
+    assert not (tmp_path / "build/gpu").exists()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_kernels_of_the_example_compile(target: str) -> None:
+    """Most machines of CI have no nvcc: NVRTC takes the same text of variant and kernels."""
+    image, messages = nvrtc().library.try_compile(
+        '#include "kernels.h"\n', "example", target, INCLUDE, [f"-I{EXAMPLE}"]
+    )
+    assert image is not None, messages
+    for kernel in (b"sigmoid_prefill", b"sigmoid_decode"):
+        assert kernel in image
+
+
+def test_a_wrong_signature_is_named(tmp_path: Path) -> None:
+    """The concept says what a variant's struct got wrong, not the depths of a kernel."""
+    text = (EXAMPLE / "flash_sigmoid.h").read_text()
+    wrong = text.replace("typename M::Float activation(", "double activation(")
+    assert wrong != text
+    (tmp_path / "flash_sigmoid.h").write_text(wrong)
+    source = (EXAMPLE / "cpu.cpp").read_text()
+    flags = ["-std=c++20", f"-I{tmp_path}", f"-I{INCLUDE}", f"-I{EXAMPLE}", "-fsyntax-only"]
+    outcome = run([compiler(), *flags, "-x", "c++", "-"], stdin=source)
+    assert outcome.status != 0
+    assert "AttentionVariant" in outcome.output
 
 
 def configure(folder: Path, *options: str) -> Outcome:

@@ -31,6 +31,7 @@ struct Case {
   Shape shape = {};  ///< causal and window; the heads are filled in
   float soft_cap = 0;
   bool alibi = false, sinks = false, mask = false, rope = false, head_scales = false;
+  bool masks_new_tokens = false;  ///< the mask has no other columns
   Activation activation = Activation::kSoftmax;
   SplitPolicy split = {};
   int num_workers = 8, tile_rows = 16, min_chunk = 64;
@@ -116,7 +117,7 @@ class Problem {
     if (c_.sinks) p.sinks = sinks_.data();
     if (c_.mask) p.custom_mask = mask_.data();
     p.sigmoid_bias = -2.0f;
-    if (c_.rope) p.rope = {coarse_.data(), fine_.data()};
+    if (c_.rope) p.rope = {coarse_.data(), fine_.data(), c_.dim_qk / 2};
     return p;
   }
 
@@ -140,8 +141,9 @@ class Problem {
     for (int j = 0; j < r.kv_len; ++j) {
       if (c_.shape.causal && j > position) continue;
       if (c_.shape.window_left >= 0 && j < position - c_.shape.window_left) continue;
-      const int64_t bit = 8 * r.mask_offset() + int64_t{token} * r.kv_len + j;
-      if (c_.mask && !(mask_[bit / 8] >> (bit % 8) & 1)) continue;
+      const int64_t bit =
+          8 * r.mask_offset() + int64_t{token} * (r.kv_len - r.mask_begin) + j - r.mask_begin;
+      if (c_.mask && j >= r.mask_begin && !(mask_[bit / 8] >> (bit % 8) & 1)) continue;
       std::vector<double> key = load_kv(*k_, c_.dim_qk, r, j, kv_head);
       if (c_.rope) rotate(key, j);
       double x = 0;
@@ -259,6 +261,7 @@ class Problem {
       paged_layout(layout_, &qo_view, IndexView(kv), IndexView(pages), nullptr, &lens_view,
                    c_.page_size);
     }
+    if (c_.masks_new_tokens) mask_new_tokens(layout_, "mask");
     if (c_.mask) place_masks(layout_);
   }
 

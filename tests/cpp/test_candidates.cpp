@@ -175,7 +175,7 @@ TEST(Candidates, CapacityHoldsWhateverTheLengths) {
             .plan(layout, {.num_qo_heads = 4 * heads, .num_kv_heads = heads}, limits, {}, capacity)
             .header();
     ASSERT_LE(h.num_slots, limits.max_slots());
-    ASSERT_LE(h.num_slots, h.max_slots);
+    ASSERT_LE(h.num_partial_rows, h.max_partial_rows);
     ASSERT_LE(h.num_merges, h.max_merges);
     ASSERT_LE(h.num_items, h.max_items);
     ++policies[h.policy];

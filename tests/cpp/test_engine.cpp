@@ -40,6 +40,15 @@ const Case kCases[] = {
     {.name = "alibi", .shape = kCausal, .alibi = true},
     {.name = "sinks", .shape = kCausal, .sinks = true},
     {.name = "custom_mask", .mask = true},
+    {.name = "mask_of_new_tokens",
+     .lengths = {{5, 70}, {1, 300}, {0, 8}, {17, 17}, {9, 137}, {30, 31}},
+     .mask = true,
+     .masks_new_tokens = true},
+    {.name = "mask_of_new_tokens_soft_cap",
+     .lengths = {{5, 70}, {8, 263}, {21, 21}},
+     .soft_cap = 3,
+     .mask = true,
+     .masks_new_tokens = true},
     {.name = "rope", .shape = kCausal, .rope = true},
     {.name = "head_scales", .head_scales = true},
     {.name = "everything",
@@ -175,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(All, Engine,
 TEST(EngineScratch, IsLargeEnoughForEveryHeadDim) {
   const std::vector<std::pair<int, int>> decode(40, {1, 70}), prefill = {{40, 70}, {3, 9}};
   for (const cpu::KernelTable* table : cpu::available_tables()) {
-    for (int dim = 8; dim <= 256; dim += 8) {
+    for (int dim = 8; dim <= 512; dim += dim < 256 ? 8 : 64) {
       for (const auto& lengths : {decode, prefill}) {
         for (DType type : {DType::kF32, kBf16}) {
           Problem problem({.name = "scratch",

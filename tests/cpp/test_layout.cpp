@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include <flashbsr/plan/layout.h>
+#include <flashbsr/plan/bsr.h>
 
 namespace flashbsr {
 namespace {
@@ -99,7 +99,7 @@ TEST(Layout, BlockSparseRowsAreRequestsAndColumnsArePages) {
   // 7 rows in blocks of 3, 8 columns in blocks of 2: the last block row has one row.
   const Ints indptr = {0, 2, 2, 3}, indices = {0, 3, 1};
   Layout layout;
-  bsr_layout(layout, view(indptr), view(indices), 7, 8, 3, 2);
+  bsr_layout(layout, view(indptr), view(indices), {7, 8, 3, 2});
   ASSERT_EQ(layout.requests.size(), 3u);
   EXPECT_EQ(layout.requests[0].q_len, 3);
   EXPECT_EQ(layout.requests[0].kv_len, 4);
@@ -121,6 +121,40 @@ TEST(Layout, MasksOfEachRequestStartAtAByte) {
   EXPECT_EQ(layout.requests[0].mask_offset(), 0);
   EXPECT_EQ(layout.requests[1].mask_offset(), 2);
   EXPECT_EQ(layout.requests[2].mask_offset(), 2);
+}
+
+TEST(Layout, MasksOfNewTokensHaveBitsOfTheirColumns) {
+  const Ints qo_lens = {0, 3, 3, 12}, lens_of = {3, 0, 30};
+  const IndexView qo = view(qo_lens);
+  const Ints kv = {0, 3, 3, 33};
+  Layout layout;
+  ragged_layout(layout, &qo, view(kv));
+  mask_new_tokens(layout, "tree_parents");
+  place_masks(layout);
+  for (size_t b = 0; b < 3; ++b) {
+    const Request& r = layout.requests[b];
+    EXPECT_EQ(r.mask_begin, lens_of[b] - r.q_len);
+  }
+  EXPECT_EQ(layout.mask_bits, 9 + 0 + 81);
+  EXPECT_EQ(layout.mask_bytes, 2 + 0 + 11);
+  EXPECT_EQ(layout.requests[2].mask_offset(), 2);
+  // Another layout in the same memory has full rows again.
+  ragged_layout(layout, &qo, view(kv));
+  EXPECT_EQ(layout.requests[2].mask_begin, 0);
+  EXPECT_EQ(layout.mask_bits, 9 + 0 + 270);
+}
+
+TEST(Layout, NewTokensAreInTheirKv) {
+  const Ints qo_lens = {0, 3}, kv = {0, 2};
+  const IndexView qo = view(qo_lens);
+  Layout layout;
+  ragged_layout(layout, &qo, view(kv));
+  try {
+    mask_new_tokens(layout, "tree_parents");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.argument, "tree_parents");
+  }
 }
 
 TEST(Layout, MaskOffsetsAre64Bit) {
@@ -217,10 +251,73 @@ TEST(Layout, WideValuesBeyondInt32AreRefused) {
 TEST(Layout, BsrRefusesColumnsBeyondTheMatrix) {
   const Ints indptr = {0, 1}, indices = {4};
   Layout layout;
-  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), 3, 8, 3, 2), Error);
-  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), 3, 9, 3, 2), Error);
-  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), 3, 8, 0, 2), Error);
-  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), 30, 8, 3, 2), Error);
+  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), {3, 8, 3, 2}), Error);
+  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), {3, 10, 0, 2}), Error);
+  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), {30, 10, 3, 2}), Error);
+  EXPECT_THROW(bsr_layout(layout, view(indptr), view(indices), {3, 10, 3, 2, 2}), Error);
+  bsr_layout(layout, view(indptr), view(indices), {3, 9, 3, 2});
+  EXPECT_EQ(layout.requests[0].kv_len, 1);
+}
+
+TEST(Layout, AShortBlockColumnIsTheLastOfARow) {
+  // 7 columns in blocks of 3: the third has one.
+  const Ints indptr = {0, 3, 4, 6}, indices = {0, 2, 1, 2, 1, 0};
+  Layout layout;
+  bsr_layout(layout, view(indptr), view(indices), {5, 7, 2, 3});
+  EXPECT_EQ(layout.kv_indices, (Ints{0, 1, 2, 2, 1, 0}));
+  EXPECT_EQ(layout.requests[0].kv_len, 7);
+  EXPECT_EQ(layout.requests[1].kv_len, 1);
+  EXPECT_EQ(layout.requests[2].kv_len, 6);
+  EXPECT_EQ(layout.num_kv_rows, 3);
+  EXPECT_EQ(layout.num_kv_tokens, 7);
+  const Ints twice = {0, 2, 2, 2, 1, 0};
+  EXPECT_THROW(bsr_layout(layout, view(indptr), view(twice), {5, 7, 2, 3}), Error);
+  ragged_layout(layout, nullptr, view(indptr));
+  EXPECT_EQ(layout.num_kv_tokens, 0);
+}
+
+TEST(Layout, EveryHeadMayHaveBlockRowsOfItsOwn) {
+  const Ints indptr = {0, 1, 1, 3, 4}, indices = {2, 0, 1, 3};
+  Layout layout;
+  bsr_layout(layout, view(indptr), view(indices), {5, 8, 3, 2, 2});
+  ASSERT_EQ(layout.requests.size(), 4u);
+  EXPECT_EQ(layout.kv_heads, (Ints{0, 0, 1, 1}));
+  EXPECT_EQ(layout.requests[2].q_begin, 0);
+  EXPECT_EQ(layout.requests[3].q_begin, 3);
+  EXPECT_EQ(layout.requests[3].q_len, 2);
+  EXPECT_EQ(layout.num_q_tokens, 5);
+  const Ints rows = {0, 4, 5, 0, 0, 5};
+  variable_bsr_layout(layout, view(rows), view(indptr), view(indices), {5, 8, 1, 2, 2});
+  EXPECT_EQ(layout.requests[0].q_len, 4);
+  EXPECT_EQ(layout.requests[2].q_len, 0);
+  EXPECT_EQ(layout.requests[3].q_begin, 0);
+  EXPECT_EQ(layout.requests[3].q_len, 5);
+  for (const Ints& bad : {Ints{0, 4, 5, 0, 0, 4}, Ints{0, 4, 5, 1, 2, 5}, Ints{0, 4, 3, 0, 0, 5},
+                          Ints{0, 4, 5, 0, 5}, Ints{}}) {
+    EXPECT_THROW(
+        variable_bsr_layout(layout, view(bad), view(indptr), view(indices), {5, 8, 1, 2, 2}),
+        Error);
+  }
+  ragged_layout(layout, nullptr, view(indptr));
+  EXPECT_TRUE(layout.kv_heads.empty());
+}
+
+TEST(Layout, NeighbouringRowsWithTheSameColumnsAreJoined) {
+  // Two heads of four block rows each; equal rows meet at the heads' border too.
+  const Ints indptr = {0, 2, 4, 4, 5, 6, 7, 9, 11};
+  const Ints indices = {0, 3, 0, 3, 1, 1, 1, 2, 0, 2, 0};
+  Layout layout;
+  bsr_layout(layout, view(indptr), view(indices), {7, 8, 2, 2, 2});
+  join_equal_rows(layout);
+  ASSERT_EQ(layout.requests.size(), 5u);
+  EXPECT_EQ(layout.kv_heads, (Ints{0, 0, 0, 1, 1}));
+  EXPECT_EQ(layout.kv_indices, (Ints{0, 3, 1, 1, 2, 0}));
+  const Ints q_len = {4, 2, 1, 4, 3}, kv_len = {4, 0, 2, 2, 4};
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(layout.requests[i].q_len, q_len[i]);
+    EXPECT_EQ(layout.requests[i].kv_len, kv_len[i]);
+    EXPECT_EQ(layout.requests[i].index, static_cast<int32_t>(i));
+  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include <flashbsr/plan/bsr.h>
 #include <flashbsr/plan/gpu.h>
 #include <flashbsr/plan/schedule.h>
 
@@ -62,6 +63,9 @@ Problem random_problem(uint32_t seed) {
   }
   const IndexView qo_view(qo);
   ragged_layout(p.layout, &qo_view, IndexView(kv));
+  if (seed % 4 == 2) {  // a request belongs to one KV head
+    for (int b = 0; b < batch; ++b) p.layout.kv_heads.push_back(random() % p.shape.num_kv_heads);
+  }
   return p;
 }
 
@@ -107,6 +111,11 @@ TEST_P(Schedule, EveryVisiblePositionIsInExactlyOneItem) {
   for (size_t b = 0; b < ranges.size(); ++b) {
     for (size_t row = 0; row < ranges[b].size(); ++row) {
       auto& spans = ranges[b][row];
+      const std::vector<int32_t>& heads = problem_.layout.kv_heads;
+      if (!heads.empty() && static_cast<int32_t>(row) % h.num_kv_heads != heads[b]) {
+        ASSERT_TRUE(spans.empty());
+        continue;
+      }
       // Even a row that sees nothing has an item: somebody must write its zeros.
       ASSERT_FALSE(spans.empty());
       std::sort(spans.begin(), spans.end(), [](Span x, Span y) { return x.begin < y.begin; });
@@ -122,12 +131,13 @@ TEST_P(Schedule, EveryVisiblePositionIsInExactlyOneItem) {
 
 TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
   const PlanHeader& h = plan_.header();
-  std::vector<const WorkItem*> of_slot(h.num_slots, nullptr);
+  std::vector<const WorkItem*> of_slot(h.num_partial_rows, nullptr);
   for (int32_t i = 0; i < h.num_items; ++i) {
     const WorkItem& item = plan_.items()[i];
     ASSERT_EQ(item.slot < 0, item.merge < 0);
     if (item.slot < 0) continue;
-    ASSERT_LT(item.slot, h.num_slots);
+    ASSERT_LE(item.slot + item.row_count, h.num_partial_rows);
+    ASSERT_EQ(item.merge_count, 1);
     ASSERT_LT(item.merge, h.num_merges);
     ASSERT_EQ(of_slot[item.slot], nullptr) << "two items share a slot";
     of_slot[item.slot] = &item;
@@ -135,9 +145,11 @@ TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
   std::set<int32_t> seen;
   for (int32_t m = 0; m < h.num_merges; ++m) {
     const Merge& merge = plan_.merges()[m];
-    ASSERT_GT(merge.slot_count, 1);
-    for (int32_t s = merge.slot_begin; s < merge.slot_begin + merge.slot_count; ++s) {
-      ASSERT_TRUE(s >= 0 && s < h.num_slots && seen.insert(s).second);
+    ASSERT_GT(merge.state_count, 1);
+    ASSERT_LT(merge.part, 0);
+    for (int32_t i = 0; i < merge.state_count; ++i) {
+      const int32_t s = merge.slot + i * merge.row_count;
+      ASSERT_TRUE(s >= 0 && s < h.num_partial_rows && seen.insert(s).second);
       const WorkItem* item = of_slot[s];
       ASSERT_NE(item, nullptr);
       EXPECT_EQ(item->merge, m);
@@ -145,8 +157,8 @@ TEST_P(Schedule, MergesNameTheirItemsInKvOrder) {
       EXPECT_EQ(item->row_begin, merge.row_begin);
       EXPECT_EQ(item->row_count, merge.row_count);
       EXPECT_EQ(item->kv_head, merge.kv_head);
-      if (s > merge.slot_begin) {
-        EXPECT_EQ(of_slot[s - 1]->kv_end, item->kv_begin);
+      if (i > 0) {
+        EXPECT_EQ(of_slot[s - merge.row_count]->kv_end, item->kv_begin);
       }
     }
   }
@@ -196,6 +208,34 @@ TEST_P(Schedule, RequestsAreClaimedOneByOneWhereAskedFor) {
     const int64_t a = costs[static_cast<size_t>(order[i - 1])];
     const int64_t b = costs[static_cast<size_t>(order[i])];
     ASSERT_TRUE(a > b || (a == b && order[i - 1] < order[i]));
+  }
+}
+
+TEST_P(Schedule, RequestsOfOneMatrixAreClaimedHeadByHead) {
+  problem_.layout.shared_kv = problem_.limits.by_head = true;
+  Planner planner;
+  const PlanView other =
+      planner.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
+  const auto words = [](const WorkItem& item) {
+    const int32_t* first = &item.request;
+    return std::vector<int32_t>(first, first + sizeof(WorkItem) / 4);
+  };
+  // Of every head the same items in the same order, and of every worker.
+  std::vector<std::vector<std::vector<int32_t>>> by_head(plan_.header().num_kv_heads);
+  for (int32_t i = 0; i < plan_.header().num_items; ++i) {
+    by_head[plan_.items()[i].kv_head].push_back(words(plan_.items()[i]));
+  }
+  int32_t at = 0;
+  for (const auto& items : by_head) {
+    for (const auto& item : items) ASSERT_EQ(words(other.items()[at++]), item);
+  }
+  ASSERT_EQ(at, other.header().num_items);
+  for (int32_t w = 0; w <= plan_.header().num_workers; ++w) {
+    ASSERT_EQ(other.queue_indptr()[w], plan_.queue_indptr()[w]);
+  }
+  for (int32_t i = 0; i < at; ++i) {
+    ASSERT_EQ(words(other.items()[other.queue_items()[i]]),
+              words(plan_.items()[plan_.queue_items()[i]]));
   }
 }
 
@@ -274,6 +314,7 @@ Layout paged_like(const Layout& ragged) {
   const IndexView qo_view(qo), lens_view(lens);
   Layout layout;
   paged_layout(layout, &qo_view, IndexView(kv), IndexView(pages), nullptr, &lens_view, 16);
+  layout.kv_heads = ragged.kv_heads;
   return layout;
 }
 
@@ -290,7 +331,7 @@ TEST_P(Schedule, CapacityHoldsEveryPlanWithinIt) {
     EXPECT_LE(h.num_requests, h.max_requests);
     EXPECT_LE(h.num_items, h.max_items);
     EXPECT_LE(h.num_merges, h.max_merges);
-    EXPECT_LE(h.num_slots, h.max_slots);
+    EXPECT_LE(h.num_partial_rows, h.max_partial_rows);
     EXPECT_LE(h.num_kv_indices, h.max_kv_indices);
     EXPECT_EQ(h.total_size, static_cast<int64_t>(planner.buffer().size()));
     // A capacity changes where sections lie, not what is in them.
@@ -317,6 +358,39 @@ TEST(ScheduleCapacity, SectionsStayWhereTheyAre) {
   EXPECT_EQ(first.off_queue_items, second.off_queue_items);
   EXPECT_EQ(first.off_merges, second.off_merges);
   EXPECT_EQ(first.off_kv_indices, second.off_kv_indices);
+}
+
+// Query tokens count once, though every head has block rows of them.
+TEST(ScheduleCapacity, HoldsAMatrixForEachHead) {
+  constexpr int32_t kHeads = 4, kRows = 100, kColumns = 50;
+  std::mt19937 random(1);
+  for (const int64_t r : {1, 7, 64}) {
+    for (const int32_t tile_rows : {8, 64, 192}) {
+      for (const int32_t fixed : {0, 96}) {
+        std::vector<int32_t> indptr{0}, indices;
+        for (int64_t i = 0; i < kHeads * ceil_div<int64_t>(kRows, r); ++i) {
+          for (int32_t column = 0; column < kColumns; ++column) {
+            if (random() % 2) indices.push_back(column);
+          }
+          indptr.push_back(static_cast<int32_t>(indices.size()));
+        }
+        Layout layout;
+        bsr_layout(layout, indptr, indices, {kRows, 64 * kColumns, r, 64, kHeads});
+        const Capacity capacity{.max_requests = static_cast<int64_t>(layout.requests.size()),
+                                .max_q_tokens = kRows,
+                                .max_kv_indices = static_cast<int64_t>(indices.size())};
+        DeviceLimits limits;
+        limits.tile_rows = tile_rows;
+        limits.min_chunk = limits.kv_tile = 64;
+        const PlanHeader h = Planner()
+                                 .plan(layout, {.num_qo_heads = 3 * kHeads, .num_kv_heads = kHeads},
+                                       limits, {.fixed_size = fixed}, capacity)
+                                 .header();
+        EXPECT_EQ(h.num_requests, h.max_requests);
+        EXPECT_GE(h.num_items, kHeads * ceil_div(kRows * 3, tile_rows));
+      }
+    }
+  }
 }
 
 TEST(ScheduleCapacity, MoreThanItIsRefusedByName) {

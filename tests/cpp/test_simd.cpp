@@ -188,6 +188,24 @@ TEST(Math, TestBitsReadsNoByteBeyondItsRange) {
   }
 }
 
+TEST(Math, TestBitsOfKeptLanesAreNotRead) {
+  std::mt19937 random(9);
+  for (int count = 1; count <= kLanes; ++count) {
+    for (int kept = 0; kept < count; ++kept) {
+      for (int begin = 0; begin < 9; ++begin) {
+        // The string begins at bit 0: bits of kept lanes may lie before it.
+        std::vector<uint8_t> bits((begin + count - kept + 7) / 8);
+        for (uint8_t& b : bits) b = static_cast<uint8_t>(random());
+        const IntV actual = VectorMath::test_bits(bits.data(), begin - kept, count, kept);
+        for (int i = 0; i < count; ++i) {
+          const int bit = begin - kept + i;
+          EXPECT_EQ(actual[i], i < kept || bits[bit / 8] >> (bit % 8) & 1 ? -1 : 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(Simd, ReductionsSeeEveryLane) {
   for (int lane = 0; lane < kLanes; ++lane) {
     FloatV v = splat(-2.0f);

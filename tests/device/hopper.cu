@@ -140,16 +140,17 @@ FLASHBSR_DEVICE void multiply_float8(const uint32_t* a, const uint4* b, float* o
   store<kColumns>(out, c);
 }
 
-/// A thread's logits of `count` rows: the position where the mask has a bit, otherwise -1.
+/// A thread's logits of `count` rows: the position where the mask has a bit, otherwise -1. The first
+/// `kept` columns have one whatever is read.
 template <int kGroups>
-FLASHBSR_DEVICE void select_by_bits(const uint8_t* bits, const int64_t* firsts, int count,
+FLASHBSR_DEVICE void select_by_bits(const uint8_t* bits, const int64_t* firsts, int count, int kept,
                                     float* out) {
   using Math = sm90a::FragmentMath<kGroups>;
   if (static_cast<int>(threadIdx.x) >= count) return;
   const int64_t first = firsts[threadIdx.x];
   typename Math::Float nothing;
   for (int i = 0; i < 2 * kGroups; ++i) nothing.x[i] = -1.0f;
-  const auto mask = Math::test_bits(bits, first, 8 * kGroups);
+  const auto mask = Math::test_bits(bits, first, 8 * kGroups, kept);
   const auto x =
       Math::select(mask, Math::to_float(typename Math::Int{static_cast<int32_t>(first)}), nothing);
   for (int i = 0; i < 2 * kGroups; ++i) out[threadIdx.x * 2 * kGroups + i] = x.x[i];
@@ -210,7 +211,7 @@ FLOAT8(64) FLOAT8(128) FLOAT8(256)
 
 #define BITS(groups)                                                                           \
   extern "C" __global__ void bits_##groups(const uint8_t* bits, const int64_t* firsts,         \
-                                           int count, float* out) {                            \
-    select_by_bits<groups>(bits, firsts, count, out);                                          \
+                                           int count, int kept, float* out) {                  \
+    select_by_bits<groups>(bits, firsts, count, kept, out);                                    \
   }
 BITS(8) BITS(10) BITS(12) BITS(16)

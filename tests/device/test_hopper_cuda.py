@@ -120,7 +120,10 @@ def test_boxes_lie_as_swizzle_says(
 
 @pytest.mark.parametrize("groups", [8, 10, 12, 16])
 @pytest.mark.parametrize("misaligned", [0, 1, 2, 3])
-def test_mask_bits(hopper: Gpu, rng: np.random.Generator, groups: int, misaligned: int) -> None:
+@pytest.mark.parametrize("kept", [-3, 0, 1, 31, 32, 33, 63])
+def test_mask_bits(
+    hopper: Gpu, rng: np.random.Generator, groups: int, misaligned: int, kept: int
+) -> None:
     """Bits from any bit on, of memory from any byte on; select() and to_float() with them."""
     bits = rng.integers(0, 2, 4096).astype(bool)
     packed = np.packbits(bits, bitorder="little")
@@ -132,8 +135,10 @@ def test_mask_bits(hopper: Gpu, rng: np.random.Generator, groups: int, misaligne
     kernel = hopper.function(SOURCE, TARGET, f"bits_{groups}")
     out = np.full((firsts.size, 2 * groups), np.nan, np.float32)
     with hopper.memory(memory, firsts, out) as (at, starts, target):
-        hopper.launch(kernel, 128, 0, at + misaligned, starts, np.int32(firsts.size), target)
+        numbers = np.int32(firsts.size), np.int32(kept)
+        hopper.launch(kernel, 128, 0, at + misaligned, starts, *numbers, target)
         found = hopper.read(target, out)
     columns = np.arange(2 * groups) // 2 * 8 + np.arange(2 * groups) % 2
     positions = firsts[:, None] + columns
-    np.testing.assert_array_equal(found, np.where(bits[positions], positions, -1))
+    set_or_kept = bits[positions] | (columns < kept)
+    np.testing.assert_array_equal(found, np.where(set_or_kept, positions, -1))

@@ -98,6 +98,45 @@ def test_plans_that_a_captured_run_cannot_have(driver: Driver, fake_torch: FakeT
         grows.plan(**world.batch([100] * 8))
 
 
+def test_short_last_pages_of_a_captured_run(driver: Driver, fake_torch: FakeTorch) -> None:
+    """K and V as tokens: no later plan leads beyond the last one."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(n, h, 64, generator=random).half() for n, h in ((9, 4), (70, 2), (70, 2))
+    )
+
+    def attention(n: int) -> flashbsr.Attention:
+        made = flashbsr.Attention(
+            flashbsr.AttentionSpec(),
+            flashbsr.TaskInfo(4, 2, 64, page_size=16, kv_dtype="float16", backend="fa2"),
+        )
+        made.plan_bsr([0, 2], [0, 4], 9, n, 9, 16)
+        return made
+
+    short, whole = attention(70), attention(80)
+    fake_torch.current = stream = driver.stream()
+    out = torch.zeros_like(q)
+    with driver.capture(stream) as graph:
+        short.run(q, (k, v), out=out)
+    short.plan_bsr([0, 2], [4, 1], 9, 70, 9, 16)
+    driver.replay(graph, stream)
+    driver.synchronize(stream)
+    expected = flashbsr.Attention(short.spec, flashbsr.TaskInfo(4, 2, 64, page_size=16))
+    expected.plan_bsr([0, 2], [4, 1], 9, 70, 9, 16)
+    found = expected.run(q.numpy(), (k.numpy(), v.numpy()))
+    np.testing.assert_allclose(out.numpy().astype("f4"), found.astype("f4"), atol=2e-3)
+    for n in (80, 72):
+        with pytest.raises(errors.PlanError, match=r"^N.*captured"):
+            short.plan_bsr([0, 2], [0, 4], 9, n, 9, 16)
+    with pytest.raises(errors.IndexRangeError, match="at least 80"):
+        whole.run(q, (k, v))
+    whole.plan_bsr([0, 2], [0, 3], 9, 64, 9, 16)
+    with driver.capture(stream):
+        whole.run(q, (k, v), out=out)
+    with pytest.raises(errors.CapacityError, match=r"5 pages.*at most 4.*captured"):
+        whole.plan_bsr([0, 2], [0, 4], 9, 80, 9, 16)
+
+
 def test_nothing_is_planned_during_a_capture(driver: Driver, fake_torch: FakeTorch) -> None:
     """Where the TaskInfo leaves the type open, the first run plans again: not there."""
     world = World(torch.bfloat16)

@@ -80,6 +80,7 @@ int fake_shared() { return state().last_shared; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
 int fake_path() { return state().last_path; }
+int fake_box() { return state().last_box; }
 /// Kernels of this variant of a user's compute with the CPU's shared object of it.
 int fake_variant(const char* name, const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -207,6 +208,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     const auto& args = *static_cast<const flashbsr::HopperArgs*>(params[0]);
     if (!fake::consistent(args)) return CUDA_ERROR_INVALID_VALUE;
     state().last_path = static_cast<int>(args.path);
+    state().last_box = args.box_tokens;
   }
   if (hopper || starts_with(name, "decode_") || starts_with(name, "prefill_")) {
     const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);  // they begin with it

@@ -65,6 +65,11 @@ class Driver:
         """How K and V come to shared memory, of a Hopper kernel: HopperArgs::path."""
         return ("ragged", "paged", "gather", "none")[self.library.fake_path()]
 
+    @property
+    def box(self) -> int:
+        """Tokens of a box of K or V: HopperArgs::box_tokens."""
+        return int(self.library.fake_box())
+
     def variant(self, name: str, library: str) -> None:
         """Let kernels of a user's variant compute with the CPU's shared object of it."""
         assert self.library.fake_variant(name.encode(), str(library).encode()) == 0

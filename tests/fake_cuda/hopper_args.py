@@ -94,6 +94,32 @@ def test_ragged(driver: Driver, dims: Any, order: Any) -> None:
     np.testing.assert_allclose(out.numpy().astype("f4"), expected.astype("f4"), atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("n", "path", "box"), [(64, "paged", 16), (72, "paged", 8), (88, "paged", 8), (70, "gather", 0)]
+)
+def test_short_last_page(driver: Driver, n: int, path: str, box: int) -> None:
+    """K and V as tokens, a matrix for each head: no box goes beyond the last token."""
+    heads, dim, page, rows = (8, 2), 64, 16, 40
+    columns = -(-n // page)
+    indptr, indices = np.array([0, 2, 2 + columns], np.int32), [0, columns - 1, *range(columns)]
+    q = padded((rows, heads[0], dim), (1, 0, 2), 8)
+    k, v = (padded((n, heads[1], dim), (0, 1, 2), 8) for _ in "kv")
+    results = []
+    for backend, arrays in (("fa3", (q, k, v)), ("cpu", [x.numpy() for x in (q, k, v)])):
+        attention = flashbsr.Attention(
+            flashbsr.AttentionSpec(),
+            flashbsr.TaskInfo(*heads, dim, page_size=page, backend=backend),
+        )
+        attention.plan_bsr(indptr, np.array(indices, np.int32), rows, n, rows, page, per_head=True)
+        results.append(attention.run(arrays[0], tuple(arrays[1:])))
+        if backend == "fa3":
+            assert driver.path == path
+            if box:
+                assert driver.box == box
+            driver.drain()
+    np.testing.assert_allclose(results[0].numpy().astype("f4"), results[1].astype("f4"), atol=2e-3)
+
+
 def test_maps_of_the_run_before(driver: Driver) -> None:
     """A map is encoded again when anything of its array is new, and only then."""
     heads, dim, page_size, pages = (8, 2), 64, 16, 8

@@ -112,6 +112,8 @@ def test_kernel_follows_the_rows(
     ({"logits_soft_cap": 5.0}, "soft_cap", "standard"), ({"window_left": 9}, "plain", "plain"),
     ({"pos_encoding_mode": "ALIBI"}, "alibi", "standard"),
     ({"pos_encoding_mode": "ROPE_LLAMA"}, "standard", "standard"),
+    ({"pos_encoding_mode": "ROPE_LLAMA", "rotary_dim": 32}, "standard", "standard"),
+    ({"pos_encoding_mode": "ROPE_LLAMA", "rope_interleave": True}, "standard", "standard"),
 ])  # fmt: skip
 @pytest.mark.parametrize("shape", [DECODE, PREFILL])
 def test_variants(
@@ -400,6 +402,9 @@ def test_computations_without_a_kernel() -> None:
     )
     with pytest.raises(errors.UnsupportedError, match=r"^pos_encoding_mode.*96.*apply_rope"):
         attention.plan(**world.batch([4]))
+    partial = world.attention(pos_encoding_mode="ROPE_LLAMA", rotary_dim=48)
+    with pytest.raises(errors.UnsupportedError, match=r"^rotary_dim: got 48 .*multiple of 32"):
+        partial.plan(**world.batch([4]))
 
 
 def test_gpu_options_on_the_host() -> None:

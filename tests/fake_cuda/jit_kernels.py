@@ -136,10 +136,25 @@ def test_wishes_name_the_tile_that_the_table_prefers(wishes: list[Wish]) -> None
         assert wish.name == f"{family}_{arch}_d64_bf16_r{rows}_{name}"
 
 
-@pytest.mark.parametrize(("dim", "padded"), [(8, 64), (72, 128), (200, 256)])
+@pytest.mark.parametrize(("dim", "padded"), [(8, 64), (72, 128), (200, 256), (264, 512)])
 def test_head_dims_are_padded_to_a_template(wishes: list[Wish], dim: int, padded: int) -> None:
     attention(spec(f"dims {dim}"), dim=dim, kv_dtype="float16").plan(**World.batch([5, 9]))
     assert [(wish.head_dim, wish.head_dim_vo) for wish in wishes] == [(padded, padded)]
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_wide_heads_are_compiled(wishes: list[Wish], shape: Any, kv: str) -> None:
+    """The build has none above 256, plain attention neither; Hopper's own family none at all."""
+    sizes = {"q_dtype": "bfloat16", "kv_dtype": kv, "dim": 512}
+    attention(flashbsr.AttentionSpec(), **sizes).plan(**World.batch(*shape[:2]))
+    family, arch, rows = ("decode", "sm90", 8) if shape is DECODE else ("prefill", "sm80", 64)
+    short = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}[kv]
+    name = f"{family}_{arch}_d512_{short}_r{rows}_plain"
+    assert {wish.name for wish in wishes} <= {name}  # no other test asks for it
+    assert len(wishes) == 1
+    with pytest.raises(errors.UnsupportedError, match="512"):
+        attention(flashbsr.AttentionSpec(), backend="fa3", **sizes).plan(**World.batch(*shape[:2]))
 
 
 @pytest.mark.parametrize(

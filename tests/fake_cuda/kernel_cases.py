@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from flashbsr import Attention, _core
+from flashbsr.jit import cuda as jit_cuda
 from toolchain import load_tool
 
 from fake_cuda.fake import Driver
 
 CASES = load_tool("sanitizer_cases")
 KERNELS = [k for k in CASES.reachable(_core.cuda_kernels(), 90) if k["rows"] is not None]
+KERNELS += CASES.compiled()
 
 
 @pytest.mark.usefixtures("fake_torch")
@@ -33,6 +35,7 @@ def test_problems_lead_to_the_kernel(
     def on_the_host(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.randn(shape).to(getattr(torch, dtype))
 
+    monkeypatch.setattr(jit_cuda, "cuda_kernel", lambda *_: b"not empty")
     monkeypatch.setattr(Attention, "run", drained)
     monkeypatch.setattr(CASES, "normal", on_the_host)
     assert CASES.run_kernel(kernel) == []

@@ -63,7 +63,7 @@ struct State {
   std::string last_kernel;
   const int32_t* last_pages = nullptr;
   int last_grid = 0, last_threads = 0, last_shared = 0, last_overlap = 0, last_programmatic = 0,
-      last_path = -1;
+      last_path = -1, last_box = 0;
 };
 
 inline State& state() {

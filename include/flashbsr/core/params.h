@@ -16,10 +16,17 @@ enum class Activation : int32_t { kSoftmax = 0, kSigmoid = 1 };
 /// RoPE inside attention. Angles are position x inv_freq[i]; tables are split in two so that they
 /// stay small: angle(64 a + b) = coarse[a] + fine[b], combined by the angle-sum formulas. Negative
 /// positions change the sign of the sines.
+///
+/// Dims i and i + half turn together, by column i, for i < half; what is behind them stays. With
+/// `interleave` neighbours do: of dims i, i + 1 and i + half, i + half + 1 (i even), which a GPU
+/// thread has in two words anyway, the first two by column i and the others by column i + 1. half
+/// is dim / 2 then, and columns of dims that stay turn by nothing.
 struct RopeTables {
   static constexpr int32_t kFine = 64;
   const float* coarse = nullptr;  ///< [max_position / 64 + 1][2][dim / 2]: cosines, sines
   const float* fine = nullptr;    ///< [64][2][dim / 2]
+  int32_t half = 0;               ///< pairs: half of the rotated dims
+  bool interleave = false;
 };
 
 struct Params {

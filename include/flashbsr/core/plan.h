@@ -32,14 +32,14 @@ inline constexpr int32_t kPlanVersion = 3;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
-  int32_t q_begin;   ///< first query token, row of q and o; of a shared part unused
+  int32_t q_begin;   ///< first query token, row of q and o; of a shared part, place in q_rows
   int32_t q_len;     ///< query tokens
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
   int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none
   int32_t mask_hi;
-  int32_t index;   ///< its own number in the batch, for variants; -1: a shared part
-  int32_t q_rows;  ///< of a shared part: where its rows of q begin in q_rows
+  int32_t index;       ///< its own number in the batch, for variants; -1: a shared part
+  int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
 
   FLASHBSR_FN bool shared() const { return index < 0; }
   FLASHBSR_FN int64_t mask_offset() const {
@@ -94,6 +94,7 @@ enum PlanFlags : int32_t {
   kPlanCausal = 1 << 0,
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
+  kPlanPerHead = 1 << 3,  ///< a request belongs to one KV head, that of its items
 };
 
 /// How the KV ranges were cut.
@@ -176,7 +177,10 @@ struct PlanHeader {
   int32_t off_q_rows;  ///< query tokens of the shared parts: rows of q
   int32_t off_merge_parts;
 
-  int32_t reserved[12];
+  /// Where pages follow each other and the last one is short: tokens of k and v. 0: it is whole.
+  int32_t num_kv_tokens;
+
+  int32_t reserved[11];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
@@ -220,7 +224,7 @@ struct Span {
 
 /// Row of q of a request's query token.
 FLASHBSR_FN int32_t query_row(const Request& r, int32_t token, const int32_t* q_rows) {
-  return r.shared() ? q_rows[r.q_rows + token] : r.q_begin + token;
+  return r.shared() ? q_rows[r.q_begin + token] : r.q_begin + token;
 }
 
 /// Causal is bottom-right aligned: query token t sits at position kv_len - q_len + t. The window

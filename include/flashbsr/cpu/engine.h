@@ -122,6 +122,7 @@ class Engine {
   /// Items claimed at once: KV heads of one chunk, as many as leave each thread eight claims to
   /// balance with. Those of few rows, whose limit is memory, are computed side by side.
   int32_t bundle_size(const PlanHeader& h) const {
+    if (h.flags & kPlanPerHead) return 1;  // neighbours are of different requests
     int32_t bundle = min_of(kMaxBundle, h.num_kv_heads);
     while (bundle > 1 && (h.num_kv_heads % bundle != 0 || h.num_items < bundle * threads_ * 8)) {
       --bundle;

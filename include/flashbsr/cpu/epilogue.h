@@ -8,6 +8,7 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/convert.h>
+#include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
@@ -54,7 +55,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
   const PlanHeader& h = plan.header();
   const Merge& m = plan.merges()[index];
   const Request& request = plan.requests()[m.request];
-  float o[256];
+  float o[kMaxHeadDim];
   for (int32_t r = 0; r < m.row_count; ++r) {
     float top = -infinity();
     if (kSoftmax) {

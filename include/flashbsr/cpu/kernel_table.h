@@ -12,6 +12,9 @@ namespace flashbsr::cpu {
 /// The type in which the micro-kernel multiplies.
 enum class Compute : int32_t { kF32 = 0, kBf16 = 1 };
 
+/// Rows of this many elements have room on the stack.
+inline constexpr int kMaxHeadDim = 512;
+
 /// Most items that are computed side by side.
 inline constexpr int32_t kMaxBundle = 8;
 

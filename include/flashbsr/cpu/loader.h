@@ -14,6 +14,7 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/cpu/convert.h>
 #include <flashbsr/cpu/gemm.h>
+#include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/transpose.h>
 
 namespace flashbsr::cpu {
@@ -111,8 +112,6 @@ template <class Op>
 FLASHBSR_FN int padded_words(int dim) {
   return round_up(dim, kLanes * Op::kPerWord) / Op::kPerWord;
 }
-
-inline constexpr int kMaxHeadDim = 256;
 
 /// `stage` holds kLanes rows of padded words; `zeros` one row of zero words.
 struct PackBuffers {

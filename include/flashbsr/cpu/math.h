@@ -132,16 +132,20 @@ struct VectorMath {
     }
   }
 
-  /// Lane i: bit first + i of a little-endian bit string. Reads no byte beyond the one that holds
-  /// bit first + count - 1.
-  FLASHBSR_FN static Bool test_bits(const uint8_t* bits, int64_t first, int32_t count) {
-    const int64_t byte = first >> 3;
+  /// Lane i: bit first + i of a little-endian bit string; the first `kept` < count lanes are true.
+  /// Reads no byte but those that hold bits first + kept (or first) to first + count - 1.
+  FLASHBSR_FN static Bool test_bits(const uint8_t* bits, int64_t first, int32_t count,
+                                    int32_t kept = 0) {
+    kept = max_of(kept, 0);
+    const int64_t begin = first + kept;
+    const int64_t byte = begin >> 3;
     const int64_t last = (first + count - 1) >> 3;
     uint32_t window = 0;
     for (int64_t i = byte; i <= last; ++i) {
       window |= static_cast<uint32_t>(bits[i]) << (8 * (i - byte));
     }
-    const UintV shifted = (UintV{} + (window >> (first & 7))) >> reinterpret_cast<UintV>(iota());
+    window = window >> (begin & 7) << kept | ((1u << kept) - 1);
+    const UintV shifted = (UintV{} + window) >> reinterpret_cast<UintV>(iota());
     return reinterpret_cast<IntV>(shifted & 1u) != 0;
   }
 };

@@ -74,6 +74,7 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_kv_row = 0;
+  limits.by_head = true;
   limits.units_per_us = kGpuUnitsPerUs;
   return limits;
 }

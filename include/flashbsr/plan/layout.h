@@ -9,7 +9,7 @@
 //   ragged          qo_indptr, kv_indptr over token rows
 //   paged CSR       qo_indptr, kv_indptr over kv_indices, last_page_len or kv_lens
 //   block table     [B, max_pages] + kv_lens
-//   BSR             block rows of r query tokens, block columns of c KV tokens, any r and c
+//   BSR             block rows of r query tokens, block columns of c KV tokens, any r and c: bsr.h
 #pragma once
 
 #include <algorithm>
@@ -42,13 +42,17 @@ struct IndexView {
 struct Layout {
   std::vector<Request> requests;
   std::vector<int32_t> kv_indices;  ///< page ids; empty where KV is ragged
+  std::vector<int32_t> kv_heads;    ///< of each request, its one KV head; empty: all have all
   int32_t page_size = 1;
   bool paged = false;
-  bool decode = false;  ///< one query token each, by the call rather than by these lengths
+  bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
+  bool decode = false;     ///< one query token each, by the call rather than by these lengths
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
-  int64_t mask_bits = 0;    ///< length of a boolean mask: sum of q_len * kv_len
-  int64_t mask_bytes = 0;   ///< length of the packed one: each request starts at a byte
+  /// Where pages follow each other and the last one is short: tokens of k, v. 0: it is whole.
+  int64_t num_kv_tokens = 0;
+  int64_t mask_bits = 0;   ///< length of a boolean mask: sum of q_len * (kv_len - mask_begin)
+  int64_t mask_bytes = 0;  ///< length of the packed one: each request starts at a byte
 };
 
 namespace detail {
@@ -99,6 +103,9 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
   }
   layout.decode = qo_indptr == nullptr;
   layout.requests.assign(static_cast<size_t>(batch_size), Request{});
+  layout.kv_heads.clear();
+  layout.shared_kv = false;
+  layout.num_kv_tokens = 0;
   for (int64_t b = 0; b < batch_size; ++b) {
     Request& r = layout.requests[static_cast<size_t>(b)];
     r.q_begin = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b] : b);
@@ -179,11 +186,15 @@ inline void size_pages(Layout& layout, int64_t count) {
   layout.kv_indices.resize(static_cast<size_t>(count));
 }
 
-/// Where each request's custom mask starts, and the lengths a mask must have.
+inline int64_t mask_bits(const Request& r) {
+  return static_cast<int64_t>(r.q_len) * (r.kv_len - r.mask_begin);
+}
+
+/// The lengths a mask must have.
 inline void finish(Layout& layout) {
   layout.mask_bits = layout.mask_bytes = 0;
   for (const Request& r : layout.requests) {
-    const int64_t bits = static_cast<int64_t>(r.q_len) * r.kv_len;
+    const int64_t bits = mask_bits(r);
     layout.mask_bits += bits;
     layout.mask_bytes += ceil_div<int64_t>(bits, 8);
   }
@@ -191,13 +202,28 @@ inline void finish(Layout& layout) {
 
 }  // namespace detail
 
+/// A mask of this layout will speak of the last q_len KV positions of each request only, the query
+/// tokens' own; whatever is before them is seen. `name` is the argument that says so.
+inline void mask_new_tokens(Layout& layout, const char* name) {
+  for (Request& r : layout.requests) {
+    if (r.kv_len < r.q_len) {
+      throw Error(ErrorCode::kValue, name,
+                  std::to_string(r.q_len) + " query tokens and " + std::to_string(r.kv_len) +
+                      " KV tokens in request " + std::to_string(r.index),
+                  "lengths of KV that include the query tokens");
+    }
+    r.mask_begin = r.kv_len - r.q_len;
+  }
+  detail::finish(layout);
+}
+
 /// Gives every request the offset of its bits in a packed custom mask.
 inline void place_masks(Layout& layout) {
   int64_t offset = 0;
   for (Request& r : layout.requests) {
     r.mask_lo = static_cast<int32_t>(static_cast<uint32_t>(offset));
     r.mask_hi = static_cast<int32_t>(offset >> 32);
-    offset += ceil_div<int64_t>(static_cast<int64_t>(r.q_len) * r.kv_len, 8);
+    offset += ceil_div<int64_t>(detail::mask_bits(r), 8);
   }
 }
 
@@ -300,51 +326,6 @@ inline void block_table_layout(Layout& layout, const IndexView* qo_indptr,
     detail::take_pages(layout, r.kv_begin, "block_tables", block_tables, b * max_pages,
                        ceil_div<int64_t>(r.kv_len, page_size));
   }
-  detail::finish(layout);
-}
-
-/// A block-sparse matrix [m, n] with blocks [r, c]: block row i is a request of r query tokens
-/// (fewer in the last one) whose pages are its blocks. m may be ragged, n must be whole blocks.
-inline void bsr_layout(Layout& layout, const IndexView& indptr, const IndexView& indices, int64_t m,
-                       int64_t n, int64_t r, int64_t c) {
-  const auto positive = [](const char* name, int64_t value) {
-    if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
-      throw Error(ErrorCode::kValue, name, std::to_string(value), "a value in [1, 2^31)");
-    }
-  };
-  positive("R", r);
-  positive("C", c);
-  if (m < 0 || n < 0 || n % c != 0 || m > std::numeric_limits<int32_t>::max() ||
-      n > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorCode::kValue, "M, N", std::to_string(m) + ", " + std::to_string(n),
-                "sizes in [0, 2^31) with N a multiple of C = " + std::to_string(c));
-  }
-  const int64_t rows = detail::check_indptr("indptr", indptr);
-  detail::check_length("indptr", indptr.size, ceil_div(m, r) + 1, "ceil(M / R) + 1");
-  detail::check_length("indices", indices.size, indptr[rows], "indptr[-1]");
-  layout.decode = false;
-  layout.requests.assign(static_cast<size_t>(rows), Request{});
-  detail::start_paged(layout, static_cast<int32_t>(c));
-  layout.num_q_tokens = m;
-  for (int64_t i = 0; i < rows; ++i) {
-    Request& request = layout.requests[static_cast<size_t>(i)];
-    request.q_begin = static_cast<int32_t>(i * r);
-    request.q_len = static_cast<int32_t>(min_of(r, m - i * r));
-    request.kv_begin = static_cast<int32_t>(indptr[i]);
-    request.kv_len = detail::narrow("indptr", i + 1, (indptr[i + 1] - indptr[i]) * c);
-    request.mask_lo = request.mask_hi = -1;
-    request.index = static_cast<int32_t>(i);
-  }
-  detail::size_pages(layout, indptr[rows]);
-  detail::take_pages(layout, 0, "indices", indices, 0, indptr[rows]);
-  for (size_t i = 0; i < layout.kv_indices.size(); ++i) {
-    if (layout.kv_indices[i] >= n / c) {
-      detail::bad_index(detail::at("indices", static_cast<int64_t>(i)), layout.kv_indices[i],
-                        "a block column below N / C = " + std::to_string(n / c));
-    }
-  }
-  // The matrix has n columns even where the last ones hold no block.
-  layout.num_kv_rows = n / c;
   detail::finish(layout);
 }
 

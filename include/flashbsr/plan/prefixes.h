@@ -32,7 +32,8 @@ class PrefixTree {
     nodes.clear();
   }
 
-  /// What every query of a request sees counts: not its own last tokens where causality is on.
+  /// What every query of a request sees counts: not its own last tokens where causality is on, nor
+  /// what a mask has bits of.
   void find(const Layout& layout, const Shape& shape) {
     clear();
     if (!layout.paged) return;
@@ -40,7 +41,9 @@ class PrefixTree {
     limits_.assign(layout.requests.size(), 0);
     for (size_t r = 0; r < layout.requests.size(); ++r) {
       const Request& request = layout.requests[r];
-      const int32_t seen = request.kv_len - (shape.causal ? request.q_len - 1 : 0);
+      const bool masked = request.mask_offset() >= 0;
+      const int32_t seen = masked ? request.mask_begin
+                                  : request.kv_len - (shape.causal ? request.q_len - 1 : 0);
       if (request.q_len == 0 || seen < layout.page_size) continue;
       limits_[r] = seen / layout.page_size;
       order.push_back(static_cast<int32_t>(r));

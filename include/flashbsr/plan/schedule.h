@@ -36,11 +36,17 @@ class Planner {
       throw Error(ErrorCode::kValue, "num_workers", std::to_string(limits.num_workers),
                   "a number in [1, 65536)");
     }
-    const int64_t total = detail::cut_tiles(layout, sharing, shape, limits, tiles_);
-    detail::Candidate& chosen = candidates_.choose(tiles_, total, shape, limits, split);
+    // A request is cut alike for all of its KV heads, or it has but one.
+    Shape cut_shape = shape;
+    if (!layout.kv_heads.empty()) {
+      cut_shape.num_qo_heads /= shape.num_kv_heads;
+      cut_shape.num_kv_heads = 1;
+    }
+    const int64_t total = detail::cut_tiles(layout, sharing, cut_shape, limits, tiles_);
+    detail::Candidate& chosen = candidates_.choose(tiles_, total, cut_shape, limits, split);
     const detail::Cut& cut = chosen.cut;
     runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
-    const int64_t heads = shape.num_kv_heads;
+    const int32_t heads = cut_shape.num_kv_heads;
     const PlanSizes need{
         .requests = static_cast<int64_t>(layout.requests.size() + sharing.parts.size()),
         .items = static_cast<int64_t>(cut.chunks.size()) * heads,
@@ -60,11 +66,16 @@ class Planner {
     header().num_shared = static_cast<int32_t>(sharing.parts.size());
     header().num_requests -= header().num_shared;
     write_shared(layout, sharing);
-    write_choice(chosen, limits);
-    write_items(shape, cut);
-    write_merges(shape, cut);
+    write_choice(chosen, limits, heads);
+    place_items(layout, limits, cut, heads);
+    write_items(layout, cut, heads);
+    write_merges(layout, cut, heads);
+    int32_t* queue_items = buffer_.data() + header().off_queue_items;
     chosen.deal.write_queues(limits.price_splits, buffer_.data() + header().off_queue_indptr,
-                             buffer_.data() + header().off_queue_items);
+                             queue_items);
+    for (size_t i = 0; i < place_.size(); ++i) {
+      queue_items[i] = place_[static_cast<size_t>(queue_items[i])];
+    }
     write_starts();
     return PlanView{buffer_.data()};
   }
@@ -119,7 +130,8 @@ class Planner {
     h.version = kPlanVersion;
     h.total_size = i32(words);
     h.flags = (shape.causal ? kPlanCausal : 0) | (layout.paged ? kPlanPaged : 0) |
-              (shape.custom_mask ? kPlanCustomMask : 0);
+              (shape.custom_mask ? kPlanCustomMask : 0) |
+              (layout.kv_heads.empty() ? 0 : kPlanPerHead);
     h.num_requests = i32(need.requests);
     h.num_items = i32(need.items);
     h.num_workers = limits.num_workers;
@@ -130,6 +142,7 @@ class Planner {
     h.num_merge_parts = i32(need.merge_parts);
     h.num_q_tokens = i32(layout.num_q_tokens);
     h.num_kv_rows = i32(layout.num_kv_rows);
+    h.num_kv_tokens = i32(layout.num_kv_tokens);
     h.num_qo_heads = shape.num_qo_heads;
     h.num_kv_heads = shape.num_kv_heads;
     h.group_size = shape.num_qo_heads / shape.num_kv_heads;
@@ -169,7 +182,7 @@ class Planner {
   PlanHeader& header() { return *reinterpret_cast<PlanHeader*>(buffer_.data()); }
 
   /// What the scheduler decided, and the loads that follow.
-  void write_choice(const detail::Candidate& chosen, const DeviceLimits& limits) {
+  void write_choice(const detail::Candidate& chosen, const DeviceLimits& limits, int64_t heads) {
     const auto saturate = [](int64_t v) {
       return static_cast<int32_t>(min_of<int64_t>(v, std::numeric_limits<int32_t>::max()));
     };
@@ -178,7 +191,7 @@ class Planner {
     PlanHeader& h = header();
     h.kv_chunk = saturate(chosen.kv_chunk);
     h.max_cost = saturate(chosen.deal.loads().longest);
-    h.mean_cost = saturate(total * h.num_kv_heads / limits.num_workers);
+    h.mean_cost = saturate(total * heads / limits.num_workers);
     h.policy = chosen.policy;
     h.policy_percent = chosen.percent;
     h.cost_per_split = limits.cost_per_split;
@@ -190,70 +203,106 @@ class Planner {
   /// The shared parts as requests behind those of the batch, and their rows of q.
   void write_shared(const Layout& layout, const Sharing& sharing) {
     if (sharing.empty()) return;
-    Request* request = reinterpret_cast<Request*>(buffer_.data() + header().off_requests) +
-                       layout.requests.size();
+    Request* request =
+        reinterpret_cast<Request*>(buffer_.data() + header().off_requests) + layout.requests.size();
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       const SharedPart& part = sharing.parts[p];
       const size_t one = static_cast<size_t>(sharing.order[static_cast<size_t>(part.first)]);
-      *request++ = {.q_begin = -1,
+      *request++ = {.q_begin = runs_.first_row(part),
                     .q_len = runs_.tokens(part),
                     .kv_begin = layout.requests[one].kv_begin,
                     .kv_len = part.end,
                     .mask_lo = -1,
                     .mask_hi = -1,
                     .index = -1,
-                    .q_rows = runs_.first_row(part)};
+                    .mask_begin = part.end};
     }
     copy(header().off_q_rows, runs_.q_rows.data(), runs_.q_rows.size() * 4);
   }
 
+  static int32_t first_head(const Layout& layout, const detail::Tile& tile) {
+    return layout.kv_heads.empty() ? 0 : layout.kv_heads[static_cast<size_t>(tile.request)];
+  }
+
+  /// Where the items of write_items lie if that is KV head by KV head. Empty: one after another.
+  void place_items(const Layout& layout, const DeviceLimits& limits, const detail::Cut& cut,
+                   int32_t heads) {
+    place_.clear();
+    if (!limits.by_head || !layout.shared_kv) return;
+    for (const uint32_t i : cut.order) {
+      const detail::Tile& tile = tiles_[static_cast<size_t>(cut.chunks[i].tile)];
+      for (int32_t h = 0; h < heads; ++h) place_.push_back(first_head(layout, tile) + h);
+    }
+    std::vector<int32_t> next(static_cast<size_t>(header().num_kv_heads) + 1, 0);
+    for (const int32_t head : place_) ++next[static_cast<size_t>(head) + 1];
+    for (size_t h = 1; h < next.size(); ++h) next[h] += next[h - 1];
+    for (int32_t& place : place_) place = next[static_cast<size_t>(place)]++;
+  }
+
   /// Chunks in cost order, the KV heads of one chunk adjacent: they touch the same pages.
-  void write_items(const Shape& shape, const detail::Cut& cut) {
-    WorkItem* item = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
-    const int32_t own_merges = static_cast<int32_t>(cut.split_tiles) * shape.num_kv_heads;
+  /// @param heads  of a request: all, or the one that it belongs to
+  void write_items(const Layout& layout, const detail::Cut& cut, int32_t heads) {
+    WorkItem* items = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
+    size_t nth = 0;
+    const int32_t own_merges = static_cast<int32_t>(cut.split_tiles) * heads;
     for (const uint32_t i : cut.order) {
       const detail::Chunk& c = cut.chunks[i];
       const detail::Tile& tile = tiles_[static_cast<size_t>(c.tile)];
       const detail::Parts& parts = cut.parts[static_cast<size_t>(c.tile)];
       const detail::RunRange runs = runs_.of_tile(static_cast<size_t>(c.tile));
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-        const int32_t merge = !parts.split()  ? -1
+      for (int32_t head = 0; head < heads; ++head) {
+        const size_t at = place_.empty() ? nth : static_cast<size_t>(place_[nth]);
+        ++nth;
+        const int32_t merge = !parts.split() ? -1
                               : !tile.shares ? parts.merge_base + head
                                              : own_merges + runs_.merge(head, runs.first);
-        *item++ = {tile.request,
-                   tile.row_begin,
-                   tile.row_count,
-                   static_cast<int16_t>(head),
-                   static_cast<int16_t>(!parts.split() ? 0 : !tile.shares ? 1 : runs.count),
-                   c.kv_begin,
-                   c.kv_end,
-                   parts.slot(tile, head, c.index),
-                   merge};
+        items[at] = {tile.request,
+                     tile.row_begin,
+                     tile.row_count,
+                     static_cast<int16_t>(first_head(layout, tile) + head),
+                     static_cast<int16_t>(!parts.split() ? 0
+                                          : !tile.shares ? 1
+                                                         : runs.count),
+                     c.kv_begin,
+                     c.kv_end,
+                     parts.slot(tile, head, c.index),
+                     merge};
       }
     }
   }
 
-  void write_merges(const Shape& shape, const detail::Cut& cut) {
+  void write_merges(const Layout& layout, const detail::Cut& cut, int32_t heads) {
     Merge* merges = reinterpret_cast<Merge*>(buffer_.data() + header().off_merges);
     for (size_t t = 0; cut.split_tiles > 0 && t < tiles_.size(); ++t) {
       const detail::Tile& tile = tiles_[t];
       const detail::Parts& parts = cut.parts[t];
       if (parts.merge_base < 0) continue;
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-        merges[parts.merge_base + head] = {
-            tile.request, tile.row_begin, tile.row_count, head, parts.slot(tile, head, 0),
-            parts.count,  -1,             0};
+      const int32_t first = first_head(layout, tile);
+      for (int32_t head = 0; head < heads; ++head) {
+        merges[parts.merge_base + head] = {tile.request,
+                                           tile.row_begin,
+                                           tile.row_count,
+                                           first + head,
+                                           parts.slot(tile, head, 0),
+                                           parts.count,
+                                           -1,
+                                           0};
       }
     }
-    merges += cut.split_tiles * shape.num_kv_heads;
+    merges += cut.split_tiles * heads;
     MergePart* part = reinterpret_cast<MergePart*>(buffer_.data() + header().off_merge_parts);
     MergePart* const first = part;
-    for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+    for (int32_t head = 0; head < heads; ++head) {
       for (const detail::Run& run : runs_.runs) {
         Merge& merge = *merges++;
-        merge = {run.request, run.row_begin, run.row_count,
-                 head,        -1,            0,
-                 static_cast<int32_t>(part - first), run.part_count};
+        merge = {run.request,
+                 run.row_begin,
+                 run.row_count,
+                 head,
+                 -1,
+                 0,
+                 static_cast<int32_t>(part - first),
+                 run.part_count};
         for (int32_t i = 0; i < run.part_count; ++i) {
           const detail::RunPart& from = runs_.parts[static_cast<size_t>(run.part + i)];
           const detail::Tile& tile = tiles_[static_cast<size_t>(from.tile)];
@@ -281,6 +330,7 @@ class Planner {
   PlanSizes sizes_;
   std::vector<int32_t> buffer_;
   std::vector<detail::Tile> tiles_;
+  std::vector<int32_t> place_;
   detail::Candidates candidates_;
   detail::Runs runs_;
 };

@@ -87,11 +87,11 @@ class Sharer {
   static int64_t price(const Layout& layout, const Shape& shape, const DeviceLimits& limits,
                        const Sharing& sharing) {
     const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
-    int64_t sum = 0, longest = 0;
+    int64_t sum = 0, longest = 0, shared_tiles = 0;
     const auto add = [&](int64_t rows, int64_t length, bool leaves_state) {
       const int64_t tiles = ceil_div<int64_t>(rows, limits.tile_rows);
       sum += token_cost(limits, rows) * length + tiles * limits.cost_per_item;
-      if (leaves_state) sum += tiles * limits.cost_per_item / 2;
+      if (leaves_state) sum += tiles * state_cost(limits);
     };
     for (size_t b = 0; b < layout.requests.size(); ++b) {
       const Request& r = layout.requests[b];
@@ -105,12 +105,20 @@ class Sharer {
       }
       const int64_t length = part.end - part.begin;
       add(tokens * group, length, true);
+      shared_tiles += ceil_div<int64_t>(tokens * group, limits.tile_rows);
       longest = max_of(longest, min_of<int64_t>(length, limits.min_chunk) *
                                     token_cost(limits, min_of<int64_t>(tokens * group,
                                                                        limits.tile_rows)));
     }
-    if (longest > 0) longest += limits.cost_per_item + limits.cost_per_split;
-    return max_of(ceil_div<int64_t>(sum * shape.num_kv_heads, limits.num_workers), longest);
+    sum *= shape.num_kv_heads;
+    if (shared_tiles > 0) {
+      // Chunks of half a worker's share (Cut::part_bound): two per worker, or one per tile.
+      const int64_t chunks = max_of(int64_t{2} * limits.num_workers - shared_tiles, int64_t{0});
+      sum += chunks * (limits.cost_per_item + state_cost(limits)) / 2;
+      longest += limits.cost_per_item + limits.cost_per_split;
+    }
+    return max_of(ceil_div<int64_t>(sum, limits.num_workers), longest) +
+           (shared_tiles > 0 ? 2 * limits.cost_per_split : 0);
   }
 
  private:
@@ -150,15 +158,19 @@ class Sharer {
     }
   }
 
-  /// Its tiles are items of their own, and every tile of its requests has a partial state more: half
-  /// an item's fixed cost.
+  /// A partial state more, and its merge.
+  static int64_t state_cost(const DeviceLimits& limits) {
+    return max_of(limits.cost_per_split, limits.cost_per_item / 2);
+  }
+
+  /// Its tiles are items of their own, and every tile of its requests has a partial state more.
   bool pays(size_t index, const PrefixNode& node, int32_t begin) const {
     const int64_t saved =
         (without_[index] - token_cost(rows(node))) * (int64_t{node.end} - begin);
     const int64_t tiles = ceil_div<int64_t>(rows(node), limits_->tile_rows);
     const int64_t requests = tiles_[size(node.last)] - tiles_[size(node.first)];
     return saved > tiles * (limits_->cost_per_item + limits_->cost_per_split) +
-                       requests * limits_->cost_per_item / 2;
+                       requests * state_cost(*limits_);
   }
 
   bool all_see(const PrefixTree& tree, const PrefixNode& node, int32_t begin,

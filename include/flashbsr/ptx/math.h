@@ -101,7 +101,8 @@ struct ThreadMath {
   FLASHBSR_DEVICE static auto gather(const ExtraTensor<T, kRank>& x, I... index) {
     return ptx::element_value(x.stored(index...));
   }
-  FLASHBSR_DEVICE static Bool test_bits(const uint8_t* bits, int64_t first, int32_t) {
+  /// One lane, which callers do not ask for if it is kept.
+  FLASHBSR_DEVICE static Bool test_bits(const uint8_t* bits, int64_t first, int32_t, int32_t = 0) {
     return bits[first >> 3] >> (first & 7) & 1;
   }
 };

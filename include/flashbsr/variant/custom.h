@@ -35,6 +35,11 @@ struct Custom : User {
     return (!User::masks_logits() || User::keeps_all(request, q_token, begin, end)) &&
            (!custom_mask.active() || custom_mask.keeps_all(request, q_token, begin, end));
   }
+  FLASHBSR_FN int32_t mask_begin(const Request& request) const {
+    return !User::masks_logits()   ? request.mask_begin
+           : !custom_mask.active() ? User::mask_begin(request)
+                                   : min_of(User::mask_begin(request), request.mask_begin);
+  }
 
   template <class M>
   FLASHBSR_FN typename M::Bool logits_mask(const LogitsAt<M>& at) const {

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A bit per (query token, KV position), row-major per request, little-endian within a byte; each
-// request starts at a byte. A set bit keeps the logit.
+// request starts at a byte. A set bit keeps the logit. Rows have the bits of the positions from the
+// request's mask_begin on: those before it are kept (0: there are none).
 #pragma once
 
 #include <flashbsr/variant/variant.h>
@@ -16,15 +17,21 @@ struct CustomMask {
 
   template <class M>
   FLASHBSR_FN typename M::Bool keep(const LogitsAt<M>& at) const {
-    const int64_t first = static_cast<int64_t>(at.q_token) * at.request->kv_len + at.kv_first;
-    return M::test_bits(bits + at.request->mask_offset(), first, at.lanes);
+    const Request& request = *at.request;
+    const int32_t kept = request.mask_begin - at.kv_first;  // lanes before the row's first bit
+    if (kept >= at.lanes) return M::all();
+    const int64_t row = static_cast<int64_t>(at.q_token) * (request.kv_len - request.mask_begin);
+    return M::test_bits(bits + request.mask_offset(), row - kept, at.lanes, kept);
   }
 
   /// Whether all bits of KV positions [begin, end) are set.
   FLASHBSR_FN bool keeps_all(const Request& request, int32_t q_token, int32_t begin,
                              int32_t end) const {
     const uint8_t* at = bits + request.mask_offset();
-    int64_t first = static_cast<int64_t>(q_token) * request.kv_len + begin;
+    begin = max_of(begin, request.mask_begin) - request.mask_begin;
+    end -= request.mask_begin;
+    if (begin >= end) return true;
+    int64_t first = static_cast<int64_t>(q_token) * (request.kv_len - request.mask_begin) + begin;
     const int64_t last = first + end - begin;
     // Bits of the first byte before the range, and of the last behind it, count as set.
     uint32_t outside = (1u << (first & 7)) - 1;

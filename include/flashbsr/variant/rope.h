@@ -19,9 +19,11 @@ struct RopeFrequencies {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   double old_context_len = 8192;
+  std::vector<double> given;  ///< radians per position of each pair, in place of all that
 
   /// Radians per position of pair i of a head of `dim` rotary dims.
   double operator()(int i, int dim) const {
+    if (!given.empty()) return given[static_cast<size_t>(i)];
     const double f = std::pow(theta, -2.0 * i / dim);
     if (!llama31) return f / scale;
     // Wavelengths below the high bound stay, beyond the low bound they stretch, between they blend
@@ -34,31 +36,51 @@ struct RopeFrequencies {
   }
 };
 
+/// RoPE inside attention, as a caller asks for it.
+struct RopeOptions {
+  RopeFrequencies frequencies;
+  int32_t rotary_dim = 0;      ///< the first dims of a head, an even number of them
+  bool interleave = false;     ///< pairs are dims (2 i, 2 i + 1), not (i, i + rotary_dim / 2)
+  double magnitude = 1.0;      ///< of what is rotated, q and k each (YaRN's attention factor)
+  int64_t max_positions = -1;  ///< that the caller's own table has; -1: any
+};
+
 /// Owns the tables that RopeTables points to; extends them as sequences grow.
 class RopeTableStorage {
  public:
-  /// Tables that cover positions [0, positions).
-  RopeTables tables(const RopeFrequencies& frequencies, int dim, int64_t positions) {
+  /// Tables for heads of `dim` that cover positions [0, positions).
+  RopeTables tables(const RopeOptions& rope, int dim, int64_t positions) {
     const int64_t rows = positions / RopeTables::kFine + 1;
     if (fine_.empty()) {
-      for (int64_t p = 0; p < RopeTables::kFine; ++p) append(fine_, frequencies, dim, p);
+      for (int i = 0; i < rope.rotary_dim / 2; ++i) {
+        frequencies_.push_back(rope.frequencies(i, rope.rotary_dim));
+      }
+      // The magnitude is the coarse table's alone: kernels also step by what the fine one says.
+      for (int64_t p = 0; p < RopeTables::kFine; ++p) append(fine_, dim, rope.interleave, p, 1.0);
     }
     for (; coarse_rows_ < rows; ++coarse_rows_) {
-      append(coarse_, frequencies, dim, coarse_rows_ * RopeTables::kFine);
+      append(coarse_, dim, rope.interleave, coarse_rows_ * RopeTables::kFine, rope.magnitude);
     }
-    return {coarse_.data(), fine_.data()};
+    return {coarse_.data(), fine_.data(), rope.interleave ? dim / 2 : rope.rotary_dim / 2,
+            rope.interleave};
   }
 
  private:
-  static void append(std::vector<float>& out, const RopeFrequencies& f, int dim, int64_t position) {
-    for (int i = 0; i < dim / 2; ++i) {
-      out.push_back(static_cast<float>(std::cos(static_cast<double>(position) * f(i, dim))));
-    }
-    for (int i = 0; i < dim / 2; ++i) {
-      out.push_back(static_cast<float>(std::sin(static_cast<double>(position) * f(i, dim))));
+  void append(std::vector<float>& out, int dim, bool interleave, int64_t position,
+              double magnitude) const {
+    const size_t begin = out.size(), columns = static_cast<size_t>(dim) / 2;
+    out.resize(begin + 2 * columns);
+    for (size_t c = 0; c < columns; ++c) {
+      const size_t pair = !interleave ? c : c % 2 == 0 ? c / 2 : (c - 1 + columns) / 2;
+      const bool turns = pair < frequencies_.size();
+      const double angle = turns ? static_cast<double>(position) * frequencies_[pair] : 0.0;
+      const double size = turns ? magnitude : 1.0;
+      out[begin + c] = static_cast<float>(size * std::cos(angle));
+      out[begin + columns + c] = static_cast<float>(size * std::sin(angle));
     }
   }
 
+  std::vector<double> frequencies_;
   std::vector<float> fine_;
   std::vector<float> coarse_;
   int64_t coarse_rows_ = 0;

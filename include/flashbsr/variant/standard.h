@@ -62,6 +62,7 @@ struct Standard : VariantBase {
                              int32_t end) const {
     return custom_mask.keeps_all(request, q_token, begin, end);
   }
+  FLASHBSR_FN int32_t mask_begin(const Request& request) const { return request.mask_begin; }
   FLASHBSR_FN float row_value(int32_t q_head) const {
     return alibi.active() ? alibi.slopes[q_head] : 0.0f;
   }

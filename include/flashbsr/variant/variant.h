@@ -84,6 +84,9 @@ struct VariantBase {
   /// Whether the mask keeps KV positions [begin, end) for a query token. Kernels may ask, to save
   /// the mask for tiles that it keeps whole.
   FLASHBSR_FN bool keeps_all(const Request&, int32_t, int32_t, int32_t) const { return false; }
+  /// The mask keeps every KV position before this one for every query token of a request: kernels
+  /// go without it there.
+  FLASHBSR_FN int32_t mask_begin(const Request&) const { return 0; }
 
   /// What multiplies v where use_softmax is false.
   template <class M>

@@ -70,6 +70,19 @@ class Adapter(Protocol):
     def to_numpy(self, x: Any) -> npt.NDArray[Any]:
         """View `x` as a NumPy array on the host, for reading; zero copy on the CPU."""
 
+    def address(self, x: Any) -> tuple[int, tuple[int, ...]]:
+        """Address of the first element, and the strides in bytes."""
+
+    def extend(self, x: Any, rows: int) -> Any:
+        """View `x` with `rows` rows, from its first one on in steps of its first stride.
+
+        For reading, and of memory that the caller keeps. None: the framework has no such views, or
+        not of that memory.
+        """
+
+    def join(self, parts: list[Any]) -> Any:
+        """Copy the rows of arrays of one type into one array."""
+
     def device(self, x: Any) -> int | None:
         """CUDA ordinal of the device that `x` is on; None for host memory."""
 

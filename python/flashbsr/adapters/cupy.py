@@ -74,6 +74,30 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
     return x.get()  # type: ignore[no-any-return]
 
 
+def address(x: Any) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes."""
+    return int(x.data.ptr), x.strides
+
+
+def extend(x: Any, rows: int) -> Any:
+    """View `x` with `rows` rows; None: its allocation has no more."""
+    import cupy
+
+    memory = x.data.mem
+    if x.data.ptr + rows * x.strides[0] > memory.ptr + memory.size:
+        return None
+    return cupy.ndarray((rows, *x.shape[1:]), x.dtype, memptr=x.data, strides=x.strides)
+
+
+def join(parts: list[Any]) -> Any:
+    """Copy the rows of all into one array."""
+    import cupy
+
+    kind = parts[0].dtype
+    bits = {1: np.uint8, 2: np.uint16}.get(kind.itemsize, kind)  # CuPy copies no bfloat16
+    return cupy.concatenate([x.view(bits) for x in parts]).view(kind)
+
+
 def device(x: Any) -> int:
     """CUDA ordinal."""
     return int(x.device.id)

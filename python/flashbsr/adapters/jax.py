@@ -89,6 +89,25 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
     return np.asarray(x)
 
 
+def address(x: Any) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes: rows lie densely."""
+    _check(x, "array")
+    strides = [x.dtype.itemsize]
+    for length in x.shape[:0:-1]:
+        strides.append(strides[-1] * length)
+    return int(x.unsafe_buffer_pointer()), tuple(strides[: x.ndim][::-1])
+
+
+def extend(x: Any, rows: int) -> None:  # noqa: ARG001
+    """None: JAX's arrays are no views."""
+    return
+
+
+def join(parts: list[Any]) -> jax.Array:
+    """Copy the rows of all into one array."""
+    return jax.numpy.concatenate(parts)
+
+
 def device(x: Any) -> int | None:
     """CUDA ordinal; None on the CPU, and for what `export` refuses."""
     if isinstance(x, jax.core.Tracer) or getattr(x.device, "platform", None) != "gpu":

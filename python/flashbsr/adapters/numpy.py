@@ -73,6 +73,21 @@ def to_numpy(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return x
 
 
+def address(x: npt.NDArray[Any]) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes."""
+    return x.__array_interface__["data"][0], x.strides
+
+
+def extend(x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """View `x` with `rows` rows."""
+    return np.lib.stride_tricks.as_strided(x, (rows, *x.shape[1:]), x.strides, writeable=False)
+
+
+def join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Copy the rows of all into one array."""
+    return np.concatenate(parts)
+
+
 def device(x: npt.NDArray[Any]) -> None:  # noqa: ARG001
     """None: NumPy's memory is the host's."""
     return

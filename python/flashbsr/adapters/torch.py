@@ -101,6 +101,24 @@ def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
     return array
 
 
+def address(x: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes."""
+    return x.data_ptr(), tuple(step * x.element_size() for step in x.stride())
+
+
+def extend(x: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """View `x` with `rows` rows; None: its storage has no more."""
+    try:
+        return x.detach().as_strided((rows, *x.shape[1:]), x.stride(), x.storage_offset())
+    except RuntimeError:
+        return None
+
+
+def join(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Copy the rows of all into one tensor."""
+    return torch.cat([x.detach() for x in parts])
+
+
 def device(x: torch.Tensor) -> int | None:
     """CUDA ordinal; None on the CPU."""
     return x.get_device() if x.is_cuda else None

@@ -4,7 +4,8 @@
 
 Goals in microseconds were set on an H200 that reads 4.55 TB/s; ``us_scaled`` is the time that the
 device would take at that bandwidth, so units that differ by a few percent are judged alike. Goals
-in TFLOP/s, and those of variants, are for compute capability 9.0: one H200.
+in TFLOP/s, and those of variants and block-sparse patterns, are for compute capability 9.0: one
+H200.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ CUDA_KINDS = {
     "gpu-variants": "Prefill, other masks, head dims and variants, bf16, ragged",
     "gpu-prefill-fp8": "Prefill, causal, e4m3",
     "gpu-short": "Few queries on a long KV, causal, bf16, paged",
+    "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-append": "append_paged_kv_cache, bf16",
     "gpu-merge": "merge_states, bf16",
     "gpu-plan": "plan(), decode wrapper, host time",
@@ -148,6 +150,20 @@ def _short(
     )
 
 
+def _sparse(r: int, c: int, us: float, *, quick: bool = False) -> Workload:
+    """8192 queries by 8192 keys, a quarter of the blocks."""
+    return Workload(
+        name=f"sparse-{r}x{c}",
+        kind="gpu-sparse",
+        dtype="bfloat16",
+        q_lens=(8192,),
+        kv_lens=(8192,),
+        block=(r, c),
+        quick=quick,
+        goals=_at_most("us", us),
+    )
+
+
 def _append(length: int) -> Workload:
     return Workload(
         name=f"append-16x{length}",
@@ -233,6 +249,10 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     ),
     _short("extend-4x512", 4, 512, 8192, _at_least("tflops", 730.0)),
     _short("verify-16x4", 16, 4, 4096, _at_most("us_scaled", 65.0), quick=True),
+    _sparse(128, 128, 420.0, quick=True),
+    _sparse(128, 16, 440.0),
+    _sparse(64, 64, 520.0),
+    _sparse(16, 16, 700.0),
     _append(1024),
     _append(8192),
     _merge(16384, 4),

@@ -267,6 +267,6 @@ _CPU: tuple[_Panel, ...] = (
 _CUDA: tuple[_Panel, ...] = (
     (_gpu_memory, ("gpu-decode", "gpu-fp8", "gpu-append", "gpu-merge")),
     (_gpu_prefill, ("gpu-prefill",)),
-    (_gpu_options, ("gpu-variants", "gpu-prefill-fp8", "gpu-short")),
+    (_gpu_options, ("gpu-variants", "gpu-prefill-fp8", "gpu-short", "gpu-sparse")),
     (_host, ("gpu-plan", "gpu-run")),
 )

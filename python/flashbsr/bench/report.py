@@ -91,6 +91,11 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("gbs", "GB/s", "{:.0f}"),
         ("read_fraction", "of read", "{:.1%}"),
     ),
+    "gpu-sparse": (
+        ("us", "us", "{:.0f}"),
+        ("tflops", "TFLOP/s", "{:.0f}"),
+        ("matmul_fraction", "of matmul", "{:.0%}"),
+    ),
     "gpu-append": _GPU_COPY,
     "gpu-merge": _GPU_COPY,
     "gpu-plan": (("plan_us", "us", "{:.1f}"),),

@@ -63,6 +63,7 @@ class Result:
                 "num_kv_heads": w.num_kv_heads,
                 "head_dim": w.head_dim,
                 "page_size": w.page_size,
+                "block": w.block and list(w.block),
                 "kv_layout": w.kv_layout,
                 "causal": w.causal,
                 "window_left": w.window_left,

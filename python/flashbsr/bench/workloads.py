@@ -86,6 +86,10 @@ class Workload:
         The framework whose arrays are passed: "numpy" or "torch".
     states : int
         States that are merged per row, where merging is what is measured.
+    block : (int, int), optional
+        Queries and keys of a block of a block-sparse pattern.
+    kept : float
+        Part of the blocks that are in it.
     quick : bool
         Part of ``--quick``.
     goals : tuple[Goal, ...]
@@ -109,6 +113,8 @@ class Workload:
     window_left: int = -1
     variant: str = "plain"
     fp8_accumulation: str = "default"
+    block: tuple[int, int] | None = None
+    kept: float = 0.25
     quick: bool = False
     goals: tuple[Goal, ...] = field(default=())
 
@@ -121,6 +127,11 @@ class Workload:
         types = f"{self.dtype} q, {self.kv_dtype} K/V" if self.kv_dtype else self.dtype
         extras = [
             *(["causal"] if self.causal else []),
+            *(
+                [f"{self.kept:.0%} of blocks of {self.block[0]} x {self.block[1]}"]
+                if self.block
+                else []
+            ),
             *([f"window_left {self.window_left}"] if self.window_left >= 0 else []),
             *([self.variant] if self.variant != "plain" else []),
             *(["fast accumulation"] if self.fp8_accumulation == "fast" else []),

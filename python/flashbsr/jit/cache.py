@@ -33,6 +33,7 @@ __all__ = ["Entry", "clear", "entries", "folder", "get_or_build", "key_of"]
 _RECENT_S = 60.0
 # Of builds that were killed. The longest compilation takes seconds.
 _ABANDONED_S = 3600.0
+_WANTED_FOLDER = "a folder that this user may write, to keep compiled kernels in"
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,21 @@ class Entry:
 
 
 def folder() -> Path:
-    """Name the folder of the cache; it need not exist."""
-    given = os.environ.get("FLASHBSR_CACHE_DIR")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "flashbsr"
+    """Name the folder of the cache; it need not exist.
+
+    Raises
+    ------
+    FlashbsrError
+        Nothing names it and the user has no home.
+    """
+    given, base = os.environ.get("FLASHBSR_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        at = Path(given or (f"{base}/flashbsr" if base else "~/.cache/flashbsr")).expanduser()
+    except RuntimeError:  # a container's user without a name and without $HOME
+        raise FlashbsrError(
+            "FLASHBSR_CACHE_DIR", "nothing, and no home folder", _WANTED_FOLDER
+        ) from None
+    return at.absolute()  # the loader would look for a bare name elsewhere
 
 
 def key_of(*parts: str | bytes) -> str:
@@ -109,11 +119,17 @@ def clear() -> int:
     """Remove every entry; returns how many there were.
 
     Programs that run keep what they have loaded.
+
+    Raises
+    ------
+    FlashbsrError
+        The folder cannot be written.
     """
     removed = len(entries())
     # Only names that are ours: the folder may be any that the user named.
-    for path in [*folder().glob("[0-9a-f]" * 64 + ".*"), *folder().glob("tmp/*")]:
-        path.unlink(missing_ok=True)
+    with _writing():
+        for path in [*folder().glob("[0-9a-f]" * 64 + ".*"), *folder().glob("tmp/*")]:
+            path.unlink(missing_ok=True)
     return removed
 
 
@@ -140,6 +156,18 @@ def _is_whole(path: Path) -> bool:
 
 
 @contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Say of an error of the file system which folder it was, and how to name another."""
+    try:
+        yield
+    except OSError as error:
+        given = "" if os.environ.get("FLASHBSR_CACHE_DIR") else ", the default,"
+        raise FlashbsrError(
+            "FLASHBSR_CACHE_DIR", f"{folder()}{given} and {error}", _WANTED_FOLDER
+        ) from None
+
+
+@contextlib.contextmanager
 def _locked(key: str) -> Iterator[None]:
     """Hold the lock of a key: flock of an own descriptor, so that threads exclude each other too.
 
@@ -147,13 +175,9 @@ def _locked(key: str) -> Iterator[None]:
     be removed, which could not be done without a race.
     """
     at = folder() / "locks" / key[:2]
-    try:
+    with _writing():
         at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(at, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise FlashbsrError(
-            "FLASHBSR_CACHE_DIR", folder(), f"a folder to keep compiled kernels in ({error})"
-        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -165,15 +189,17 @@ def _locked(key: str) -> Iterator[None]:
 
 def _build(path: Path, build: Callable[[Path], None], label: str) -> None:
     temporary = path.parent / "tmp"
-    temporary.mkdir(mode=0o700, exist_ok=True)
+    with _writing():
+        temporary.mkdir(mode=0o700, exist_ok=True)
     made = temporary / f"{uuid.uuid4().hex}{path.suffix}"
     about = temporary / f"{made.name}.json"
     try:
         build(made)
-        content: dict[str, Any] = {"digest": _digest(made), "label": label}
-        about.write_text(json.dumps(content))
-        made.replace(path)
-        about.replace(_about(path))
+        with _writing():
+            content: dict[str, Any] = {"digest": _digest(made), "label": label}
+            about.write_text(json.dumps(content))
+            made.replace(path)
+            about.replace(_about(path))
     finally:
         made.unlink(missing_ok=True)
         about.unlink(missing_ok=True)

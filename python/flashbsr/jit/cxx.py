@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from ..errors import FlashbsrError, UnsupportedError
 from ..variant import Variant
 from . import cache
 from .cuda import headers_digest
+from .messages import own_errors
 from .notice import compiling
 from .source import cpu_source
 
@@ -30,6 +32,7 @@ _FLAGS = [
 
 _GCC_FLAGS = ["-fvect-cost-model=dynamic"]  # clang vectorises at -O2 as at -O3
 _MOST_LINES = 12  # of a compiler's messages
+_ERROR = re.compile(r":\d+: error:")  # fatal ones are headers of the compiler's that are missing
 
 
 def compiler() -> list[str]:
@@ -40,7 +43,10 @@ def compiler() -> list[str]:
     UnsupportedError
         There is none.
     """
-    given = shlex.split(os.environ.get("CXX", ""))
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise UnsupportedError("CXX", repr(os.environ["CXX"]), f"a command ({error})") from None
     for command in [given] if given else [["c++"], ["g++"], ["clang++"]]:
         path = shutil.which(command[0])
         if path:
@@ -61,7 +67,8 @@ def cpu_library(variant: Variant, isa: str) -> Path:
     UnsupportedError
         There is no compiler.
     FlashbsrError
-        The text does not compile; the message shows its own lines.
+        The text does not compile, and the message shows its own lines; or the compiler is none, or
+        was killed.
     """
     from .. import _core, get_include
 
@@ -97,13 +104,30 @@ def _compile(command: list[str], source: str, path: Path) -> None:
         capture_output=True,
         check=False,
     )
-    if done.returncode == 0:
+    if done.returncode == 0 and path.exists():
         return
-    messages = done.stderr.decode(errors="replace").splitlines()
+    messages = done.stderr.decode(errors="replace")
+    raise _failure(shlex.join(command), done.returncode, messages, own_errors(messages, source))
+
+
+def _failure(command: str, status: int, messages: str, own: list[str]) -> FlashbsrError:
+    """Blame the text for errors that have a line, the compiler for others."""
+    lines = messages.splitlines()
     # Below a template, the first lines say through which headers one came there.
-    first = next((i for i, line in enumerate(messages) if "error:" in line), 0)
-    raise FlashbsrError(
-        "variant",
-        f"C++ that {Path(command[0]).name} does not compile",
-        "\n".join(["text without these errors:", *messages[first : first + _MOST_LINES]]),
-    )
+    first = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
+    if own or first is not None:
+        shown = "\n".join(own or lines[first:][:_MOST_LINES])
+        return FlashbsrError(
+            "variant",
+            f"C++ that {Path(command.split()[0]).name} does not compile",
+            f"text without these errors:\n{shown}",
+        )
+    shown = "\n".join([f"command: {command}", *lines[:_MOST_LINES]])
+    # A compiler of which only a part was killed says so.
+    if status < 0 or "signal terminated program" in messages:
+        how = f"was killed by signal {-status}" if status < 0 else "was killed"
+        expected = "0.3 GB of memory for each compiler that runs"
+    else:
+        how = f"ended with status {status}"
+        expected = "a C++20 compiler that makes a shared object (GCC 12 or Clang 14, or later)"
+    return FlashbsrError("CXX", f"a compiler that {how}", f"{expected}\n{shown}")

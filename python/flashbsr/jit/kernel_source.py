@@ -12,7 +12,13 @@ __all__ = ["Wish", "kernel_source"]
 
 # As in cmake/instances.cmake; a test compares them.
 TYPES = {"float16": "kF16", "bfloat16": "kBF16", "float8_e4m3fn": "kE4M3", "float8_e5m2": "kE5M2"}
-VARIANTS = {"plain": "Plain", "standard": "Standard", "sigmoid": "Sigmoid"}
+VARIANTS = {
+    "plain": "Plain",
+    "standard": "Standard",
+    "sigmoid": "Sigmoid",
+    "soft_cap": "SoftCapped",
+    "alibi": "WithAlibi",
+}
 
 
 @dataclass(frozen=True)

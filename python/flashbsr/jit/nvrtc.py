@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import FlashbsrError, UnsupportedError
+from .messages import own_errors
 
 if TYPE_CHECKING:
     import ctypes  # 10 ms: only where something is compiled
@@ -122,10 +123,18 @@ class Nvrtc:
         Raises
         ------
         FlashbsrError
-            The source does not compile; the message is the compiler's.
+            The source does not compile; the message is the compiler's, where errors are in a user's
+            text only what it says of that.
         """
         image, messages = self.try_compile(source, name, target, include, options)
         if image is None:
+            own = own_errors(messages, source)
+            if own:
+                raise FlashbsrError(
+                    "variant",
+                    f"C++ that NVRTC does not compile for {target}",
+                    "\n".join(["text without these errors:", *own]),
+                )
             lines = messages.splitlines()
             if len(lines) > _LINES:
                 lines[_LINES:] = [f"... and {len(lines) - _LINES} lines more"]

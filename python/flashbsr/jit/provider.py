@@ -20,11 +20,13 @@ class Provider:
         self._text = self._struct = self.name = ""
         if variant is not None:
             from . import cache
-            from .source import struct_name, variant_source
+            from .source import signature_checks, struct_name, variant_source
 
-            self._text, self._struct = variant_source(variant), struct_name(variant)
+            text, self._struct = variant_source(variant), struct_name(variant)
+            checks = signature_checks(variant, "::flashbsr::ThreadMath")
+            self._text = f"#include <flashbsr/ptx/math.h>\n{text}{checks}"
             # Kernels are told apart by this name: two texts may call their structs alike.
-            self.name = f"{variant.name}_{cache.key_of(self._text)[:8]}"
+            self.name = f"{variant.name}_{cache.key_of(text)[:8]}"
 
     def cpu_library(self, isa: str) -> str:
         """Path of a shared object for a SIMD level of the CPU engine."""

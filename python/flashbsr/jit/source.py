@@ -9,9 +9,11 @@ that the text has.
 
 from __future__ import annotations
 
+import re
+
 from ..variant import Variant
 
-__all__ = ["cpu_source", "struct_name", "variant_source"]
+__all__ = ["cpu_source", "signature_checks", "struct_name", "variant_source"]
 
 _TYPES = {
     "float32": "float",
@@ -27,6 +29,13 @@ _ROW_SWITCHES = {
     "key_transform": "transforms_keys",
     "value_transform": "transforms_values",
     "output_transform": "transforms_outputs",
+}
+# How a hook is to be written, and an expression of which each must have the type.
+_ROW = "template <class Row> void {}(Row x, const RowAt& at) const"
+_LOGITS = {
+    "logits_transform": ("Float", "typename M::Float x, const LogitsAt<M>& at", "x, at"),
+    "logits_mask": ("Bool", "const LogitsAt<M>& at", "at"),
+    "activation": ("Float", "typename M::Float x", "x"),
 }
 _LOGIT_SWITCHES = {"logits_transform": "transforms_logits", "logits_mask": "masks_logits"}
 
@@ -88,12 +97,52 @@ def variant_source(variant: Variant) -> str:
     return "\n".join(lines) + "\n"
 
 
+def signature_checks(variant: Variant, math: str) -> str:
+    """Write assertions that say, at a hook's own line, how it is to be written.
+
+    Parameters
+    ----------
+    variant : Variant
+    math : str
+        Qualified name of the math policy, which is to be declared before.
+    """
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", _blank, variant.text, flags=re.DOTALL)
+    lines = ["namespace flashbsr::user::checks {", "using ::flashbsr::LogitsAt, ::flashbsr::RowAt;"]
+    asserts = []
+    for hook in sorted(variant.hooks):
+        if hook in _LOGITS:
+            kind, parameters, arguments = _LOGITS[hook]
+            wanted = f"template <class M> typename M::{kind} {hook}({parameters}) const"
+            call = f"v.template {hook}<M>({arguments})"
+            body = f"requires ::flashbsr::detail::kSame<decltype({call}), typename M::{kind}>;"
+        else:
+            wanted, body = _ROW.format(hook), f"v.{hook}(row, RowAt{{}});"
+        lines += [
+            "template <class V, class M>",
+            f"concept {hook}_fits = requires(const V v, typename M::Float x, float* row,",
+            f"                              const LogitsAt<M> at) {{ {body} }};",
+        ]
+        found = re.search(rf"\b{hook}\s*\(", code)
+        assert found is not None
+        asserts += [
+            f'#line {code.count(chr(10), 0, found.start()) + 1} "{variant.name}"',
+            f"static_assert({hook}_fits<{struct_name(variant)}, {math}>,",
+            f'              "expected {wanted}");',
+        ]
+    return "\n".join([*lines, *asserts, f'#line 1 "checks of {variant.name}"', "}"]) + "\n"
+
+
+def _blank(comment: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", comment[0])
+
+
 def cpu_source(variant: Variant, isa: str) -> str:
     """Write the translation unit of a variant for one SIMD level of the CPU engine."""
     product = "Bf16Op" if isa.endswith("_bf16") else "F32Op"
     return f"""#define FLASHBSR_CPU_ISA {isa}
 #include <flashbsr/cpu/attend.h>
 {variant_source(variant)}
+{signature_checks(variant, "::flashbsr::cpu::VectorMath")}
 extern "C" __attribute__((visibility("default")))
 const flashbsr::cpu::KernelTable* flashbsr_cpu_kernels() {{
   namespace cpu = flashbsr::cpu;

@@ -25,7 +25,7 @@ FLASHBSR_DEVICE DecodeItem decode_item(const WorkItem& item, const Request& requ
           .slot = item.slot,
           .merge = item.merge,
           .request = item.request,
-          .q_begin = request.shared() ? ~request.q_rows : request.q_begin,
+          .q_begin = request.shared() ? ~request.q_begin : request.q_begin,
           .q_len = request.q_len,
           .kv_len = request.kv_len};
 }
@@ -70,7 +70,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
       const int number = first - begin + i;
       ptx::mbarrier_wait<Traits::kArch>(shared.ready_barrier(number & 1), number >> 1 & 1);
       query.read(shared.ready(number & 1), lane);
-      math.begin(shared.ready(number & 1));
+      math.begin(item, shared.ready(number & 1));
       state.clear();
 #pragma unroll 1
       for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
@@ -83,12 +83,13 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
 }
 
 /// Makes item `i` of a turn ready, the first epilogue warp does. `done` counts the items before it.
-template <class Traits>
+template <class Traits, class Variant>
 FLASHBSR_DEVICE void prepare_item(const KernelArgs& args, const DecodeShared<Traits>& shared, int i,
                                   int count, int done, int thread) {
   if (thread >= 32 || i >= count) return;
   DecodeQuery<Traits> query;
-  query.prepare(args, shared.items()[i], thread, shared.ready((done + i) & 1));
+  query.template prepare<kDecodeRotates<Traits, Variant>>(args, shared.items()[i], thread,
+                                                          shared.ready((done + i) & 1));
   ptx::mbarrier_arrive(shared.ready_barrier((done + i) & 1));
 }
 
@@ -104,8 +105,8 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
     ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
     if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
     // Two items are ready at any time; an item's place is free when its states have been left.
-    prepare_item(args, shared, 0, count, first - begin, thread);
-    prepare_item(args, shared, 1, count, first - begin, thread);
+    prepare_item<Traits, Variant>(args, shared, 0, count, first - begin, thread);
+    prepare_item<Traits, Variant>(args, shared, 1, count, first - begin, thread);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const DecodeItem& item = shared.items()[i];
@@ -115,7 +116,7 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
       ptx::named_barrier_sync(kStatesBarrier, Traits::kThreads);
       finish_item<Traits, Variant>(args, shared, item, thread);
       merge_if_last<Traits, Variant>(args, shared, item, tile, thread);
-      prepare_item(args, shared, i + 2, count, first - begin, thread);
+      prepare_item<Traits, Variant>(args, shared, i + 2, count, first - begin, thread);
     }
   }
 }

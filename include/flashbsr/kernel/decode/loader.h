@@ -52,9 +52,8 @@ class DecodeRing {
         warp_(warp),
         lane_(lane) {
     policy_ = ptx::evict_first_policy();
-    const int chunk = lane % kChunks;
-    k_inside_ = chunk * 16 < args.params.k.dim * kSize;
-    v_inside_ = chunk * 16 < args.params.v.dim * kSize;
+    k_inside_ = is_inside(args.params.k, lane % kAcross);
+    v_inside_ = is_inside(args.params.v, lane % kAcross);
   }
 
   /// Starts turn `turn` of `count` items, of which `known` are in shared memory already. Looks page
@@ -131,7 +130,9 @@ class DecodeRing {
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kStep = Traits::kWarps * Traits::kKvTile;  // from a stage to the next
   static constexpr int kChunks = Traits::kRowBytes / 16;          // of a row
-  static constexpr int kRowsAtOnce = 32 / kChunks;
+  static constexpr int kAcross = min_of(kChunks, 32);             // that lanes copy side by side
+  static constexpr int kColumns = kChunks / kAcross;              // of a lane, in a row
+  static constexpr int kRowsAtOnce = 32 / kAcross;
   static constexpr int kPasses = Traits::kKvTile / kRowsAtOnce;
   static constexpr int kValues = Traits::kKvTile * Traits::kRowBytes;  // where V lies in a stage
   static constexpr int kLooks = max_of(1, Traits::kKvTile / 32);       // tokens looked up by a lane
@@ -227,12 +228,22 @@ class DecodeRing {
     }
   }
 
+  FLASHBSR_DEVICE static bool is_inside(const PagedView& view, int chunk) {
+    return chunk * 16 < view.dim * kSize;
+  }
+
   FLASHBSR_DEVICE void copy_tile(bool keys) {
-    const int chunk = lane_ % kChunks, first = lane_ / kChunks;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) copy_column(keys, c);
+  }
+
+  FLASHBSR_DEVICE void copy_column(bool keys, int column) {
+    const int chunk = lane_ % kAcross + column * kAcross, first = lane_ / kAcross;
     const uint32_t tile = ring_ + write_slot_ * Traits::kStageBytes + (keys ? 0 : kValues);
     const int64_t* at = &rows_.offsets[first].k + (keys ? 0 : 1);
     // Chunks beyond a row's dims are zeros; no address beyond the array is formed for them.
-    const bool mine = keys ? k_inside_ : v_inside_;
+    bool mine = keys ? k_inside_ : v_inside_;
+    if (column > 0) mine = is_inside(keys ? args_.params.k : args_.params.v, chunk);
     const char* data = (keys ? k_data() : v_data()) + (mine ? chunk * 16 : 0);
     const int rows = current_rows() - first;
     int64_t offset[kPasses];
@@ -257,7 +268,7 @@ class DecodeRing {
   uint32_t staged_;
   int warp_;
   int lane_;
-  bool k_inside_;  // this lane's chunk lies within the rows' dims
+  bool k_inside_;  // this lane's first chunk lies within the rows' dims
   bool v_inside_;
   int count_ = 0;
   int known_ = 0;

@@ -10,6 +10,7 @@
 
 #include <flashbsr/kernel/decode/loader.h>
 #include <flashbsr/kernel/decode/query.h>
+#include <flashbsr/kernel/decode/rotate.h>
 #include <flashbsr/ptx/math.h>
 #include <flashbsr/ptx/mma.h>
 #include <flashbsr/variant/variant.h>
@@ -60,8 +61,12 @@ class DecodeMath {
   FLASHBSR_DEVICE DecodeMath(const KernelArgs& args, int lane)
       : args_(args), variant_(args.params), g_(lane >> 2), t_(lane & 3), lane_(lane) {}
 
-  FLASHBSR_DEVICE void begin(const DecodeReady<Traits>& ready) {
+  FLASHBSR_DEVICE void begin(const DecodeItem& item, const DecodeReady<Traits>& ready) {
     mask_ = ready.mask;
+    if (variant_.masks_logits()) {
+      const int32_t masked = variant_.mask_begin(args_.requests[item.request]);
+      mask_.whole_end = min_of(mask_.whole_end, masked);
+    }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       scale_[n][0] = ready.scale[8 * n + 2 * t_];
@@ -74,11 +79,10 @@ class DecodeMath {
   FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, DecodeRing<Traits>& ring,
                             int32_t position, State& state) {
     float s[kSubTiles][kTiles][4];
-    scores(query, ring.wait_for_keys(), s);
+    scores(query, keys(ring, position), s);
     ring.produce_keys();
     const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
-    const bool hooks =
-        !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
+    const bool hooks = !Variant::use_softmax || variant_.transforms_logits();
     if (cut || hooks) {
       masked(item, position, s);
     } else {
@@ -104,6 +108,19 @@ class DecodeMath {
   /// Weights in fp16 are kept 2^8 larger, so that small ones are not lost as subnormals.
   static constexpr float kShift = kType == DType::kF16 ? 8.0f : 0.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
+
+  /// The stage's K, rotated where that is asked for.
+  FLASHBSR_DEVICE uint32_t keys(DecodeRing<Traits>& ring, int32_t position) const {
+    if constexpr (kDecodeRotates<Traits, Variant>) {
+      if (args_.params.rope.fine) {
+        DecodeRotator<Traits> rotator(args_.params.rope, position, lane_);
+        const uint32_t tile = ring.wait_for_keys();
+        rotator.run(tile);
+        return tile;
+      }
+    }
+    return ring.wait_for_keys();
+  }
 
   FLASHBSR_DEVICE int q_head(const DecodeItem& item, int packed, int token) const {
     return item.kv_head * static_cast<int>(args_.group.divisor) +
@@ -143,9 +160,9 @@ class DecodeMath {
         load_keys(tile, u, pair, first, second);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          const auto& b = query.b[n];
-          ptx::mma_m16n8k16<kType>(even[n], first, b[2 * pair][0], b[2 * pair][1]);
-          ptx::mma_m16n8k16<kType>(odd[n], second, b[2 * pair + 1][0], b[2 * pair + 1][1]);
+          const uint4 b = query.operands(n, pair);
+          ptx::mma_m16n8k16<kType>(even[n], first, b.x, b.y);
+          ptx::mma_m16n8k16<kType>(odd[n], second, b.z, b.w);
         }
       }
       add(even, odd, s[u]);

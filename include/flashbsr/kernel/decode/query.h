@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/core/launch.h>
+#include <flashbsr/kernel/decode/rotate.h>
 #include <flashbsr/kernel/decode/traits.h>
 #include <flashbsr/ptx/convert.h>
 
@@ -48,7 +49,21 @@ struct DecodeQuery {
   static constexpr int kSteps = Traits::kHeadDim / 16;
   static constexpr int kTiles = Traits::kRows / 8;
 
+  /// Up to 64 registers of a lane. Twice as many do not go with O, which is as large again: then
+  /// they are read from shared memory where they are multiplied.
+  static constexpr bool kResident = Traits::kHeadDim <= 256;
+
   uint32_t b[kTiles][kSteps][2];
+  const uint4* place = nullptr;  ///< this lane's in shared memory
+
+  /// Operands of k-steps 2 i and 2 i + 1.
+  FLASHBSR_DEVICE uint4 operands(int n, int i) const {
+    if constexpr (kResident) {
+      return {b[n][2 * i][0], b[n][2 * i][1], b[n][2 * i + 1][0], b[n][2 * i + 1][1]};
+    } else {
+      return place[(n * (kSteps / 2) + i) * 32];
+    }
+  }
 
   /// Dims of the first element of register `half` of k-step `step`.
   FLASHBSR_DEVICE static int dim_of(int step, int half, int t) {
@@ -56,6 +71,10 @@ struct DecodeQuery {
   }
 
   FLASHBSR_DEVICE void read(const DecodeReady<Traits>& ready, int lane) {
+    if constexpr (!kResident) {
+      place = &ready.b[0][lane];
+      return;
+    }
     uint32_t* words = &b[0][0][0];
 #pragma unroll
     for (int i = 0; i < DecodeReady<Traits>::kWords / 4; ++i) {
@@ -67,11 +86,13 @@ struct DecodeQuery {
     }
   }
 
-  /// Loads an item's queries and leaves everything about it in `ready`. One warp.
+  /// Loads an item's queries, by RoPE if `kRotates` and it is asked for, and leaves everything
+  /// about it in `ready`. One warp.
+  template <bool kRotates>
   FLASHBSR_DEVICE void prepare(const KernelArgs& args, const DecodeItem& item, int lane,
                                DecodeReady<Traits>& ready) {
     float scale[kTiles];
-    load(args, item, lane, scale);
+    load<kRotates>(args, item, lane, scale);
     if constexpr (Traits::kFloat8) {
       if (args.params.q.dtype == DType::kBF16) fit(scale);
     }
@@ -95,6 +116,7 @@ struct DecodeQuery {
   }
 
  private:
+  template <bool kRotates>
   FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane,
                             float (&scale)[kTiles]) {
     const Params& p = args.params;
@@ -109,7 +131,8 @@ struct DecodeQuery {
       const int token = args.group.quotient(packed);
       const int head =
           item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
-      const int row_of_q = item.shared() ? args.q_rows[~item.q_begin + token] : item.q_begin + token;
+      const int row_of_q =
+          item.shared() ? args.q_rows[~item.q_begin + token] : item.q_begin + token;
       const char* row = q.row(row_of_q, head);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -118,6 +141,12 @@ struct DecodeQuery {
           const int dim = dim_of(step, half, t);
           b[n][step][half] =
               inside && dim < q.dim ? __ldg(reinterpret_cast<const uint32_t*>(row + 2 * dim)) : 0;
+          if constexpr (kRotates) {
+            if (p.rope.fine && inside) {
+              b[n][step][half] = rotated_word<Traits::kKv>(
+                  p.rope, Traits::kHeadDim, item.kv_len - item.q_len + token, row, dim);
+            }
+          }
         }
       }
       scale[n] = p.sm_scale * (p.q_head_scale ? p.q_head_scale[head] : 1.0f) * k_scale;

@@ -23,7 +23,7 @@ struct alignas(16) DecodeItem {
   int32_t slot;
   int32_t merge;
   int32_t request;
-  int32_t q_begin;  ///< of a shared part ~Request::q_rows: 48 bytes are what there is room for
+  int32_t q_begin;  ///< of a shared part ~Request::q_begin: 48 bytes are what there is room for
   int32_t q_len;
   int32_t kv_len;
 
@@ -31,7 +31,7 @@ struct alignas(16) DecodeItem {
 };
 
 /// @tparam arch      instruction set, 80 or 90
-/// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
+/// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 8 or 16
 template <int arch, int head_dim, DType kv, int rows, int stages = 2>
@@ -46,9 +46,9 @@ struct DecodeTraits {
   static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
-  /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room.
+  /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
   static constexpr int kWarps =
-      rows > 8 ? (arch >= 90 ? 6 : 4) : (arch >= 90 ? 8 : 4) / (head_dim > 128 ? 2 : 1);
+      rows > 8 ? (arch >= 90 ? 6 : 4) : (arch >= 90 ? 8 : 4) / max_of(ceil_div(head_dim, 128), 1);
   /// Warps that merge the others' states and write, so that streaming goes on meanwhile. Two for 16
   /// rows: 320 threads may have 204 registers each, 384 only 170.
   static constexpr int kEpilogueWarps = rows > 8 ? 2 : 4;

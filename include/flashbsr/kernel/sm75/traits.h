@@ -24,6 +24,7 @@ struct PrefillTraits {
   static constexpr DType kCompute = kv;
 
   static constexpr int kWarps = 4;
+  static constexpr int kRowWarps = kWarps, kParts = 1;  ///< as in kernel/sm80/traits.h
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = head_dim == 256 ? 1 : 2;
   /// Tokens of a tile of K or V.

@@ -44,7 +44,8 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const Params& p = args.params;
   const WorkItem& item = task.item;
   const int32_t lane = ptx::thread_index() % 32;
-  const int32_t first_row = ptx::thread_index() / 32 * Loop::kRowsPerWarp;
+  const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
+  const int32_t first_dim = Loop::first_dim(ptx::thread_index());
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
 #pragma unroll
@@ -66,27 +67,27 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
           const OutputRow<Traits> out(memory, r);
           detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
                                        [&](int32_t d, const auto& x) {
-                                         out[d] = x[0];
-                                         out[d + 1] = x[1];
+                                         out[first_dim + d] = x[0];
+                                         out[first_dim + d + 1] = x[1];
                                        });
         } else {
           char* out = p.out.row(token, row.q_head);
           with_output_dtype(p.out.dtype, [&]<DType kType>() {
-            detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
-                                         [&](int32_t d, const auto& x) {
-                                           store_typed<kType, Traits::kArch>(out, d, p.v.dim, x);
-                                         });
+            detail::for_each_run<Traits>(
+                loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
+                  store_typed<kType, Traits::kArch>(out, first_dim + d, p.v.dim, x);
+                });
           });
         }
-        if (lane % 4 == 0) write_lse(p, token, row.q_head, end.lse);
+        if (lane % 4 == 0 && first_dim == 0) write_lse(p, token, row.q_head, end.lse);
       } else {
         float factor = kUnit;
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
         char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
         detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
-          store_typed<DType::kF32>(out, d, p.v.dim, x);
+          store_typed<DType::kF32>(out, first_dim + d, p.v.dim, x);
         });
-        if (lane % 4 == 0) {
+        if (lane % 4 == 0 && first_dim == 0) {
           *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
         }
       }

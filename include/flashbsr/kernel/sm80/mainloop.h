@@ -24,7 +24,8 @@ class Mainloop : public Scores<Traits, Variant> {
 
  public:
   using Base::kBands, Base::kShift;
-  static constexpr int kDimTiles = Traits::kHeadDim / 8;
+  static constexpr int kDims = Traits::kHeadDim / Traits::kParts;  ///< of O, in this warp
+  static constexpr int kDimTiles = kDims / 8;
   static constexpr int kBlocks = Traits::kKvTile / 16;
 
   /// A thread has rows g and g + 8 of each band, g = lane / 4, and of O columns as in out_column().
@@ -34,7 +35,15 @@ class Mainloop : public Scores<Traits, Variant> {
 
   FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const BlockState& state, uint32_t query_tile,
                            int32_t thread)
-      : Base(args, state, query_tile, thread), value_tile_(query_tile + Traits::kValueOffset) {}
+      : Base(args, state, query_tile, thread),
+        value_tile_(query_tile + Traits::kValueOffset +
+                    first_dim(thread) * dtype_size(Traits::kKv)) {}
+
+  /// The first column of O that a thread's warp has.
+  FLASHBSR_DEVICE static int32_t first_dim(int32_t thread) {
+    if constexpr (Traits::kParts == 1) return 0;
+    return static_cast<uint32_t>(thread) / (32 * Traits::kRowWarps) * kDims;
+  }
 
   /// Once rows and scales of an item are in shared memory.
   FLASHBSR_DEVICE void begin(const Task& task) {
@@ -85,7 +94,7 @@ class Mainloop : public Scores<Traits, Variant> {
   FLASHBSR_DEVICE int accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
                                        float (&part)[kBands][2],
                                        uint32_t (&first)[Values::kDims / 8][2], Between&& between) {
-    constexpr int kChunks = Traits::kHeadDim / Values::kDims;
+    constexpr int kChunks = kDims / Values::kDims;
     constexpr bool kLast = kBlock + 1 == kBlocks;
     uint32_t (&next)[kBands][4] = p[(kBlock + 1) % 2];
     int made = 0;
@@ -130,7 +139,7 @@ class Mainloop : public Scores<Traits, Variant> {
       weigh_all(kBlock, p, part);
       settle<kBlock, true>(p, part);
 #pragma unroll
-      for (int d = 0; d < Traits::kHeadDim; d += Values::kDims) {
+      for (int d = 0; d < kDims; d += Values::kDims) {
         uint32_t v[Values::kDims / 8][2];
         values.load(v, kBlock * 16, d);
         multiply_values(d / 8, p, v);

@@ -67,11 +67,12 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
 #pragma unroll
     for (int i = 0; i < kHalfEach; ++i) {
       const int group = lane + 4 * i;
+      const PairedGroups groups(p.rope, group, kGroups);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t pair[8] = {};
         if (group < kGroups / 2) {
-          detail::read_group<kRowBytes>(tile, r, group + h * (kGroups / 2), pair);
+          detail::read_group<kRowBytes>(tile, r, h ? groups.second : groups.first, pair);
         }
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -82,10 +83,18 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
                                     : ptx::unpack_high<DType::kF16>(pair[e]);
         }
       }
-      if (rotate && group < kGroups / 2) {
+      if (rotate && groups.turn) {
         const RopeRow angles(p.rope, position + rows[r].token, Traits::kHeadDim);
 #pragma unroll
-        for (int e = 0; e < 16; ++e) angles.at(16 * group + e).turn(x[i][0][e], x[i][1][e]);
+        for (int e = 0; e < 16; ++e) {
+          // As Zip has it.
+          if (p.rope.interleave && e % 2 == 0) {
+            const float other = x[i][0][e + 1];
+            x[i][0][e + 1] = x[i][1][e];
+            x[i][1][e] = other;
+          }
+          angles.at(16 * group + e).turn(x[i][0][e], x[i][1][e]);
+        }
       }
 #pragma unroll
       for (int e = 0; e < 32; ++e) magnitude = ptx::max(magnitude, fabsf(x[i][e / 16][e % 16]));
@@ -102,6 +111,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
     for (int i = 0; i < kHalfEach; ++i) {
       const int group = lane + 4 * i;
       if (group >= kGroups / 2) continue;
+      const PairedGroups groups(p.rope, group, kGroups);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t pair[8];
@@ -110,7 +120,8 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
           pair[e] = ptx::pack2<Traits::kCompute, Traits::kArch>(x[i][h][2 * e] * factor,
                                                                 x[i][h][2 * e + 1] * factor);
         }
-        detail::write_group<kRowBytes, Traits::kFloat8>(tile, r, group + h * (kGroups / 2), pair);
+        detail::write_group<kRowBytes, Traits::kFloat8>(tile, r, h ? groups.second : groups.first,
+                                                        pair);
       }
     }
   }

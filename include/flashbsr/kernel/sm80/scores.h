@@ -35,7 +35,7 @@ template <class Traits, class Variant>
   requires AttentionVariant<Variant, ThreadMath>
 class Scores {
  public:
-  static constexpr int kRowsPerWarp = Traits::kRows / Traits::kWarps;
+  static constexpr int kRowsPerWarp = Traits::kRows / Traits::kRowWarps;
   static constexpr int kBands = kRowsPerWarp / 16;  ///< A operands that share each B operand
   static constexpr int kTokenTiles = Traits::kKvTile / 8;
   /// log2 of what weights are multiplied by.
@@ -49,7 +49,7 @@ class Scores {
   FLASHBSR_DEVICE Scores(const KernelArgs& args, const BlockState& state, uint32_t query_tile,
                          int32_t thread)
       : lane_(static_cast<uint32_t>(thread) % 32),
-        first_row_(static_cast<uint32_t>(thread) / 32 * kRowsPerWarp),
+        first_row_(first_row(static_cast<uint32_t>(thread) / 32)),
         key_tile_(query_tile + Traits::kKeyOffset),
         args_(args),
         variant_(args.params),
@@ -58,6 +58,9 @@ class Scores {
         visible_(state.visible + static_cast<uint32_t>(thread) / 32),
         queries_(query_tile, first_row_, lane_) {}
 
+  FLASHBSR_DEVICE static int32_t first_row(int32_t warp) {
+    return (Traits::kParts == 1 ? warp : warp % Traits::kRowWarps) * kRowsPerWarp;
+  }
   FLASHBSR_DEVICE int32_t row_of(int band, int half) const {
     return first_row_ + band * 16 + half * 8 + lane_ / 4;
   }
@@ -69,12 +72,16 @@ class Scores {
     if (lane_ == 0) {
       // What all see is that of the block, so that its warps take the same way and meet at the same
       // barriers; warps of few tiles at the diagonal compare for nothing.
-      *visible_ = {Visibility::of(rows_, first_row_, end).any,
+      Visibility v{Visibility::of(rows_, first_row_, end).any,
                    Visibility::of(rows_, 0, task.item.row_count).all};
+      if (variant_.masks_logits()) {
+        v.all.end = min_of(v.all.end, variant_.mask_begin(task.request));
+      }
+      *visible_ = v;
     }
     __syncwarp();
     // The short way multiplies inside the exponent, after the maximum: only for positive scales.
-    transforms_ = !Variant::use_softmax || variant_.transforms_logits() || variant_.masks_logits();
+    transforms_ = !Variant::use_softmax || variant_.transforms_logits();
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -132,7 +139,8 @@ class Scores {
     }
   }
 
-  /// S becomes logits (without softmax: weights), where it is not already.
+  /// S becomes logits (without softmax: weights), where it is not already. Tiles that a mask cuts
+  /// are not whole.
   FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
     if (transforms_ || !whole) transform(begin);
   }
@@ -172,37 +180,49 @@ class Scores {
     }
   }
 
-  /// The same with every key turned to its position. Dims i and i + head_dim / 2 are in the same
-  /// thread, kSteps / 2 steps apart.
+  /// The same with every key turned to its position. Dims that turn together are in the same
+  /// thread, two steps of the product.
   FLASHBSR_DEVICE void score_rotated(int32_t begin, uint32_t tile) {
     const Keys keys = operands<Keys>(key_tile_ + tile);
-    const int32_t lane = ptx::thread_index() % 32;
 #pragma unroll 1
     for (int step = 0; step < kSteps / 2; ++step) {
+      const PairedGroups steps(args_.params.rope, step, kSteps);
       uint32_t a[2][kBands][4];
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
-        queries_.load(a[0][b], b * 16, step);
-        queries_.load(a[1][b], b * 16, step + kSteps / 2);
+        queries_.load(a[0][b], b * 16, steps.first);
+        queries_.load(a[1][b], b * 16, steps.second);
       }
+      if (steps.turn) {
+        add_steps<true>(a, keys, steps, step, begin);
+      } else {
+        add_steps<false>(a, keys, steps, step, begin);
+      }
+    }
+  }
+
+  template <bool kTurn>
+  FLASHBSR_DEVICE void add_steps(const uint32_t (&a)[2][kBands][4], const Keys& keys,
+                                 const PairedGroups& steps, int step, int32_t begin) {
+    const int32_t lane = ptx::thread_index() % 32;
 #pragma unroll
-      for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
-        uint32_t x[Keys::kTokens / 8][2], y[Keys::kTokens / 8][2];
-        keys.load(x, token, step);
-        keys.load(y, token, step + kSteps / 2);
+    for (int token = 0; token < Traits::kKvTile; token += Keys::kTokens) {
+      uint32_t x[Keys::kTokens / 8][2], y[Keys::kTokens / 8][2];
+      keys.load(x, token, steps.first);
+      keys.load(y, token, steps.second);
 #pragma unroll
-        for (int i = 0; i < Keys::kTokens / 8; ++i) {
-          // Past the item's end keys are zeros, and the tables may end too.
-          const int32_t position = min_of(begin + token + 8 * i + lane / 4, task_->item.kv_end - 1);
-          const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
+      for (int i = 0; kTurn && i < Keys::kTokens / 8; ++i) {
+        // Past the item's end keys are zeros, and the tables may end too.
+        const int32_t position = min_of(begin + token + 8 * i + lane / 4, task_->item.kv_end - 1);
+        const RopeRow angles(args_.params.rope, position, Traits::kHeadDim);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            turn_pair(angles, Keys::column_of(step, half, lane), x[i][half], y[i][half]);
-          }
+        for (int half = 0; half < 2; ++half) {
+          Zip{args_.params.rope}(x[i][half], y[i][half]);
+          turn_pair(angles, Keys::column_of(step, half, lane), x[i][half], y[i][half]);
         }
-        multiply(a[0], x, token / 8);
-        multiply(a[1], y, token / 8);
       }
+      multiply(a[0], x, token / 8);
+      multiply(a[1], y, token / 8);
     }
   }
 

@@ -23,7 +23,11 @@ FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int a
              : 1;
 }
 
-/// @tparam head_dim  64, 128 or 256; smaller dims are padded with zeros in shared memory
+/// Warps that share rows, each with its part of O's columns and all of S: 16 rows of 512 columns
+/// would be 256 of a thread's 255 registers.
+FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 2 : 1; }
+
+/// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
@@ -44,9 +48,11 @@ struct PrefillTraits {
   /// What the tensor cores multiply: float8 is exact in fp16.
   static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
 
-  static constexpr int kWarps = 4;
+  static constexpr int kRowWarps = 4;  ///< that rows are dealt to
+  static constexpr int kParts = prefill_parts(head_dim);
+  static constexpr int kWarps = kRowWarps * kParts;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kBlocksPerSM = 2;
+  static constexpr int kBlocksPerSM = 2 / kParts;
   static constexpr int kKvTile = kv_tile;
   static constexpr int kStages = stages;
 

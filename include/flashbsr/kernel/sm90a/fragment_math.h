@@ -126,8 +126,9 @@ struct FragmentMath {
   }
 
   /// Reads up to 8 kGroups bits from `first` on, and up to 31 around them: the memory of masks has
-  /// room for that.
-  FLASHBSR_DEVICE static Bool test_bits(const uint8_t* bits, int64_t first, int32_t) {
+  /// room for that. The first `kept` columns are true whatever is read.
+  FLASHBSR_DEVICE static Bool test_bits(const uint8_t* bits, int64_t first, int32_t,
+                                        int32_t kept = 0) {
     const uint64_t bit = reinterpret_cast<uint64_t>(bits) * 8 + static_cast<uint64_t>(first);
     const uint32_t* words = reinterpret_cast<const uint32_t*>(bit / 32 * 4);
     const uint32_t shift = static_cast<uint32_t>(bit) % 32;
@@ -138,6 +139,13 @@ struct FragmentMath {
       const uint32_t high = words[i + 1];
       r.word[i] = __funnelshift_r(low, high, shift);
       low = high;
+    }
+    if (kept > 0) {
+#pragma unroll
+      for (int i = 0; i < Bool::kWords; ++i) {
+        const int32_t ones = kept - 32 * i;
+        if (ones > 0) r.word[i] |= ones < 32 ? (1u << ones) - 1 : 0xffffffffu;
+      }
     }
     return r;
   }

@@ -84,15 +84,20 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   constexpr int kBarrier = 8;
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
   const int32_t merge = tile.item.merge, count = tile.item.merge_count;
+  // A merge of its own is contracted by all threads; of several, which requests that share KV have,
+  // each warp has its own, at most 32. One way through the code for both: two would spill.
+  const bool several = count > 1;
+  const int32_t first = several ? thread / 32 : 0, step = several ? kConsumerThreads / 32 : 1;
+  const int32_t threads = several ? 32 : kConsumerThreads, rank = thread % threads;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  if (count > 1) {
-    merge_runs<Variant::use_softmax, kArch>(args, merge, count, thread / 32, kConsumerThreads / 32,
-                                            thread % 32);
-    return;
-  }
-  const bool last = thread == 0 && arrive(args, merge);
-  if (ptx::named_barrier_any(kBarrier, kConsumerThreads, last)) {
-    merge_split_tile<Variant::use_softmax, kArch>(args, merge, thread, kConsumerThreads);
+  const int32_t mine = first + rank * step;
+  const bool last = rank < 32 && mine < count && arrive(args, merge + mine);
+  uint32_t complete = several ? __ballot_sync(0xffffffffu, last)
+                              : ptx::named_barrier_any(kBarrier, kConsumerThreads, last);
+#pragma unroll 1
+  for (; complete; complete &= complete - 1) {
+    const int32_t run = first + (__ffs(static_cast<int>(complete)) - 1) * step;
+    merge_split_tile<Variant::use_softmax, kArch>(args, merge + run, rank, threads);
   }
 }
 

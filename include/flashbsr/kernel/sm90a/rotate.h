@@ -7,6 +7,9 @@
 //   warp 0          Q by TMA                -> `raw` barriers for Q
 //   warps 1 and 2   K and Q rotated         -> key_pipeline, query_pipeline
 //
+// Heads that are rotated whole, in halves, have a loop of their own for K: the other one's two
+// permutations and an address for each row are a tenth more instructions.
+//
 // A lane has two neighbouring pairs of dims (two times two at head dim 256) and goes from row to
 // row: the angles of the first row of half a tile come from the tables, the next ones by angle-sum
 // with a step of constant cosine and sine. That is as many operations as the tables ask for and no
@@ -42,39 +45,11 @@ struct PairPlace {
   FLASHBSR_DEVICE static uint32_t partner(uint32_t address) {
     return kHalf >= 64 ? address + kHalf / 64 * kColumnBytes : address ^ 64;
   }
-};
 
-/// Turns two pairs: their dims in x, the partners in y.
-template <DType kType>
-FLASHBSR_DEVICE void turn(const Rotation (&angles)[2], uint32_t& x, uint32_t& y) {
-  float a[2] = {ptx::unpack_low<kType>(x), ptx::unpack_high<kType>(x)};
-  float b[2] = {ptx::unpack_low<kType>(y), ptx::unpack_high<kType>(y)};
-#pragma unroll
-  for (int e = 0; e < 2; ++e) angles[e].turn(a[e], b[e]);
-  x = ptx::pack2<kType>(a[0], a[1]);
-  y = ptx::pack2<kType>(b[0], b[1]);
-}
-
-/// The angles of a lane's two pairs, of which `dim` is the first one's lower dim.
-struct Angles {
-  Rotation at[2];
-
-  /// Of as many positions, less than the fine table has: a step from one to another. `fine` is the
-  /// table's column of `dim`.
-  FLASHBSR_DEVICE static Angles step(const float* fine, int32_t head_dim, int32_t positions) {
-    const float* row = fine + positions * head_dim;
-    const float2 c = *reinterpret_cast<const float2*>(row);
-    const float2 s = *reinterpret_cast<const float2*>(row + head_dim / 2);
-    return {{{c.x, s.x}, {c.y, s.y}}};
-  }
-  FLASHBSR_DEVICE static Angles of(const RopeTables& tables, int32_t head_dim, int32_t position,
-                                   int32_t dim) {
-    const RopeRow row(tables, position, head_dim);
-    return {{row.at(dim), row.at(dim + 1)}};
-  }
-  FLASHBSR_DEVICE void advance(const Angles& by) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) by.at[e].turn(at[e].cos, at[e].sin);
+  /// Byte of any even dim in row `r`.
+  template <int kColumnBytes>
+  FLASHBSR_DEVICE static int32_t of_dim(int32_t dim, int32_t r) {
+    return dim / 64 * kColumnBytes + r * 128 + (dim % 64 * 2 ^ ((r & 7) << 4));
   }
 };
 
@@ -121,18 +96,40 @@ class Rotator {
     const RopeTables& tables = args_.base.params.rope;
     const Place place(lane());
     const int32_t begin = half * kHalfRows;
-    uint32_t column = shared_.keys + at.stage * Traits::kKeyBytes;
+    const uint32_t keys = shared_.keys + at.stage * Traits::kKeyBytes;
     // Rows behind the item's end are masked; the tables end there.
     const int32_t position = min_of(tile.start + j * Traits::kKvTile + begin, tile.item.kv_end - 1);
 #pragma unroll 1
-    for (int pass = 0; pass < Place::kPasses; ++pass, column += kKeyColumnBytes) {
+    for (int pass = 0; pass < Place::kPasses; ++pass) {
       const int32_t dim = place.dim + 64 * pass;
       Angles now = Angles::of(tables, kDim, position + place.row, dim);
       const Angles step = Angles::step(tables.fine + dim, kDim, kStep);
       ptx::mbarrier_wait<kArch>(shared_.raw_keys + 8 * at.stage, at.parity);
-      const uint32_t first = column + place.in_row(begin + place.row);
-      rotate_pass(first, first + kHalfRows * 128, now, step);
+      const uint32_t first = keys + pass * kKeyColumnBytes + place.in_row(begin + place.row);
+      if (tables.half == kDim / 2 && !tables.interleave) {
+        rotate_pass(first, first + kHalfRows * 128, now, step);
+        continue;
+      }
+      if (dim >= tables.half) continue;
+#pragma unroll 1
+      for (int32_t r = begin + place.row; r < begin + kHalfRows; r += kStep) {
+        turn_row<kKeyColumnBytes>(keys, dim, r, now);
+        now.advance(step);
+      }
     }
+  }
+
+  /// The lane's words of a row, wherever the partners are.
+  template <int kColumnBytes>
+  FLASHBSR_DEVICE void turn_row(uint32_t rows, int32_t dim, int32_t r, const Angles& angles) const {
+    const RopeTables& tables = args_.base.params.rope;
+    const uint32_t at = rows + Place::template of_dim<kColumnBytes>(dim, r);
+    const uint32_t other = rows + Place::template of_dim<kColumnBytes>(dim + tables.half, r);
+    uint32_t x = ptx::load_shared(at), y = ptx::load_shared(other);
+    Zip{tables}(x, y);
+    turn<Traits::kType>(angles.at, x, y);
+    ptx::store_shared(at, x);
+    ptx::store_shared(other, y);
   }
 
   /// Words of the next rows are on their way while one is rotated.
@@ -179,7 +176,7 @@ class Rotator {
     announce(shared_.query_pipeline.full(query.stage), false);
   }
 
-  FLASHBSR_DEVICE void rotate_query_half(const Tile& tile, int32_t half, uint32_t column) {
+  FLASHBSR_DEVICE void rotate_query_half(const Tile& tile, int32_t half, uint32_t rows) {
     const RopeTables& tables = args_.base.params.rope;
     const FastDiv& group = args_.base.group;
     const int32_t heads = static_cast<int32_t>(group.divisor);
@@ -188,21 +185,16 @@ class Rotator {
     const int32_t end = min_of((half + 1) * (Traits::kRows / 2), tile.item.row_count);
     const int32_t offset = tile.request.kv_len - tile.request.q_len;
 #pragma unroll 1
-    for (int pass = 0; pass < Place::kPasses; ++pass, column += kQueryColumnBytes) {
-      if (first >= end) break;
+    for (int pass = 0; pass < Place::kPasses; ++pass) {
       const int32_t dim = place.dim + 64 * pass;
+      if (first >= end || dim >= tables.half) break;
       const int32_t packed = tile.item.row_begin + first, token = group.quotient(packed);
       Angles angles = Angles::of(tables, kDim, offset + token, dim);
       const Angles step = Angles::step(tables.fine + dim, kDim, 1);
       int32_t head = group.remainder(packed, token);
 #pragma unroll 2
       for (int32_t r = first; r < end; r += kStep) {
-        const uint32_t at = column + place.in_row(r);
-        uint32_t x = ptx::load_shared(at);
-        uint32_t y = ptx::load_shared(Place::template partner<kQueryColumnBytes>(at));
-        turn<Traits::kType>(angles.at, x, y);
-        ptx::store_shared(at, x);
-        ptx::store_shared(Place::template partner<kQueryColumnBytes>(at), y);
+        turn_row<kQueryColumnBytes>(rows, dim, r, angles);
         for (head += kStep; head >= heads; head -= heads) angles.advance(step);
       }
     }
