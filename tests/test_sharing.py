@@ -94,6 +94,19 @@ def test_masks_are_not_shared(device: Device, rng: np.random.Generator) -> None:
     arrays.check(attention, device, "without mask")
 
 
+def test_trees_share_what_lies_before_the_drafts(device: Device) -> None:
+    """Drafts are masked and stay with their requests, their contexts are loaded once."""
+    batch = family(4, own=2)
+    parents = np.array([-1, 0, 0, 1], np.int32)
+    arrays = Arrays.of(batch, dtype_of(device))
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), arrays.task(device))
+    attention.plan(**batch.table(), tree_parents=np.tile(parents, len(batch.pages)))
+    assert [(p.kv_begin, p.kv_end) for p in attention.plan_info.parts] == [(0, 2048)]
+    sees = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
+    masks = [np.hstack([np.ones((4, n - 4), bool), sees]) for n in batch.kv_lens]
+    arrays.check(attention, device, "trees", masks=masks)
+
+
 @pytest.mark.parametrize("task", [{"fixed_split_size": 256}, {"disable_split_kv": True}])
 def test_split_policies_are_kept(task: dict[str, Any], device: Device) -> None:
     """Batch invariance: a request's plan does not depend on its neighbours."""
