@@ -96,7 +96,7 @@ class Explanation:
     def splits(self) -> int:
         """Parts of tiles whose KV range was split."""
         count = self.plan.tiles.items
-        return int(count[count > 1].sum()) * self.plan.header.num_kv_heads
+        return int(count[count > 1].sum()) * self.plan.heads_per_request
 
     @property
     def merges(self) -> int:
