@@ -101,7 +101,7 @@ def rotates(kernel: dict[str, Any], page_size: int | None) -> bool:
     if kernel["family"] == "hopper":
         return kernel["kv"] in ("f16", "bf16") and kernel["head_dim"] == kernel["head_dim_vo"]
     if kernel["family"] == "decode":
-        return kernel["kv"] in ("f16", "bf16")
+        return kernel["kv"] in ("f16", "bf16") and kernel["head_dim"] <= 256
     return kernel["family"] == "prefill" and page_size is not None
 
 

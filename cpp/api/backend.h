@@ -81,8 +81,7 @@ class Backend {
 /// Points `params` at partial states in `memory`, as partial_bytes counts them.
 inline void place_partials(Params& params, const PlanHeader& h, char* memory, int64_t dim_vo) {
   params.partial_out = reinterpret_cast<float*>(memory);
-  params.partial_lse =
-      params.partial_out + static_cast<int64_t>(h.max_partial_rows) * dim_vo;
+  params.partial_lse = params.partial_out + static_cast<int64_t>(h.max_partial_rows) * dim_vo;
 }
 
 }  // namespace flashbsr::api

@@ -23,9 +23,8 @@ DeviceLimits CpuBackend::limits(const Batch&) {
 void CpuBackend::take_plan(const HostPlan& plan, char* workspace, void*) {
   plan_ = plan;
   const PlanHeader& h = plan.plan.header();
-  workspace_ = workspace
-                   ? workspace
-                   : owned_.fit(partial_bytes(h.max_partial_rows, options_.head_dim_vo));
+  workspace_ =
+      workspace ? workspace : owned_.fit(partial_bytes(h.max_partial_rows, options_.head_dim_vo));
 }
 
 /// Which type products are made in, and so which kernels to compile, depends on the arrays.

@@ -87,9 +87,9 @@ struct HopperArgs {
   TensorMap v;
   TensorMap out;  ///< as q; boxes of 16 rows
   KvPath path = KvPath::kGather;
-  int32_t box_tokens = 1;    ///< KV tokens of a box; tiles of kPaged begin at multiples of it
-  int32_t query_bytes = 0;   ///< of an item's Q: as many whole tokens as a tile has room for
-  int32_t query_boxes = 1;   ///< they come in; a box per token where requests share KV
+  int32_t box_tokens = 1;   ///< KV tokens of a box; tiles of kPaged begin at multiples of it
+  int32_t query_bytes = 0;  ///< of an item's Q: as many whole tokens as a tile has room for
+  int32_t query_boxes = 1;  ///< they come in; a box per token where requests share KV
   int32_t query_box_rows = 0;
   bool store_boxes = false;  ///< O goes out by TMA where 16 rows exist
 };

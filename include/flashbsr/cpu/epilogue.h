@@ -59,8 +59,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
   for (int32_t r = 0; r < m.row_count; ++r) {
     float top = -infinity();
     if (kSoftmax) {
-      for_each_state(plan, m,
-                     [&](int64_t slot) { top = max_of(p.partial_lse[slot + r], top); });
+      for_each_state(plan, m, [&](int64_t slot) { top = max_of(p.partial_lse[slot + r], top); });
     }
     float sum = 0;
     for (int d = 0; d < p.v.dim; ++d) o[d] = 0;

@@ -138,8 +138,7 @@ FLASHBSR_DEVICE bool arrive(const KernelArgs& args, int32_t index) {
 class StateCursor {
  public:
   FLASHBSR_DEVICE StateCursor(const KernelArgs& args, const Merge& m)
-      : parts_(args.merge_parts + m.part),
-        at_{m.slot, m.state_count, m.row_count, 0} {
+      : parts_(args.merge_parts + m.part), at_{m.slot, m.state_count, m.row_count, 0} {
     if (m.part >= 0) at_ = *parts_++;
   }
   /// The first row of the next one.

@@ -175,8 +175,8 @@ class Candidates {
       const Tile& tile = (*tiles_)[t];
       const int64_t length = tile.length();
       const bool cut = keep_.empty() || !keep_[t];
-      const int64_t limit =
-          best_.cut.longest(tile, cut ? most(tile.row_count) : max_of<int64_t>(length, 1), *limits_);
+      const int64_t limit = best_.cut.longest(
+          tile, cut ? most(tile.row_count) : max_of<int64_t>(length, 1), *limits_);
       const int64_t parts = length > limit ? ceil_div(length, limit) : 1;
       items += parts;
       if (parts > 1) slots += parts;

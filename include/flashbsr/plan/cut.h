@@ -118,8 +118,12 @@ inline int64_t cut_tiles(const Layout& layout, const Sharing& sharing, const Sha
       tokens += layout.requests[static_cast<size_t>(sharing.order[static_cast<size_t>(i)])].q_len;
     }
     cut_rows(tokens * group, limits, [&](int32_t row, int32_t count) {
-      add({static_cast<int32_t>(layout.requests.size() + p), row, count, {part.begin, part.end},
-           true, true});
+      add({static_cast<int32_t>(layout.requests.size() + p),
+           row,
+           count,
+           {part.begin, part.end},
+           true,
+           true});
     });
   }
   return total;

@@ -101,8 +101,7 @@ inline void levels_layout(Layout& layout, Sharing& sharing, const std::vector<Le
           }
         }
         needed = needed || group.kv_len % page_size != 0;
-        sharing.kv_first[r] =
-            static_cast<int32_t>(round_up<int64_t>(end, page_size));
+        sharing.kv_first[r] = static_cast<int32_t>(round_up<int64_t>(end, page_size));
       }
       position = last ? end : round_up<int64_t>(end, page_size);
     }

@@ -42,8 +42,8 @@ class PrefixTree {
     for (size_t r = 0; r < layout.requests.size(); ++r) {
       const Request& request = layout.requests[r];
       const bool masked = request.mask_offset() >= 0;
-      const int32_t seen = masked ? request.mask_begin
-                                  : request.kv_len - (shape.causal ? request.q_len - 1 : 0);
+      const int32_t seen =
+          masked ? request.mask_begin : request.kv_len - (shape.causal ? request.q_len - 1 : 0);
       if (request.q_len == 0 || seen < layout.page_size) continue;
       limits_[r] = seen / layout.page_size;
       order.push_back(static_cast<int32_t>(r));
@@ -98,8 +98,8 @@ class PrefixTree {
     for (int32_t i = range.first + 1; i < range.last && depth > range.depth; ++i) {
       const int32_t other = order[static_cast<size_t>(i)];
       depth = min_of(depth, limit(other));
-      depth = range.depth + equal_ids(pages(one) + range.depth, pages(other) + range.depth,
-                                      depth - range.depth);
+      depth = range.depth +
+              equal_ids(pages(one) + range.depth, pages(other) + range.depth, depth - range.depth);
     }
     return depth;
   }

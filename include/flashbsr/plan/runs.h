@@ -67,7 +67,9 @@ class Runs {
     return head * static_cast<int32_t>(runs.size()) + run;
   }
 
-  int32_t first_row(const SharedPart& part) const { return token_[static_cast<size_t>(part.first)]; }
+  int32_t first_row(const SharedPart& part) const {
+    return token_[static_cast<size_t>(part.first)];
+  }
   int32_t tokens(const SharedPart& part) const {
     return token_[static_cast<size_t>(part.last)] - first_row(part);
   }

@@ -106,9 +106,9 @@ class Sharer {
       const int64_t length = part.end - part.begin;
       add(tokens * group, length, true);
       shared_tiles += ceil_div<int64_t>(tokens * group, limits.tile_rows);
-      longest = max_of(longest, min_of<int64_t>(length, limits.min_chunk) *
-                                    token_cost(limits, min_of<int64_t>(tokens * group,
-                                                                       limits.tile_rows)));
+      longest = max_of(longest,
+                       min_of<int64_t>(length, limits.min_chunk) *
+                           token_cost(limits, min_of<int64_t>(tokens * group, limits.tile_rows)));
     }
     sum *= shape.num_kv_heads;
     if (shared_tiles > 0) {
@@ -165,8 +165,7 @@ class Sharer {
 
   /// Its tiles are items of their own, and every tile of its requests has a partial state more.
   bool pays(size_t index, const PrefixNode& node, int32_t begin) const {
-    const int64_t saved =
-        (without_[index] - token_cost(rows(node))) * (int64_t{node.end} - begin);
+    const int64_t saved = (without_[index] - token_cost(rows(node))) * (int64_t{node.end} - begin);
     const int64_t tiles = ceil_div<int64_t>(rows(node), limits_->tile_rows);
     const int64_t requests = tiles_[size(node.last)] - tiles_[size(node.first)];
     return saved > tiles * (limits_->cost_per_item + limits_->cost_per_split) +

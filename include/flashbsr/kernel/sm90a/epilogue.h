@@ -195,9 +195,8 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     const RowName row(args.base, item, r);
     rows.factor[h] = factor[h];
     rows.out[h] =
-        split
-            ? reinterpret_cast<char*>(partial_out_row(p, item.slot, r))
-            : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
+        split ? reinterpret_cast<char*>(partial_out_row(p, item.slot, r))
+              : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     if (r >= item.row_count) rows.out[h] = nullptr;
   }
   if (split) {

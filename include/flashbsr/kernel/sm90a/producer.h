@@ -143,8 +143,8 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
 #pragma unroll 1
   for (int32_t box = 0; box < args.query_boxes; ++box) {
     // The last token again where there is none: all bytes arrive, and nobody looks at those rows.
-    const int32_t row = query_row(tile.request, min_of(token + box, tile.request.q_len - 1),
-                                  args.base.q_rows);
+    const int32_t row =
+        query_row(tile.request, min_of(token + box, tile.request.q_len - 1), args.base.q_rows);
 #pragma unroll
     for (int c = 0; c < Traits::kColumnsQk; ++c) {
       ptx::tma_load(to + c * Traits::kRows * 128 + box * args.query_box_rows * 128, args.q, full,
