@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the batch wrappers have in common: workspaces, plans that fail, options that do not stick."""
+"""What the batch wrappers have in common: workspaces, failed plans, options that do not stick."""
 
 from __future__ import annotations
 
