@@ -24,6 +24,7 @@ from flashbsr.info import engine_info
 from .cuda_data import check_rows, io_bytes, normal, paged_kv, paged_sets, sample_rows, set_count
 from .cuda_peers import add_peers
 from .cuda_prefill import run_prefill
+from .cuda_share import run_share
 from .cuda_sparse import run_sparse
 from .cuda_timing import Gpu, measure, measure_limits
 from .cuda_workloads import REFERENCE_READ_GBS
@@ -194,6 +195,10 @@ def _run_sparse(w: Workload, session: CudaSession) -> Result:
     return run_sparse(w, session.gpu)
 
 
+def _run_share(w: Workload, session: CudaSession) -> Result:
+    return run_share(w, session.gpu)
+
+
 def _run_append(w: Workload, session: CudaSession) -> Result:
     """All tokens of the batch, from contiguous rows into permuted pages."""
     gpu, clock = session.gpu, session.gpu.clock
@@ -276,6 +281,7 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-prefill-fp8": _run_prefill,
     "gpu-short": _run_prefill,
     "gpu-sparse": _run_sparse,
+    "gpu-share": _run_share,
     "gpu-append": _run_append,
     "gpu-merge": _run_merge,
     "gpu-plan": _run_plan,

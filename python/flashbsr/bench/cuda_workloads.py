@@ -28,6 +28,7 @@ CUDA_KINDS = {
     "gpu-prefill-fp8": "Prefill, causal, e4m3",
     "gpu-short": "Few queries on a long KV, causal, bf16, paged",
     "gpu-sparse": "Block-sparse, random blocks, bf16",
+    "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
     "gpu-merge": "merge_states, bf16",
     "gpu-plan": "plan(), decode wrapper, host time",
@@ -164,6 +165,15 @@ def _sparse(r: int, c: int, us: float, *, quick: bool = False) -> Workload:
     )
 
 
+def _share(
+    name: str, batch: int, own: int, prefixes: tuple[tuple[int, int], ...], goals: tuple[Goal, ...]
+) -> Workload:
+    """`batch` decodes that share levels of prefixes and have `own` tokens more."""
+    length = own + sum(tokens for _, tokens in prefixes)
+    fields = {"kind": "gpu-share", "prefixes": prefixes, "goals": goals, "peer": False}
+    return _decode(f"share-{name}", (length,) * batch, None, **fields)
+
+
 def _append(length: int) -> Workload:
     return Workload(
         name=f"append-16x{length}",
@@ -249,6 +259,9 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     ),
     _short("extend-4x512", 4, 512, 8192, _at_least("tflops", 730.0)),
     _short("verify-16x4", 16, 4, 4096, _at_most("us_scaled", 65.0), quick=True),
+    _share("64x8192-own-256", 64, 256, ((1, 8192),), _at_most("us", 33.0)),
+    _share("three-levels", 128, 512, ((1, 4096), (8, 2048)), _at_least("sharing_gain", 3.0)),
+    _share("nothing", 64, 4096, (), _at_least("sharing_gain", 0.98)),
     _sparse(128, 128, 420.0, quick=True),
     _sparse(128, 16, 440.0),
     _sparse(64, 64, 520.0),

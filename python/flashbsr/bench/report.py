@@ -96,6 +96,11 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("tflops", "TFLOP/s", "{:.0f}"),
         ("matmul_fraction", "of matmul", "{:.0%}"),
     ),
+    "gpu-share": (
+        ("us", "us", "{:.1f}"),
+        ("apart_us", "apart", "{:.1f}"),
+        ("sharing_gain", "gain", "{:.2f}"),
+    ),
     "gpu-append": _GPU_COPY,
     "gpu-merge": _GPU_COPY,
     "gpu-plan": (("plan_us", "us", "{:.1f}"),),

@@ -90,6 +90,8 @@ class Workload:
         Queries and keys of a block of a block-sparse pattern.
     kept : float
         Part of the blocks that are in it.
+    prefixes : tuple[(int, int), ...]
+        Levels of KV that requests share: into how many groups, tokens of each.
     quick : bool
         Part of ``--quick``.
     goals : tuple[Goal, ...]
@@ -115,6 +117,7 @@ class Workload:
     fp8_accumulation: str = "default"
     block: tuple[int, int] | None = None
     kept: float = 0.25
+    prefixes: tuple[tuple[int, int], ...] = ()
     quick: bool = False
     goals: tuple[Goal, ...] = field(default=())
 
