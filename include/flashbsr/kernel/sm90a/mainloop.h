@@ -58,10 +58,6 @@ class Mainloop : public Softmax<Traits, Variant> {
       // Rows that are not there would have a say: then it is the long way always.
       if (!all_of_group(!Base::missing(0) && !Base::missing(1))) wary_ = 0x7fffffff;
     }
-    if (scores.masks()) {
-      const int32_t unmasked = uniform(scores.last_unmasked(start));
-      sight.whole_top = max_of(min_of(sight.whole_top, unmasked), sight.bottom - 1);
-    }
     if (!simple) sight.whole_top = sight.bottom - 1;
     if constexpr (kTriesWithoutMaxima) {
       if (!scores.exponents_pay()) wary_ = 0x7fffffff;
@@ -181,7 +177,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   template <bool kMasked>
   FLASHBSR_DEVICE void step(int32_t begin) {
     key_.advance();
-    if constexpr (kMasked) scores.look_ahead(begin);
+    scores.look_ahead(begin);
     const Operands at = operands(key_, value_);
     shared_.key_pipeline.wait_full(key_);
     take_turn();
@@ -269,7 +265,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void short_step(int32_t begin) {
     add_values();
     key_.advance();
-    if constexpr (kMasked) scores.look_ahead(begin);
+    scores.look_ahead(begin);
     const Operands at = operands(key_, value_);
     shared_.key_pipeline.wait_full(key_);
     ptx::pin(scores.s);

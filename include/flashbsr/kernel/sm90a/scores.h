@@ -73,17 +73,11 @@ class Scores {
     return simple;
   }
 
-  FLASHBSR_DEVICE bool masks() const { return kHasHooks<Variant> && variant_.masks_logits(); }
-  /// If so, the last tile, of those from KV position `start` on, that the mask leaves alone.
-  FLASHBSR_DEVICE int32_t last_unmasked(int32_t start) const {
-    return (variant_.mask_begin(tile_->request) - start) / Traits::kKvTile - 1;
-  }
-
-  /// Before the products of the tile at `begin`, if the mask may cut it: what a variant masks
-  /// depends on places only, and its look-ups run beside them.
+  /// Before the products of the tile at `begin`: what a variant masks depends on places only, and
+  /// its look-ups run beside them.
   FLASHBSR_DEVICE void look_ahead(int32_t begin) {
     if constexpr (kHasHooks<Variant>) {
-      if (!masks()) return;
+      if (!variant_.masks_logits()) return;
       const int32_t column = begin + ptx::thread_index() % 4 * 2;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -107,16 +101,13 @@ class Scores {
 #pragma unroll
         for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = -at(h, i);
       }
+      if (kHasHooks<Variant> && variant_.masks_logits()) mask(h);
       if constexpr (kMasked) {
-        if (masks()) mask(h);
         const Span span = spans_[8 * h];
         const int32_t end = span.end - column, first = span.begin - column;
-        // Every tile of a mask without a mask_begin comes here, and few of them are cut by spans.
-        if (!masks() || end < Traits::kKvTile) {
 #pragma unroll
-          for (int i = 0; i < 2 * kGroups; ++i) {
-            if (i / 2 * 8 + i % 2 >= end) at(h, i) = kOutside;
-          }
+        for (int i = 0; i < 2 * kGroups; ++i) {
+          if (i / 2 * 8 + i % 2 >= end) at(h, i) = kOutside;
         }
         if (first > 0) {  // a window, or the tile begins before the item
 #pragma unroll
