@@ -80,7 +80,13 @@ print(json.dumps([first, sorted(times)[len(times) // 2], attention._engine.kerne
 
 def measure(what: str, shape: str, device: str, folder: str) -> tuple[float, float, str]:
     """Seconds to the first result, of a run after that, and the kernel's name."""
-    environment = {**os.environ, "FLASHBSR_CACHE_DIR": folder, "FLASHBSR_QUIET": "1"}
+    environment = {
+        **os.environ,
+        "FLASHBSR_CACHE_DIR": folder,
+        "FLASHBSR_QUIET": "1",
+        # NVRTC has a cache of its own, which would make every text but the first an old one.
+        "CUDA_CACHE_DISABLE": "1",
+    }
     arguments = json.dumps([what, SHAPES[shape], device, TEXTS.get(what, "")])
     done = subprocess.run(
         [sys.executable, "-c", CHILD, arguments],
