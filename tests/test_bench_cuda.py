@@ -130,7 +130,7 @@ def test_every_workload_runs_and_every_goal_is_judged(
     assert "NVIDIA Abacus" in text
     assert "changed since" not in text
     assert "| 63 x 512 and 1 x 131072 |" in text
-    for names in (readme_cuda.ROWS, readme_cuda.OPTIONS):
+    for names in (readme_cuda.ROWS, readme_cuda.OPTIONS, readme_cuda.SHARED, readme_cuda.BLOCKS):
         assert set(names) <= {w.name for w in CUDA_WORKLOADS}
         assert all(f"| {words} |" in text for words in names.values())
     assert all(f"| {words} |" in text for words in readme_cuda.SHAPES.values())

@@ -34,6 +34,13 @@ bf16 ones, in the same run:"""
 VERIFY = """\
 Verifying 4 tokens of 16 requests, 4096 tokens each, takes {} us ({} of the read bandwidth)."""
 
+SHARE = """\
+Decodes of requests that begin with the same pages, found by `plan` and loaded once, against
+`share_prefixes="off"` in the same run:"""
+
+SPARSE = """\
+Block-sparse, 8192 queries by 8192 keys, a quarter of the blocks at random:"""
+
 REST = """\
 Appending to a paged cache copies at {append} of the copy bandwidth, `merge_states` at {merge}.
 `plan()` takes {plan_16} us at batch 16 and {plan_1024} us at batch 1024, the host's part of `run()`
@@ -84,6 +91,13 @@ OPTIONS = {
     "prefill-paged-e4m3kv-4x4096": "bf16 q, e4m3 K and V, paged",
     "extend-4x512": "4 x 512 queries on 8192 tokens, paged",
 }
+
+SHARED = {
+    "share-64x8192-own-256": "64 share 8192 tokens, 256 own",
+    "share-three-levels": "128 share 4096, groups of 16 2048 more, 512 own",
+    "share-nothing": "64 of 4096 that share nothing",
+}
+BLOCKS = {f"sparse-{r}x{c}": f"{r} x {c}" for r, c in ((128, 128), (128, 16), (64, 64), (16, 16))}
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -157,6 +171,21 @@ def figures(path: Path, headers: str) -> str:
     ]
     verify = [cell("verify-16x4", *x) for x in (("us", "{:.1f}"), ("read_fraction", "{:.0%}"))]
     decode = [_decode_row(words, results[name]) for name, words in ROWS.items() if name in results]
+    shared = [
+        [
+            words,
+            cell(name, "us", "{:.0f} us"),
+            cell(name, "apart_us", "{:.0f} us"),
+            cell(name, "sharing_gain", "{:.2f}x"),
+        ]
+        for name, words in SHARED.items()
+        if name in results
+    ]
+    sparse = [
+        [words, cell(name, "us", "{:.0f} us"), cell(name, "tflops", "{:.0f}")]
+        for name, words in BLOCKS.items()
+        if name in results
+    ]
     stale = is_stale(path, record, headers)
     parts = [
         MACHINE.format(
@@ -182,6 +211,8 @@ def figures(path: Path, headers: str) -> str:
             if special
             else []
         ),
+        *([SHARE, table(["requests", "shared", "apart", "gain"], shared)] if shared else []),
+        *([SPARSE, table(["blocks", "time", "TFLOP/s"], sparse)] if sparse else []),
         REST.format(
             append=span("append-"),
             merge=span("merge-"),
