@@ -214,8 +214,8 @@ void Attention::choose_sharing(const Shape& shape) {
     sharing_.clear();
     price = Sharer::price(layout_, shape, limits_, {});
   }
-  // Under a capacity the kernel must not change from plan to plan.
-  if (fixed) return;
+  // Under a capacity, and once a run was captured, the kernel must not change from plan to plan.
+  if (fixed || backend_->captured()) return;
   Batch wide = batch;
   wide.shares = true;
   const DeviceLimits limits = limits_for(wide);
@@ -257,6 +257,24 @@ DeviceLimits Attention::limits_for(const Batch& batch) {
   return limits;
 }
 
+/// A captured run finds the sections where they were. Parts that they have no room for are no
+/// parts; those of levels are not ours to drop.
+PlanView Attention::make_plan(const Shape& shape) {
+  const auto plan = [&] {
+    return planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
+  };
+  planner_.hold(backend_->captured());
+  PlanView made = plan();
+  if (!made.data && given_.empty() && !sharing_.empty()) {
+    sharing_.clear();
+    made = plan();
+  }
+  if (made.data) return made;
+  throw Error(ErrorCode::kCapacity, "plan", "a batch that outgrows the plan of a captured run",
+              "TaskInfo(max_batch_size=, max_q_tokens=, max_kv_pages=): a capacity fixes the "
+              "memory");
+}
+
 void Attention::schedule(void* stream) {
   Shape shape = options_.shape;
   shape.custom_mask = masked_;
@@ -264,7 +282,7 @@ void Attention::schedule(void* stream) {
   if (masked_) shape.causal = false;
   choose_sharing(shape);
   HostPlan host;
-  host.plan = planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
+  host.plan = make_plan(shape);
   const PlanHeader& h = host.plan.header();
   if (masked_) {
     host.mask = mask_.data();

@@ -79,6 +79,7 @@ class Attention {
   void schedule(void* stream);
   DeviceLimits limits_for(const Batch& batch);
   Batch batch() const;
+  PlanView make_plan(const Shape& shape);
   int64_t needed_bytes();
   void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;

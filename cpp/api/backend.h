@@ -70,6 +70,9 @@ class Backend {
   /// Whether the kernel of the plan is one for these types of arrays.
   virtual bool serves(const Params& params, void* stream) = 0;
   virtual void run(Params& params, const RunOptions& options) = 0;
+  /// Whether a run was captured: its replays have the kernel of then, and find the plan's sections
+  /// where they were.
+  virtual bool captured() const = 0;
 
   virtual std::string kernel_name() const = 0;
   virtual std::string device_name() const = 0;

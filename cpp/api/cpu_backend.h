@@ -20,6 +20,7 @@ class CpuBackend final : public Backend {
   void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
   bool serves(const Params&, void*) override { return true; }
   void run(Params& params, const RunOptions& options) override;
+  bool captured() const override { return false; }
 
   std::string kernel_name() const override { return std::string("cpu_") + engine_.table().isa; }
   std::string device_name() const override { return "cpu"; }

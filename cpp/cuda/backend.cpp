@@ -30,9 +30,10 @@ constexpr int64_t kMaskSlack = 64;
 /// What a captured run holds on to: later plans must leave it where it is.
 struct Captured {
   const KernelRow* kernel = nullptr;
-  PlanHeader header{};  ///< of the plan then: where the sections are
+  Need need;  ///< that it was chosen for
   bool masked = false;
-  int64_t q_rows = 0;  ///< most of all captured runs
+  int32_t kv_tokens = 0;  ///< PlanHeader::num_kv_tokens of the plan then
+  int64_t q_rows = 0;     ///< most of all captured runs
   int64_t kv_rows = 0;
 };
 
@@ -60,6 +61,7 @@ class CudaBackend final : public api::Backend {
   void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
   bool serves(const Params& params, void* stream) override;
   void run(Params& params, const RunOptions& options) override;
+  bool captured() const override { return captured_.has_value(); }
 
   std::string kernel_name() const override { return kernel_ ? kernel_->name : ""; }
   std::string device_name() const override { return info_.name; }
@@ -113,9 +115,11 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   double rows = static_cast<double>(batch.q_tokens) * group /
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
   if (batch.per_head) rows *= o_.shape.num_kv_heads;
+  if (batch.shares) rows = kManyRows;
+  // Replays have the kernel of the capture, which is right for any number of rows.
+  if (captured_) rows = captured_->need.rows;
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
-  if (batch.shares) rows = kManyRows;
   // 16-bit K and V go with queries of their own type only.
   const DType q = dtype_size(batch.kv) == 2 ? batch.kv : batch.q;
   const Need need{.head_dim_qk = o_.head_dim_qk,
@@ -182,9 +186,8 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
   if (c.kernel != kernel_) {
     throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + kernel_->name,
                 std::string("one for ") + c.kernel->name +
-                    ", which a captured run has (custom masks and average lengths decide); "
-                    "capture with such a batch, or give TaskInfo a capacity, or take another "
-                    "flashbsr.Attention");
+                    ", which a captured run has (custom masks, types and, where splits are fixed, "
+                    "a qo_indptr decide); take another flashbsr.Attention");
   }
   const PlanHeader& h = plan.plan.header();
   const auto refuse = [](const char* name, const std::string& actual, const std::string& most) {
@@ -204,21 +207,10 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
            std::to_string(h.num_kv_rows) + (o_.cache.paged ? " pages" : " token rows"),
            "at most " + std::to_string(c.kv_rows));
   }
-  if (h.num_kv_tokens != c.header.num_kv_tokens) {
+  if (h.num_kv_tokens != c.kv_tokens) {
     throw Error(ErrorCode::kPlan, "N", std::to_string(h.num_kv_tokens) + " KV tokens",
-                std::to_string(c.header.num_kv_tokens) +
+                std::to_string(c.kv_tokens) +
                     " as for the captured run (0: whole blocks), whose last block is as short");
-  }
-  const bool moved =
-      h.off_items != c.header.off_items || h.off_queue_indptr != c.header.off_queue_indptr ||
-      h.off_queue_items != c.header.off_queue_items || h.off_merges != c.header.off_merges ||
-      h.off_kv_indices != c.header.off_kv_indices || h.num_workers != c.header.num_workers ||
-      h.max_partial_rows != c.header.max_partial_rows || h.off_q_rows != c.header.off_q_rows ||
-      h.off_merge_parts != c.header.off_merge_parts;
-  if (moved) {
-    throw Error(ErrorCode::kCapacity, "plan", "a batch that outgrows the plan of a captured run",
-                "TaskInfo(max_batch_size=, max_q_tokens=, max_kv_pages=): a capacity fixes the "
-                "memory");
   }
 }
 
@@ -383,7 +375,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
     launch(*kernel_, where, args);
   }
   if (captured) {
-    if (!captured_) captured_ = Captured{kernel_, header_, masked_};
+    if (!captured_) captured_ = Captured{kernel_, need_, masked_, header_.num_kv_tokens};
     captured_->q_rows = max_of(captured_->q_rows, params.q.tokens);
     captured_->kv_rows = max_of(captured_->kv_rows, min_of(params.k.pages, params.v.pages));
   } else {

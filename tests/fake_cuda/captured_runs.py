@@ -98,6 +98,112 @@ def test_plans_that_a_captured_run_cannot_have(driver: Driver, fake_torch: FakeT
         grows.plan(**world.batch([100] * 8))
 
 
+class Family:
+    """16 decodes of 33 pages of 64 tokens, of which they share 32 or none."""
+
+    def __init__(self) -> None:
+        random = torch.Generator().manual_seed(0)
+        self.q = torch.randn(16, 4, 128, generator=random).half()
+        self.cache = torch.randn(560, 2, 64, 1, 128, generator=random).half()
+
+    @staticmethod
+    def attention(**task: Any) -> Any:
+        return flashbsr.Attention(
+            flashbsr.AttentionSpec(),
+            flashbsr.TaskInfo(4, 1, 128, page_size=64, kv_dtype="float16", **task),
+        )
+
+    @staticmethod
+    def batch(shared: bool, count: int = 16) -> dict[str, Any]:
+        pages = np.arange(33 * count).reshape(count, 33)
+        if shared:
+            pages[1:, :32] = pages[0, :32]
+        return {
+            "qo_indptr": None,
+            "kv_indptr": 33 * np.arange(count + 1),
+            "kv_indices": pages.ravel(),
+            "kv_lens": 33 * 64 - np.arange(count),
+        }
+
+    def check(self, out: torch.Tensor, batch: dict[str, Any]) -> None:
+        reference, rows = self.attention(backend="cpu"), len(batch["kv_lens"])
+        reference.plan(**batch)
+        want = reference.run(self.q[:rows].numpy(), self.cache.numpy())
+        np.testing.assert_allclose(out[:rows].numpy().astype("f4"), want.astype("f4"), atol=2e-3)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["captured apart", "captured shared"])
+def test_sharing_keeps_to_a_captured_run(
+    driver: Driver, fake_torch: FakeTorch, first: bool
+) -> None:
+    """Without a capacity: a capture holds the kernel, and the memory of as many parts as it had."""
+    family = Family()
+    out, kernels = torch.zeros_like(family.q), {}
+    fake_torch.current = stream = driver.stream()
+    with driver.memory_of_h200():
+        for shared in (False, True):
+            attention = family.attention(backend="cuda")
+            attention.plan(**family.batch(shared))
+            kernels[shared] = attention._engine.kernel_name()
+            assert attention.plan_info.header.num_shared == shared
+        assert kernels[False].startswith("decode")
+        assert kernels[True].startswith("hopper")
+
+        attention = family.attention(backend="cuda")
+        attention.plan(**family.batch(first))
+        with driver.capture(stream) as graph:
+            attention.run(family.q, family.cache, out=out)
+        for shared, count in ((True, 16), (False, 16), (True, 12)):
+            batch = family.batch(shared, count)
+            attention.plan(**batch)
+            assert attention._engine.kernel_name() == kernels[first]
+            assert attention.plan_info.header.num_shared == (shared and first)
+            driver.replay(graph, stream)
+            driver.synchronize(stream)
+            family.check(out, batch)
+
+
+def test_a_plan_that_outgrows_a_captured_run_leaves_it_as_it_was(
+    driver: Driver, fake_torch: FakeTorch
+) -> None:
+    family = Family()
+    attention, batch = family.attention(backend="cuda"), family.batch(False, 4)
+    attention.plan(**batch)
+    out = torch.zeros_like(family.q)
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream) as graph:
+        attention.run(family.q[:4], family.cache, out=out[:4])
+    with pytest.raises(errors.CapacityError, match="outgrows"):
+        attention.plan(**family.batch(False, 16))
+    with pytest.raises(errors.CapacityError, match="outgrows"):
+        attention.plan_levels(
+            [[0, 4], [0, 1, 2, 3, 4]], [[0, 32], [0, 1, 2, 3, 4]],
+            [np.arange(32), np.arange(32, 36)], [[64], [64] * 4],
+        )  # fmt: skip
+    attention.plan(**batch)
+    driver.replay(graph, stream)
+    driver.synchronize(stream)
+    family.check(out, batch)
+
+
+def test_average_lengths_change_no_captured_kernel(driver: Driver, fake_torch: FakeTorch) -> None:
+    """A kernel for a few rows is right for many."""
+    world = World()
+    attention, _, rows = planned(world)
+    name, out = attention._engine.kernel_name(), torch.zeros(64, HEADS, DIM, dtype=torch.float16)
+    assert name.startswith("decode")
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream) as graph:
+        attention.run(world.q[:rows], world.cache, out=out[:rows])
+    for lens, q_lens, rows in (([4], [4], 4), DECODE):
+        batch = world.batch(lens, q_lens)
+        attention.plan(**batch)
+        assert attention._engine.kernel_name() == name
+        driver.replay(graph, stream)
+        driver.synchronize(stream)
+        check(world, out, batch, rows)
+
+
 def test_short_last_pages_of_a_captured_run(driver: Driver, fake_torch: FakeTorch) -> None:
     """K and V as tokens: no later plan leads beyond the last one."""
     random = torch.Generator().manual_seed(0)

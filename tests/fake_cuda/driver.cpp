@@ -92,6 +92,7 @@ int fake_variant(const char* name, const char* path) {
 void fake_corrupt_page(int index, int page) {
   const_cast<int32_t*>(state().last_pages)[index] = page;
 }
+void fake_memory_clock(int khz) { state().memory_khz = khz; }
 void fake_drain() {
   const Call call("fake_drain");
   drain_all();
@@ -143,7 +144,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 6; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
-    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = 3201000; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = state().memory_khz; break;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: *value = 6144; break;
     default: *value = 0;
   }

@@ -74,6 +74,15 @@ class Driver:
         """Let kernels of a user's variant compute with the CPU's shared object of it."""
         assert self.library.fake_variant(name.encode(), str(library).encode()) == 0
 
+    @contextlib.contextmanager
+    def memory_of_h200(self) -> Iterator[None]:
+        """Devices have as much bandwidth for each of 6 SMs as an H200 has for each of 132."""
+        self.library.fake_memory_clock(3201000 * 6 // 132)
+        try:
+            yield
+        finally:
+            self.library.fake_memory_clock(3201000)
+
     def corrupt_page(self, index: int, page: int) -> None:
         """Overwrite a page id of the plan that the last attention kernel had."""
         self.library.fake_corrupt_page(index, page)

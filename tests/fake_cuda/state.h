@@ -64,6 +64,7 @@ struct State {
   const int32_t* last_pages = nullptr;
   int last_grid = 0, last_threads = 0, last_shared = 0, last_overlap = 0, last_programmatic = 0,
       last_path = -1, last_box = 0;
+  int memory_khz = 3201000;  ///< of an H200
 };
 
 inline State& state() {
