@@ -151,6 +151,38 @@ def test_plan_shows_shared_parts(
 
 
 @pytest.mark.parametrize(
+    ("views", "printed"),
+    [
+        ([], ["lanes"]),
+        (["--view"], ["parts", "bsr", "lanes"]),
+        (["--view", "bsr", "parts"], ["bsr", "parts"]),
+        (["--bsr", "matrix.svg"], []),
+        (["--bsr", "matrix.svg", "--view", "parts"], ["parts"]),
+    ],
+)
+def test_plan_views(
+    views: list[str],
+    printed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those that are named in their order, or all; by itself the lanes, where there is no file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "90")
+    argv = ["plan", "--kv-lens", "1280x6", "--shared-prefix", "1024", "--page-size", "16"]
+    assert main([*argv, "--workers", "4", *views]) == 0
+    text = capsys.readouterr().out
+    marks = {
+        "parts": "  # s0  KV 0 to 1024  6 requests: 0-5  1 load instead of 6  5120 tokens saved\n",
+        "bsr": f"\nr1 |{'#' * 32}{'.' * 8}{'1' * 8}{'.' * 32}|\n",
+        "lanes": "\nworker 0 |####",
+    }
+    found = {name: text.find(mark) for name, mark in marks.items()}
+    assert [name for name in sorted(found, key=found.__getitem__) if found[name] >= 0] == printed
+
+
+@pytest.mark.parametrize(
     ("argv", "says"),
     [
         (["fly"], "invalid choice: 'fly'"),
@@ -164,6 +196,7 @@ def test_plan_shows_shared_parts(
         (["plan", "--kv-lens", "5", "--dtype", "int3"], "int3"),
         (["plan", "--kv-lens", "5", "--shared-prefix", "16"], "--page-size"),
         (["plan", "--kv-lens", "5", "--out", "plan.docx"], "docx"),
+        (["plan", "--kv-lens", "5", "--view", "rows"], "invalid choice: 'rows'"),
         (["bench", "--only", "nothing-*"], "got 'nothing-*'"),
         (["bench", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["bench", "--device", "cuda", "--only", "decode-1024-bf16"], "got 'decode-1024-bf16'"),

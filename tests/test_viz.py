@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from flashbsr.plan import Plan
-from flashbsr.viz import BsrLayout, plot_bsr, plot_plan, render_lanes, request_colors
+from flashbsr.viz import (
+    BsrLayout,
+    plot_bsr,
+    plot_plan,
+    render_bsr,
+    render_lanes,
+    render_parts,
+    request_colors,
+)
 from flashbsr.viz.lanes import spans
 from flashbsr.viz.matrix import cells_of_plan
 from matplotlib.collections import PathCollection, PolyCollection
@@ -256,6 +265,34 @@ def test_shared_parts_have_names_of_their_own() -> None:
     assert all(symbol in lanes for symbol in "#@*0123456789")
 
 
+def test_render_parts() -> None:
+    """What `Plan.parts` has, in ranges of requests."""
+    plan, _ = shared_tree()
+    heading, *lines = render_parts(plan).splitlines()
+    assert heading == "shared parts, of every KV head:"
+    assert [line[2:6] for line in lines] == ["# s0", "@ s1", "* s2"]
+    for line, part in zip(lines, plan.parts, strict=True):
+        who = {10: "10 requests: 0-9", 4: "4 requests: 6-9", 2: "2 requests: 1, 5"}
+        tokens = part.kv_end - part.kv_begin
+        assert f"KV {part.kv_begin} to {part.kv_end} " in line
+        assert who[len(part.requests)] in line
+        assert f"{part.loads} load instead of {part.loads_apart} " in line
+        assert line.endswith(f" {(part.loads_apart - part.loads) * tokens} tokens saved")
+    assert render_parts(make_plan(**PLANS["decode"])) == "shared parts: none"
+
+
+def test_render_bsr_is_the_matrix() -> None:
+    """A character per column where they fit: whose it is."""
+    plan, lists = shared_tree()
+    cells = cells_of_plan(plan)
+    _, *lines = render_bsr(plan, 400).splitlines()
+    assert len(lines) == len(cells.shares) == 10
+    for line, request, owners in zip(lines, cells.requests, cells.owners, strict=True):
+        row = np.full(cells.columns, ".")
+        row[lists[request]] = np.array([*"0123456789#@*"])[owners]
+        assert line == f"r{request} |{''.join(row)}|"
+
+
 def test_plot_layout() -> None:
     layout = BsrLayout([0, 2, 3, 3], [0, 4, 4], m=40, n=80, r=16, c=16)
     ax = plot_bsr(layout)
@@ -275,6 +312,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(flashbsr.UnsupportedError, match=r"flashbsr\[viz\]"):
             draw(plan)
     assert render_lanes(plan)
+    assert render_bsr(plan)
 
 
 def test_render_lanes(plan: Plan) -> None:
@@ -285,12 +323,24 @@ def test_render_lanes(plan: Plan) -> None:
         assert "100.0%" in "".join(lines)
 
 
-def test_render_lanes_in_colour() -> None:
+def test_render_bsr(plan: Plan) -> None:
+    """Columns that the terminal has no room for are run together; what is read shows."""
+    shares = cells_of_plan(plan).shares
+    for width in (40, 80):
+        heading, *lines = render_bsr(plan, width).splitlines()
+        assert heading.startswith(f"{len(shares)} row tile")
+        for line, (columns, _) in zip(lines, shares, strict=True):
+            assert len(line) <= width
+            assert bool(set(line.split("|")[1]) - {"."}) == bool(len(columns))
+
+
+@pytest.mark.parametrize("render", [render_lanes, render_bsr])
+def test_render_in_colour(render: Any) -> None:
     plan = make_plan(**PLANS["decode"])
-    text = render_lanes(plan, 80, color=True)
+    text = render(plan, 80, color=True)
     assert "\x1b[48;2;" in text
-    plain = "".join(part.split("m", 1)[-1] for part in text.split("\x1b["))
-    assert plain == render_lanes(plan, 80)
+    plain = re.sub("\x1b\\[[0-9;]*m", "", text)
+    assert plain == render(plan, 80)
 
 
 def test_colors_differ() -> None:

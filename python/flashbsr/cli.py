@@ -25,7 +25,7 @@ _EPILOG = """examples:
   flashbsr bench --only 'decode-*-bf16' --json decode.json --plot decode.png
   flashbsr plan --kv-lens 512x2,65536 --num-qo-heads 32 --num-kv-heads 8 --head-dim 128
   flashbsr plan --kv-lens 300,4096 --qo-lens 300,1 --causal --page-size 16 --out plan.png
-  flashbsr plan --kv-lens 1280x6 --shared-prefix 1024 --page-size 16 --bsr matrix.svg
+  flashbsr plan --kv-lens 1280x6 --shared-prefix 1024 --page-size 16 --view parts bsr
 """
 
 
@@ -152,10 +152,20 @@ def _plan(args: argparse.Namespace) -> int:
         )
     plan = attention.plan_info
     print(plan)
-    if args.out is None and args.bsr is None:
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        width = shutil.get_terminal_size((100, 24)).columns
-        print("\n" + viz.render_lanes(plan, width, color=color))
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    width = shutil.get_terminal_size((100, 24)).columns
+    texts = {
+        "parts": lambda: viz.render_parts(plan),
+        "bsr": lambda: viz.render_bsr(plan, width, color=color),
+        "lanes": lambda: viz.render_lanes(plan, width, color=color),
+    }
+    views = args.view
+    if views is None:
+        views = ["lanes"] if args.out is None and args.bsr is None else []
+    elif not views:
+        views = [*texts]
+    for view in views:
+        print("\n" + texts[view]())
     if args.out is not None:
         viz.plot_plan(plan, args.out)
         print(f"lanes: {args.out}")
@@ -254,9 +264,9 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         help="draw the plan for given lengths",
         description=(
-            "Plan a batch and show who does what: in the terminal, or as a picture with --out. In "
-            "the terminal a character is a slice of a worker's time and names the request; "
-            "#@*%&+=$ are shared parts."
+            "Plan a batch and show who does what: in the terminal, or as pictures with --out and "
+            "--bsr. In the terminal a character is a slice of a worker's time (lanes), or a page "
+            "that a row of queries reads (bsr), and names the request; #@*%&+=$ are shared parts."
         ),
     )
     plan.add_argument(
@@ -298,6 +308,15 @@ def _parser() -> argparse.ArgumentParser:
         choices=["auto", "off"],
         default="auto",
         help="load shared pages once where that pays (default: auto)",
+    )
+    plan.add_argument(
+        "--view",
+        nargs="*",
+        choices=["parts", "bsr", "lanes"],
+        help=(
+            "what to print: the list of shared parts, the block-sparse matrix, the lanes; all of "
+            "them where none is named (default: lanes, where no picture is asked for)"
+        ),
     )
     plan.add_argument("--out", type=Path, metavar="FILE", help="draw the lanes (.png, .svg)")
     plan.add_argument("--bsr", type=Path, metavar="FILE", help="draw the block-sparse matrix")

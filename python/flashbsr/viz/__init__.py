@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of a plan: the workers' lanes, and the block-sparse matrix behind it.
 
-``plot_plan`` and ``plot_bsr`` need matplotlib (``pip install 'flashbsr[viz]'``); ``render_lanes``
-draws the lanes as text and needs nothing.
+``plot_plan`` and ``plot_bsr`` need matplotlib (``pip install 'flashbsr[viz]'``); ``render_lanes``,
+``render_bsr`` and ``render_parts`` say it as text and need nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ from __future__ import annotations
 from .lanes import plot_plan
 from .matrix import BsrLayout, plot_bsr
 from .style import request_colors
-from .text import render_lanes
+from .text import render_bsr, render_lanes, render_parts
 
-__all__ = ["BsrLayout", "plot_bsr", "plot_plan", "render_lanes", "request_colors"]
+__all__ = [
+    "BsrLayout",
+    "plot_bsr",
+    "plot_plan",
+    "render_bsr",
+    "render_lanes",
+    "render_parts",
+    "request_colors",
+]

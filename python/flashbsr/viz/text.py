@@ -1,15 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""`render_lanes`: the lanes of a plan in a terminal."""
+"""`render_lanes`, `render_parts` and `render_bsr`: a plan in a terminal.
+
+In all of them digits and letters are requests; ``#@*%&+=$``, in this order and then again, are
+shared parts.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .lanes import spans
-from .style import Color, owner_colors
+from .matrix import cells_of_plan
+from .style import Color, count_of, owner_colors, owner_name
 
 if TYPE_CHECKING:
     from flashbsr.plan import Plan
@@ -17,12 +23,11 @@ if TYPE_CHECKING:
 _SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PART_SYMBOLS = "#@*%&+=$"
 MAX_TEXT_LANES = 48
+MAX_TEXT_ROWS = 64
 
 
 def render_lanes(plan: Plan, width: int = 100, *, color: bool = False) -> str:
     """Draw the lanes as text: a character per slice of cost, naming the request.
-
-    Digits and letters are requests; ``#@*%&+=$``, in this order and then again, shared parts.
 
     Parameters
     ----------
@@ -58,6 +63,87 @@ def render_lanes(plan: Plan, width: int = 100, *, color: bool = False) -> str:
     if len(lanes) > MAX_TEXT_LANES:
         lines.append(f"... {len(lanes) - MAX_TEXT_LANES} more workers")
     return "\n".join(lines)
+
+
+def render_parts(plan: Plan) -> str:
+    """List the shared parts, a line each: KV positions, requests, row tiles that load them.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Returns
+    -------
+    str
+    """
+    parts = plan.parts
+    if not parts:
+        return "shared parts: none"
+    first = len(plan.requests)
+    table = [
+        (
+            f"{_symbol(number, first)} {owner_name(plan, number)}",
+            f"KV {part.kv_begin} to {part.kv_end}",
+            f"{count_of(len(part.requests), 'request')}: {_ranges(part.requests.tolist())}",
+            f"{count_of(part.loads, 'load')} instead of {part.loads_apart}",
+            f"{(part.loads_apart - part.loads) * (part.kv_end - part.kv_begin)} tokens saved",
+        )
+        for number, part in enumerate(parts, first)
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["shared parts, of every KV head:"]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def render_bsr(plan: Plan, width: int = 100, *, color: bool = False) -> str:
+    """Draw the block-sparse matrix as text: a line per row tile, as `plot_bsr` draws it.
+
+    A character is a KV page of the cache, or a run of them where there are more than columns of the
+    terminal, and names whoever loads most of it. ``.``: nobody of this row does.
+
+    Parameters
+    ----------
+    plan : Plan
+    width : int
+        Columns of the terminal.
+    color : bool
+        Colour the cells with 24-bit ANSI escapes.
+
+    Returns
+    -------
+    str
+    """
+    cells = cells_of_plan(plan)
+    names = [owner_name(plan, int(request)) for request in cells.requests]
+    label = max(map(len, names), default=2)
+    run = max(1, -(-cells.columns // max(width - label - 3, 16)))
+    slots = -(-cells.columns // run)
+    size = f"{count_of(len(names), 'row tile')} x {count_of(cells.columns, 'column')}"
+    each = "" if run == 1 else f", {run} per character"
+    lines = [f"{size}{each}; column: {cells.column_name}"]
+    rows = list(zip(names, cells.shares, cells.owners, strict=True))
+    for name, (columns, _), owners in rows[:MAX_TEXT_ROWS]:
+        count = np.zeros((len(cells.colors) + 1, slots), np.int64)
+        np.add.at(count, (owners, columns // run), 1)
+        count[-1] = count[:-1].sum(0) == 0
+        line = ""
+        for owner in count.argmax(0):
+            symbol = "." if owner == len(cells.colors) else _symbol(owner, len(plan.requests))
+            line += _paint(symbol, cells.colors[owner]) if color and symbol != "." else symbol
+        lines.append(f"{name:<{label}} |{line}|")
+    if len(rows) > MAX_TEXT_ROWS:
+        lines.append(f"... {len(rows) - MAX_TEXT_ROWS} more row tiles")
+    return "\n".join(lines)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[6, 0, 1, 2] -> ``0-2, 6``."""
+    runs = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    ends = [(group[0][1], group[-1][1]) for group in (list(run) for _, run in runs)]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ends)
 
 
 def _symbol(owner: int, num_requests: int) -> str:
