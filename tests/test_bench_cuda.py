@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import reference
 from flashbsr.bench import (
     cuda_data,
+    cuda_mixed,
     cuda_peers,
     cuda_prefill,
     cuda_runner,
@@ -135,6 +137,9 @@ def test_every_workload_runs_and_every_goal_is_judged(
         assert all(f"| {words} |" in text for words in names.values())
     assert all(f"| {words} |" in text for words in readme_cuda.SHAPES.values())
     assert "Verifying 4 tokens" in text
+    assert "Trees of 8 drafts" in text
+    assert "in one launch; apart" in text
+    assert not re.search(r"[^|] - [^|]", text)  # every number was there
     assert "changed since" in readme_cuda.figures(path, "other")
 
 
@@ -205,6 +210,7 @@ def test_wrong_results_are_not_timed(session: CudaSession) -> None:
         ("prefill-window-4x4096", {"window_left": -1}),
         ("prefill-e4m3-4x4096", {"causal": False}),
         ("extend-4x512", {"causal": False}),
+        ("tree-16x8", {"variant": "plain"}),
     ],
 )
 def test_a_result_without_the_option_is_wrong(
@@ -251,6 +257,22 @@ def test_what_is_bound_by_products() -> None:
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
     sparse = {w.name for w in attention if w.kind == "gpu-sparse"}
     assert bound == prefill | sparse | {"extend-4x512"}
+
+
+def test_mixed_batches_are_taken_apart(session: CudaSession) -> None:
+    """Each half is a workload of its own; the times of both are in the result."""
+    (w,) = select("mixed-4x512-60", workloads=CUDA_WORKLOADS)
+    assert "batch 64, 1 to 512 queries on 4096 KV tokens" in w.describe()
+    halves = [cuda_mixed._half(w, decodes=decodes) for decodes in (False, True)]
+    assert [set(half.q_lens) for half in halves] == [{512}, {1}]
+    assert [len(half.q_lens) for half in halves] == [4, 60] == [len(h.kv_lens) for h in halves]
+    result = run_cuda_workload(small(w), session)
+    metrics = result.metrics
+    longer = max(metrics["prefill_us"], metrics["decode_us"])
+    assert metrics["over_larger"] == pytest.approx(metrics["us"] / longer)
+    both = metrics["prefill_us"] + metrics["decode_us"]
+    assert metrics["apart_gain"] == pytest.approx(both / metrics["us"])
+    assert set(result.times) == {"flashbsr", "prefills", "decodes"}
 
 
 def test_sparse_flops_count_what_is_kept() -> None:

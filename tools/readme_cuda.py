@@ -34,6 +34,13 @@ bf16 ones, in the same run:"""
 VERIFY = """\
 Verifying 4 tokens of 16 requests, 4096 tokens each, takes {} us ({} of the read bandwidth)."""
 
+TREE = """\
+Trees of 8 drafts instead take {} us, {} against 8 tokens in a row."""
+
+MIXED = """\
+4 prefill chunks of 512 tokens and 60 decodes, all over 4096 tokens, take {} us in one launch; apart
+the prefills take {} us and the decodes {} us."""
+
 SHARE = """\
 Decodes of requests that begin with the same pages, found by `plan` and loaded once, against
 `share_prefixes="off"` in the same run:"""
@@ -170,6 +177,8 @@ def figures(path: Path, headers: str) -> str:
         if name in results
     ]
     verify = [cell("verify-16x4", *x) for x in (("us", "{:.1f}"), ("read_fraction", "{:.0%}"))]
+    tree = [cell("tree-16x8", *x) for x in (("us", "{:.1f}"), ("variant_penalty", "{:+.1%}"))]
+    mixed = [cell("mixed-4x512-60", x, "{:.0f}") for x in ("us", "prefill_us", "decode_us")]
     decode = [_decode_row(words, results[name]) for name, words in ROWS.items() if name in results]
     shared = [
         [
@@ -206,11 +215,13 @@ def figures(path: Path, headers: str) -> str:
             [
                 SPECIAL,
                 table(["prefill", "TFLOP/s", "same run"], special),
-                VERIFY.format(*verify),
+                VERIFY.format(*verify)
+                + (f" {TREE.format(*tree)}" if "tree-16x8" in results else ""),
             ]
             if special
             else []
         ),
+        *([MIXED.format(*mixed)] if "mixed-4x512-60" in results else []),
         *([SHARE, table(["requests", "shared", "apart", "gain"], shared)] if shared else []),
         *([SPARSE, table(["blocks", "time", "TFLOP/s"], sparse)] if sparse else []),
         REST.format(

@@ -30,6 +30,7 @@ __all__ = [
     "ragged_kv",
     "sample_rows",
     "set_count",
+    "tree_parents",
 ]
 
 #: K/V that calls rotate over, so that it comes from memory and not from L2.
@@ -130,21 +131,41 @@ def ragged_kv(w: Workload, k: Any, v: Any) -> Callable[[int], tuple[Any, Any]]:
     return of
 
 
+def tree_parents(q_len: int) -> list[int]:
+    """Drafts of which each has two continuations: 7 are all guesses of depth 0 to 2."""
+    return [(token - 1) // 2 for token in range(q_len)]
+
+
+def _visible(w: Workload, request: int, token: int) -> list[int] | slice:
+    """Keys that a query token sees."""
+    q_len, kv_len = w.q_lens[request], w.kv_lens[request]
+    position = kv_len - q_len + token
+    if w.variant == "tree":
+        seen, parents = [token], tree_parents(q_len)
+        while parents[seen[0]] >= 0:
+            seen.insert(0, parents[seen[0]])
+        return [*range(kv_len - q_len), *(kv_len - q_len + draft for draft in seen)]
+    begin = max(0, position - w.window_left) if w.window_left >= 0 else 0
+    return slice(begin, position + 1 if w.causal else kv_len)
+
+
 def sample_rows(
     w: Workload, q: Any, out: Any, kv_of: Callable[[int], tuple[Any, Any]]
 ) -> list[Row]:
-    """Sample the shortest and the longest request: first, middle and last token, two heads."""
+    """Sample the shortest and the longest requests: first, middle and last token, two heads."""
     rows = []
     starts = [sum(w.q_lens[:i]) for i in range(len(w.q_lens))]
-    for request in {w.kv_lens.index(min(w.kv_lens)), w.kv_lens.index(max(w.kv_lens))}:
+    for request in {
+        lens.index(most(lens)) for lens in (w.q_lens, w.kv_lens) for most in (min, max)
+    }:
         q_len, kv_len = w.q_lens[request], w.kv_lens[request]
         kv = kv_of(request)
         for token in sorted({0, q_len // 2, q_len - 1}):
             at, position = starts[request] + token, kv_len - q_len + token
-            begin = max(0, position - w.window_left) if w.window_left >= 0 else 0
-            end = position + 1 if w.causal else kv_len
+            seen = _visible(w, request, token)
+            begin = seen.start if isinstance(seen, slice) else 0
             for head in (0, w.num_qo_heads - 1):
-                k, v = (x[begin:end, head // (w.num_qo_heads // w.num_kv_heads)] for x in kv)
+                k, v = (x[seen, head // (w.num_qo_heads // w.num_kv_heads)] for x in kv)
                 rows.append(Row(out[at, head], q[at, head], k, v, head, position - begin))
     return rows
 

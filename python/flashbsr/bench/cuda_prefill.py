@@ -27,6 +27,7 @@ from .cuda_data import (
     ragged_kv,
     sample_rows,
     set_count,
+    tree_parents,
 )
 from .cuda_peers import add_peers
 from .cuda_timing import Gpu, measure
@@ -35,7 +36,7 @@ from .results import Result
 from .timing import Samples
 from .workloads import Workload, attention_flops, kv_bytes
 
-__all__ = ["run_prefill"]
+__all__ = ["prefill_call", "run_prefill"]
 
 #: Runs (q, set of K/V, out) as planned.
 _Run = Callable[[Any, Any, Any], Any]
@@ -88,6 +89,8 @@ def _plan(w: Workload, gpu: Gpu, pages: Pages | None) -> _Run:
         options["pos_encoding_mode"] = "ALIBI"
     elif w.variant == "mask":
         options |= {"causal": False, "packed_custom_mask": causal_bits(w)}
+    elif w.variant == "tree":
+        options["tree_parents"] = np.concatenate([tree_parents(n) for n in w.q_lens])
     extra = {"sinks": make_sinks(gpu, w)} if w.variant == "sinks" else {}
     heads = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
     if pages is None:
@@ -101,8 +104,14 @@ def _plan(w: Workload, gpu: Gpu, pages: Pages | None) -> _Run:
     return lambda q, kv, out: paged.run(q, kv, out=out, **extra)
 
 
-def _call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
-    """Plan, run and check a batch, paged or ragged; the call and its sets."""
+def prefill_call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
+    """Plan, run and check a batch, paged or ragged; the call and its sets.
+
+    Raises
+    ------
+    RuntimeError
+        A row is something else than float64 attention.
+    """
     q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
     if w.variant == "soft-cap":
         q *= SOFT_CAP_GAIN
@@ -129,7 +138,7 @@ def _call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:
 
 
 def _time(w: Workload, gpu: Gpu) -> Samples:
-    return measure(gpu.clock, *_call(w, gpu), compute_bound=compute_bound(w))
+    return measure(gpu.clock, *prefill_call(w, gpu), compute_bound=compute_bound(w))
 
 
 def _add_twin(result: Result, gpu: Gpu) -> None:

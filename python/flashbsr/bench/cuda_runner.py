@@ -21,7 +21,9 @@ import flashbsr
 from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
-from .cuda_data import check_rows, io_bytes, normal, paged_kv, paged_sets, sample_rows, set_count
+from .cuda_data import io_bytes, normal, paged_sets, set_count
+from .cuda_decode import decode_call
+from .cuda_mixed import run_mixed
 from .cuda_peers import add_peers
 from .cuda_prefill import run_prefill
 from .cuda_share import run_share
@@ -30,7 +32,7 @@ from .cuda_timing import Gpu, measure, measure_limits
 from .cuda_workloads import REFERENCE_READ_GBS
 from .machine import describe_machine
 from .results import Result
-from .runner import plan_decode, time_plan, usable_cores
+from .runner import time_plan, usable_cores
 from .timing import Samples
 from .workloads import ITEMSIZE, Workload
 
@@ -150,28 +152,12 @@ def run_cuda_workload(workload: Workload, session: CudaSession) -> Result:
         return Result(workload, note=f"not run: {error}")
 
 
-def _decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int], Any], int]:
-    """Plan, run and check a decode batch; the call, with `options` of ``run``, and its sets."""
-    caches, pages = paged_sets(gpu, w)
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
-    plan_decode(wrapper, w, pages)
-    q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
-    out = gpu.torch.full_like(q, float("nan"))
-
-    def call(index: int) -> Any:
-        return wrapper.run(q, caches[index], out=out, **options)
-
-    call(0)
-    check_rows(gpu, "flashbsr", sample_rows(w, q, out, paged_kv(w, caches[0], pages)), w)
-    return call, len(caches)
-
-
 def _run_decode(w: Workload, session: CudaSession) -> Result:
     clock = session.gpu.clock
-    result = Result(w, {"flashbsr": measure(clock, *_decode_call(w, session.gpu))})
+    result = Result(w, {"flashbsr": measure(clock, *decode_call(w, session.gpu))})
     if w.page_size == 1:
         twin = replace(w, page_size=16)
-        result.times["page 16"] = measure(clock, *_decode_call(twin, session.gpu))
+        result.times["page 16"] = measure(clock, *decode_call(twin, session.gpu))
         times = result.times
         penalty = times["flashbsr"].median / times["page 16"].median - 1
         result.metrics["page_penalty"] = penalty
@@ -179,7 +165,7 @@ def _run_decode(w: Workload, session: CudaSession) -> Result:
     result.metrics |= {"us": seconds * 1e6, "gbs": io_bytes(w) / seconds * 1e-9}
     if session.gpu.backend == "cuda":
         # Nothing writes the caches here, so a caller may promise it; the goals are without.
-        early = measure(clock, *_decode_call(w, session.gpu, kv_ready=True))
+        early = measure(clock, *decode_call(w, session.gpu, kv_ready=True))
         result.times["kv_ready"] = early
         result.metrics["kv_ready_us"] = early.median * 1e6
     if w.peer and session.peer:
@@ -197,6 +183,10 @@ def _run_sparse(w: Workload, session: CudaSession) -> Result:
 
 def _run_share(w: Workload, session: CudaSession) -> Result:
     return run_share(w, session.gpu)
+
+
+def _run_mixed(w: Workload, session: CudaSession) -> Result:
+    return run_mixed(w, session.gpu)
 
 
 def _run_append(w: Workload, session: CudaSession) -> Result:
@@ -260,7 +250,7 @@ def _run_plan(w: Workload, session: CudaSession) -> Result:
 
 def _run_host(w: Workload, session: CudaSession) -> Result:
     """Time what the caller waits for in `run()`: checks and launch, the stream never full."""
-    call, _ = _decode_call(w, session.gpu)
+    call, _ = decode_call(w, session.gpu)
     seconds = []
     for index in range(HOST_CALLS):
         if index % 50 == 0:
@@ -280,6 +270,7 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-variants": _run_prefill,
     "gpu-prefill-fp8": _run_prefill,
     "gpu-short": _run_prefill,
+    "gpu-mixed": _run_mixed,
     "gpu-sparse": _run_sparse,
     "gpu-share": _run_share,
     "gpu-append": _run_append,

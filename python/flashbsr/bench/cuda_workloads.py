@@ -27,6 +27,7 @@ CUDA_KINDS = {
     "gpu-variants": "Prefill, other masks, head dims and variants, bf16, ragged",
     "gpu-prefill-fp8": "Prefill, causal, e4m3",
     "gpu-short": "Few queries on a long KV, causal, bf16, paged",
+    "gpu-mixed": "Prefill chunks and decodes in one launch, causal, bf16, paged",
     "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
@@ -135,7 +136,7 @@ def _e4m3(
 
 
 def _short(
-    name: str, batch: int, q_len: int, kv_len: int, goals: tuple[Goal, ...], *, quick: bool = False
+    name: str, batch: int, q_len: int, kv_len: int, goals: tuple[Goal, ...], **changes: Any
 ) -> Workload:
     """Ask for the last `q_len` tokens of each request."""
     return Workload(
@@ -146,7 +147,23 @@ def _short(
         kv_lens=(kv_len,) * batch,
         page_size=16,
         causal=True,
-        quick=quick,
+        goals=goals,
+        **changes,
+    )
+
+
+def _mixed(chunks: int, chunk: int, decodes: int, kv_len: int) -> Workload:
+    """Chunks of prompts, each followed by its share of decodes, all over as many tokens."""
+    q_lens = (chunk, *(1,) * (decodes // chunks)) * chunks
+    goals = (*_at_least("apart_gain", 1.25), *_at_most("over_larger", 1.05))
+    return Workload(
+        name=f"mixed-{chunks}x{chunk}-{decodes}",
+        kind="gpu-mixed",
+        dtype="bfloat16",
+        q_lens=q_lens,
+        kv_lens=(kv_len,) * len(q_lens),
+        page_size=16,
+        causal=True,
         goals=goals,
     )
 
@@ -259,6 +276,8 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     ),
     _short("extend-4x512", 4, 512, 8192, _at_least("tflops", 730.0)),
     _short("verify-16x4", 16, 4, 4096, _at_most("us_scaled", 65.0), quick=True),
+    _short("tree-16x8", 16, 8, 4096, _at_most("variant_penalty", 0.05), variant="tree"),
+    _mixed(4, 512, 60, 4096),
     _share("64x8192-own-256", 64, 256, ((1, 8192),), _at_most("us", 33.0)),
     _share("three-levels", 128, 512, ((1, 4096), (8, 2048)), _at_least("sharing_gain", 3.0)),
     _share("nothing", 64, 4096, (), _at_least("sharing_gain", 0.98)),

@@ -90,6 +90,14 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("tflops", "TFLOP/s", "{:.0f}"),
         ("gbs", "GB/s", "{:.0f}"),
         ("read_fraction", "of read", "{:.1%}"),
+        ("variant_penalty", "over plain", "{:+.1%}"),
+    ),
+    "gpu-mixed": (
+        ("us", "us", "{:.1f}"),
+        ("prefill_us", "prefills", "{:.1f}"),
+        ("decode_us", "decodes", "{:.1f}"),
+        ("apart_gain", "over apart", "{:.2f}x"),
+        ("over_larger", "of the longer", "{:.2f}x"),
     ),
     "gpu-sparse": (
         ("us", "us", "{:.0f}"),

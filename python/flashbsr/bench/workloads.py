@@ -76,7 +76,8 @@ class Workload:
         Keys kept behind the query, inclusive; -1: all.
     variant : str
         "plain", or what else is asked for: "soft-cap", "alibi", "sinks", "mask" (the causal mask,
-        said in bits), "sigmoid".
+        said in bits), "sigmoid", "tree" (of drafts: the queries see the context and their
+        ancestors).
     fp8_accumulation : str
         "default" or "fast", for float8 q.
     num_qo_heads, num_kv_heads, head_dim : int
@@ -126,7 +127,9 @@ class Workload:
         kv = sorted(self.kv_lens)
         lengths = f"{kv[0]}" if kv[0] == kv[-1] else f"{kv[0]} to {kv[-1]}"
         layout = "ragged" if self.page_size is None else f"page size {self.page_size}"
-        queries = f"{self.q_lens[0]} queries on " if 1 < self.q_lens[0] < self.kv_lens[0] else ""
+        q = sorted(self.q_lens)
+        several = any(1 < q < kv for q, kv in zip(self.q_lens, self.kv_lens, strict=True))
+        queries = f"{q[0]} queries on " if q[0] == q[-1] else f"{q[0]} to {q[-1]} queries on "
         types = f"{self.dtype} q, {self.kv_dtype} K/V" if self.kv_dtype else self.dtype
         extras = [
             *(["causal"] if self.causal else []),
@@ -141,7 +144,7 @@ class Workload:
             *(["against torch"] if self.peer else []),
         ]
         return (
-            f"batch {len(kv)}, {queries}{lengths} KV tokens, "
+            f"batch {len(kv)}, {queries if several else ''}{lengths} KV tokens, "
             f"{self.num_qo_heads}/{self.num_kv_heads} heads, head dim {self.head_dim}, "
             f"{', '.join([types, layout, *extras])}"
         )
