@@ -38,10 +38,13 @@ LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
 GATHERED = 12  # a page size that the copy engine of sm_90 does not take
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+# What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
+# that is long enough to be split; requests in one part and in two, with KV of their own and none.
+SHARED, HALVES, OWN = 2100, (3, 0), (2, 0, 1, 5)
 # Fields of AttentionSpec that need a variant; ``mask`` asks for a custom mask,
-# ``tree`` for one of the last columns.
+# ``tree`` for one of the last columns, ``levels`` for requests that share.
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {
-    "plain": ({"causal": True}, {"window_left": 40}),
+    "plain": ({"causal": True}, {"window_left": 40}, {"levels": True}),
     "soft_cap": ({"logits_soft_cap": 5.0, "window_left": 50}, {"logits_soft_cap": 50.0}),
     "alibi": ({"pos_encoding_mode": "ALIBI", "causal": True},),
     "standard": (
@@ -50,8 +53,13 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
         {"mask": True},
         {"tree": True},
     ),
-    "sigmoid": ({"activation": "sigmoid", "causal": True}, {"activation": "sigmoid", "mask": True}),
+    "sigmoid": (
+        {"activation": "sigmoid", "causal": True},
+        {"activation": "sigmoid", "mask": True},
+        {"activation": "sigmoid", "levels": True},
+    ),
 }
+OPTIONS = ("mask", "tree", "levels")
 
 
 def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, Any]]:
@@ -111,13 +119,32 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
+def plan_levels(attention: flashbsr.Attention, q_lens: tuple[int, ...], page_size: int) -> int:
+    """Plan requests that share; how many pages they have."""
+    groups = ((sum(q_lens),), (sum(q_lens[:2]), sum(q_lens[2:])), q_lens)
+    counts = ((-(-SHARED // page_size),), HALVES, OWN)
+    table = [offsets(level) for level in counts]
+    first = offsets(tuple(int(level[-1]) for level in table))
+    pages = np.random.default_rng(1).permutation(int(first[-1])).astype(np.int32)
+    attention.plan_levels(
+        [offsets(level) for level in groups],
+        table,
+        np.split(pages, first[1:-1]),
+        [np.full(len(level), page_size - 3, np.int32) for level in counts],
+    )
+    if attention.plan_info.header.num_shared != 2:
+        raise RuntimeError("levels are not shared")
+    return len(pages)
+
+
 def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) -> str:
     """Run a problem for `kernel`, ragged without a page size; the name of the kernel that ran."""
     family, rows = kernel["family"], kernel["rows"]
     q_lens = TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
     # the kernel too: the smallest, or one for 64 rows.
-    fixed = page_size is not None and rows != 16 and q_lens is not MANY
+    levels = bool(spec.get("levels"))
+    fixed = page_size is not None and rows != 16 and q_lens is not MANY and not levels
     kv_lens = LONG if page_size and not fixed else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
@@ -126,7 +153,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     dim_vo = kernel["head_dim_vo"] - (0 if page_size else 32)
-    fields = {name: value for name, value in spec.items() if name not in ("mask", "tree")}
+    fields = {name: value for name, value in spec.items() if name not in OPTIONS}
     backend = {"cuda": "fa3" if family == "hopper" else "fa2"}.get(DEVICE, DEVICE)
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
@@ -141,6 +168,10 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             kv_dtype=kv_dtype,
             fixed_split_size=3 * page_size if fixed and page_size else None,
             check=page_size is not None,
+            # Sharing may choose another kernel, but not under a capacity.
+            max_batch_size=len(q_lens) if levels else None,
+            max_q_tokens=sum(q_lens) if levels else None,
+            max_kv_pages=len(q_lens) * SHARED if levels else None,
         ),
     )
     masks: dict[str, Any] = {}
@@ -151,9 +182,11 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         masks["tree_parents"] = np.concatenate([np.arange(-1, n - 1) // 2 for n in q_lens])
     qo_indptr = None if rows == 8 else offsets(q_lens)
     q = normal((sum(q_lens), 2 * GROUP, dim), q_dtype)
-    if page_size:
+    if page_size and levels:
+        shape: tuple[int, ...] = (plan_levels(attention, q_lens, page_size), page_size, 2)
+    elif page_size:
         pages = offsets(tuple(-(-n // page_size) for n in kv_lens))
-        shape: tuple[int, ...] = (int(pages[-1]), page_size, 2)
+        shape = (int(pages[-1]), page_size, 2)
         indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
         attention.plan(qo_indptr, pages, indices, kv_lens=np.array(kv_lens, np.int32), **masks)
     else:
@@ -262,6 +295,8 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
         for page_size in (None, PAGE_SIZE, *[GATHERED] * (kernel["family"] == "hopper")):
             rope = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
             if rope and not rotates(kernel, page_size):
+                continue
+            if spec.get("levels") and page_size is None:
                 continue
             ran = attend(kernel, spec, page_size)
             if ran != kernel["name"]:
