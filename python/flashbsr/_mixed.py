@@ -23,12 +23,7 @@ TWO_WRAPPERS = "two wrappers run the parts one after the other"
 class Mixed(Wrapper):
     """A plan of two parts, made again where a run's causality or masks are not the planned ones."""
 
-    _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
-        "kv": "paged_kv_cache_d",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-    }
+    _spelling: ClassVar[dict[str, str]] = {**Wrapper._spelling, "kv": "paged_kv_cache_d"}
 
     def __init__(
         self,
@@ -74,8 +69,7 @@ class Mixed(Wrapper):
         bits = join_masks(self._parts, masks, causal) if masked else None
         causal_now = causal and not masked
         spec, task = self._options
-        key = (*spec.values(), *task.values(), causal_now)
-        attention = self._find(key) or self._engine(key, {**spec, "causal": causal_now}, dict(task))
+        attention = self._engine_of({**spec, "causal": causal_now}, task)
         self._attention = None  # stays so if the plan fails
         qo_indptr, kv_indptr, kv_indices, kv_lens = self._batch
         self._plan(

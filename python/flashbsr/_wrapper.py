@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .explain import Explanation
 
-__all__ = ["Wrapper", "fold_data_type", "pages_to_tokens", "reject"]
+__all__ = ["Wrapper", "fold_data_type", "pages_to_tokens", "reject", "reject_others"]
 
 # Distinct option tuples a wrapper remembers. Engines differ per tuple, not per batch, so a serving
 # loop has one or two (say global and sliding-window layers).
@@ -97,6 +97,13 @@ def reject(**options: Any) -> None:
         )
 
 
+def reject_others(way_out: str, **options: Any) -> None:
+    """Raise `UnsupportedError` for the first option that is not None or False."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise UnsupportedError(name, type(value).__name__, f"its default: {way_out}")
+
+
 def fold_data_type(data_type: Any, q_data_type: Any, kv_data_type: Any) -> tuple[Any, Any]:
     """Resolve FlashInfer's ``data_type``: both types at once, unless they are given."""
     return (
@@ -144,7 +151,12 @@ class Wrapper:
     """
 
     #: The core's names of arguments -> the caller's.
-    _spelling: ClassVar[dict[str, str]] = {}
+    _spelling: ClassVar[dict[str, str]] = {
+        "workspace": "float_workspace_buffer",
+        "q_dtype": "q_data_type",
+        "kv_dtype": "kv_data_type",
+        "o_dtype": "o_data_type",
+    }
 
     def __init__(
         self,
@@ -176,9 +188,8 @@ class Wrapper:
 
     def _engine(self, key: Hashable, spec: dict[str, Any], task: dict[str, Any]) -> Attention:
         """Make the engine of these options and remember it under `key`."""
-        for name, default in (("rope_scale", 1.0), ("rope_theta", 1e4)):
-            if spec.get(name, 0) is None:
-                spec[name] = default
+        rope = {"rope_scale": 1.0, "rope_theta": 1e4}
+        spec = {name: rope.get(name) if x is None else x for name, x in spec.items()}
         try:
             attention = Attention(
                 AttentionSpec(**spec), TaskInfo(**task, **self._task_options), self._workspace
@@ -190,6 +201,14 @@ class Wrapper:
         with contextlib.suppress(TypeError):  # a number given as an array is not hashable
             self._engines[key] = attention
         return attention
+
+    def _engine_of(self, spec: dict[str, Any], task: dict[str, Any]) -> Attention:
+        """Find or make the engine of these options.
+
+        Wrappers that plan every step write the key out: both dicts take 0.6 us.
+        """
+        key = (*spec.values(), *task.values())
+        return self._find(key) or self._engine(key, spec, task)
 
     def _capacity(self, qo_indptr: Array, kv_indptr: Array = None) -> dict[str, int]:
         """Capacity of CUDA-graph mode, whose open parts a first plan fixes."""
@@ -203,6 +222,16 @@ class Wrapper:
             return self._engines.get(key)
         except TypeError:  # an unhashable option; if it is no number, TaskInfo will say which
             return None
+
+    def _plan_by(
+        self, attention: Attention, plan: Callable[..., None], *args: Any, **options: Any
+    ) -> None:
+        """Plan by another of the engine's functions; only a plan that succeeds becomes current."""
+        try:
+            plan(*args, **options)
+        except FlashbsrError as error:
+            raise error.respell(self._spelling) from None
+        self._attention = attention
 
     def _plan(
         self,
@@ -219,7 +248,7 @@ class Wrapper:
         tree_parents: Array = None,
         share_prefixes: str = "auto",
     ) -> None:
-        """Plan; only a plan that succeeds becomes the current one."""
+        """Plan a page table, or ragged KV; only a plan that succeeds becomes the current one."""
         try:
             if block_tables is not None:
                 if kv_indptr is not None or kv_indices is not None:

@@ -62,12 +62,9 @@ class BatchAttention(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Wrapper._spelling,
         "kv_lens": "kv_len_arr",
         "kv": "kv_cache",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
     }
 
     def __init__(

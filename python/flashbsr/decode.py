@@ -73,15 +73,12 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Wrapper._spelling,
         "kv_indptr": "indptr",
         "kv_indices": "indices",
         "kv_lens": "seq_lens",
         "kv": "paged_kv_cache",
         "head_dim_qk": "head_dim",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
     }
 
     def __init__(

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from ._check import check_int
 from ._typing import Array, DType, Scale
-from ._wrapper import Wrapper, reject
-from .errors import FlashbsrError, ShapeError, UnsupportedError
+from ._wrapper import Wrapper, reject, reject_others
+from .errors import ShapeError
 
 __all__ = ["Cascade", "MultiLevelCascadeAttentionWrapper"]
 
@@ -28,13 +28,8 @@ class Cascade(Wrapper):
 
         The last of them is the stream.
         """
-        key = (*spec.values(), *task.values())
-        attention = self._find(key) or self._engine(key, dict(spec), dict(task))
-        try:
-            attention.plan_levels(*levels[:-1], stream=levels[-1])
-        except FlashbsrError as error:
-            raise error.respell(self._spelling) from None
-        self._attention = attention
+        attention = self._engine_of(spec, task)
+        self._plan_by(attention, attention.plan_levels, *levels[:-1], stream=levels[-1])
 
 
 class MultiLevelCascadeAttentionWrapper(Cascade):
@@ -87,7 +82,7 @@ class MultiLevelCascadeAttentionWrapper(Cascade):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Wrapper._spelling,
         "kv_indptr_arr": "paged_kv_indptr_arr",
         "kv_indices_arr": "paged_kv_indices_arr",
         "last_page_len_arr": "paged_kv_last_page_len",
@@ -96,9 +91,6 @@ class MultiLevelCascadeAttentionWrapper(Cascade):
         "kv_indices": "paged_kv_indices_arr",
         "last_page_len": "paged_kv_last_page_len",
         "kv": "paged_kv_cache",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
     }
 
     def __init__(
@@ -117,20 +109,15 @@ class MultiLevelCascadeAttentionWrapper(Cascade):
         num_threads: int | None = None,
     ) -> None:
         self._num_levels = check_int("num_levels", num_levels, 1)
-        for name, value in (
-            ("use_cuda_graph", use_cuda_graph or None),
-            ("qo_indptr_buf_arr", qo_indptr_buf_arr),
-            ("paged_kv_indptr_buf_arr", paged_kv_indptr_buf_arr),
-            ("paged_kv_indices_buf_arr", paged_kv_indices_buf_arr),
-            ("paged_kv_last_page_len_buf_arr", paged_kv_last_page_len_buf_arr),
-        ):
-            if value is not None:
-                raise UnsupportedError(
-                    name,
-                    type(value).__name__,
-                    "its default: BatchDecodeWithPagedKVCacheWrapper(use_cuda_graph=True) and "
-                    "BatchPrefillWithPagedKVCacheWrapper find shared prefixes in one page table",
-                )
+        reject_others(
+            "BatchDecodeWithPagedKVCacheWrapper(use_cuda_graph=True) and "
+            "BatchPrefillWithPagedKVCacheWrapper find shared prefixes in one page table",
+            use_cuda_graph=use_cuda_graph,
+            qo_indptr_buf_arr=qo_indptr_buf_arr,
+            paged_kv_indptr_buf_arr=paged_kv_indptr_buf_arr,
+            paged_kv_indices_buf_arr=paged_kv_indices_buf_arr,
+            paged_kv_last_page_len_buf_arr=paged_kv_last_page_len_buf_arr,
+        )
         super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads)
 
     def plan(

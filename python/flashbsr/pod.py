@@ -12,7 +12,7 @@ from ._check import check_name
 from ._join import Part, pages_within
 from ._mixed import TWO_WRAPPERS, Mixed, both_masks, page_table
 from ._typing import Array, DType, Scale
-from ._wrapper import reject
+from ._wrapper import reject, reject_others
 from .errors import PlanError, UnsupportedError
 
 __all__ = ["PODWithPagedKVCacheWrapper"]
@@ -80,20 +80,14 @@ class PODWithPagedKVCacheWrapper(Mixed):
         num_threads: int | None = None,
     ) -> None:
         reject(jit_args=jit_args)
-        for name, value in (
-            ("use_cuda_graph", use_cuda_graph or None),
-            ("paged_kv_indptr_buffer", paged_kv_indptr_buffer),
-            ("paged_kv_indices_buffer", paged_kv_indices_buffer),
-            ("paged_kv_last_page_len_buffer", paged_kv_last_page_len_buffer),
-        ):
-            if value is not None:
-                raise UnsupportedError(
-                    name,
-                    type(value).__name__,
-                    "its default: run plans, which cannot be captured. "
-                    "BatchPrefillWithPagedKVCacheWrapper(use_cuda_graph=True) captures mixed "
-                    "batches",
-                )
+        reject_others(
+            "run plans, which cannot be captured. "
+            "BatchPrefillWithPagedKVCacheWrapper(use_cuda_graph=True) captures mixed batches",
+            use_cuda_graph=use_cuda_graph,
+            paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+            paged_kv_indices_buffer=paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
+        )
         super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads)
         self._prompt: tuple[int, int, int] | None = None  # first page, KV and query tokens
         self._decodes: tuple[Any, ...] = ()

@@ -72,15 +72,12 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Wrapper._spelling,
         "kv_indptr": "paged_kv_indptr",
         "kv_indices": "paged_kv_indices",
         "last_page_len": "paged_kv_last_page_len",
         "kv_lens": "seq_lens",
         "kv": "paged_kv_cache",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
     }
 
     def __init__(

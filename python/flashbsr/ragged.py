@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ._graphs import graph_mode
 from ._typing import Array, DType, Scale
@@ -61,13 +61,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     >>> wrapper.run(x, x, x).shape
     (5, 2, 32)
     """
-
-    _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
-    }
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class _SharedPrefix(Cascade):
     """Two levels, of which ``forward`` brings the first: it plans when that is another."""
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Cascade._spelling,
         "kv": "unique_kv_cache",
         "q_dtype": "data_type",
         "kv_dtype": "data_type",

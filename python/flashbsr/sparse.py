@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ._check import check_int, check_name
+from ._check import check_int
 from ._typing import Array, DType, Scale
 from ._wrapper import Wrapper, reject
 from .adapters import adapter_for, to_indices, to_numpy, to_values
-from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
-from .variable_sparse import VariableBlockSparseAttentionWrapper
+from .errors import DTypeError, FlashbsrError, IndexRangeError, ShapeError
+from .variable_sparse import VariableBlockSparseAttentionWrapper, reject_positions
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
@@ -58,7 +58,7 @@ class BlockSparseAttentionWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Wrapper._spelling,
         "m": "M",
         "n": "N",
         "r": "R",
@@ -68,9 +68,6 @@ class BlockSparseAttentionWrapper(Wrapper):
         "q_scale": "scale_q",
         "k_scale": "scale_k",
         "v_scale": "scale_v",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
     }
 
     def __init__(
@@ -165,23 +162,8 @@ class BlockSparseAttentionWrapper(Wrapper):
         """
         self._attention = None
         reject(use_fp16_qk_reduction=use_fp16_qk_reduction, block_mask=block_mask)
-        if pos_encoding_mode != "NONE":
-            check_name("pos_encoding_mode", pos_encoding_mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
-            raise UnsupportedError(
-                "pos_encoding_mode",
-                repr(pos_encoding_mode),
-                "'NONE': gathered blocks have no running position; rotate q and k first with "
-                "apply_rope_pos_ids",
-            )
-        for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
-            if value is not None:
-                raise UnsupportedError(name, value, "None: give it to apply_rope_pos_ids")
-        key = (
-            num_qo_heads, num_kv_heads, head_dim, C, logits_soft_cap, sm_scale, q_data_type,
-            kv_data_type, o_data_type, fp8_accumulation,
-        )  # fmt: skip
-        attention = self._find(key) or self._engine(
-            key,
+        reject_positions(pos_encoding_mode, rope_scale, rope_theta)
+        attention = self._engine_of(
             {"sm_scale": sm_scale, "logits_soft_cap": logits_soft_cap},
             {
                 "num_qo_heads": num_qo_heads,
@@ -199,13 +181,10 @@ class BlockSparseAttentionWrapper(Wrapper):
             matrix = indptr, indices, M, N, R, C
             indptr, indices, mask = causal_blocks(*matrix, mask, packed_mask, heads)
             packed_mask = None
-        try:
-            attention.plan_bsr(
-                indptr, indices, M, N, R, C, mask=mask, packed_mask=packed_mask, per_head=per_head
-            )
-        except FlashbsrError as error:
-            raise error.respell(self._spelling) from None
-        self._attention = attention
+        self._plan_by(
+            attention, attention.plan_bsr, indptr, indices, M, N, R, C, mask=mask,
+            packed_mask=packed_mask, per_head=per_head,
+        )  # fmt: skip
         self._n = N
 
     def run(

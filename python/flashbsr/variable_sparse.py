@@ -74,13 +74,10 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
     """
 
     _spelling: ClassVar[dict[str, str]] = {
-        "workspace": "float_workspace_buffer",
+        **Wrapper._spelling,
         "indptr": "block_mask_map",
         "page_size": "block_col_sz",
         "head_dim_qk": "head_dim",
-        "q_dtype": "q_data_type",
-        "kv_dtype": "kv_data_type",
-        "o_dtype": "o_data_type",
     }
 
     def __init__(
@@ -160,28 +157,14 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
                 "False: cut blocks at the diagonal and leave out those above it, or take "
                 "BlockSparseAttentionWrapper, which writes causality into a mask",
             )
-        if pos_encoding_mode != "NONE":
-            check_name("pos_encoding_mode", pos_encoding_mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
-            raise UnsupportedError(
-                "pos_encoding_mode",
-                repr(pos_encoding_mode),
-                "'NONE': rotate q and k first with apply_rope_pos_ids",
-            )
-        for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
-            if value is not None:
-                raise UnsupportedError(name, value, "None: give it to apply_rope_pos_ids")
+        reject_positions(pos_encoding_mode, rope_scale, rope_theta)
         heads = check_int("num_kv_heads", num_kv_heads, 1)
         seen = _map(block_mask_map, heads)
         row_indptr = _offsets("block_row_sz", block_row_sz, (heads, seen.shape[1]))
         column_indptr = _offsets("block_col_sz", block_col_sz, (heads, seen.shape[2]))
         page, indptr, indices = block_pages(seen, column_indptr)
         tokens = int(row_indptr[0, -1]), int(column_indptr[0, -1])
-        key = (
-            num_qo_heads, heads, head_dim, page, logits_soft_cap, sm_scale, q_data_type,
-            kv_data_type, o_data_type, fp8_accumulation,
-        )  # fmt: skip
-        attention = self._find(key) or self._engine(
-            key,
+        attention = self._engine_of(
             {"sm_scale": sm_scale, "logits_soft_cap": logits_soft_cap},
             {
                 "num_qo_heads": num_qo_heads,
@@ -195,11 +178,8 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
             },
         )
         attention._settle_on_gpu(block_mask_map=block_mask_map)
-        try:
-            attention.plan_bsr(indptr, indices, *tokens, row_indptr, page, per_head=True)
-        except FlashbsrError as error:
-            raise error.respell(self._spelling) from None
-        self._attention = attention
+        matrix = indptr, indices, *tokens, row_indptr, page
+        self._plan_by(attention, attention.plan_bsr, *matrix, per_head=True)
         self._tokens = tokens
 
     def run(
@@ -292,6 +272,21 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
         if result_lse is None:
             result_lse = found_lse.swapaxes(0, 1)
         return result, result_lse
+
+
+def reject_positions(mode: str, rope_scale: float | None, rope_theta: float | None) -> None:
+    """Raise `UnsupportedError` for encodings of positions, which gathered blocks have none of."""
+    if mode != "NONE":
+        check_name("pos_encoding_mode", mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
+        raise UnsupportedError(
+            "pos_encoding_mode",
+            repr(mode),
+            "'NONE': gathered blocks have no running position; rotate q and k first with "
+            "apply_rope_pos_ids",
+        )
+    for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+        if value is not None:
+            raise UnsupportedError(name, value, "None: give it to apply_rope_pos_ids")
 
 
 def _tokens_first(x: Any, name: str = "q", rank: int = 3) -> Any:
