@@ -82,6 +82,7 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   constexpr int kConsumerThreads = 128 * Traits::kConsumers;
   constexpr int kBarrier = 8;
+  constexpr int kQuads = 2;  // 192 rows are many turns of the threads: half as many
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 128;
   const int32_t merge = tile.item.merge, count = tile.item.merge_count;
   // A merge of its own is contracted by all threads; of several, which requests that share KV have,
@@ -97,7 +98,7 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
 #pragma unroll 1
   for (; complete; complete &= complete - 1) {
     const int32_t run = first + (__ffs(static_cast<int>(complete)) - 1) * step;
-    merge_split_tile<Variant::use_softmax, kArch>(args, merge + run, rank, threads);
+    merge_split_tile<Variant::use_softmax, kArch, kQuads>(args, merge + run, rank, threads);
   }
 }
 
