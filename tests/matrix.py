@@ -386,6 +386,38 @@ def float8_q_cases() -> Iterator[Case]:
         yield long.but(f"causal{causal}", variant=Variant(causal=causal), layout="paged")
 
 
+def kinds_cases() -> Iterator[Case]:
+    """Requests of few rows beside requests of many: on Hopper, two kinds of items in a kernel."""
+    both = Case(
+        "kinds",
+        (1, 70, 1, 0, 2, 150, 1, 1),
+        (300, 70, 1, 9, 0, 610, 2000, 17),
+        heads=(8, 2),
+        dims=(128, 128),
+        dtypes=BF16,
+        layout="paged",
+        variant=Variant(causal=True),
+    )
+    for page_size in (1, 5, 8, 16, 48, 64):
+        kv_layout = "HND" if page_size in (8, 48) else "NHD"
+        yield both.but(f"page{page_size}", page_size=page_size, kv_layout=kv_layout)
+    yield both.but("ragged", layout="ragged")
+    yield both.but("ragged-HND", layout="ragged", kv_layout="HND", dtypes=F16)
+    for dims in ((64, 64), (40, 40), (112, 112), (128, 64)):
+        yield both.but(f"dim{dims[0]}x{dims[1]}", dims=dims, dtypes=F16, stacked=dims[0] == dims[1])
+    for heads in ((3, 3), (6, 2), (8, 1)):
+        yield both.but(f"heads{heads[0]}x{heads[1]}", heads=heads)
+    yield both.but("all", variant=Variant())
+    yield both.but("window", variant=Variant(causal=True, window_left=333))
+    yield both.but("sinks", sinks="extreme", scales="head", dtypes=F16)
+    yield both.but("lse2-float32", task={"lse_base": "2"}, dtypes=(*BF16[:2], "float32"))
+    yield both.but("extreme", gain=1200.0)
+    # Splits of narrow items, and more items in a queue than shared memory holds at once.
+    yield both.but("long", q_lens=(90, 1, 2), kv_lens=(90, 30_000, 9000), heads=(4, 1))
+    many = tuple(1 + i * 7 % 40 for i in range(700))
+    yield both.but("many", q_lens=(90, *(1,) * 700), kv_lens=(200, *many), heads=(8, 8))
+
+
 def matrix() -> list[Case]:
     """All of them."""
     makers = (
@@ -400,5 +432,6 @@ def matrix() -> list[Case]:
         schedule_cases,
         extreme_cases,
         float8_q_cases,
+        kinds_cases,
     )
     return [case for maker in makers for case in maker()]

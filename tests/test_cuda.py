@@ -77,6 +77,18 @@ def to_host(x: Any) -> np.ndarray:
     return x.float().cpu().numpy()
 
 
+def test_mixed_batches_have_a_kernel() -> None:
+    """On Hopper, where it pays: that the other files' cases reach it is what this shows."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("not Hopper")
+    attention = WORLD.attention()
+    batch = WORLD.batch([700, 16, 1, 333, 900], [180, 1, 1, 2, 1])
+    attention.plan(**batch)
+    out = attention.run(on_gpu(WORLD.q[:185]), on_gpu(WORLD.cache))
+    assert attention.explain().kernel.startswith("mixed_")
+    WORLD.check(to_host(out), batch, 185)
+
+
 # --- kinds of arrays
 
 

@@ -181,7 +181,7 @@ def test_before_and_after_a_run(case: Case, device: Device) -> None:
     assert before.time_s is None
     assert f"q {case.dtypes[0]}" in str(after)
     if device.is_cuda:
-        assert after.kernel.startswith(("decode_", "prefill_", "hopper_"))
+        assert after.kernel.startswith(("decode_", "prefill_", "hopper_", "mixed_"))
         assert after.time_s is None
         assert attention.explain().bandwidth
         assert 0 < attention.explain(time_s=1e-3).fraction < 1

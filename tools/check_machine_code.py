@@ -136,7 +136,11 @@ def read_build(build: Path, cuobjdump: str) -> list[tuple[Code, str]]:
     manifest = build / "kernels/manifest.txt"
     if not manifest.exists():
         raise CodeError(f"{manifest} is missing; expected a build with FLASHBSR_CUDA=ON")
-    names = [name for name in manifest.read_text().split("\n")[1:] if name.startswith("hopper_")]
+    names = [
+        name
+        for name in manifest.read_text().split("\n")[1:]
+        if name.startswith(("hopper_", "mixed_"))
+    ]
     if not names:
         raise CodeError("no Hopper kernels; expected a build whose FLASHBSR_CUDA_ARCHS has 90")
     found = []

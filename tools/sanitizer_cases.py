@@ -25,6 +25,7 @@ DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
 # Family and rows of a tile -> query tokens of a request that fill it on average.
 FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
+MIXED, MIXED_SHARING = (90, 1, 33, 2), (2, 1, 1, 2)
 TOKENS = {
     ("decode", 8): (1, 1, 1, 1),
     ("decode", 16): (4, 3, 4, 3),
@@ -32,7 +33,9 @@ TOKENS = {
     ("prefill", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
+    ("mixed", 128): MIXED,
 }
+HOPPER = ("hopper", "mixed")  # families that copy with TMA where they can
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -140,21 +143,23 @@ def plan_levels(attention: flashbsr.Attention, q_lens: tuple[int, ...], page_siz
 def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) -> str:
     """Run a problem for `kernel`, ragged without a page size; the name of the kernel that ran."""
     family, rows = kernel["family"], kernel["rows"]
-    q_lens = TOKENS[family, rows]
+    levels = bool(spec.get("levels"))
+    q_lens = MIXED_SHARING if levels and family == "mixed" else TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
     # the kernel too: the smallest, or one for 64 rows.
-    levels = bool(spec.get("levels"))
-    fixed = page_size is not None and rows != 16 and q_lens is not MANY and not levels
+    chosen_by_rows = rows == 16 or q_lens in (MANY, MIXED)
+    fixed = page_size is not None and not chosen_by_rows and not levels
     kv_lens = LONG if page_size and not fixed else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
-    if kv_dtype.startswith("float8") and family != "hopper":
+    if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     dim_vo = kernel["head_dim_vo"] - (0 if page_size else 32)
     fields = {name: value for name, value in spec.items() if name not in OPTIONS}
-    backend = {"cuda": "fa3" if family == "hopper" else "fa2"}.get(DEVICE, DEVICE)
+    backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
+    capacity = levels and q_lens is not MIXED_SHARING
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(
@@ -169,9 +174,9 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             fixed_split_size=3 * page_size if fixed and page_size else None,
             check=page_size is not None,
             # Sharing may choose another kernel, but not under a capacity.
-            max_batch_size=len(q_lens) if levels else None,
-            max_q_tokens=sum(q_lens) if levels else None,
-            max_kv_pages=len(q_lens) * SHARED if levels else None,
+            max_batch_size=len(q_lens) if capacity else None,
+            max_q_tokens=sum(q_lens) if capacity else None,
+            max_kv_pages=len(q_lens) * SHARED if capacity else None,
         ),
     )
     masks: dict[str, Any] = {}
@@ -197,7 +202,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.
     out_dtype = "bfloat16" if q_dtype.startswith("float8") else q_dtype
     out = None
-    if family == "hopper":
+    if family in HOPPER:
         out = normal((*q.shape[:2], dim_vo), out_dtype).fill_(float("nan"))
     result = attention.run(q, kv, out=out, return_lse=lse)
     o = result[0] if lse else result
@@ -292,7 +297,7 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
         return []
     others = []
     for spec in SPECS[kernel["variant"]]:
-        for page_size in (None, PAGE_SIZE, *[GATHERED] * (kernel["family"] == "hopper")):
+        for page_size in (None, PAGE_SIZE, *[GATHERED] * (kernel["family"] in HOPPER)):
             rope = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
             if rope and not rotates(kernel, page_size):
                 continue

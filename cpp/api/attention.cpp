@@ -11,6 +11,9 @@ namespace flashbsr::api {
 
 namespace {
 
+/// Most packed rows of a request that has few: what narrow items of a mixed batch hold.
+constexpr int64_t kFewRows = 8;
+
 const IndexView* optional_indices(const Array* a, IndexView& storage) {
   if (!a) return nullptr;
   storage = indices(*a);
@@ -195,17 +198,35 @@ void Attention::find_prefixes(bool share) {
   if (share && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
 }
 
-void Attention::choose_sharing(const Shape& shape) {
+/// Requests of few rows beside others, or parts of many rows; and nothing that forbids a kernel for
+/// them.
+bool Attention::is_mixed(const Batch& batch, bool shares) const {
+  if (batch.per_head || !batch.lengths || options_.split.disabled || options_.num_workers > 0) {
+    return false;
+  }
+  const int32_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
+  bool narrow = false, wide = shares;
+  for (const Request& r : layout_.requests) {
+    (r.q_len * int64_t{group} <= kFewRows ? narrow : wide) = true;
+    if (narrow && wide) return true;
+  }
+  return false;
+}
+
+void Attention::choose_kernel(const Shape& shape) {
   const Batch batch = this->batch();
   limits_ = limits_for(batch);
   sharing_.clear();
-  if (given_.empty() && prefixes_.nodes.empty()) return;
+  const bool shares = !given_.empty() || !prefixes_.nodes.empty();
+  const bool mixed = is_mixed(batch, shares);
+  if (!shares && !mixed) return;
   const bool fixed = options_.capacity.fixed();
-  const auto choose = [&](const DeviceLimits& limits, Sharing& sharing) {
-    if (given_.empty()) {
-      sharer_.choose(prefixes_, layout_, shape, limits, fixed, sharing);
-    } else {
+  const auto choose = [&](const Workers& limits, Sharing& sharing) {
+    sharing.clear();
+    if (!given_.empty()) {
       sharing = given_;
+    } else if (shares) {
+      sharer_.choose(prefixes_, layout_, shape, limits, fixed, sharing);
     }
     return Sharer::price(layout_, shape, limits, sharing);
   };
@@ -216,16 +237,24 @@ void Attention::choose_sharing(const Shape& shape) {
   }
   // Under a capacity, and once a run was captured, the kernel must not change from plan to plan.
   if (fixed || backend_->captured()) return;
-  Batch wide = batch;
-  wide.shares = true;
-  const DeviceLimits limits = limits_for(wide);
-  if (limits.tile_rows == limits_.tile_rows) return;
-  if (choose(limits, trial_) < price && !trial_.empty()) {
+  Batch taken = batch;
+  const auto try_kernel = [&](const Batch& other) {
+    const Workers limits = limits_for(other);
+    if (limits.wide.tile_rows == limits_.wide.tile_rows || limits.mixed() != other.mixed) return;
+    const int64_t other_price = choose(limits, trial_);
+    if (other_price >= price || (trial_.empty() && !other.mixed)) return;
     limits_ = limits;
+    price = other_price;
+    taken = other;
     std::swap(sharing_, trial_);
-  } else {
-    limits_for(batch);
-  }
+  };
+  Batch other = batch;
+  other.shares = true;
+  if (shares) try_kernel(other);
+  other = batch;
+  other.mixed = true;
+  if (mixed) try_kernel(other);
+  limits_for(taken);  // the backend's kernel is the last it was asked for
 }
 
 Batch Attention::batch() const {
@@ -251,9 +280,9 @@ Batch Attention::batch() const {
   return batch;
 }
 
-DeviceLimits Attention::limits_for(const Batch& batch) {
-  DeviceLimits limits = backend_->limits(batch);
-  if (options_.num_workers > 0) limits.num_workers = options_.num_workers;
+Workers Attention::limits_for(const Batch& batch) {
+  Workers limits = backend_->limits(batch);
+  if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
   return limits;
 }
 
@@ -280,7 +309,7 @@ void Attention::schedule(void* stream) {
   shape.custom_mask = masked_;
   // A mask says all there is to say: it replaces causality, as in FlashInfer.
   if (masked_) shape.causal = false;
-  choose_sharing(shape);
+  choose_kernel(shape);
   HostPlan host;
   host.plan = make_plan(shape);
   const PlanHeader& h = host.plan.header();
@@ -309,7 +338,7 @@ int64_t Attention::needed_bytes() {
   int64_t rows;
   if (options_.capacity.fixed()) {
     if (!scheduled_) limits_ = limits_for(batch());
-    rows = sizes_for(options_.capacity, options_.shape, limits_, options_.split,
+    rows = sizes_for(options_.capacity, options_.shape, limits_.wide, options_.split,
                      options_.cache.page_size)
                .partial_rows;
   } else if (planner_.buffer().empty()) {

@@ -75,9 +75,10 @@ class Attention {
   void finish_plan(bool masked, void* stream);
   void find_prefixes(bool share);
   /// Limits and what is shared, with the kernel for both.
-  void choose_sharing(const Shape& shape);
+  void choose_kernel(const Shape& shape);
+  bool is_mixed(const Batch& batch, bool shares) const;
   void schedule(void* stream);
-  DeviceLimits limits_for(const Batch& batch);
+  Workers limits_for(const Batch& batch);
   Batch batch() const;
   PlanView make_plan(const Shape& shape);
   int64_t needed_bytes();
@@ -106,7 +107,7 @@ class Attention {
   Sharer sharer_;
 
   Planner planner_;
-  DeviceLimits limits_;
+  Workers limits_;
   RopeTableStorage rope_;
   std::vector<float> slopes_;
   char* workspace_ = nullptr;

@@ -26,6 +26,7 @@ struct Batch {
   DType q = DType::kF16;
   DType kv = DType::kF16;
   bool shares = false;   ///< requests share KV: tiles of many rows
+  bool mixed = false;    ///< a kernel for mixed batches, if there is one
   bool guessed = false;  ///< the types: the first run may bring others
   /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).
   const std::vector<Request>* lengths = nullptr;
@@ -63,7 +64,7 @@ class Backend {
   /// Where it computes, and so where the arrays of a run must be.
   virtual Place place() const = 0;
   /// Chooses the kernel for a batch and says what the scheduler must know of it.
-  virtual DeviceLimits limits(const Batch& batch) = 0;
+  virtual Workers limits(const Batch& batch) = 0;
   /// Takes a plan that was made with these limits. `workspace`: memory for partial states of the
   /// caller's; null: of its own.
   virtual void take_plan(const HostPlan& plan, char* workspace, void* stream) = 0;

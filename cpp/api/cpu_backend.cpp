@@ -14,7 +14,7 @@ CpuBackend::CpuBackend(const AttentionOptions& options)
 
 /// As many queues as twice the cores, and never fewer than 32: the thread count is left out, so
 /// that results do not depend on it.
-DeviceLimits CpuBackend::limits(const Batch&) {
+Workers CpuBackend::limits(const Batch&) {
   DeviceLimits limits;
   limits.num_workers = max_of(32, 2 * cpu::available_cores());
   return limits;

@@ -16,7 +16,7 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(const AttentionOptions& options);
 
   Place place() const override { return {}; }
-  DeviceLimits limits(const Batch& batch) override;
+  Workers limits(const Batch& batch) override;
   void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
   bool serves(const Params&, void*) override { return true; }
   void run(Params& params, const RunOptions& options) override;

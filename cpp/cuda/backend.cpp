@@ -57,7 +57,7 @@ class CudaBackend final : public api::Backend {
   }
 
   api::Place place() const override { return {.cuda = true, .device = device_}; }
-  DeviceLimits limits(const Batch& batch) override;
+  Workers limits(const Batch& batch) override;
   void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
   bool serves(const Params& params, void* stream) override;
   void run(Params& params, const RunOptions& options) override;
@@ -106,7 +106,7 @@ class CudaBackend final : public api::Backend {
   HopperMaps maps_;
 };
 
-DeviceLimits CudaBackend::limits(const Batch& batch) {
+Workers CudaBackend::limits(const Batch& batch) {
   const int group = o_.shape.num_qo_heads / o_.shape.num_kv_heads;
   if (batch.kv == DType::kF32) {
     throw Error(ErrorCode::kUnsupported, "kv_dtype", "float32 on " + place_text(place()),
@@ -122,21 +122,23 @@ DeviceLimits CudaBackend::limits(const Batch& batch) {
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
   // 16-bit K and V go with queries of their own type only.
   const DType q = dtype_size(batch.kv) == 2 ? batch.kv : batch.q;
-  const Need need{.head_dim_qk = o_.head_dim_qk,
-                  .head_dim_vo = o_.head_dim_vo,
-                  .q = q,
-                  .kv = batch.kv,
-                  .soft_cap = o_.soft_cap > 0,
-                  .alibi = o_.position == Position::kAlibi,
-                  .rotates = o_.position == Position::kRopeLlama,
-                  .masked = batch.masked,
-                  .sigmoid = o_.activation == Activation::kSigmoid,
-                  .rows = rows,
-                  .group = group,
-                  .family = o_.family,
-                  .variant = o_.custom_variant ? &variant_ : nullptr,
-                  .row_hooks = o_.row_hooks,
-                  .provider = o_.provider};
+  Need need{.head_dim_qk = o_.head_dim_qk,
+            .head_dim_vo = o_.head_dim_vo,
+            .q = q,
+            .kv = batch.kv,
+            .soft_cap = o_.soft_cap > 0,
+            .alibi = o_.position == Position::kAlibi,
+            .rotates = o_.position == Position::kRopeLlama,
+            .masked = batch.masked,
+            .sigmoid = o_.activation == Activation::kSigmoid,
+            .rows = rows,
+            .group = group,
+            .family = o_.family,
+            .variant = o_.custom_variant ? &variant_ : nullptr,
+            .row_hooks = o_.row_hooks,
+            .mixed = captured_ ? captured_->need.mixed : batch.mixed,
+            .provider = o_.provider};
+  if (need.mixed && !try_choose_kernel(need, info_)) need.mixed = false;
   // Steps of a serving loop need the same; the table of 100 rows is gone through once.
   if (!(need == need_)) {
     if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
@@ -367,7 +369,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   }
   const Launch where{.device = device_,
                      .stream = stream,
-                     .grid_x = header_.num_workers,
+                     .grid_x = header_.num_workers - header_.num_narrow_workers,
                      .overlap = args.overlap != Overlap::kNone};
   if (is_hopper(*kernel_)) {
     launch(*kernel_, where, hopper_args(args, *kernel_, header_, maps_));

@@ -25,6 +25,8 @@ struct Tile {
 /// rows serve where 192 have no room.
 constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
                            {"hopper", 128}, {"prefill", 64}, {"prefill", 128}};
+/// Wide items of a mixed batch, on two warpgroups.
+constexpr Tile kMixedTile = {"mixed", 128};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -102,7 +104,7 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
 
 const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                           const DeviceInfo& device) {
-  const bool hopper = tile.family[0] == 'h';
+  const bool hopper = tile.family[0] == 'h' || need.mixed;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
@@ -143,6 +145,11 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
 }  // namespace
 
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
+  if (need.mixed) {
+    const bool plain = !need.variant && !need.hooks() && !need.sigmoid && need.q == need.kv;
+    if (!plain || need.group > kNarrowRows) return nullptr;
+    return try_tile(Source::kBuild, kMixedTile, need, device);
+  }
   const KernelRow* row = need.variant ? nullptr : try_source(Source::kBuild, need, device);
   return row || !need.provider ? row : try_source(Source::kProvider, need, device);
 }

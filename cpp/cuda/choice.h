@@ -31,6 +31,7 @@ struct Need {
   api::Family family = api::Family::kAuto;
   const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
   bool row_hooks = false;                         ///< which has hooks of whole rows
+  bool mixed = false;                             ///< requests of few rows beside others
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 
   /// More than plain attention.
@@ -38,7 +39,11 @@ struct Need {
   bool operator==(const Need&) const = default;
 };
 
-/// The kernel that choose_kernel would give; null where there is none.
+/// Most packed rows of a narrow item (plan/mixture.h).
+inline constexpr int kNarrowRows = 8;
+
+/// The kernel that choose_kernel would give; null where there is none. For a mixed batch one of
+/// family "mixed" only.
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device);
 
 /// The kernel whose row tile wastes least: the smallest that holds the rows, otherwise the largest
@@ -48,7 +53,8 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device);
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
-inline bool is_hopper(const KernelRow& row) { return row.family[0] == 'h'; }
+inline bool is_mixed(const KernelRow& row) { return row.family[0] == 'm'; }
+inline bool is_hopper(const KernelRow& row) { return row.family[0] == 'h' || is_mixed(row); }
 
 /// Most packed rows of an item: as many as the kernel holds. Hopper's copies of Q take whole query
 /// tokens, or whole tiles of one.

@@ -9,11 +9,14 @@
 #include <flashbsr/core/math.h>
 
 #include "api.h"
+#include "choice.h"
 
 namespace flashbsr::cuda {
 
 namespace {
 
+/// Narrow items have stages of so many tokens, or a multiple.
+constexpr int64_t kNarrowBoxTokens = 16;
 constexpr int kLineBytes = 128;  ///< the widest row of a box in 128-byte swizzle
 
 CUtensorMapDataType data_type(DType t) {
@@ -108,6 +111,7 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
   const bool paged = base.kv_indices != nullptr;
   // Boxes are loaded whole: none may reach beyond a last page that is short.
   int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
+  if (is_mixed(row)) box = std::gcd<int64_t>(box, kNarrowBoxTokens);
   if (header.num_kv_tokens) box = std::gcd<int64_t>(box, header.num_kv_tokens);
   if (box % 8 != 0) return args;
   const TensorMap* k = cache_map(maps.k, p.k, paged, box);

@@ -23,8 +23,8 @@ inline double memory_bandwidth(int device) {
   return known ? 2e3 * khz * (bits / 8) : 0;
 }
 
-inline DeviceLimits limits_of(const KernelRow& row, const DeviceInfo& info, int group,
-                              int bytes_per_token, double bandwidth) {
+inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group,
+                         int bytes_per_token, double bandwidth) {
   GpuKernel kernel{.sms = info.sm_count,
                    .blocks_per_sm = row.shape.blocks_per_sm,
                    .rows = item_rows(row, group),
@@ -33,6 +33,7 @@ inline DeviceLimits limits_of(const KernelRow& row, const DeviceInfo& info, int 
   // What clock and width promise is 5 % more than a kernel reads (H200: 4.8 and 4.55 TB/s).
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
   if (is_decode(row)) return gpu_decode_limits(kernel);
+  if (is_mixed(row)) return gpu_mixed_limits(kernel, kNarrowRows);
   return is_hopper(row) ? gpu_hopper_limits(kernel) : gpu_prefill_limits(kernel);
 }
 

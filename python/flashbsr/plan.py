@@ -21,7 +21,7 @@ from .errors import DTypeError, FlashbsrError, ShapeError
 __all__ = ["Plan", "PlanHeader"]
 
 MAGIC = 0x52534246
-VERSION = 3
+VERSION = 4
 HEADER_WORDS = 64
 
 # How the KV ranges were cut: ``PlanHeader.policy``.
@@ -89,6 +89,12 @@ class PlanHeader(NamedTuple):
     off_q_rows: int
     off_merge_parts: int
     num_kv_tokens: int
+    num_wide_items: int
+    num_narrow_workers: int
+    narrow_rows: int
+    narrow_cost_per_item: int
+    narrow_cost_per_kv: int
+    narrow_cost_per_split: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
@@ -274,7 +280,8 @@ class Plan:
         """Estimate the time of work items, in the scheduler's units.
 
         ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``, and
-        ``cost_per_split`` for a part of a split tile.
+        ``cost_per_split`` for a part of a split tile. Narrow items, of at most ``narrow_rows``
+        rows, have ``narrow_cost_per_item`` and so on.
 
         Parameters
         ----------
@@ -294,7 +301,15 @@ class Plan:
         span = np.subtract(item["kv_end"], item["kv_begin"], dtype=np.int64)
         rows = np.asarray(item["row_count"], dtype=np.int64)
         cost = h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows)
-        return np.asarray(cost + h.cost_per_split * (np.asarray(item["slot"]) >= 0))
+        split = np.asarray(item["slot"]) >= 0
+        narrow = h.narrow_cost_per_item + span * h.narrow_cost_per_kv
+        return np.asarray(
+            np.where(
+                rows <= h.narrow_rows,
+                narrow + h.narrow_cost_per_split * split,
+                cost + h.cost_per_split * split,
+            )
+        )
 
     @property
     def balance(self) -> float:

@@ -71,16 +71,22 @@ struct Table {
   }
 };
 
-DeviceLimits random_limits(Random& random) {
+Workers random_workers(Random& random) {
   GpuKernel kernel{.sms = random.pick({4, 132})};
-  switch (random.below(5)) {
+  switch (random.below(6)) {
     case 0: kernel.rows = 16; return gpu_decode_limits(kernel);
     case 1:
       kernel.rows = random.pick({128, 192});
       kernel.kv_tile = 128;
       return gpu_hopper_limits(kernel);
     case 2: kernel.rows = kernel.kv_tile = 64; return gpu_prefill_limits(kernel);
-    default: return {.num_workers = random.pick({1, 4, 32}), .tile_rows = random.pick({7, 128})};
+    case 3:
+      kernel.rows = 128;
+      kernel.kv_tile = 80;
+      return gpu_mixed_limits(kernel, 8);
+    default:
+      return DeviceLimits{.num_workers = random.pick({1, 4, 32}),
+                          .tile_rows = random.pick({7, 128})};
   }
 }
 
@@ -102,6 +108,26 @@ Row row_of(const PlanView& plan, const Layout& layout, const WorkItem& item, int
   }
   const int32_t first = layout.requests[static_cast<size_t>(request)].q_begin;
   return {request, (token - first) * group + at % group};
+}
+
+/// Checks that wide items come first and are in the queues of wide workers, narrow ones in theirs.
+void check_kinds(const PlanView& plan) {
+  const PlanHeader& h = plan.header();
+  std::vector<int32_t> queue_of(static_cast<size_t>(h.num_items), -1);
+  const int32_t first_narrow = h.num_workers - h.num_narrow_workers;
+  ASSERT_EQ(plan.queue_indptr()[h.num_workers], h.num_items);
+  for (int32_t w = 0; w < h.num_workers; ++w) {
+    for (int32_t i = plan.queue_indptr()[w]; i < plan.queue_indptr()[w + 1]; ++i) {
+      queue_of.at(static_cast<size_t>(plan.queue_items()[i])) = w;
+    }
+  }
+  for (int32_t i = 0; i < h.num_items; ++i) {
+    const bool narrow = plan.items()[i].row_count <= h.narrow_rows;
+    ASSERT_EQ(narrow, i >= h.num_wide_items);
+    const int32_t queue = queue_of[static_cast<size_t>(i)];
+    ASSERT_GE(queue, 0) << "in no queue";
+    ASSERT_EQ(narrow, queue >= first_narrow);
+  }
 }
 
 /// Checks that a plan's items cover the layout, and that its merges take their states.
@@ -131,6 +157,7 @@ void check_plan(const PlanView& plan, const Layout& layout, const Sharing& shari
     }
   }
   for (const auto& state : states) ASSERT_GE(state.first, 0) << "a row that nobody writes";
+  check_kinds(plan);
 
   for (auto& [row, ranges] : spans) {
     const Request& request = layout.requests[static_cast<size_t>(row.first)];
@@ -191,8 +218,9 @@ TEST_P(Sharings, PlansOfFoundPrefixesAreWhole) {
   PrefixTree tree;
   Sharer sharer;
   Sharing sharing;
-  const DeviceLimits limits = random_limits(random);
-  const Capacity capacity = random.below(2) ? Capacity{60, 20000, 200000} : Capacity{};
+  const Workers limits = random_workers(random);
+  const bool fixed = random.below(2) && !limits.mixed();
+  const Capacity capacity = fixed ? Capacity{60, 20000, 200000} : Capacity{};
   const Shape shape{.num_qo_heads = random.pick({8, 2}),
                     .num_kv_heads = 2,
                     .causal = random.below(2) == 1,
@@ -297,7 +325,7 @@ TEST_P(Sharings, PlansOfGivenLevelsAreWhole) {
   levels_layout(layout, sharing, views, page_size, needed);
   const Shape shape{.num_qo_heads = 8, .num_kv_heads = 2, .may_share = true};
   Planner planner;
-  const PlanView plan = planner.plan(layout, shape, random_limits(random), {}, {}, sharing);
+  const PlanView plan = planner.plan(layout, shape, random_workers(random), {}, {}, sharing);
   check_plan(plan, layout, sharing);
 }
 
@@ -361,7 +389,7 @@ TEST(Sharing, WindowsThatCutAreNotShared) {
     const Shape shape{
         .num_qo_heads = 8, .num_kv_heads = 2, .window_left = window, .may_share = true};
     tree.find(layout, shape);
-    sharer.choose(tree, layout, shape, {.num_workers = 4}, false, sharing);
+    sharer.choose(tree, layout, shape, DeviceLimits{.num_workers = 4}, false, sharing);
     EXPECT_EQ(sharing.parts.size(), window < 0 || window >= 1039 ? 1u : 0u) << window;
   }
 }

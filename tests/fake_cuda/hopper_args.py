@@ -74,7 +74,7 @@ def test_paged(
     q = padded((sum(Q_LENS), heads[0], dims[0]), (1, 0, 2), 8)
     k, v = (padded((pages, page_size, heads[1], d), order, 8) for d in dims)
     out = attend("fa3", heads, dims, (q, k, v), page_size)
-    assert driver.kernel.startswith("hopper_")
+    assert driver.kernel.startswith(("hopper_", "mixed_"))
     assert driver.path == path
     driver.drain()
     expected = attend("cpu", heads, dims, [x.numpy() for x in (q, k, v)], page_size)

@@ -95,6 +95,9 @@ def test_pinned_buffers_in_flight_are_not_overwritten(driver: Driver) -> None:
     ([40] * 4, [16] * 4, "fa2", "prefill_sm80_d64_f16_r64_plain"),
     ([64], [64], "fa2", "prefill_sm80_d64_f16_r128_plain"),
     ([64], [64], "fa3", "hopper_sm90a_d64_f16_r192_plain"),
+    ([300, 64, 40, 64], [60, 1, 1, 2], "cuda", "mixed_sm90a_d64_f16_r128_plain"),
+    ([300, 64, 40, 64], [60, 1, 1, 2], "fa3", "mixed_sm90a_d64_f16_r128_plain"),
+    ([300, 64, 40, 64], [60, 1, 1, 2], "fa2", "prefill_sm80_d64_f16_r64_plain"),
 ])  # fmt: skip
 def test_kernel_follows_the_rows(
     driver: Driver, lens: list[int], q_lens: list[int] | None, backend: str, kernel: str
@@ -106,6 +109,33 @@ def test_kernel_follows_the_rows(
     assert attention._engine.kernel_name() == driver.kernel == kernel
     driver.drain()
     check(world, out, batch, rows)
+
+
+def test_mixed_batches(driver: Driver) -> None:
+    """Wide items first, narrow ones with workers of their own, one block for a worker of each."""
+    world = World()
+    shape = [300, 64, 40, 64], [60, 1, 1, 2], 64
+    attention, batch, rows = planned(world, shape)
+    out = attention.run(world.q[:rows], world.cache)
+    plan = attention.plan_info
+    h = plan.header
+    assert driver.kernel.startswith("mixed_")
+    assert h.num_workers == 2 * h.num_narrow_workers == 2 * driver.grid
+    wide = plan.items["row_count"] > h.narrow_rows
+    assert wide.tolist() == (np.arange(h.num_items) < h.num_wide_items).tolist()
+    assert 0 < h.num_wide_items < h.num_items
+    for worker in range(h.num_workers):
+        assert (wide[plan.queue(worker)] == (worker < driver.grid)).all()
+    driver.drain()
+    check(world, out, batch, rows)
+    # What the kernel has no code for, and what must not depend on the batch, has other kernels.
+    for options in (
+        {"logits_soft_cap": 5.0}, {"fixed_split_size": 64}, {"num_workers": 4},
+        {"max_batch_size": 4, "max_q_tokens": 64, "max_kv_pages": 200},
+    ):  # fmt: skip
+        planned(world, shape, **options)[0].run(world.q[:rows], world.cache)
+        assert not driver.kernel.startswith("mixed_")
+        driver.drain()
 
 
 @pytest.mark.parametrize(("options", "hopper", "others"), [

@@ -28,7 +28,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 3;
+inline constexpr int32_t kPlanVersion = 4;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
@@ -180,7 +180,16 @@ struct PlanHeader {
   /// Where pages follow each other and the last one is short: tokens of k and v. 0: it is whole.
   int32_t num_kv_tokens;
 
-  int32_t reserved[11];
+  /// Mixed batches: narrow items, [num_wide_items, num_items), are in the queues of workers of
+  /// their own, the last num_narrow_workers. Otherwise all items are wide.
+  int32_t num_wide_items;
+  int32_t num_narrow_workers;
+  int32_t narrow_rows;           ///< most packed rows of a narrow item; 0: workers are alike
+  int32_t narrow_cost_per_item;  ///< as cost_per_item, ..., of narrow items
+  int32_t narrow_cost_per_kv;
+  int32_t narrow_cost_per_split;
+
+  int32_t reserved[5];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

@@ -200,8 +200,9 @@ struct StoreOutput {
 /// Contracts the partial states of a merge in their order, so that the result does not depend
 /// on who arrived when, and writes the LSE and by store(row of the tile, token, query head, dim,
 /// values) the output. `thread` of `threads` calls it with all the others; each takes kQuads times
-/// four dims of a row at a time. States of variants without softmax add up.
-template <bool kSoftmax, int kQuads = 1, class Store>
+/// four dims of a row at a time, with kLoads loads in flight. States of variants without softmax
+/// add up.
+template <bool kSoftmax, int kQuads = 1, int kLoads = 8, class Store>
 FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile& tile,
                                          int32_t thread, int32_t threads, const Store& store) {
   const Params& p = args.params;
@@ -215,8 +216,8 @@ FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile
     float o[kQuads][4] = {};
     float top = -infinity(), sum = 0.0f;
 
-    // Eight loads in flight hide the latency of L2; the maximum is taken over as many states.
-    constexpr int kBatch = 8 / kQuads;
+    // Loads in flight hide the latency of L2; the maximum is taken over as many states.
+    constexpr int kBatch = kLoads / kQuads;
     for (int32_t left = m.state_count; left > 0; left -= kBatch) {
       int32_t slot[kBatch];
       states.next(left, slot);
@@ -296,8 +297,9 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int
 }
 
 /// Merges what a state completes of `count` runs from `first` on, which requests that share KV have
-/// in it: each warp its own runs. After a barrier behind the stores of all.
-template <bool kSoftmax, int kArch = 80>
+/// in it: each warp its own runs, with kLoads loads of a lane in flight. After a barrier behind the
+/// stores of all. Arrivals go side by side: each is a round trip to L2.
+template <bool kSoftmax, int kArch = 80, int kLoads = 8>
 FLASHBSR_DEVICE void merge_runs(const KernelArgs& args, int32_t first, int32_t count, int32_t warp,
                                 int32_t warps, int32_t lane) {
 #pragma unroll 1
@@ -307,7 +309,8 @@ FLASHBSR_DEVICE void merge_runs(const KernelArgs& args, int32_t first, int32_t c
 #pragma unroll 1
     for (; complete; complete &= complete - 1) {
       const int32_t run = base + (__ffs(static_cast<int>(complete)) - 1) * warps;
-      merge_split_tile<kSoftmax, kArch>(args, first + run, lane, 32);
+      contract_split_tile<kSoftmax, kLoads / 8, kLoads>(args, split_tile(args, first + run), lane,
+                                                        32, StoreOutput<kArch>{args.params});
     }
   }
 }

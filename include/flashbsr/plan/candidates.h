@@ -56,12 +56,14 @@ struct Candidate {
 class Candidates {
  public:
   /// The cut to take, dealt. Valid until the next call.
-  Candidate& choose(const std::vector<Tile>& tiles, int64_t total, const Shape& shape,
-                    const DeviceLimits& limits, const SplitPolicy& split) {
+  Candidate& choose(const std::vector<Tile>& tiles, const Shape& shape, const DeviceLimits& limits,
+                    const SplitPolicy& split) {
     tiles_ = &tiles;
     shape_ = &shape;
     limits_ = &limits;
-    total_ = total * shape.num_kv_heads;
+    total_ = 0;
+    for (const Tile& tile : tiles) total_ += kv_weight(limits, tile.row_count) * tile.length();
+    total_ *= shape.num_kv_heads;
     other_price_ = 0;
     const int64_t quota = ceil_div<int64_t>(total_, limits.num_workers);
     best_.cut.part_bound = trial_.cut.part_bound = max_of<int64_t>(quota / 2, 1);

@@ -82,19 +82,14 @@ void cut_rows(int64_t rows, const DeviceLimits& limits, const Visit& visit) {
 }
 
 /// Cuts the packed rows of every request into tiles and trims their KV by causality and window;
-/// behind them those of the shared parts. Returns the cost of all KV of one KV head.
-inline int64_t cut_tiles(const Layout& layout, const Sharing& sharing, const Shape& shape,
-                         const DeviceLimits& limits, std::vector<Tile>& tiles) {
+/// behind them those of the shared parts.
+inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape& shape,
+                      const DeviceLimits& limits, std::vector<Tile>& tiles) {
   PlanHeader h{};
   h.flags = shape.causal ? kPlanCausal : 0;
   h.window_left = shape.window_left;
   const int32_t group = shape.num_qo_heads / shape.num_kv_heads;
   tiles.clear();
-  int64_t total = 0;
-  const auto add = [&](const Tile& tile) {
-    tiles.push_back(tile);
-    total += kv_weight(limits, tile.row_count) * tile.length();
-  };
   for (size_t b = 0; b < layout.requests.size(); ++b) {
     const Request& r = layout.requests[b];
     const int32_t own = sharing.first_of(b);
@@ -108,7 +103,7 @@ inline int64_t cut_tiles(const Layout& layout, const Sharing& sharing, const Sha
       const Span a = visible_span(h, r, row / group);
       const Span z = visible_span(h, r, (row + count - 1) / group);
       const int32_t begin = min_of(max_of(a.begin, own), z.end);
-      add({static_cast<int32_t>(b), row, count, {begin, z.end}, own > 0, false});
+      tiles.push_back({static_cast<int32_t>(b), row, count, {begin, z.end}, own > 0, false});
     });
   }
   for (size_t p = 0; p < sharing.parts.size(); ++p) {
@@ -118,15 +113,14 @@ inline int64_t cut_tiles(const Layout& layout, const Sharing& sharing, const Sha
       tokens += layout.requests[static_cast<size_t>(sharing.order[static_cast<size_t>(i)])].q_len;
     }
     cut_rows(tokens * group, limits, [&](int32_t row, int32_t count) {
-      add({static_cast<int32_t>(layout.requests.size() + p),
-           row,
-           count,
-           {part.begin, part.end},
-           true,
-           true});
+      tiles.push_back({static_cast<int32_t>(layout.requests.size() + p),
+                       row,
+                       count,
+                       {part.begin, part.end},
+                       true,
+                       true});
     });
   }
-  return total;
 }
 
 /// One way to cut the tiles' KV ranges.
@@ -149,6 +143,16 @@ class Cut {
   int64_t longest(const Tile& tile, int64_t limit, const DeviceLimits& limits) const {
     if (!tile.part || part_bound == 0) return limit;
     return min_of(limit, chunk_length(limits, part_bound, tile.row_count));
+  }
+
+  /// Nothing is cut yet.
+  void start(const std::vector<Tile>& tiles) {
+    chunks.clear();
+    parts.clear();
+    order.clear();
+    chunks.reserve(tiles.size());
+    parts.reserve(tiles.size());
+    split_tiles = split_chunks = split_rows = 0;
   }
 
   void whole(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape) {
@@ -194,14 +198,6 @@ class Cut {
   static int64_t even_step(int64_t length, int64_t limit, const DeviceLimits& limits) {
     if (length <= limit) return length;
     return round_up<int64_t>(ceil_div(length, ceil_div(length, limit)), limits.kv_tile);
-  }
-
-  void start(const std::vector<Tile>& tiles) {
-    chunks.clear();
-    parts.clear();
-    chunks.reserve(tiles.size());
-    parts.reserve(tiles.size());
-    split_tiles = split_chunks = split_rows = 0;
   }
 
   void add(const Tile& tile, const DeviceLimits& limits, int64_t first, int64_t step,

@@ -55,6 +55,21 @@ struct DeviceLimits {
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }
 };
 
+/// The workers of a kernel: alike in most. One for mixed batches has as many more for narrow tiles,
+/// which run beside the others on the same processors (kernel/sm90a/narrow.h).
+struct Workers {
+  DeviceLimits wide;
+  DeviceLimits narrow;      ///< for tiles of at most narrow_rows packed rows
+  int32_t narrow_rows = 0;  ///< 0: there are none
+
+  Workers(const DeviceLimits& limits = {}) : wide(limits) {}
+
+  bool mixed() const { return narrow_rows > 0; }
+  int32_t count() const { return wide.num_workers + (mixed() ? narrow.num_workers : 0); }
+  /// What a tile of so many rows costs.
+  const DeviceLimits& of(int64_t rows) const { return rows <= narrow_rows ? narrow : wide; }
+};
+
 struct SplitPolicy {
   int32_t fixed_size = 0;  ///< > 0: chunks end at multiples of it, whatever else is in the batch
   bool disabled = false;

@@ -18,9 +18,9 @@
 #include <cstring>
 #include <vector>
 
-#include <flashbsr/plan/candidates.h>
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
+#include <flashbsr/plan/mixture.h>
 #include <flashbsr/plan/runs.h>
 
 namespace flashbsr {
@@ -29,9 +29,10 @@ class Planner {
  public:
   /// Plans into an internal buffer that stays valid until the next call. Grows it at most
   /// geometrically, so that a steady state allocates nothing.
-  PlanView plan(const Layout& layout, const Shape& shape, const DeviceLimits& limits = {},
+  PlanView plan(const Layout& layout, const Shape& shape, const Workers& workers = {},
                 const SplitPolicy& split = {}, const Capacity& capacity = {},
                 const Sharing& sharing = {}) {
+    const DeviceLimits& limits = workers.wide;
     if (limits.num_workers < 1 || limits.num_workers >= 1 << 16) {
       throw Error(ErrorCode::kValue, "num_workers", std::to_string(limits.num_workers),
                   "a number in [1, 65536)");
@@ -42,8 +43,8 @@ class Planner {
       cut_shape.num_qo_heads /= shape.num_kv_heads;
       cut_shape.num_kv_heads = 1;
     }
-    const int64_t total = detail::cut_tiles(layout, sharing, cut_shape, limits, tiles_);
-    detail::Candidate& chosen = candidates_.choose(tiles_, total, cut_shape, limits, split);
+    detail::cut_tiles(layout, sharing, cut_shape, limits, tiles_);
+    detail::Candidate& chosen = mixture_.choose(tiles_, cut_shape, workers, split);
     const detail::Cut& cut = chosen.cut;
     runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
     const int32_t heads = cut_shape.num_kv_heads;
@@ -63,18 +64,23 @@ class Planner {
     } else if (!fits(need)) {
       return {};
     }
-    write_header(layout, shape, limits, need);
+    write_header(layout, shape, workers, need);
+    header().num_wide_items = static_cast<int32_t>(mixture_.num_wide_chunks(chosen)) * heads;
     header().num_slots = static_cast<int32_t>(cut.split_chunks * heads);
     header().num_shared = static_cast<int32_t>(sharing.parts.size());
     header().num_requests -= header().num_shared;
     write_shared(layout, sharing);
     write_choice(chosen, limits, heads);
-    place_items(layout, limits, cut, heads);
+    if (limits.by_head && layout.shared_kv && !workers.mixed()) {
+      place_items(layout, cut, heads);
+    } else {
+      place_.clear();
+    }
     write_items(layout, cut, heads);
     write_merges(layout, cut, heads);
     int32_t* queue_items = buffer_.data() + header().off_queue_items;
-    chosen.deal.write_queues(limits.price_splits, buffer_.data() + header().off_queue_indptr,
-                             queue_items);
+    mixture_.write_queues(chosen, workers, header().num_wide_items,
+                          buffer_.data() + header().off_queue_indptr, queue_items);
     for (size_t i = 0; i < place_.size(); ++i) {
       queue_items[i] = place_[static_cast<size_t>(queue_items[i])];
     }
@@ -127,9 +133,10 @@ class Planner {
     fit(sizes_.merge_parts, need.merge_parts);
   }
 
-  void write_header(const Layout& layout, const Shape& shape, const DeviceLimits& limits,
+  void write_header(const Layout& layout, const Shape& shape, const Workers& workers,
                     const PlanSizes& need) {
-    const int64_t words = sizes_.total_words(limits.num_workers);
+    const DeviceLimits& limits = workers.wide;
+    const int64_t words = sizes_.total_words(workers.count());
     if (max_of(words, sizes_.partial_rows) > std::numeric_limits<int32_t>::max()) {
       throw Error(ErrorCode::kCapacity, "plan",
                   std::to_string(words) + " words, " + std::to_string(sizes_.partial_rows) +
@@ -147,7 +154,7 @@ class Planner {
               (layout.kv_heads.empty() ? 0 : kPlanPerHead);
     h.num_requests = i32(need.requests);
     h.num_items = i32(need.items);
-    h.num_workers = limits.num_workers;
+    h.num_workers = workers.count();
     h.num_merges = i32(need.merges);
     h.num_partial_rows = i32(need.partial_rows);
     h.num_kv_indices = i32(need.kv_indices);
@@ -171,10 +178,10 @@ class Planner {
     h.max_q_rows = i32(sizes_.q_rows);
     h.max_merge_parts = i32(sizes_.merge_parts);
     h.off_starts = sizeof(PlanHeader) / 4;
-    h.off_requests = h.off_starts + 16 * limits.num_workers;
+    h.off_requests = h.off_starts + 16 * h.num_workers;
     h.off_items = h.off_requests + 8 * h.max_requests;
     h.off_queue_indptr = h.off_items + 8 * h.max_items;
-    h.off_queue_items = h.off_queue_indptr + limits.num_workers + 1;
+    h.off_queue_items = h.off_queue_indptr + h.num_workers + 1;
     h.off_merges = h.off_queue_items + h.max_items;
     h.off_kv_indices = h.off_merges + 8 * h.max_merges;
     h.off_q_rows = h.off_kv_indices + h.max_kv_indices;
@@ -183,6 +190,13 @@ class Planner {
     h.cost_per_item = limits.cost_per_item;
     h.cost_per_kv = limits.cost_per_kv;
     h.cost_per_kv_row = limits.cost_per_kv_row;
+    if (workers.mixed()) {
+      h.num_narrow_workers = workers.narrow.num_workers;
+      h.narrow_rows = workers.narrow_rows;
+      h.narrow_cost_per_item = workers.narrow.cost_per_item;
+      h.narrow_cost_per_kv = workers.narrow.cost_per_kv;
+      h.narrow_cost_per_split = workers.narrow.cost_per_split;
+    }
     std::memcpy(buffer_.data(), &h, sizeof(h));
     copy(h.off_requests, layout.requests.data(), layout.requests.size() * sizeof(Request));
     copy(h.off_kv_indices, layout.kv_indices.data(), layout.kv_indices.size() * 4);
@@ -203,13 +217,13 @@ class Planner {
     for (const detail::Chunk& c : chosen.cut.chunks) total += c.cost;
     PlanHeader& h = header();
     h.kv_chunk = saturate(chosen.kv_chunk);
-    h.max_cost = saturate(chosen.deal.loads().longest);
-    h.mean_cost = saturate(total * heads / limits.num_workers);
+    h.max_cost = saturate(mixture_.longest(chosen));
+    h.mean_cost = saturate(total * heads / h.num_workers);
     h.policy = chosen.policy;
     h.policy_percent = chosen.percent;
     h.cost_per_split = limits.cost_per_split;
     h.price = saturate(chosen.price);
-    h.other_price = saturate(candidates_.other_price());
+    h.other_price = saturate(mixture_.other_price());
     h.units_per_us = limits.units_per_us;
   }
 
@@ -238,10 +252,8 @@ class Planner {
   }
 
   /// Where the items of write_items lie if that is KV head by KV head. Empty: one after another.
-  void place_items(const Layout& layout, const DeviceLimits& limits, const detail::Cut& cut,
-                   int32_t heads) {
+  void place_items(const Layout& layout, const detail::Cut& cut, int32_t heads) {
     place_.clear();
-    if (!limits.by_head || !layout.shared_kv) return;
     for (const uint32_t i : cut.order) {
       const detail::Tile& tile = tiles_[static_cast<size_t>(cut.chunks[i].tile)];
       for (int32_t h = 0; h < heads; ++h) place_.push_back(first_head(layout, tile) + h);
@@ -345,7 +357,7 @@ class Planner {
   std::vector<int32_t> buffer_;
   std::vector<detail::Tile> tiles_;
   std::vector<int32_t> place_;
-  detail::Candidates candidates_;
+  detail::Mixture mixture_;
   detail::Runs runs_;
 };
 

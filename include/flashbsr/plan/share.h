@@ -46,10 +46,12 @@ class Sharer {
  public:
   /// @param bounded  keep to what sizes_for() allows
   void choose(const PrefixTree& tree, const Layout& layout, const Shape& shape,
-              const DeviceLimits& limits, bool bounded, Sharing& sharing) {
+              const Workers& workers, bool bounded, Sharing& sharing) {
+    const DeviceLimits& limits = workers.wide;
     sharing.clear();
     layout_ = &layout;
     limits_ = &limits;
+    workers_ = &workers;
     group_ = shape.num_qo_heads / shape.num_kv_heads;
     measure(tree);
     sharing.order = tree.order;
@@ -84,19 +86,22 @@ class Sharer {
   /// What a plan would cost, to compare kernels: a worker's share of everything, and at least the
   /// way of one part, which starts first and which others wait for. 8 requests that share 2048
   /// tokens and own 256 (H200) take 16 us apart, and 28 with the part's 1024 tokens first.
-  static int64_t price(const Layout& layout, const Shape& shape, const DeviceLimits& limits,
+  static int64_t price(const Layout& layout, const Shape& shape, const Workers& workers,
                        const Sharing& sharing) {
+    const DeviceLimits& limits = workers.wide;
     const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
-    int64_t sum = 0, longest = 0, shared_tiles = 0;
+    int64_t sum = 0, narrow_sum = 0, longest = 0, shared_tiles = 0;
     const auto add = [&](int64_t rows, int64_t length, bool leaves_state) {
-      const int64_t tiles = ceil_div<int64_t>(rows, limits.tile_rows);
-      sum += token_cost(limits, rows) * length + tiles * limits.cost_per_item;
-      if (leaves_state) sum += tiles * state_cost(limits);
+      const DeviceLimits& its = workers.of(rows);
+      const int64_t tiles = ceil_div<int64_t>(rows, its.tile_rows);
+      int64_t cost = token_cost(its, rows) * length + tiles * its.cost_per_item;
+      if (leaves_state) cost += tiles * state_cost(its);
+      (rows <= workers.narrow_rows ? narrow_sum : sum) += cost;
     };
     for (size_t b = 0; b < layout.requests.size(); ++b) {
       const Request& r = layout.requests[b];
-      const int32_t own = sharing.first_of(b);
-      add(r.q_len * group, max_of(r.kv_len - own, 0), own > 0);
+      const int32_t own = sharing.first_of(b), hidden = shape.causal ? r.q_len / 2 : 0;
+      add(r.q_len * group, max_of(r.kv_len - own - hidden, 0), own > 0);
     }
     for (const SharedPart& part : sharing.parts) {
       int64_t tokens = 0;
@@ -111,17 +116,24 @@ class Sharer {
                            token_cost(limits, min_of<int64_t>(tokens * group, limits.tile_rows)));
     }
     sum *= shape.num_kv_heads;
+    narrow_sum *= shape.num_kv_heads;
     if (shared_tiles > 0) {
       // Chunks of half a worker's share (Cut::part_bound): two per worker, or one per tile.
       const int64_t chunks = max_of(int64_t{2} * limits.num_workers - shared_tiles, int64_t{0});
       sum += chunks * (limits.cost_per_item + state_cost(limits)) / 2;
       longest += limits.cost_per_item + limits.cost_per_split;
     }
-    return max_of(ceil_div<int64_t>(sum, limits.num_workers), longest) +
+    // As many workers each, but they share L2's way to the SMs (H200: 5.5 TB/s): 209 and 266 us of
+    // work take 410 together, 209 and 140 take 279.
+    const int64_t both =
+        max_of(max_of(sum, narrow_sum), narrow_sum > 0 ? (sum + narrow_sum) * kTogether / 100 : 0);
+    return max_of(ceil_div<int64_t>(both, limits.num_workers), longest) +
            (shared_tiles > 0 ? 2 * limits.cost_per_split : 0);
   }
 
  private:
+  static constexpr int64_t kTogether = 82;  ///< % of wide and narrow work one after the other
+
   int64_t rows_of(const Request& r) const { return static_cast<int64_t>(r.q_len) * group_; }
   int64_t rows(const PrefixNode& n) const { return rows_[size(n.last)] - rows_[size(n.first)]; }
   static size_t size(int32_t i) { return static_cast<size_t>(i); }
@@ -132,7 +144,7 @@ class Sharer {
     const auto weight = [&](int64_t r) { return limits.cost_per_kv + limits.cost_per_kv_row * r; };
     return rows / most * weight(most) + (rest ? weight(rest) : 0);
   }
-  int64_t token_cost(int64_t rows) const { return token_cost(*limits_, rows); }
+  int64_t token_cost(int64_t rows) const { return token_cost(workers_->of(rows), rows); }
 
   /// Sums over the requests in their order, and what a token of every node costs without it: as
   /// much as its children with theirs.
@@ -144,7 +156,7 @@ class Sharer {
     for (size_t i = 0; i < n; ++i) {
       const int64_t rows = rows_of(layout_->requests[size(tree.order[i])]);
       rows_[i + 1] = rows_[i] + rows;
-      tiles_[i + 1] = tiles_[i] + ceil_div<int64_t>(rows, limits_->tile_rows);
+      tiles_[i + 1] = tiles_[i] + ceil_div<int64_t>(rows, workers_->of(rows).tile_rows);
       alone_[i + 1] = alone_[i] + token_cost(rows);
     }
     without_.resize(tree.nodes.size());
@@ -189,7 +201,8 @@ class Sharer {
   }
 
   const Layout* layout_ = nullptr;
-  const DeviceLimits* limits_ = nullptr;
+  const DeviceLimits* limits_ = nullptr;  ///< of wide tiles, which parts have
+  const Workers* workers_ = nullptr;
   int32_t group_ = 1;
   std::vector<int64_t> rows_, tiles_, alone_;  ///< sums over the requests before
   std::vector<int64_t> without_;               ///< cost of a node's token, by node

@@ -48,15 +48,16 @@ struct DecodeShared {
   FLASHBSR_DEVICE uint32_t staged() const { return empty() + 8; }
   /// Completed when an item of this parity is ready.
   FLASHBSR_DEVICE uint32_t ready_barrier(int parity) const { return empty() + 16 + 8 * parity; }
+  /// Of a warp's ring: a barrier for K and one for V of every stage.
+  FLASHBSR_DEVICE uint32_t ring_barriers(int warp) const {
+    return ptx::shared_address(base) + Traits::kRingBarrierOffset +
+           warp * Traits::kRingBarrierBytes;
+  }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
     return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 32);
   }
 };
-
-/// Named barriers: among the epilogue warps, and all, when the streaming warps have left their
-/// states (they arrive and go on; before they leave the next ones they wait for empty()).
-enum DecodeBarrier : int { kEpilogueBarrier = 1, kStatesBarrier = 2 };
 
 /// A streaming warp's state to shared memory. `item_count` counts the items before this one.
 template <class Traits>
@@ -89,7 +90,7 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
     }
   }
   __syncwarp();
-  ptx::named_barrier_arrive(kStatesBarrier, Traits::kThreads);
+  ptx::named_barrier_arrive(Traits::kStatesBarrier, Traits::kThreads);
 }
 
 /// Contracts the warps' states of one item; thread `thread` of the epilogue warps. Those of
@@ -155,18 +156,18 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
   __syncwarp();
   ptx::mbarrier_arrive(shared.empty());
   if (item.slot < 0) return;
-  ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
+  ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
   if (item.merge_count == 1 && !item.shared()) {
     if (thread == 0) *shared.flag() = arrive(args, tile.index, tile.merge.state_count);
-    ptx::named_barrier_sync(kEpilogueBarrier, kThreads);
+    ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
     if (*shared.flag()) {
       merge_split_tile<Variant::use_softmax, Traits::kArch>(args, tile, thread, kThreads);
     }
     return;
   }
   // Requests that share KV: a state of a part belongs to several merges.
-  merge_runs<Variant::use_softmax, Traits::kArch>(args, tile.index, item.merge_count, thread / 32,
-                                                  Traits::kEpilogueWarps, thread % 32);
+  merge_runs<Variant::use_softmax, Traits::kArch, 16>(
+      args, tile.index, item.merge_count, thread / 32, Traits::kEpilogueWarps, thread % 32);
 }
 
 }  // namespace flashbsr

@@ -43,18 +43,18 @@ FLASHBSR_DEVICE void stage_items(const KernelArgs& args, const DecodeShared<Trai
 }
 
 /// A streaming warp's part of the queue [begin, end).
-template <class Traits, class Variant>
-FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& shared, int begin,
-                            int end, int warp, int lane) {
-  DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.rows(warp),
-                          shared.staged(), warp, lane);
+template <class Traits, class Variant, class Ring>
+FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& shared, Ring& ring,
+                            int begin, int end, int warp, int lane) {
   DecodeMath<Traits, Variant> math(args, lane);
   DecodeQuery<Traits> query;
   DecodeState<Traits> state;
+  // One counter: beside wide items there is no register for two.
 #pragma unroll 1
-  for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
-    const int count = min_of(Traits::kItems, end - first);
-    if (turn > 0) __syncthreads();  // nobody needs the items before
+  for (int turn = 0; begin + turn * Traits::kItems < end; ++turn) {
+    const int done = turn * Traits::kItems, count = min_of(Traits::kItems, end - begin - done);
+    // Nobody needs the items before.
+    if (turn > 0) ptx::named_barrier_sync(Traits::kAllBarrier, Traits::kThreads);
     ring.begin(count, turn == 0 ? 1 : 0, turn, turn == 0 && args.overlap == Overlap::kPrologue);
     const bool early = args.overlap == Overlap::kKv;
     if (turn == 0 && !early) ptx::wait_for_prerequisites<Traits::kArch>();
@@ -67,13 +67,13 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const DecodeItem& item = shared.items()[i];
-      const int number = first - begin + i;
+      const int number = done + i;
       ptx::mbarrier_wait<Traits::kArch>(shared.ready_barrier(number & 1), number >> 1 & 1);
       query.read(shared.ready(number & 1), lane);
       math.begin(item, shared.ready(number & 1));
       state.clear();
 #pragma unroll 1
-      for (int32_t position = item.kv_begin + warp * Traits::kKvTile; position < item.kv_end;
+      for (int32_t position = ring.first_position(item); position < item.kv_end;
            position += Traits::kWarps * Traits::kKvTile) {
         math.step(item, query, ring, position, state);
       }
@@ -100,7 +100,7 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
 #pragma unroll 1
   for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
     const int count = min_of(Traits::kItems, end - first);
-    if (turn > 0) __syncthreads();
+    if (turn > 0) ptx::named_barrier_sync(Traits::kAllBarrier, Traits::kThreads);
     stage_items(args, shared, first, turn == 0 ? 1 : 0, count, thread);
     ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
     if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
@@ -113,12 +113,25 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
       SplitTile tile{};
       if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin};
       __syncwarp();
-      ptx::named_barrier_sync(kStatesBarrier, Traits::kThreads);
+      ptx::named_barrier_sync(Traits::kStatesBarrier, Traits::kThreads);
       finish_item<Traits, Variant>(args, shared, item, thread);
       merge_if_last<Traits, Variant>(args, shared, item, tile, thread);
       prepare_item<Traits, Variant>(args, shared, i + 2, count, first - begin, thread);
     }
   }
+}
+
+/// The first item of queue `queue`, and the barriers. One thread; a fence or a barrier of the block
+/// follows.
+template <class Traits>
+FLASHBSR_DEVICE void begin_decode(const KernelArgs& args, const DecodeShared<Traits>& shared,
+                                  int queue) {
+  const WorkerStart start = args.starts[queue];
+  shared.items()[0] = decode_item(start.item, start.request);
+  ptx::mbarrier_init(shared.empty(), 32 * Traits::kEpilogueWarps);
+  ptx::mbarrier_init(shared.staged(), 32 * Traits::kEpilogueWarps);
+  ptx::mbarrier_init(shared.ready_barrier(0), 32);
+  ptx::mbarrier_init(shared.ready_barrier(1), 32);
 }
 
 template <class Traits, class Variant>
@@ -137,14 +150,7 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   // first item comes with its request in one load; the others follow behind the streaming.
   if (args.overlap != Overlap::kNone) ptx::launch_dependents<Traits::kArch>();
   const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
-  if (threadIdx.x == 0) {
-    const WorkerStart start = args.starts[blockIdx.x];
-    shared.items()[0] = decode_item(start.item, start.request);
-    ptx::mbarrier_init(shared.empty(), 32 * Traits::kEpilogueWarps);
-    ptx::mbarrier_init(shared.staged(), 32 * Traits::kEpilogueWarps);
-    ptx::mbarrier_init(shared.ready_barrier(0), 32);
-    ptx::mbarrier_init(shared.ready_barrier(1), 32);
-  }
+  if (threadIdx.x == 0) begin_decode(args, shared, static_cast<int>(blockIdx.x));
   __syncthreads();
   if (begin == end) {
     ptx::wait_for_prerequisites<Traits::kArch>();
@@ -153,7 +159,9 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   if (warp >= Traits::kWarps) {
     epilogue<Traits, Variant>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
   } else {
-    stream<Traits, Variant>(args, shared, begin, end, warp, lane);
+    DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.rows(warp),
+                            shared.staged(), warp, lane);
+    stream<Traits, Variant>(args, shared, ring, begin, end, warp, lane);
   }
 }
 

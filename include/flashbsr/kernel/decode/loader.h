@@ -56,6 +56,11 @@ class DecodeRing {
     v_inside_ = is_inside(args.params.v, lane % kAcross);
   }
 
+  /// Where this warp's first stage of an item begins.
+  FLASHBSR_DEVICE int32_t first_position(const DecodeItem& item) const {
+    return item.kv_begin + warp_ * Traits::kKvTile;
+  }
+
   /// Starts turn `turn` of `count` items, of which `known` are in shared memory already. Looks page
   /// ids up, copies nothing. `prefetches`: asks L2 for the first stage, a hint that is allowed
   /// while a kernel before still writes.
@@ -118,7 +123,7 @@ class DecodeRing {
   }
 
   /// Waits for the V tile that belongs to it. It is handed back by produce_values().
-  FLASHBSR_DEVICE uint32_t wait_for_values() {
+  FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem&, int32_t) {
     ptx::cp_async_wait<2 * Traits::kStages - 1>();
     __syncwarp();
     const uint32_t tile = ring_ + read_slot_ * Traits::kStageBytes + kValues;
@@ -175,7 +180,7 @@ class DecodeRing {
         ptx::mbarrier_wait<Traits::kArch>(staged_, turn_ & 1);
         known_ = count_;
       }
-      c.position = items_[c.item].kv_begin + warp_ * Traits::kKvTile;
+      c.position = first_position(items_[c.item]);
       if (c.position < items_[c.item].kv_end) return;
     }
   }

@@ -76,7 +76,8 @@ class DecodeMath {
 
   /// The next stage of the ring, whose first token is KV position `position`. K goes back to the
   /// ring as soon as it has been multiplied, V at the end: the more is under way, the better.
-  FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, DecodeRing<Traits>& ring,
+  template <class Ring>
+  FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, Ring& ring,
                             int32_t position, State& state) {
     float s[kSubTiles][kTiles][4];
     scores(query, keys(ring, position), s);
@@ -96,7 +97,7 @@ class DecodeMath {
       }
     }
     if constexpr (Variant::use_softmax) raise_max(s, state);
-    accumulate(ring.wait_for_values(), s, state);
+    accumulate(ring.wait_for_values(item, position), s, state);
     ring.produce_values();
   }
 
@@ -107,10 +108,13 @@ class DecodeMath {
   static constexpr DType kType = Traits::kCompute;
   /// Weights in fp16 are kept 2^8 larger, so that small ones are not lost as subnormals.
   static constexpr float kShift = kType == DType::kF16 ? 8.0f : 0.0f;
+  /// How far logits may be beyond their reference, in powers of two: fp16 ends at 2^16.
+  static constexpr float kSlack = kType == DType::kF16 ? 7.0f : 8.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
 
   /// The stage's K, rotated where that is asked for.
-  FLASHBSR_DEVICE uint32_t keys(DecodeRing<Traits>& ring, int32_t position) const {
+  template <class Ring>
+  FLASHBSR_DEVICE uint32_t keys(Ring& ring, int32_t position) const {
     if constexpr (kDecodeRotates<Traits, Variant>) {
       if (args_.params.rope.fine) {
         DecodeRotator<Traits> rotator(args_.params.rope, position, lane_);
@@ -196,7 +200,9 @@ class DecodeMath {
             const int32_t at = position + 16 * u + g_ + 8 * h;
             float& x = s[u][n][2 * h + i];
             x = logit(item, token, head, at, x * scale_[n][i]);
-            if (at < visible.begin || at >= min_of(visible.end, item.kv_end)) x = kOutside;
+            const bool outside =
+                at < max_of(visible.begin, item.kv_begin) || at >= min_of(visible.end, item.kv_end);
+            if (outside) x = kOutside;
           }
         }
       }
@@ -232,7 +238,9 @@ class DecodeMath {
     }
   }
 
-  /// New maxima, and what was accumulated under the old ones shrunk to them.
+  /// New references, and what was accumulated under the old ones shrunk to them. As long as no
+  /// logit is beyond its row's by more than kSlack, they stay: no maxima are exchanged between
+  /// lanes, which takes six shuffles, one after another in pairs.
   FLASHBSR_DEVICE void raise_max(const float (&s)[kSubTiles][kTiles][4], State& state) const {
     float peak[kTiles][2];
     bool grows = false;
@@ -245,10 +253,8 @@ class DecodeMath {
         for (int u = 1; u < kSubTiles; ++u) {
           x = ptx::max(x, ptx::max(s[u][n][i], s[u][n][2 + i]));
         }
-#pragma unroll
-        for (int lane = 4; lane < 32; lane *= 2) x = ptx::max(x, __shfl_xor_sync(~0u, x, lane));
         peak[n][i] = x;
-        grows = grows || x > state.max[n][i];
+        grows = grows || x > state.max[n][i] + kSlack;
       }
     }
     if (!__any_sync(~0u, grows)) return;
@@ -256,7 +262,10 @@ class DecodeMath {
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float top = ptx::max(state.max[n][i], peak[n][i]);
+        float x = peak[n][i];
+#pragma unroll
+        for (int lane = 4; lane < 32; lane *= 2) x = ptx::max(x, __shfl_xor_sync(~0u, x, lane));
+        const float top = ptx::max(state.max[n][i], x);
         // From -inf there is nothing to shrink, and to -inf nothing has come yet.
         const float factor = top == -infinity() ? 1.0f : ptx::exp2(state.max[n][i] - top);
         state.max[n][i] = top;

@@ -109,7 +109,7 @@ struct DecodeQuery {
       DecodeMask mask{0, 0, args.header->flags & kPlanCausal, args.header->window_left};
       const int first = args.group.quotient(item.row_begin);
       const int last = args.group.quotient(item.row_begin + max_of(item.row_count, 1) - 1);
-      mask.whole_begin = mask.span(item, last).begin;
+      mask.whole_begin = max_of(mask.span(item, last).begin, item.kv_begin);
       mask.whole_end = min_of(mask.span(item, first).end, item.kv_end);
       ready.mask = mask;
     }

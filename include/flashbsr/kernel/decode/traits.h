@@ -30,11 +30,16 @@ struct alignas(16) DecodeItem {
   FLASHBSR_FN bool shared() const { return q_begin < 0; }
 };
 
+/// Whose threads decode: all of a block, or a warpgroup beside others that have wide items
+/// (sm90a/narrow.h).
+enum class DecodeHost { kBlock, kWarpgroup };
+
 /// @tparam arch      instruction set, 80 or 90
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
 /// @tparam kv        type of K and V: that of Q, or float8
 /// @tparam rows      packed rows of an item, 8 or 16
-template <int arch, int head_dim, DType kv, int rows, int stages = 2>
+template <int arch, int head_dim, DType kv, int rows, int stages = 2,
+          DecodeHost host = DecodeHost::kBlock>
 struct DecodeTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -47,11 +52,14 @@ struct DecodeTraits {
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
-  static constexpr int kWarps =
-      rows > 8 ? (arch >= 90 ? 6 : 4) : (arch >= 90 ? 8 : 4) / max_of(ceil_div(head_dim, 128), 1);
+  static constexpr bool kOwnsBlock = host == DecodeHost::kBlock;
+  static constexpr int kWarps = !kOwnsBlock ? 3
+                                : rows > 8
+                                    ? (arch >= 90 ? 6 : 4)
+                                    : (arch >= 90 ? 8 : 4) / max_of(ceil_div(head_dim, 128), 1);
   /// Warps that merge the others' states and write, so that streaming goes on meanwhile. Two for 16
   /// rows: 320 threads may have 204 registers each, 384 only 170.
-  static constexpr int kEpilogueWarps = rows > 8 ? 2 : 4;
+  static constexpr int kEpilogueWarps = !kOwnsBlock ? 1 : rows > 8 ? 2 : 4;
   static constexpr int kThreads = 32 * (kWarps + kEpilogueWarps);
   static constexpr int kBlocksPerSM = 1;
 
@@ -62,10 +70,17 @@ struct DecodeTraits {
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
-  static constexpr int kItems = arch >= 90 && stages == 2 ? 128 : 32;
+  static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;
+
+  // Named barriers: all threads, the epilogue warps, and all again, when the streaming warps have
+  // left their states (they arrive and go on; before they leave the next ones they wait for empty()
+  // of DecodeShared). Those below 9 are the Hopper kernels' own.
+  static constexpr int kAllBarrier = kOwnsBlock ? 0 : 9;
+  static constexpr int kEpilogueBarrier = kAllBarrier + 1;
+  static constexpr int kStatesBarrier = kAllBarrier + 2;
 
   // Shared memory: [rings][two items ready to multiply][rows to copy][O of every streaming
-  // warp][its maxima and sums][items] [barriers]
+  // warp][its maxima and sums][items][barriers][barriers of rings that are filled by TMA]
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
   static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 4 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
@@ -74,7 +89,9 @@ struct DecodeTraits {
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
       kItemsOffset + kItems * static_cast<int>(sizeof(DecodeItem));
-  static constexpr int kSmemBytes = kBarrierOffset + 48;
+  static constexpr int kRingBarrierOffset = kBarrierOffset + 48;
+  static constexpr int kRingBarrierBytes = kOwnsBlock ? 0 : 2 * 8 * kStages;  ///< of a warp
+  static constexpr int kSmemBytes = kRingBarrierOffset + kWarps * kRingBarrierBytes;
 };
 
 }  // namespace flashbsr

@@ -11,6 +11,7 @@
 //              transpose or rotate
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
 //              last part of a split tile merges it
+//   narrow     in kernels for mixed batches: items of few rows, from a queue of their own
 //
 // docs/kernels/sm90a.md draws the schedule.
 #pragma once
@@ -18,6 +19,7 @@
 #include <flashbsr/kernel/sm90a/epilogue.h>
 #include <flashbsr/kernel/sm90a/gather.h>
 #include <flashbsr/kernel/sm90a/mainloop.h>
+#include <flashbsr/kernel/sm90a/narrow.h>
 #include <flashbsr/kernel/sm90a/producer.h>
 #include <flashbsr/kernel/sm90a/rotate.h>
 #include <flashbsr/kernel/sm90a/traits.h>
@@ -91,6 +93,12 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   const int32_t first = several ? thread / 32 : 0, step = several ? kConsumerThreads / 32 : 1;
   const int32_t threads = several ? 32 : kConsumerThreads, rank = thread % threads;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
+  if constexpr (Traits::kNarrowGroup) {
+    if (several) {
+      return merge_runs<Variant::use_softmax, kArch>(args, merge, count, thread / 32,
+                                                     kConsumerThreads / 32, thread % 32);
+    }
+  }
   const int32_t mine = first + rank * step;
   const bool last = rank < 32 && mine < count && arrive(args, merge + mine);
   uint32_t complete = several ? __ballot_sync(0xffffffffu, last)
@@ -122,6 +130,12 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
   loop.release_held();
 }
 
+/// The warp's number, uniform by a shuffle: the compiler keeps what follows from it in uniform
+/// registers. Asked for anew: kept from the beginning of a kernel it may be spilled.
+FLASHBSR_DEVICE int32_t uniform_warp() {
+  return __shfl_sync(0xffffffffu, ptx::thread_index() / 32, 0);
+}
+
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   extern __shared__ __align__(1024) char memory[];
@@ -133,20 +147,24 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     ptx::prefetch_tensor_map(args.k);
     ptx::prefetch_tensor_map(args.v);
     shared.init_barriers(args.path == KvPath::kGather, rotates);
+    if constexpr (Traits::kNarrowGroup) Narrow<Traits, Variant>(args, memory).init();
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
   __syncthreads();
   ptx::wait_for_prerequisites<kArch>();
-  // Uniform by a shuffle: the compiler keeps what follows from it in uniform registers.
-  const int32_t warp = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x) / 32, 0);
-  if (warp < 4) {
+  if (threadIdx.x < 128) {
     ptx::give_registers<Traits::kProducerRegisters>();
     constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
-    produce<Traits, kPrepares>(args, shared, Traits::kPreparesValues || rotates, warp);
+    produce<Traits, kPrepares>(args, shared, Traits::kPreparesValues || rotates, uniform_warp());
   } else {
     ptx::take_registers<Traits::kConsumerRegisters>();
-    consume<Traits, Variant>(args, shared, warp / 4 - 1);
+    const int32_t group = uniform_warp() / 4 - 1;
+    if (group < Traits::kConsumers) {
+      consume<Traits, Variant>(args, shared, group);
+    } else if constexpr (Traits::kNarrowGroup) {
+      Narrow<Traits, Variant>(args, memory).run();
+    }
   }
 }
 

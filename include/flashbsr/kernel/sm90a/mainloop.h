@@ -105,9 +105,9 @@ class Mainloop : public Softmax<Traits, Variant> {
   static constexpr int kVote = 4;  ///< of its threads' vote
   static constexpr int32_t kLongestPatience = 16;
   using Base::kWeightSteps;
-  /// Two consumers' kernels have no registers for it.
+  /// Kernels of two large consumers have no registers for it.
   static constexpr bool kTriesWithoutMaxima =
-      Exponents<Variant>::kExist && Traits::kConsumers == 3 && dtype_size(Traits::kWeightType) == 2;
+      Exponents<Variant>::kExist && Traits::kGroups == 3 && dtype_size(Traits::kWeightType) == 2;
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
   /// descriptors from vector registers at every step.

@@ -24,7 +24,7 @@ class Scheduler {
 
   FLASHBSR_DEVICE void run() {
     const KernelArgs& base = args_.base;
-    const int32_t num_items = base.header->num_items;
+    const int32_t num_items = base.header->num_wide_items;
     int32_t index = static_cast<int32_t>(blockIdx.x);
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
       const int32_t word = index < num_items ? record_word(index) : 0;

@@ -7,6 +7,7 @@
 
 #include <flashbsr/core/dtype.h>
 #include <flashbsr/core/math.h>
+#include <flashbsr/kernel/decode/traits.h>
 
 namespace flashbsr::sm90a {
 
@@ -34,10 +35,12 @@ FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int r
 /// @tparam hooks        the variant has hooks, which need registers
 /// @tparam kv_type      of K and V in memory: `type`, or e4m3
 /// @tparam weight_type  of P V
+/// @tparam narrow_group there is a warpgroup more, for items of few rows (narrow.h)
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
-          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type)>
+          int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type),
+          bool narrow_group = false>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
@@ -58,13 +61,15 @@ struct HopperTraits {
   // A producer warpgroup and the consumers. Registers of a thread: setmaxnreg hands out what the
   // launch got, threads x kLaunchRegisters, not the whole file.
   static constexpr int kConsumers = rows / 64;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr bool kNarrowGroup = narrow_group;
+  static constexpr int kGroups = kConsumers + (narrow_group ? 1 : 0);  ///< beside the producer
+  static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kBlocksPerSM = 1;
-  static constexpr int kLaunchRegisters = kConsumers == 3 ? 128 : 168;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
-  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                (kConsumers + 1) * kLaunchRegisters);
+  static constexpr int kLaunchRegisters = kGroups == 3 ? 128 : 168;
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;  ///< of all the others
+  static_assert(kProducerRegisters + kGroups * kConsumerRegisters <=
+                (kGroups + 1) * kLaunchRegisters);
 
   // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
   static constexpr int kColumnDims = 128 / dtype_size(type);
@@ -91,7 +96,11 @@ struct HopperTraits {
   static constexpr int kBarrierBytes = kPreparesValues ? 512 : 256;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
 
-  static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
+  /// What decodes beside the wide items. Its memory is behind theirs.
+  using Narrow = DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup>;
+  static constexpr int kNarrowBytes = narrow_group ? round_up(Narrow::kSmemBytes, 1024) : 0;
+
+  static constexpr int kMostBytes = 227 * 1024 - kNarrowBytes;  ///< of a block on sm_90
   FLASHBSR_FN static constexpr int stages_with(int queries) {
     return (kMostBytes - kRestBytes - queries * kQueryBytes) / kStageBytes;
   }
@@ -114,8 +123,15 @@ struct HopperTraits {
       kLandingValueOffset + (kPreparesValues ? kStages * kLandingValueBytes : 0);
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
-  static constexpr int kSmemBytes = kBarrierOffset + kBarrierBytes;
-  static_assert(kSmemBytes <= kMostBytes);
+  static_assert(kBarrierOffset + kBarrierBytes <= kMostBytes);
+  static constexpr int kNarrowOffset = round_up(kBarrierOffset + kBarrierBytes, 1024);
+  static constexpr int kSmemBytes =
+      narrow_group ? kNarrowOffset + kNarrowBytes : kBarrierOffset + kBarrierBytes;
 };
+
+/// A kernel for mixed batches: two warpgroups for wide items, one for narrow ones. K and V in tiles
+/// of 80 tokens, as three consumers have them: they have the same registers.
+template <int head_dim, DType type>
+using MixedTraits = HopperTraits<head_dim, head_dim, type, 128, false, type, type, 80, true>;
 
 }  // namespace flashbsr::sm90a

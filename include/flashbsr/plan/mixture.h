@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mixed batches: wide tiles and narrow ones have workers of their own, which run side by side. Each
+// kind is cut and dealt as if it were alone; the two become one cut, the wide chunks first.
+#pragma once
+
+#include <vector>
+
+#include <flashbsr/plan/candidates.h>
+
+namespace flashbsr::detail {
+
+class Mixture {
+ public:
+  /// The cut of all tiles, dealt. Valid until the next call.
+  Candidate& choose(const std::vector<Tile>& tiles, const Shape& shape, const Workers& workers,
+                    const SplitPolicy& split) {
+    mixed_ = workers.mixed();
+    if (!mixed_) return wide_.candidates.choose(tiles, shape, workers.wide, split);
+    wide_.clear();
+    narrow_.clear();
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      Kind& kind = tiles[t].row_count <= workers.narrow_rows ? narrow_ : wide_;
+      kind.tiles.push_back(tiles[t]);
+      kind.number.push_back(static_cast<int32_t>(t));
+    }
+    both_.cut.start(tiles);
+    both_.cut.parts.resize(tiles.size());
+    join(wide_, wide_.candidates.choose(wide_.tiles, shape, workers.wide, split), shape);
+    num_wide_chunks_ = both_.cut.order.size();
+    join(narrow_, narrow_.candidates.choose(narrow_.tiles, shape, workers.narrow, split), shape);
+    both_.policy = wide_.chosen->policy;
+    both_.percent = wide_.chosen->percent;
+    both_.kv_chunk = wide_.chosen->kv_chunk;
+    both_.price = max_of(wide_.chosen->price, narrow_.chosen->price);
+    return both_;
+  }
+
+  /// As Candidates::other_price: of wide tiles.
+  int64_t other_price() const { return wide_.candidates.other_price(); }
+
+  /// Chunks that are not narrow come first in the order.
+  size_t num_wide_chunks(const Candidate& chosen) const {
+    return mixed_ ? num_wide_chunks_ : chosen.cut.order.size();
+  }
+
+  /// Cost of the longest queue.
+  int64_t longest(const Candidate& chosen) const {
+    if (!mixed_) return chosen.deal.loads().longest;
+    return max_of(wide_.chosen->deal.loads().longest, narrow_.chosen->deal.loads().longest);
+  }
+
+  /// Writes the queues: the wide workers', then those of the narrow ones.
+  void write_queues(Candidate& chosen, const Workers& workers, int32_t num_wide_items,
+                    int32_t* indptr, int32_t* items) const {
+    if (!mixed_) {
+      chosen.deal.write_queues(workers.wide.price_splits, indptr, items);
+      return;
+    }
+    wide_.chosen->deal.write_queues(workers.wide.price_splits, indptr, items);
+    int32_t* const begin = indptr + workers.wide.num_workers;
+    items += num_wide_items;
+    narrow_.chosen->deal.write_queues(workers.narrow.price_splits, begin, items);
+    for (int32_t i = 0; i < begin[workers.narrow.num_workers]; ++i) items[i] += num_wide_items;
+    for (int32_t w = 0; w <= workers.narrow.num_workers; ++w) begin[w] += num_wide_items;
+  }
+
+ private:
+  /// The tiles of one kind.
+  struct Kind {
+    std::vector<Tile> tiles;
+    std::vector<int32_t> number;  ///< of each among all tiles
+    Candidates candidates;
+    Candidate* chosen = nullptr;
+
+    void clear() {
+      tiles.clear();
+      number.clear();
+    }
+  };
+
+  /// Adds a kind's chunks, in its order, behind those that are there.
+  void join(Kind& kind, Candidate& chosen, const Shape& shape) {
+    kind.chosen = &chosen;
+    Cut& cut = both_.cut;
+    const uint32_t first = static_cast<uint32_t>(cut.chunks.size());
+    for (Chunk chunk : chosen.cut.chunks) {
+      chunk.tile = kind.number[static_cast<size_t>(chunk.tile)];
+      cut.chunks.push_back(chunk);
+    }
+    for (const uint32_t chunk : chosen.cut.order) cut.order.push_back(first + chunk);
+    for (size_t t = 0; t < kind.tiles.size(); ++t) {
+      Parts parts = chosen.cut.parts[t];
+      if (parts.slot_base >= 0) {
+        parts.slot_base += static_cast<int32_t>(cut.split_rows * shape.num_kv_heads);
+      }
+      if (parts.merge_base >= 0) {
+        parts.merge_base += static_cast<int32_t>(cut.split_tiles * shape.num_kv_heads);
+      }
+      cut.parts[static_cast<size_t>(kind.number[t])] = parts;
+    }
+    cut.split_tiles += chosen.cut.split_tiles;
+    cut.split_chunks += chosen.cut.split_chunks;
+    cut.split_rows += chosen.cut.split_rows;
+  }
+
+  bool mixed_ = false;
+  size_t num_wide_chunks_ = 0;
+  Kind wide_, narrow_;
+  Candidate both_;
+};
+
+}  // namespace flashbsr::detail
