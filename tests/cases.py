@@ -39,7 +39,7 @@ class Case:
     stacked: bool = True
     decode: bool = False  # plan with qo_indptr=None
     variant: Variant = PLAIN
-    mask: str | None = None  # bool, packed
+    mask: str | None = None  # bool, packed; blocks: bool, of blocks that are kept, cut or hidden
     sinks: bool | str = False  # "extreme": also -inf and 100
     slopes: bool = False
     scales: str | None = None  # number, head
@@ -128,7 +128,7 @@ class Problem:
         """Call the `plan` that the case's layout asks for."""
         case = self.case
         masks = {}
-        if case.mask == "bool":
+        if case.mask in ("bool", "blocks"):
             masks["custom_mask"] = self.custom_mask
         elif case.mask == "packed":
             masks["packed_custom_mask"] = self.packed_mask
@@ -187,6 +187,17 @@ def random_mask(rng: np.random.Generator, q_len: int, kv_len: int) -> np.ndarray
     return mask
 
 
+def mask_of_blocks(rng: np.random.Generator, q_len: int, kv_len: int) -> np.ndarray:
+    """A mask of which blocks of rows by keys are all kept, random, or, most of them, hidden."""
+    mask = np.zeros((q_len, kv_len), bool)
+    for row in range(0, q_len, 70):
+        for key in range(0, kv_len, 130):
+            part = mask[row : row + 70, key : key + 130]
+            share = rng.choice([0.0, 0.0, 0.5, 1.0])
+            part[...] = rng.random(part.shape) < share
+    return mask
+
+
 def paged_cache(
     case: Case, keys: list[np.ndarray], values: list[np.ndarray]
 ) -> tuple[Any, list[np.ndarray]]:
@@ -225,7 +236,8 @@ def build(case: Case) -> Problem:
     # A mean, because errors in the normalisation cancel in zero-mean values.
     values = [normal(n, num_kv_heads, case.dims[1], kv_type, 1, 0.25) for n in case.kv_lens]
     lens = list(zip(case.q_lens, case.kv_lens, strict=True))
-    masks = [random_mask(rng, *n) if case.mask else None for n in lens]
+    new_mask = mask_of_blocks if case.mask == "blocks" else random_mask
+    masks = [new_mask(rng, *n) if case.mask else None for n in lens]
     flat_mask = packed_mask = None
     if case.mask:
         flat_mask = np.concatenate([np.zeros(0, bool), *(m.ravel() for m in masks)])

@@ -20,18 +20,24 @@ struct CustomMask {
     const Request& request = *at.request;
     const int32_t kept = request.mask_begin - at.kv_first;  // lanes before the row's first bit
     if (kept >= at.lanes) return M::all();
-    const int64_t row = static_cast<int64_t>(at.q_token) * (request.kv_len - request.mask_begin);
-    return M::test_bits(bits + request.mask_offset(), row - kept, at.lanes, kept);
+    return M::test_bits(bits + request.mask_offset(), bit(request, at.q_token, at.kv_first),
+                        at.lanes, kept);
+  }
+
+  /// Number, within the request's bits, of a row's bit of KV position `position`, which is from
+  /// mask_begin on.
+  FLASHBSR_FN int64_t bit(const Request& request, int32_t q_token, int32_t position) const {
+    return static_cast<int64_t>(q_token) * (request.kv_len - request.mask_begin) +
+           (position - request.mask_begin);
   }
 
   /// Whether all bits of KV positions [begin, end) are set.
   FLASHBSR_FN bool keeps_all(const Request& request, int32_t q_token, int32_t begin,
                              int32_t end) const {
     const uint8_t* at = bits + request.mask_offset();
-    begin = max_of(begin, request.mask_begin) - request.mask_begin;
-    end -= request.mask_begin;
+    begin = max_of(begin, request.mask_begin);
     if (begin >= end) return true;
-    int64_t first = static_cast<int64_t>(q_token) * (request.kv_len - request.mask_begin) + begin;
+    int64_t first = bit(request, q_token, begin);
     const int64_t last = first + end - begin;
     // Bits of the first byte before the range, and of the last behind it, count as set.
     uint32_t outside = (1u << (first & 7)) - 1;

@@ -178,11 +178,13 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
   }
   write_states<Traits>(args.base, tile, first_row, lse);
   const int32_t warp_row = first_row - ptx::thread_index() % 32 / 4;
-  if (Traits::kStoreBoxes && args.store_boxes && !split) {
+  // An item without KV has no Q: its place may be the next item's.
+  const bool boxes = Traits::kStoreBoxes && args.store_boxes && !split && tile.count > 0;
+  if (boxes) {
     // The warps of a warpgroup read Q together.
     ptx::named_barrier_sync(kRowsBarrier + warp_row / 64, 128);
   }
-  if (Traits::kStoreBoxes && args.store_boxes && !split && warp_row + 16 <= item.row_count) {
+  if (boxes && warp_row + 16 <= item.row_count) {
     with_half_type(p.out.dtype, [&]<DType kType>() {
       detail::store_box<Traits, kType>(args, tile, loop.queries(), warp_row, factor, loop.o);
     });

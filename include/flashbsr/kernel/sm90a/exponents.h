@@ -22,24 +22,33 @@ struct RowLine {
 template <class Variant>
 struct Exponents {
   static constexpr bool kExist = false;
+  static constexpr bool kAlone = false;  ///< a hook without the others has kernels of its own
 };
 
-template <>
-struct Exponents<Plain> {
+/// Where no hook changes logits.
+template <class Variant>
+struct PlainExponents {
   static constexpr bool kExist = true;
+  static constexpr bool kAlone = false;
 
-  FLASHBSR_DEVICE static bool pay(const Plain&) { return true; }
-  FLASHBSR_DEVICE static float most(const Plain&, float, float, float fits) { return fits; }
+  FLASHBSR_DEVICE static bool pay(const Variant& v) { return !v.transforms_logits(); }
+  FLASHBSR_DEVICE static float most(const Variant&, float, float, float fits) { return fits; }
   template <class At>
-  FLASHBSR_DEVICE static void apply(const Plain&, const RowLine& row, int columns, const At& at) {
+  FLASHBSR_DEVICE static void apply(const Variant&, const RowLine& row, int columns, const At& at) {
 #pragma unroll
     for (int i = 0; i < columns; ++i) at(i) = __fmaf_rn(at(i), row.factor, row.base);
   }
 };
+template <>
+struct Exponents<Plain> : PlainExponents<Plain> {};
+/// Masks, and RoPE: of tiles that a mask keeps whole.
+template <>
+struct Exponents<Standard> : PlainExponents<Standard> {};
 
 template <>
 struct Exponents<WithAlibi> {
   static constexpr bool kExist = true;
+  static constexpr bool kAlone = true;
 
   FLASHBSR_DEVICE static bool pay(const WithAlibi&) { return true; }
   FLASHBSR_DEVICE static float most(const WithAlibi&, float, float, float fits) { return fits; }
@@ -62,6 +71,7 @@ struct Exponents<WithAlibi> {
 template <>
 struct Exponents<SoftCapped> {
   static constexpr bool kExist = true;
+  static constexpr bool kAlone = true;
   static constexpr float kTanhOf1 = 0.76159f;
   static constexpr float kNegligible = 23.0f;
 

@@ -90,6 +90,15 @@ struct RowBits {
     }
     return missing == 0;
   }
+  /// Sets the bits of the first `count` columns.
+  FLASHBSR_DEVICE void set_first(int32_t count) {
+    if (count <= 0) return;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int32_t ones = count - 32 * i;
+      if (ones > 0) word[i] |= ones < 32 ? (1u << ones) - 1 : 0xffffffffu;
+    }
+  }
 };
 
 template <int kGroups>
@@ -140,13 +149,7 @@ struct FragmentMath {
       r.word[i] = __funnelshift_r(low, high, shift);
       low = high;
     }
-    if (kept > 0) {
-#pragma unroll
-      for (int i = 0; i < Bool::kWords; ++i) {
-        const int32_t ones = kept - 32 * i;
-        if (ones > 0) r.word[i] |= ones < 32 ? (1u << ones) - 1 : 0xffffffffu;
-      }
-    }
+    r.set_first(kept);
     return r;
   }
 };

@@ -55,12 +55,12 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
 }
 
 /// @tparam kPrepares  there is code for it; `prepares` says whether it is to be done
-template <class Traits, bool kPrepares>
+template <class Traits, class Variant, bool kPrepares>
 FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& shared, bool prepares,
                              int32_t warp) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
-    Scheduler<Traits>(args, shared, lane).run();
+    Scheduler<Traits, Variant>(args, shared, lane).run();
   } else if (prepares) {
     if constexpr (kPrepares) produce_prepared(args, shared, warp, lane);
   } else if constexpr (!Traits::kPreparesValues) {
@@ -140,13 +140,15 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const Shared<Traits> shared(memory);
-  constexpr bool kRotates = Traits::kRotates && !Exponents<Variant>::kExist;
+  // Soft-cap alone and ALiBi alone are not chosen for RoPE.
+  constexpr bool kRotates = Traits::kRotates && !Exponents<Variant>::kAlone;
   const bool rotates = kRotates && args.base.params.rope.fine;
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(args.q);
     ptx::prefetch_tensor_map(args.k);
     ptx::prefetch_tensor_map(args.v);
-    shared.init_barriers(args.path == KvPath::kGather, rotates);
+    shared.init_barriers(args.path == KvPath::kGather, rotates,
+                         kMasksByBits<Variant> && args.base.params.custom_mask);
     if constexpr (Traits::kNarrowGroup) Narrow<Traits, Variant>(args, memory).init();
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
@@ -156,7 +158,8 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   if (threadIdx.x < 128) {
     ptx::give_registers<Traits::kProducerRegisters>();
     constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
-    produce<Traits, kPrepares>(args, shared, Traits::kPreparesValues || rotates, uniform_warp());
+    produce<Traits, Variant, kPrepares>(args, shared, Traits::kPreparesValues || rotates,
+                                        uniform_warp());
   } else {
     ptx::take_registers<Traits::kConsumerRegisters>();
     const int32_t group = uniform_warp() / 4 - 1;

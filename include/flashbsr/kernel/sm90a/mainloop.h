@@ -49,6 +49,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     if (sight.top < sight.bottom) {
 #pragma unroll 1
       for (; j >= 0; --j) pass(j > 0);
+      shared_.query_pipeline.wait_full(query());  // O may go there
       release_held();
       done_with_queries();
       return;
@@ -64,24 +65,28 @@ class Mainloop : public Softmax<Traits, Variant> {
     }
 #pragma unroll 1
     for (; j > sight.top; --j) pass(true);
-    first(start + j * Traits::kKvTile);
-    release_held();
-    --j;
-    // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
-    do {
-#pragma unroll 1
-      for (; j > sight.whole_top; --j) next<true>(start + j * Traits::kKvTile);
-#pragma unroll 1
-      for (; j >= sight.whole_bottom; --j) next<false>(start + j * Traits::kKvTile);
-      sight.whole_top = sight.bottom - 1;
-      sight.whole_bottom = count;
-    } while (j >= sight.bottom);
-    done_with_queries();
-    if constexpr (Traits::kTransposesValues) {
-      add_values();
-      key_.advance();
+    if constexpr (kMasksByBits<Variant>) {
+      run_shown(j, start, sight);
     } else {
-      last();
+      first(start + j * Traits::kKvTile);
+      release_held();
+      --j;
+      // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
+      do {
+#pragma unroll 1
+        for (; j > sight.whole_top; --j) next<true>(start + j * Traits::kKvTile);
+#pragma unroll 1
+        for (; j >= sight.whole_bottom; --j) next<false>(start + j * Traits::kKvTile);
+        sight.whole_top = sight.bottom - 1;
+        sight.whole_bottom = count;
+      } while (j >= sight.bottom);
+      done_with_queries();
+      if constexpr (Traits::kTransposesValues) {
+        add_values();
+        key_.advance();
+      } else {
+        last();
+      }
     }
 #pragma unroll 1
     for (; j >= 0; --j) pass(true);
@@ -127,6 +132,49 @@ class Mainloop : public Softmax<Traits, Variant> {
     return true;
   }
 
+  /// Tiles from `j` to the last in sight, runs of those that the mask shows something of.
+  FLASHBSR_DEVICE void run_shown(int32_t& j, int32_t start, const TileRange& sight) {
+#pragma unroll 1
+    for (bool begun = false;; begun = true) {
+#pragma unroll 1
+      for (; j >= sight.bottom && !shows(key_); --j) pass(j > 0 || begun);
+      if (j < sight.bottom) break;
+      if (begun) {  // a run begins and ends without a turn
+        take_turn();
+        give_turn();
+      }
+      first(start + j * Traits::kKvTile);
+      release_held();
+      --j;
+#pragma unroll 1
+      for (; j >= sight.bottom && shows(after(key_)); --j) {
+        if (j > sight.whole_top || j < sight.whole_bottom) {
+          next<true>(start + j * Traits::kKvTile);
+        } else {
+          next<false>(start + j * Traits::kKvTile);
+        }
+      }
+      last();
+    }
+    shared_.query_pipeline.wait_full(query());  // where nothing was shown: O may go there
+    release_held();
+    done_with_queries();
+  }
+  /// Whether the mask shows anything of the tile whose K is at `at`.
+  FLASHBSR_DEVICE bool shows(const Place& at) {
+    if (!scores.sorts()) return true;
+    shared_.key_pipeline.wait_full(at);
+    const int32_t kinds =
+        uniform(static_cast<int32_t>(ptx::load_shared(shared_.kinds + 4 * at.stage)));
+    const int32_t kind = kinds >> kTileKindBits * group_ & 3;
+    scores.set_cut(kind == kCut);
+    return kind != kHidden;
+  }
+  FLASHBSR_DEVICE static Place after(Place at) {
+    at.advance();
+    return at;
+  }
+
   /// Descriptors of a step's operands, worked out before its waits.
   struct Operands {
     uint64_t query, key, value;
@@ -170,8 +218,9 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
     release(shared_.key_pipeline, key_);
-    Base::template soften<true>(begin);
+    const bool grew = Base::template soften<true>(begin);
     Base::pack();
+    if (kMasksByBits<Variant> && Variant::use_softmax && grew) Base::rescale();
   }
 
   template <bool kMasked>
@@ -195,12 +244,13 @@ class Mainloop : public Softmax<Traits, Variant> {
     if constexpr (!kMasked && kTriesWithoutMaxima) {
       if (wary_ > 0) {
         --wary_;
-      } else if (accepts(Base::soften_as_before(begin))) {
-        release(shared_.key_pipeline, key_);
-        finish_values();
-        Base::pack();
-        return;
-      } else {
+      } else if (!scores.cut()) {
+        if (accepts(Base::soften_as_before(begin))) {
+          release(shared_.key_pipeline, key_);
+          finish_values();
+          Base::pack();
+          return;
+        }
         become_wary();
         ptx::wgmma_wait<0>();
         ptx::pin(o);

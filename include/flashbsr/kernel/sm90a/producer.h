@@ -7,7 +7,7 @@
 // Tiles are loaded from the last to the first, as the consumers need them; Q behind the first K.
 #pragma once
 
-#include <flashbsr/kernel/sm90a/shared.h>
+#include <flashbsr/kernel/sm90a/mask.h>
 #include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
@@ -16,7 +16,10 @@ namespace flashbsr::sm90a {
 ///
 /// A block's first item is its own number, without a claim; each block that had one claims until
 /// nothing is left. The last of these claims resets the counter.
-template <class Traits>
+///
+/// Where a mask is bits it sorts an item's tiles, too, before the next item is described: loaders
+/// hear of that a tile or two later then, and are ahead of the consumers by as many.
+template <class Traits, class Variant>
 class Scheduler {
  public:
   FLASHBSR_DEVICE Scheduler(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
@@ -26,6 +29,7 @@ class Scheduler {
     const KernelArgs& base = args_.base;
     const int32_t num_items = base.header->num_wide_items;
     int32_t index = static_cast<int32_t>(blockIdx.x);
+    TileSorter<Traits, Variant> sorter(base, shared_, lane_);
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
       const int32_t word = index < num_items ? record_word(index) : 0;
       shared_.tile_pipeline.wait_empty(at);
@@ -46,6 +50,7 @@ class Scheduler {
         if (claimed == num_items - 1) *base.counters = 0;
       }
       index = static_cast<int32_t>(gridDim.x) + __shfl_sync(0xffffffffu, claimed, 0);
+      sorter.sort(tile);
     }
   }
 

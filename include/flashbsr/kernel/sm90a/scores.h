@@ -6,6 +6,7 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/exponents.h>
+#include <flashbsr/kernel/sm90a/mask.h>
 #include <flashbsr/kernel/sm90a/shared.h>
 #include <flashbsr/variant/standard.h>
 
@@ -73,12 +74,34 @@ class Scores {
     return simple;
   }
 
+  /// Whether a mask in bits sorts tiles, uniform.
+  FLASHBSR_DEVICE bool sorts() const {
+    if constexpr (kMasksByBits<Variant>) return variant_.masks_logits();
+    return false;
+  }
+  /// Whether the mask may hide logits of the tile at hand: otherwise it is not asked.
+  FLASHBSR_DEVICE bool cut() const {
+    if constexpr (kMasksByBits<Variant>) return cut_;
+    return kHasHooks<Variant> && variant_.masks_logits();
+  }
+  FLASHBSR_DEVICE void set_cut(bool cut) { cut_ = cut; }
+
   /// Before the products of the tile at `begin`: what a variant masks depends on places only, and
   /// its look-ups run beside them.
   FLASHBSR_DEVICE void look_ahead(int32_t begin) {
-    if constexpr (kHasHooks<Variant>) {
-      if (!variant_.masks_logits()) return;
-      const int32_t column = begin + ptx::thread_index() % 4 * 2;
+    if (!cut()) return;
+    const int32_t column = begin + ptx::thread_index() % 4 * 2;
+    if constexpr (kMasksByBits<Variant>) {
+      // Both rows' words are on their way before one is waited for.
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        kept_[h] = load_mask_bits<kGroups>(variant_.custom_mask, tile_->request, token_[h], column);
+      }
+      if (begin < tile_->request.mask_begin) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) kept_[h].set_first(tile_->request.mask_begin - column);
+      }
+    } else if constexpr (kHasHooks<Variant>) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         kept_[h] = variant_.template logits_mask<Math>(where(h, column));
@@ -101,7 +124,7 @@ class Scores {
 #pragma unroll
         for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = -at(h, i);
       }
-      if (kHasHooks<Variant> && variant_.masks_logits()) mask(h);
+      if (cut()) mask(h);
       if constexpr (kMasked) {
         const Span span = spans_[8 * h];
         const int32_t end = span.end - column, first = span.begin - column;
@@ -130,8 +153,9 @@ class Scores {
       RowLine row{factor[h], base[h]};
       if constexpr (kHasHooks<Variant>) {
         const int32_t column = begin + ptx::thread_index() % 4 * 2;
-        row = {factor[h] * scale_[h], base[h], factor[h] * row_value_[h],
-               column - (tile_->request.kv_len - tile_->request.q_len + token_[h])};
+        if (hooked()) row.factor *= scale_[h];
+        row.slope = factor[h] * row_value_[h];
+        row.offset = column - (tile_->request.kv_len - tile_->request.q_len + token_[h]);
       }
       Exponents<Variant>::apply(variant_, row, 2 * kGroups,
                                 [&](int i) -> float& { return at(h, i); });
@@ -196,6 +220,7 @@ class Scores {
   int32_t token_[2], q_head_[2];
   float scale_[2], row_value_[2];
   RowBits<kGroups> kept_[2];  ///< by the variant's mask, of the tile at hand
+  bool cut_ = false;
 };
 
 }  // namespace flashbsr::sm90a

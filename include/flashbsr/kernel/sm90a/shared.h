@@ -112,6 +112,8 @@ struct Shared {
   TilePipeline tile_pipeline;
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
+  /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
+  uint32_t kinds;
   KvPipeline landing_key_pipeline, landing_value_pipeline;
 
   FLASHBSR_DEVICE explicit Shared(char* memory) : memory(memory) {
@@ -131,14 +133,18 @@ struct Shared {
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
     constexpr int kBarriers =
         6 * Traits::kStages + 3 * Traits::kQueryStages + 2 * Traits::kTileSlots;
-    static_assert(8 * kBarriers <= (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes));
+    constexpr int kKindBytes = 4 * Traits::kStages;  // the last of the barriers' bytes
+    static_assert(8 * kBarriers <=
+                  (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
+    kinds = queries + Traits::kBarrierOffset + Traits::kBarrierBytes - kKindBytes;
     landing_keys = keys;
     landing_values = values;
     landing_key_pipeline = key_pipeline;
     landing_value_pipeline = value_pipeline;
     if constexpr (Traits::kPreparesValues) {
       constexpr int kPreparedBarriers = 256;  // behind all others
-      static_assert(kPreparedBarriers + 2 * KvPipeline::kBytes <= Traits::kBarrierBytes);
+      static_assert(kPreparedBarriers + 2 * KvPipeline::kBytes <=
+                    Traits::kBarrierBytes - kKindBytes);
       landing_values = queries + Traits::kLandingValueOffset;
       landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
       if constexpr (Traits::kPreparesKeys) {
@@ -149,17 +155,18 @@ struct Shared {
   }
 
   /// One thread; a fence and a block barrier follow.
-  FLASHBSR_DEVICE void init_barriers(bool gather, bool rotates) const {
+  /// @param sorts  K is full when somebody has said its kind, too
+  FLASHBSR_DEVICE void init_barriers(bool gather, bool rotates, bool sorts) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
     const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
     const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
     // Where cp.async writes what others widen or rotate, every thread arrives, at what is written
     // and at what has been read, so that race detectors see who is done.
     const int copies = gather && (rotates || Traits::kPreparesValues) ? 32 * loaders : loaders;
-    key_pipeline.init(rotates                 ? preparers * (gather ? 32 : 1)
-                      : Traits::kPreparesKeys ? preparers
-                                              : copies,
-                      consumers);
+    const int writers = rotates                 ? preparers * (gather ? 32 : 1)
+                        : Traits::kPreparesKeys ? preparers
+                                                : copies;
+    key_pipeline.init(writers + sorts, consumers);
     value_pipeline.init(Traits::kPreparesValues ? preparers : copies, consumers);
     const int readers = gather ? 32 * preparers : preparers;
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
