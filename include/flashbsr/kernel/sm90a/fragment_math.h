@@ -129,9 +129,24 @@ struct FragmentMath {
   FLASHBSR_DEVICE static Float exp(const Float& x) { return x.each(&ThreadMath::exp); }
   FLASHBSR_DEVICE static Float tanh(const Float& x) { return x.each(&ThreadMath::tanh); }
   /// 1 / (1 + 2^y). One reciprocal for two would need a look at the largest, for products that are
-  /// not finite: slower (docs/kernels/sm90a.md).
+  /// not finite: slower (docs/kernels/sm90a.md). But with a bias far below 0, as minus the log of
+  /// the length is, e = 2^-y is small everywhere, and e - e^2 is exact to e^2: no reciprocal.
   FLASHBSR_DEVICE static Float sigmoid(const Float& x) {
-    return (x * -kLog2e).each([](float y) { return ptx::reciprocal(1.0f + ptx::exp2(y)); });
+    constexpr float kSmall = 0.015625f;  // 2^-6: what is neglected is half of a last bit of fp16
+    constexpr float kFar = -4.0f;
+    if (x.offset > kFar) {
+      return (x * -kLog2e).each([](float y) { return ptx::reciprocal(1.0f + ptx::exp2(y)); });
+    }
+    Float e = (x * kLog2e).each(&ptx::exp2);
+    float most = e.x[0];
+#pragma unroll
+    for (int i = 1; i < 2 * kGroups; ++i) most = ptx::max(most, e.x[i]);
+    if (most < kSmall) return e.each([](float y) { return __fmaf_rn(-y, y, y); });
+    constexpr float kHuge = 1e30f;  // not infinite, and as good
+    return e.each([](float y) {
+      y = y > kHuge ? kHuge : y;  // NaN stays
+      return y * ptx::reciprocal(1.0f + y);
+    });
   }
 
   /// Reads up to 8 kGroups bits from `first` on, and up to 31 around them: the memory of masks has
@@ -142,10 +157,10 @@ struct FragmentMath {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(bit / 32 * 4);
     const uint32_t shift = static_cast<uint32_t>(bit) % 32;
     Bool r;
-    uint32_t low = words[0];
+    uint32_t low = __ldg(words);
 #pragma unroll
     for (int i = 0; i < Bool::kWords; ++i) {
-      const uint32_t high = words[i + 1];
+      const uint32_t high = __ldg(words + i + 1);
       r.word[i] = __funnelshift_r(low, high, shift);
       low = high;
     }

@@ -164,11 +164,10 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE bool shows(const Place& at) {
     if (!scores.sorts()) return true;
     shared_.key_pipeline.wait_full(at);
-    const int32_t kinds =
-        uniform(static_cast<int32_t>(ptx::load_shared(shared_.kinds + 4 * at.stage)));
-    const int32_t kind = kinds >> kTileKindBits * group_ & 3;
-    scores.set_cut(kind == kCut);
-    return kind != kHidden;
+    const int32_t seen =
+        uniform(static_cast<int32_t>(ptx::load_shared(shared_.kinds + 4 * at.stage))) >> group_;
+    scores.set_cut(seen & kHides);
+    return seen & kShows;
   }
   FLASHBSR_DEVICE static Place after(Place at) {
     at.advance();

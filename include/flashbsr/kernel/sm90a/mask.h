@@ -18,9 +18,8 @@ template <class Variant>
 inline constexpr bool kMasksByBits =
     flashbsr::detail::kSame<Variant, Standard> || flashbsr::detail::kSame<Variant, Sigmoid>;
 
-/// What a mask makes of a tile for the rows of a consumer.
-enum TileKind : uint32_t { kKept = 0, kCut = 1, kHidden = 2 };
-inline constexpr int kTileKindBits = 2;
+/// What a mask does to a tile for the rows of consumer i: bit i of these.
+enum TileMask : uint32_t { kHides = 1, kShows = 8 };
 
 /// Bits of a row and the tile at `begin`; those before the mask begins are not set right yet.
 template <int kGroups>
@@ -48,19 +47,29 @@ class TileSorter<Traits, Variant> {
 
   FLASHBSR_DEVICE void sort(const Tile& tile) {
     if (!mask_.active()) return;
+    const WorkItem& item = tile.item;
+    const int32_t first = args_.group.quotient(item.row_begin);
+    const int32_t last = args_.group.quotient(item.row_begin + item.row_count - 1);
 #pragma unroll 1
     for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) {
-      shared_.key_pipeline.wait_empty(at_);
       const int32_t begin = tile.start + j * Traits::kKvTile;
-      uint32_t kinds = 0;
-      if (begin + Traits::kKvTile > tile.request.mask_begin) {
+      uint32_t seen = 0;
+      if (begin + Traits::kKvTile <= tile.request.mask_begin) {
+        seen = 7 * kShows;
+      } else {
+        // Two tokens at a time, with all their loads under way; the last one again where there are
+        // no more.
 #pragma unroll 1
-        for (int group = 0; group < Traits::kConsumers; ++group) {
-          kinds |= kind(tile, group, begin) << kTileKindBits * group;
+        for (int32_t next = first; next <= last; next += 64) {
+          const int32_t a = min_of(next + lane_, last), b = min_of(next + lane_ + 32, last);
+          const Bits of_a = load(tile, a, begin), of_b = load(tile, b, begin);
+          seen |= judge(tile, a, begin, of_a) | judge(tile, b, begin, of_b);
         }
       }
+      seen = __reduce_or_sync(0xffffffffu, seen);
+      shared_.key_pipeline.wait_empty(at_);
       if (lane_ == 0) {
-        ptx::store_shared(shared_.kinds + 4 * at_.stage, kinds);
+        ptx::store_shared(shared_.kinds + 4 * at_.stage, seen);
         ptx::mbarrier_arrive(shared_.key_pipeline.full(at_.stage));
       }
     }
@@ -69,25 +78,27 @@ class TileSorter<Traits, Variant> {
  private:
   static constexpr int kGroups = Traits::kKvTile / 8;
 
-  /// Rows that do not exist are the last one again.
-  FLASHBSR_DEVICE uint32_t kind(const Tile& tile, int group, int32_t begin) const {
-    const int32_t end = tile.item.row_begin + tile.item.row_count - 1;
-    const int32_t first = tile.item.row_begin + group * 64;
-    const int32_t last = args_.group.quotient(min_of(first + 63, end));
-    bool all = true, any = false;
-#pragma unroll 1
-    for (int32_t t = args_.group.quotient(min_of(first, end)); t <= last; t += 32) {
-      auto bits = load_mask_bits<kGroups>(mask_, tile.request, min_of(t + lane_, last), begin);
-      bits.set_first(tile.request.mask_begin - begin);
+  using Bits = RowBits<kGroups>;
+
+  FLASHBSR_DEVICE Bits load(const Tile& tile, int32_t token, int32_t begin) const {
+    return load_mask_bits<kGroups>(mask_, tile.request, token, begin);
+  }
+  /// What the rows of a query token say of the tile at `begin`.
+  FLASHBSR_DEVICE uint32_t judge(const Tile& tile, int32_t token, int32_t begin, Bits bits) const {
+    bits.set_first(tile.request.mask_begin - begin);
+    uint32_t all = ~0u, any = 0;
 #pragma unroll
-      for (int i = 0; i < bits.kWords; ++i) {
-        const uint32_t used = kGroups - 4 * i >= 4 ? ~0u : (1u << 8 * (kGroups - 4 * i)) - 1;
-        all = all && (bits.word[i] & used) == used;
-        any = any || (bits.word[i] & used);
-      }
+    for (int i = 0; i < bits.kWords; ++i) {
+      const int columns = Traits::kKvTile - 32 * i;
+      const uint32_t unused = columns >= 32 ? 0 : ~0u << columns;
+      all &= bits.word[i] | unused;
+      any |= bits.word[i] & ~unused;
     }
-    if (!__any_sync(0xffffffffu, any)) return kHidden;
-    return __all_sync(0xffffffffu, all) ? kKept : kCut;
+    const int32_t group = static_cast<int32_t>(args_.group.divisor);
+    const int32_t row = token * group - tile.item.row_begin;  // in the item, if it is positive
+    const int32_t z = min_of(row + group, tile.item.row_count) - 1;
+    const uint32_t consumers = (2u << z / 64) - (1u << max_of(row, 0) / 64);
+    return (all != ~0u ? consumers * kHides : 0) | (any ? consumers * kShows : 0);
   }
 
   const KernelArgs& args_;
