@@ -129,24 +129,9 @@ struct FragmentMath {
   FLASHBSR_DEVICE static Float exp(const Float& x) { return x.each(&ThreadMath::exp); }
   FLASHBSR_DEVICE static Float tanh(const Float& x) { return x.each(&ThreadMath::tanh); }
   /// 1 / (1 + 2^y). One reciprocal for two would need a look at the largest, for products that are
-  /// not finite: slower (docs/kernels/sm90a.md). But with a bias far below 0, as minus the log of
-  /// the length is, e = 2^-y is small everywhere, and e - e^2 is exact to e^2: no reciprocal.
+  /// not finite: slower (docs/kernels/sm90a.md).
   FLASHBSR_DEVICE static Float sigmoid(const Float& x) {
-    constexpr float kSmall = 0.015625f;  // 2^-6: what is neglected is half of a last bit of fp16
-    constexpr float kFar = -4.0f;
-    if (x.offset > kFar) {
-      return (x * -kLog2e).each([](float y) { return ptx::reciprocal(1.0f + ptx::exp2(y)); });
-    }
-    Float e = (x * kLog2e).each(&ptx::exp2);
-    float most = e.x[0];
-#pragma unroll
-    for (int i = 1; i < 2 * kGroups; ++i) most = ptx::max(most, e.x[i]);
-    if (most < kSmall) return e.each([](float y) { return __fmaf_rn(-y, y, y); });
-    constexpr float kHuge = 1e30f;  // not infinite, and as good
-    return e.each([](float y) {
-      y = y > kHuge ? kHuge : y;  // NaN stays
-      return y * ptx::reciprocal(1.0f + y);
-    });
+    return (x * -kLog2e).each([](float y) { return ptx::reciprocal(1.0f + ptx::exp2(y)); });
   }
 
   /// Reads up to 8 kGroups bits from `first` on, and up to 31 around them: the memory of masks has
