@@ -28,14 +28,20 @@
 
 namespace flashbsr::sm90a {
 
+/// The warp's number, uniform by a shuffle: the compiler keeps what follows from it in uniform
+/// registers. Asked for anew: kept from the beginning of a kernel it may be spilled.
+FLASHBSR_DEVICE int32_t uniform_warp() {
+  return __shfl_sync(0xffffffffu, ptx::thread_index() / 32, 0);
+}
+
 /// Two loaders' work is done by one, or by two that gather; the other two, or the other one, have
 /// halves of every tile, or all of it, to prepare.
 template <class Traits>
 FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Traits>& shared,
-                                      int32_t warp, int32_t lane) {
+                                      int32_t lane) {
   constexpr int kGatherWarps = Shared<Traits>::kSharingGatherWarps;
   const bool gather = args.path == KvPath::kGather;
-  const int32_t half = warp - (gather ? kGatherWarps : 1), halves = gather ? 1 : 2;
+  const int32_t half = uniform_warp() - (gather ? kGatherWarps : 1), halves = gather ? 1 : 2;
   if (half >= 0) {
     if constexpr (Traits::kTransposesValues) {
       Transposer<Traits>(shared, half, halves, lane).run();
@@ -48,7 +54,7 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
     constexpr bool kRotates = !Traits::kPreparesValues;
     const uint32_t queries = kRotates ? shared.raw_queries : shared.query_pipeline.full(0);
     const uint32_t keys = kRotates ? shared.raw_keys : shared.landing_key_pipeline.full(0);
-    Gather<Traits, kGatherWarps>(args, shared, queries, keys, warp, lane).run();
+    Gather<Traits, kGatherWarps>(args, shared, queries, keys, uniform_warp(), lane).run();
   } else {
     PairLoader<Traits>(args, shared, !Traits::kPreparesValues, lane).run();
   }
@@ -62,12 +68,12 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits, Variant>(args, shared, lane).run();
   } else if (prepares) {
-    if constexpr (kPrepares) produce_prepared(args, shared, warp, lane);
+    if constexpr (kPrepares) produce_prepared(args, shared, lane);
   } else if constexpr (!Traits::kPreparesValues) {
     if (args.path == KvPath::kGather) {
       constexpr int kWarps = Shared<Traits>::kGatherWarps;
       Gather<Traits, kWarps>(args, shared, shared.query_pipeline.full(0),
-                             shared.key_pipeline.full(0), warp, lane)
+                             shared.key_pipeline.full(0), uniform_warp(), lane)
           .run();
     } else if (warp == 0) {
       TmaLoader<Traits, true>(args, shared, lane).run();
@@ -128,12 +134,6 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
     if (ptx::thread_index() < Traits::kThreads) shared.tile_pipeline.release(Place::after(n));
   }
   loop.release_held();
-}
-
-/// The warp's number, uniform by a shuffle: the compiler keeps what follows from it in uniform
-/// registers. Asked for anew: kept from the beginning of a kernel it may be spilled.
-FLASHBSR_DEVICE int32_t uniform_warp() {
-  return __shfl_sync(0xffffffffu, ptx::thread_index() / 32, 0);
 }
 
 template <class Traits, class Variant>
