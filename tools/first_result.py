@@ -1,10 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""How long a new variant takes from its text to its first result, and how fast it runs then.
+"""How long a new variant takes from its text to its first result.
 
 ``python tools/first_result.py`` on a machine with a GPU: processes with an empty cache, with a full
-one, and with the built-in kernel; head dim 128, bfloat16, 32 query and 8 KV heads. The clock starts
-with frameworks imported and a context on the GPU. ``--device cpu`` measures the CPU.
+one, and with the built-in kernel; the variants and shapes of ``variant_times.py``, which says how
+fast they run then. The clock starts with frameworks imported and a context on the GPU, and stops
+when the result is there. Of the time with an empty cache one column says what the compiler took,
+and what of that its front end, its optimiser and its assembler did. ``--device cpu`` measures the
+CPU.
 """
 
 from __future__ import annotations
@@ -16,70 +19,71 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
+from typing import Any
 
-TEXTS = {
-    "FlashSigmoid": """
-struct FlashSigmoid : VariantBase {
-  static constexpr bool use_softmax = false;
-  template <class M> auto activation(typename M::Float x) const { return M::sigmoid(x + number); }
-};
-""",
-    "SoftCap": """
-struct SoftCap : VariantBase {
-  template <class M>
-  typename M::Float logits_transform(typename M::Float x, const LogitsAt<M>& at) const {
-    return number * M::tanh(x * (1.0f / number));
-  }
-};
-""",
-}
-VARIANTS = (*TEXTS, "traced ALiBi")
-# Requests, query tokens of each, KV tokens of each.
-SHAPES = {"decode": (16, 1, 4096), "prefill": (4, 4096, 4096)}
+PHASES = {"Frontend": "front end", "Optimizer": "optimiser", "PTX": "assembler"}
 
-CHILD = """
-import json, sys, time
-import numpy as np, torch, flashbsr
-what, shape, device, text = json.loads(sys.argv[1])
-requests, q_len, kv_len = shape
-if device == "cpu":
-    requests, q_len, kv_len = 1, min(q_len, 512), 512
-q = torch.randn(requests * q_len, 32, 128).to(device, torch.bfloat16)
-k = torch.randn(requests * kv_len, 8, 128).to(device, torch.bfloat16)
-wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-torch.empty(1, device=device)
-wait()
-qo, kv = (np.arange(requests + 1) * n for n in (q_len, kv_len))
-fields, values = {"causal": q_len > 1}, {}
-begin = time.perf_counter()
-if what == "built in":
-    spec = flashbsr.AttentionSpec(**fields)
-elif what == "traced ALiBi":
-    def alibi(score, b, h, q_idx, kv_idx):
-        return score + 0.125 * (kv_idx - q_idx)
-    spec = flashbsr.AttentionSpec.from_functions(score_mod=alibi, **fields)
-else:
-    spec = flashbsr.AttentionSpec.from_source(text, extras={"number": "float32"}, **fields)
-    values = {"number": 20.0}
-task = flashbsr.TaskInfo(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16")
-attention = flashbsr.Attention(spec, task)
-attention.settle(q)
-attention.plan(qo if q_len > 1 else None, kv)
-out = attention.run(q, (k, k), **values)
-wait()
-first = time.perf_counter() - begin
-times = []
-for _ in range(30):
-    begin = time.perf_counter()
-    attention.run(q, (k, k), out=out, **values)
+
+def child(what: str, name: str, device: str, phases: str) -> None:
+    """One process: print its times and its kernel as JSON."""
+    import numpy as np
+    import torch
+    from variant_times import SHAPES, arrays, attention_of
+
+    requests, q_len, kv_len = shape = SHAPES[device][name]
+    q, k, v = arrays(torch, shape, device)
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    torch.empty_like(q)
     wait()
-    times.append(time.perf_counter() - begin)
-print(json.dumps([first, sorted(times)[len(times) // 2], attention._engine.kernel_name()]))
-"""
+    seconds = timed_compiler(phases) if phases else []
+    qo, kv = (np.arange(requests + 1) * n for n in (q_len, kv_len))
+
+    begin = time.perf_counter()
+    attention, values = attention_of(what, causal=q_len > 1)
+    attention.settle(q)
+    attention.plan(qo if q_len > 1 else None, kv)
+    attention.run(q, (k, v), **values)
+    wait()
+    first = time.perf_counter() - begin
+    print(json.dumps([first, sum(seconds), phase_times(phases), attention._engine.kernel_name()]))
 
 
-def measure(what: str, shape: str, device: str, folder: str) -> tuple[float, float, str]:
-    """Seconds to the first result, of a run after that, and the kernel's name."""
+def timed_compiler(phases: str) -> list[float]:
+    """Let every NVRTC compilation of this process add its seconds here, its phases to a file."""
+    from flashbsr.jit.nvrtc import Nvrtc
+
+    seconds: list[float] = []
+    plain = Nvrtc.compile
+
+    def compile_timed(self: Nvrtc, source: str, name: str, target: str, include: Path) -> bytes:
+        options = [f"--time={phases}"] if self.version >= (13, 0) else []
+        begin = time.perf_counter()
+        image = plain(self, source, name, target, include, options)
+        seconds.append(time.perf_counter() - begin)
+        return image
+
+    Nvrtc.compile = compile_timed  # type: ignore[method-assign, assignment]
+    return seconds
+
+
+def phase_times(path: str) -> dict[str, float]:
+    """Seconds by phase of what NVRTC wrote: file, phase, number, unit."""
+    found: dict[str, float] = {}
+    lines = Path(path).read_text().splitlines() if path and Path(path).exists() else []
+    for line in lines[1:]:
+        *_, phase, number, _unit = (part.strip() for part in line.split(","))
+        for word, short in PHASES.items():
+            if word in phase:
+                found[short] = found.get(short, 0.0) + float(number) * 1e-3
+    return found
+
+
+def measure(
+    what: str, name: str, device: str, folder: str, phases: str = ""
+) -> tuple[float, float, Any, str]:
+    """Seconds to the first result, of the compiler, by its phases, and the kernel's name."""
     environment = {
         **os.environ,
         "FLASHBSR_CACHE_DIR": folder,
@@ -87,42 +91,48 @@ def measure(what: str, shape: str, device: str, folder: str) -> tuple[float, flo
         # NVRTC has a cache of its own, which would make every text but the first an old one.
         "CUDA_CACHE_DISABLE": "1",
     }
-    arguments = json.dumps([what, SHAPES[shape], device, TEXTS.get(what, "")])
+    arguments = [what, name, device, phases]
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, arguments],
+        [sys.executable, __file__, "--child", json.dumps(arguments)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(done.stderr)
-    first, run, kernel = json.loads(done.stdout)
-    return first, run, kernel
+    first, compiler, by_phase, kernel = json.loads(done.stdout)
+    return first, compiler, by_phase, kernel
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--times", type=int, default=3, help="processes of each; medians")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    print(
-        "| shape | variant | new, s | cached, ms | built in, ms | run, us | built in, us | kernel |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for shape in SHAPES:
+    if args.child:
+        child(*json.loads(args.child))
+        return 0
+    from variant_times import SHAPES, VARIANTS
+
+    print("| shape | variant | new, s | of that NVRTC | cached, ms | built in, ms | kernel |")
+    print("|---|---|---|---|---|---|---|")
+    for shape in SHAPES[args.device]:
         with tempfile.TemporaryDirectory() as none:
-            plain = [measure("built in", shape, args.device, none) for _ in range(args.times)]
+            plain = [measure("plain", shape, args.device, none) for _ in range(args.times)]
         for what in VARIANTS:
             new, cached = [], []
             for _ in range(args.times):
                 with tempfile.TemporaryDirectory() as folder:
-                    new.append(measure(what, shape, args.device, folder))
+                    phases = str(Path(folder, "phases.csv"))
+                    new.append(measure(what, shape, args.device, folder, phases))
                     cached.append(measure(what, shape, args.device, folder))
             first, again, built_in = (
                 statistics.median(seconds for seconds, *_ in x) for x in (new, cached, plain)
             )
-            run, plain_run = (statistics.median(x[1] for x in y) for y in (cached, plain))
+            compiler = statistics.median(seconds for _, seconds, *_ in new)
+            parts = [f"{name} {seconds:.2f}" for name, seconds in new[-1][2].items()]
             print(
-                f"| {shape} | {what} | {first:.2f} | {again * 1e3:.0f} | {built_in * 1e3:.0f} | "
-                f"{run * 1e6:.0f} | {plain_run * 1e6:.0f} | {cached[-1][2]} |",
+                f"| {shape} | {what} | {first:.2f} | {compiler:.2f} ({', '.join(parts)}) | "
+                f"{again * 1e3:.0f} | {built_in * 1e3:.0f} | {cached[-1][3]} |",
                 flush=True,
             )
     return 0

@@ -439,9 +439,15 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "row_hooks": variant is not None and variant.has_row_hooks,
         "asks_where": variant is not None and variant.uses_positions,
         "extras": tuple((e.name, e.dtype, e.rank) for e in variant.extras) if variant else (),
-        # The CPU has every kernel of the built-in variants.
-        "provider": Provider(variant) if variant or not _core.cuda_problem() else None,
+        "provider": _provider(spec),
     }
+
+
+def _provider(spec: AttentionSpec) -> Provider | None:
+    """What compiles kernels; the CPU has every one of the built-in variants."""
+    if spec.variant is None and _core.cuda_problem():
+        return None
+    return Provider(spec.variant, rotates=spec.pos_encoding_mode == "ROPE_LLAMA")
 
 
 def _refuse_sharing(share_prefixes: str) -> bool:

@@ -16,12 +16,15 @@ namespace flashbsr {
 /// Softmax attention and nothing else: what is left when no hook is in use. Kernels that have it as
 /// an instance of its own save the registers of the hooks.
 struct Plain : VariantBase {
+  static constexpr bool takes_rope = false;
+
   FLASHBSR_FN explicit Plain(const Params&) {}
 };
 
 /// Soft-cap alone, and ALiBi alone: instances of their own on Hopper, whose tiles seen whole go
 /// without maxima then (kernel/sm90a/exponents.h).
 struct SoftCapped : VariantBase {
+  static constexpr bool takes_rope = false;
   SoftCap soft_cap;
 
   FLASHBSR_FN explicit SoftCapped(const Params& p) : soft_cap{p.soft_cap} {}
@@ -35,6 +38,7 @@ struct SoftCapped : VariantBase {
 };
 
 struct WithAlibi : VariantBase {
+  static constexpr bool takes_rope = false;
   Alibi alibi;
 
   FLASHBSR_FN explicit WithAlibi(const Params& p) : alibi{p.alibi_slopes} {}

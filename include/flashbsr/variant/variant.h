@@ -55,6 +55,9 @@ struct VariantBase {
   /// Without softmax: no weight exceeds 1. Then fp16 weights are kept 2^15 larger, so that small
   /// ones are not lost as subnormals; others would overflow.
   static constexpr bool weights_at_most_one = false;
+  /// False: it is never run under RoPE, and kernels have no code for that, which is half of theirs
+  /// (decode and Hopper, head dim 128) and half of the time that a compiler takes for them.
+  static constexpr bool takes_rope = true;
 
   // Hooks of whole rows, which cost what unpacking a row costs. A struct that sets one to true has
   // the function: `template <class Row> void query_transform(Row x, const RowAt& at) const` changes
@@ -106,6 +109,7 @@ inline constexpr bool kSame<A, A> = true;
 template <class V, class M>
 concept AttentionVariant = requires(const V v, typename M::Float x, const LogitsAt<M> at) {
   requires detail::kSame<decltype(V::use_softmax), const bool>;
+  requires detail::kSame<decltype(V::takes_rope), const bool>;
   requires detail::kSame<decltype(V::transforms_queries), const bool>;
   requires detail::kSame<decltype(V::transforms_keys), const bool>;
   requires detail::kSame<decltype(V::transforms_values), const bool>;

@@ -12,9 +12,17 @@ __all__ = ["Provider"]
 
 
 class Provider:
-    """Kernels of one variant (`api::KernelProvider` of the core); None: of the built-in ones."""
+    """Kernels of one variant (`api::KernelProvider` of the core).
 
-    def __init__(self, variant: Variant | None) -> None:
+    Parameters
+    ----------
+    variant : Variant or None
+        None: the built-in ones.
+    rotates : bool
+        Whether RoPE is inside the attention; a variant's CUDA kernels without it lack its code.
+    """
+
+    def __init__(self, variant: Variant | None, rotates: bool = False) -> None:
         # Without its arrays: the core keeps a provider as long as kernels that it was asked for.
         self._variant = variant and dataclasses.replace(variant, captured=())
         self._text = self._struct = self.name = ""
@@ -22,7 +30,7 @@ class Provider:
             from . import cache
             from .source import signature_checks, struct_name, variant_source
 
-            text, self._struct = variant_source(variant), struct_name(variant)
+            text, self._struct = variant_source(variant, rotates), struct_name(variant)
             checks = signature_checks(variant, "::flashbsr::ThreadMath")
             self._text = f"#include <flashbsr/ptx/math.h>\n{text}{checks}"
             # Kernels are told apart by this name: two texts may call their structs alike.

@@ -10,14 +10,13 @@
 #include <flashbsr/kernel/decode/loader.h>
 #include <flashbsr/ptx/shared.h>
 #include <flashbsr/tile/rope.h>
-#include <flashbsr/variant/standard.h>
 
 namespace flashbsr {
 
 /// float8 would have to be widened in its place; at head dim 512 there are no registers for it.
 template <class Traits, class Variant>
 inline constexpr bool kDecodeRotates =
-    !Traits::kFloat8 && Traits::kHeadDim <= 256 && !detail::kSame<Variant, Plain>;
+    !Traits::kFloat8 && Traits::kHeadDim <= 256 && Variant::takes_rope;
 
 template <class Traits>
 class DecodeRotator {

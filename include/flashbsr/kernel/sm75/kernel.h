@@ -78,7 +78,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     if (thread == 0) sm80::claim_task(args, state.task[1]);
     __syncthreads();
     if (!empty) loader.visit_keys(args, task, first, 0, staging.fetch());
-    if (args.params.rope.fine) {
+    if (Variant::takes_rope && args.params.rope.fine) {
       sm80::prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
     }
 

@@ -147,7 +147,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       rewrite_queries<Traits, Variant>(args, task, state.rows, memory, thread);
       __syncthreads();
     }
-    if (Traits::kFloat8 || (kHasHooks<Variant> && args.params.rope.fine)) {
+    if (Traits::kFloat8 || (Variant::takes_rope && args.params.rope.fine)) {
       ptx::cp_async_wait_all();
       __syncthreads();
       prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);

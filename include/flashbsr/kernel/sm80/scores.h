@@ -119,7 +119,7 @@ class Scores {
         for (int e = 0; e < 4; ++e) s_[b][n][e] = 0.0f;
       }
     }
-    if constexpr (kHasHooks<Variant>) {
+    if constexpr (Variant::takes_rope) {
       if (args_.params.rope.fine) return score_rotated(begin, tile);
     }
     between.begin();

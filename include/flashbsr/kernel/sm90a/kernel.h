@@ -140,8 +140,7 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const Shared<Traits> shared(memory);
-  // Soft-cap alone and ALiBi alone are not chosen for RoPE.
-  constexpr bool kRotates = Traits::kRotates && !Exponents<Variant>::kAlone;
+  constexpr bool kRotates = Traits::kRotates && Variant::takes_rope;
   const bool rotates = kRotates && args.base.params.rope.fine;
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(args.q);
