@@ -109,14 +109,43 @@ def test_one_struct_serves_every_family(name: str, text: str) -> None:
     assert is_cubin(code(WISHES[name], text), name)
 
 
+def refuse(*_: Any) -> bytes:
+    raise AssertionError("compiled again")
+
+
+@pytest.mark.parametrize("text", [TEXT, SIGMOID], ids=["softmax", "without"])
+@pytest.mark.usefixtures("compiler")
+def test_hopper_multiplies_logits_late(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The second attempt, with floats, is for texts that need those; errors are its own."""
+    monkeypatch.setattr(jit_nvrtc.Nvrtc, "compile", refuse)
+    assert code(WISHES["hopper"], text)
+    floats = text.replace("return ", "return x < 0 ? 0.0f : ", 1)
+    assert floats != text
+    with pytest.raises(AssertionError, match="compiled again"):
+        code(WISHES["hopper"], floats)
+    monkeypatch.undo()
+    assert code(WISHES["hopper"], floats)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_code_for_masks_and_rope_is_there_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = flashbsr.AttentionSpec.from_source(SIGMOID, extras=EXTRAS)
+    plain, rotating = Provider(spec.variant), Provider(spec.variant, rotates=True)
+    assert plain.name != rotating.name
+    for name in ("decode90", "hopper"):
+        wish = WISHES[name]
+        masked = dataclasses.replace(wish, variant="custom_masked")
+        sizes = [
+            len(cuda.machine_code(w, p._text, p._struct, 0))
+            for w, p in ((wish, plain), (masked, plain), (masked, rotating))
+        ]
+        assert sizes == sorted(set(sizes))
+
+
 @pytest.mark.usefixtures("compiler")
 def test_a_second_process_finds_it_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     wish = WISHES["decode90"]
     first = code(wish)
-
-    def refuse(*_: Any) -> bytes:
-        raise AssertionError("compiled again")
-
     monkeypatch.setattr(jit_nvrtc.Nvrtc, "compile", refuse)
     assert code(wish) == first
     assert [entry.label.split()[0] for entry in cache.entries()] == [wish.name]

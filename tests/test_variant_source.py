@@ -150,14 +150,15 @@ def test_rows(case, rope):
     check_variant(spec, hooks, case.but(rope, variant=variant), weight=weight)
 
 
-def test_custom_mask_and_sinks_go_with_a_variant():
-    case = cases.MIXED.but("masked", mask="bool", sinks=True)
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+def test_custom_mask_and_sinks_go_with_a_variant(device):
+    case = device.adapt(cases.MIXED.but("masked", mask="bool", sinks=True))
     text = """struct Doubled : flashbsr::VariantBase {
       template <class M> auto logits_transform(typename M::Float x, const LogitsAt<M>&) const {
         return x * 2.0f;
       } };"""
     hooks = Hooks(score=lambda x, *_: 2 * x)
-    check_variant(AttentionSpec.from_source(text), hooks, case)
+    check_variant(AttentionSpec.from_source(text), hooks, case, device)
 
 
 ELEMENTS = """

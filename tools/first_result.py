@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,24 @@ def timed_compiler(phases: str) -> list[float]:
     from flashbsr.jit.nvrtc import Nvrtc
 
     seconds: list[float] = []
-    plain = Nvrtc.compile
+    plain = Nvrtc.try_compile
 
-    def compile_timed(self: Nvrtc, source: str, name: str, target: str, include: Path) -> bytes:
-        options = [f"--time={phases}"] if self.version >= (13, 0) else []
+    def compile_timed(
+        self: Nvrtc,
+        source: str,
+        name: str,
+        target: str,
+        include: Path,
+        options: Sequence[str] = (),
+    ) -> tuple[bytes | None, str]:
+        if self.version >= (13, 0):
+            options = [*options, f"--time={phases}"]
         begin = time.perf_counter()
-        image = plain(self, source, name, target, include, options)
+        result = plain(self, source, name, target, include, options)
         seconds.append(time.perf_counter() - begin)
-        return image
+        return result
 
-    Nvrtc.compile = compile_timed  # type: ignore[method-assign, assignment]
+    Nvrtc.try_compile = compile_timed  # type: ignore[method-assign, assignment]
     return seconds
 
 

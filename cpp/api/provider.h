@@ -20,8 +20,9 @@ struct KernelWish {
   int head_dim_vo = 0;
   DType q = DType::kF16;
   DType kv = DType::kF16;
-  int rows = 0;         ///< of a tile
-  std::string variant;  ///< "plain", "standard", "sigmoid"; "custom": the provider's own
+  int rows = 0;  ///< of a tile
+  /// "plain", "standard", "sigmoid"; the provider's own: "custom", with a mask "custom_masked".
+  std::string variant;
 };
 
 /// Compiles kernels of one variant. Implemented in Python (flashbsr/jit), which takes the GIL: no

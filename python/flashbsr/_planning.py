@@ -444,7 +444,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
 
 
 def _provider(spec: AttentionSpec) -> Provider | None:
-    """What compiles kernels; the CPU has every one of the built-in variants."""
+    """Make what compiles kernels; the CPU has every one of the built-in variants."""
     if spec.variant is None and _core.cuda_problem():
         return None
     return Provider(spec.variant, rotates=spec.pos_encoding_mode == "ROPE_LLAMA")

@@ -40,7 +40,7 @@ bool starts_with(const std::string& text, const char* start) { return text.rfind
 /// The CPU's code of a kernel's variant: built in, or what fake_variant() was told.
 const flashbsr::cpu::KernelTable& table_of(const std::string& kernel) {
   for (const auto& [name, table] : state().variants) {
-    if (kernel.size() > name.size() && kernel.ends_with("_" + name)) return *table;
+    if (kernel.ends_with("_" + name) || kernel.ends_with("_" + name + "_masked")) return *table;
   }
   return flashbsr::cpu::kernel_table();
 }

@@ -56,7 +56,7 @@ def wishes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wis
     asked: list[Wish] = []
 
     def compile_nothing(wish: Wish, text: str, struct: str) -> bytes:
-        assert bool(text) == bool(struct) == (wish.variant == "custom")
+        assert bool(text) == bool(struct) == wish.variant.startswith("custom")
         asked.append(wish)
         return b"not empty"
 
@@ -118,6 +118,23 @@ def test_a_variant_has_its_extras(driver: Driver, wishes: list[Wish], shape: Any
     # And the variant does something.
     plain = world.expected(batch, rows)
     assert np.abs(plain.astype(float) - want).max() > 0.1
+
+
+def test_a_plan_with_a_mask_has_a_kernel_of_its_own(driver: Driver, wishes: list[Wish]) -> None:
+    mine = spec("masked")
+    name = computes(driver, mine)
+    lens, q_lens, rows = PREFILL
+    world, gpu, cpu = World(), attention(mine, kv_dtype="float16"), attention(SPEC, "cpu")
+    batch = world.batch(lens, q_lens)
+    pairs = sum(q * kv for q, kv in zip(q_lens, lens, strict=True))
+    batch["custom_mask"] = np.random.default_rng(4).random(pairs) < 0.7
+    gpu.plan(**batch)
+    cpu.plan(**batch)
+    out = gpu.run(world.q[:rows], world.cache, **extras())
+    driver.drain()
+    assert driver.kernel.endswith(f"{name}_masked")
+    assert [wish.variant for wish in wishes] == ["custom_masked"]
+    close(out, cpu.run(world.q[:rows].numpy(), world.cache.numpy(), **extras(on_gpu=False)))
 
 
 def test_wishes_name_the_tile_that_the_table_prefers(wishes: list[Wish]) -> None:

@@ -49,19 +49,27 @@ def machine_code(wish: Wish, text: str, struct: str, cuda_major: int) -> bytes:
     from .. import get_include
 
     include = Path(get_include())
-    source = kernel_source(wish, include.parent / "kernels", text, struct)
+    templates = include.parent / "kernels"
+    source = kernel_source(wish, templates, text, struct)
     # The library is not opened for its version where the cache has the kernel: that takes 10 ms.
     library = find_library(cuda_major)
     about = library.stat() if library.is_absolute() else None
     identity = f"{about.st_size} {about.st_mtime_ns}" if about else str(nvrtc(cuda_major).version)
     key = cache.key_of(source, headers_digest(include), *FLAGS, str(library), identity, wish.target)
 
+    # Hopper's logits are expressions, which not every text takes for the floats that they are
+    # elsewhere (`c ? x : 0.0f`). That costs 0.1 s to find out. Errors are those of floats.
+    plain = kernel_source(wish, templates, text, struct, floats=True)
+
     def build(path: Path) -> None:
         compiler, target = nvrtc(cuda_major), wish.target
         if not target.endswith("a"):
             target = compiler.target_for(int(re.sub(r"\D", "", target)))
         with compiling(f"{wish.name} for {target}"):
-            path.write_bytes(compiler.compile(source, wish.name, target, include))
+            image = None
+            if plain != source:
+                image, _ = compiler.try_compile(source, wish.name, target, include)
+            path.write_bytes(image or compiler.compile(plain, wish.name, target, include))
 
     return cache.get_or_build(key, ".cubin", build, label=f"{wish.name} {wish.target}").read_bytes()
 

@@ -34,10 +34,12 @@ class Wish:
     q: str
     kv: str
     rows: int
-    variant: str  #: ``"plain"``, ``"standard"``, ``"sigmoid"``, ``"custom"``
+    variant: str  #: ``"plain"``, ``"standard"``, ``"sigmoid"``, ``"custom"``, ``"custom_masked"``
 
 
-def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "") -> str:
+def kernel_source(
+    wish: Wish, templates: Path, text: str = "", struct: str = "", floats: bool = False
+) -> str:
     """Write the source of a kernel.
 
     Parameters
@@ -48,7 +50,9 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
         Folder of the templates.
     text, struct : str
         C++ of a user's variant, which includes ``variant/custom.h``, and the qualified name of its
-        struct, where ``wish.variant`` is ``"custom"``.
+        struct, where ``wish.variant`` is ``"custom"`` or, with a plan's mask, ``"custom_masked"``.
+    floats : bool
+        Whether its logits are to be floats on Hopper, too.
 
     Returns
     -------
@@ -57,11 +61,13 @@ def kernel_source(wish: Wish, templates: Path, text: str = "", struct: str = "")
     names = (f"{wish.family}_{wish.arch}", wish.family)
     paths = [templates / f"{name}.cu.in" for name in names]
     template = next((path for path in paths if path.is_file()), paths[-1]).read_text()
-    if wish.variant == "custom":
+    if wish.variant.startswith("custom"):
         if wish.family == "hopper":
             text += "\n#include <flashbsr/kernel/sm90a/per_logit.h>\n"
-            struct = f"flashbsr::sm90a::PerLogit<{struct}>"
-        variant = f"flashbsr::Custom<{struct}>"
+            math = "FloatMath" if floats else "LogitMath"
+            struct = f"flashbsr::sm90a::PerLogit<{struct}, flashbsr::sm90a::{math}>"
+        masked = "true" if wish.variant.endswith("masked") else "false"
+        variant = f"flashbsr::Custom<{struct}, {masked}>"
     else:
         variant = f"flashbsr::{VARIANTS[wish.variant]}"
     values = {

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/fragment_math.h>
+#include <flashbsr/kernel/sm90a/logit_math.h>
 #include <flashbsr/variant/custom.h>
 
 namespace flashbsr::sm90a {
 
-/// What Custom<PerLogit<V>> does with the bits of a plan's mask, which are read as words.
+/// What Custom<PerLogit<V, Math>, true> does with the bits of a plan's mask, which are read as
+/// words.
 template <int kGroups>
 FLASHBSR_DEVICE RowBits<kGroups> operator&(const RowBits<kGroups>& a, const RowBits<kGroups>& b) {
   RowBits<kGroups> r;
@@ -20,7 +22,16 @@ FLASHBSR_DEVICE RowBits<kGroups> operator&(const RowBits<kGroups>& a, const RowB
   return r;
 }
 
-template <class V>
+/// The policy of texts that need a float where LogitMath has an expression (`c ? x : 0.0f`).
+struct FloatMath : ThreadMath {
+  FLASHBSR_DEVICE static float logit(float x, float factor, float offset) {
+    return x * factor + offset;
+  }
+  FLASHBSR_DEVICE static int32_t position(int32_t first, int32_t column) { return first + column; }
+};
+
+/// @tparam Math  LogitMath, or FloatMath where `V` does not compile with that (jit/cuda.py)
+template <class V, class Math>
 struct PerLogit : V {
   FLASHBSR_DEVICE explicit PerLogit(const Params& p) : V(flashbsr::detail::make_variant<V>(p)) {}
 
@@ -30,7 +41,7 @@ struct PerLogit : V {
     typename M::Float r;
 #pragma unroll
     for (int i = 0; i < M::Float::kCount; ++i) {
-      r.x[i] = V::template logits_transform<ThreadMath>(x.value(i), one(at, i));
+      r.x[i] = V::template logits_transform<Math>(logit(x, i), one(at, i));
     }
     return r;
   }
@@ -39,29 +50,38 @@ struct PerLogit : V {
     typename M::Bool r{};
 #pragma unroll
     for (int i = 0; i < M::Float::kCount; ++i) {
-      const uint32_t keep = V::template logits_mask<ThreadMath>(one(at, i));
+      const uint32_t keep = V::template logits_mask<Math>(one(at, i));
       r.word[i / 8] |= keep << (i / 2 % 4 * 8 + i % 2);  // as RowBits::at reads it
     }
     return r;
   }
   template <class M>
   FLASHBSR_DEVICE typename M::Float activation(const typename M::Float& x) const {
-    return x.each([this](float y) { return V::template activation<ThreadMath>(y); });
+    typename M::Float r;
+#pragma unroll
+    for (int i = 0; i < M::Float::kCount; ++i) {
+      r.x[i] = V::template activation<Math>(logit(x, i));
+    }
+    return r;
   }
 
  private:
+  template <class Row>
+  FLASHBSR_DEVICE static auto logit(const Row& x, int i) {
+    return Math::logit(x.x[i], x.factor, x.offset);
+  }
   /// Where logit `i` of a row sits.
   template <class M>
-  FLASHBSR_DEVICE static LogitsAt<ThreadMath> one(const LogitsAt<M>& at, int i) {
-    const int32_t position = at.kv_position.first + i / 2 * 8 + i % 2;
+  FLASHBSR_DEVICE static LogitsAt<Math> one(const LogitsAt<M>& at, int i) {
+    const int32_t column = i / 2 * 8 + i % 2;
     return {.request = at.request,
             .q_token = at.q_token,
             .q_position = at.q_position,
             .q_head = at.q_head,
             .kv_head = at.kv_head,
-            .kv_first = position,
+            .kv_first = at.kv_position.first + column,
             .lanes = 1,
-            .kv_position = position,
+            .kv_position = Math::position(at.kv_position.first, column),
             .row_value = at.row_value};
   }
 };
