@@ -21,25 +21,35 @@ concept WholeNumber = OneOf<T, int, unsigned, long, unsigned long, long long, un
 template <class T>
 concept Number = WholeNumber<T> || RealNumber<T>;
 
-/// x * factor + offset. Numbers are multiplied and added to the last two, which the compiler works
-/// out once for a row, until the value is asked for.
+/// x * factor, plus an offset if it is `moved`. Numbers are multiplied and added to the last two,
+/// which the compiler works out once for a row, until the value is asked for. It knows `moved`:
+/// without that an infinite factor would make a NaN of an offset that is not there.
 struct Logit {
-  float x;
+  float x = 0.0f;
   float factor = 1.0f;
-  float offset = -0.0f;  ///< which added to anything changes nothing, and costs nothing
+  float offset = 0.0f;
+  bool moved = false;
 
   Logit() = default;
   template <RealNumber T>
   FLASHBSR_DEVICE Logit(T value) : x(static_cast<float>(value)) {}
+  FLASHBSR_DEVICE Logit(float value, float times) : x(value), factor(times) {}
   FLASHBSR_DEVICE Logit(float value, float times, float plus)
-      : x(value), factor(times), offset(plus) {}
+      : x(value), factor(times), offset(plus), moved(true) {}
 
-  FLASHBSR_DEVICE float value() const { return x * factor + offset; }
+  FLASHBSR_DEVICE float value() const { return moved ? x * factor + offset : x * factor; }
   FLASHBSR_DEVICE operator float() const { return value(); }
 
-  FLASHBSR_DEVICE friend Logit operator-(const Logit& a) { return {a.x, -a.factor, -a.offset}; }
+  FLASHBSR_DEVICE Logit times(float b) const {
+    return moved ? Logit(x, factor * b, offset * b) : Logit(x, factor * b);
+  }
+  FLASHBSR_DEVICE Logit plus(float b) const { return {x, factor, moved ? offset + b : b}; }
+
+  FLASHBSR_DEVICE friend Logit operator-(const Logit& a) { return a.times(-1.0f); }
   FLASHBSR_DEVICE friend Logit operator+(const Logit& a, const Logit& b) {
-    return a.x * a.factor + (b.x * b.factor + (a.offset + b.offset));
+    if (a.moved && b.moved) return a.x * a.factor + (b.x * b.factor + (a.offset + b.offset));
+    if (a.moved) return b.x * b.factor + (a.x * a.factor + a.offset);
+    return a.x * a.factor + b.value();
   }
   FLASHBSR_DEVICE friend Logit operator-(const Logit& a, const Logit& b) { return a + -b; }
   FLASHBSR_DEVICE friend Logit operator*(const Logit& a, const Logit& b) {
@@ -51,7 +61,7 @@ struct Logit {
 
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator+(const Logit& a, T b) {
-    return {a.x, a.factor, a.offset + static_cast<float>(b)};
+    return a.plus(static_cast<float>(b));
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator+(T a, const Logit& b) {
@@ -59,7 +69,7 @@ struct Logit {
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator-(const Logit& a, T b) {
-    return a + -static_cast<float>(b);
+    return a.plus(-static_cast<float>(b));
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator-(T a, const Logit& b) {
@@ -67,7 +77,7 @@ struct Logit {
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator*(const Logit& a, T b) {
-    return {a.x, a.factor * static_cast<float>(b), a.offset * static_cast<float>(b)};
+    return a.times(static_cast<float>(b));
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator*(T a, const Logit& b) {
@@ -75,7 +85,8 @@ struct Logit {
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator/(const Logit& a, T b) {
-    return {a.x, a.factor / static_cast<float>(b), a.offset / static_cast<float>(b)};
+    const float c = static_cast<float>(b);
+    return a.moved ? Logit(a.x, a.factor / c, a.offset / c) : Logit(a.x, a.factor / c);
   }
   template <Number T>
   FLASHBSR_DEVICE friend Logit operator/(T a, const Logit& b) {
@@ -152,10 +163,8 @@ struct LogitMath : ThreadMath {
   using Float = Logit;
   using Int = LogitInt;
 
-  /// Column `column` of a row of S that is multiplied by `factor`, and its position.
-  FLASHBSR_DEVICE static Float logit(float x, float factor, float offset) {
-    return {x, factor, offset};
-  }
+  /// An element of S before its factor, and its position: the row's first one and what is added.
+  FLASHBSR_DEVICE static Float logit(float x, float factor) { return {x, factor}; }
   FLASHBSR_DEVICE static Int position(int32_t first, int32_t column) { return {first, column}; }
 
   FLASHBSR_DEVICE static Float to_float(Int x) { return x.real(); }

@@ -24,9 +24,7 @@ FLASHBSR_DEVICE RowBits<kGroups> operator&(const RowBits<kGroups>& a, const RowB
 
 /// The policy of texts that need a float where LogitMath has an expression (`c ? x : 0.0f`).
 struct FloatMath : ThreadMath {
-  FLASHBSR_DEVICE static float logit(float x, float factor, float offset) {
-    return x * factor + offset;
-  }
+  FLASHBSR_DEVICE static float logit(float x, float factor) { return x * factor; }
   FLASHBSR_DEVICE static int32_t position(int32_t first, int32_t column) { return first + column; }
 };
 
@@ -66,9 +64,10 @@ struct PerLogit : V {
   }
 
  private:
+  /// Logit `i` of a row that nothing has been added to.
   template <class Row>
   FLASHBSR_DEVICE static auto logit(const Row& x, int i) {
-    return Math::logit(x.x[i], x.factor, x.offset);
+    return Math::logit(x.x[i], x.factor);
   }
   /// Where logit `i` of a row sits.
   template <class M>
