@@ -55,8 +55,8 @@ struct VariantBase {
   /// Without softmax: no weight exceeds 1. Then fp16 weights are kept 2^15 larger, so that small
   /// ones are not lost as subnormals; others would overflow.
   static constexpr bool weights_at_most_one = false;
-  /// False: it is never run under RoPE, and kernels have no code for that, which is half of theirs
-  /// (decode and Hopper, head dim 128) and half of the time that a compiler takes for them.
+  /// False: it is never run under RoPE, and a GPU's kernels have no code for that, which takes a
+  /// third (Hopper, head dim 128) to a half (decode) of a compiler's time.
   static constexpr bool takes_rope = true;
 
   // Hooks of whole rows, which cost what unpacking a row costs. A struct that sets one to true has

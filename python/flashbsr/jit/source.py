@@ -52,7 +52,7 @@ def variant_source(variant: Variant, takes_rope: bool = True) -> str:
     ----------
     variant : Variant
     takes_rope : bool
-        False: a kernel for runs without RoPE, which compiles in half of the time on a GPU.
+        False: a kernel for runs without RoPE, compiled in half to two thirds of the time.
 
     Returns
     -------
