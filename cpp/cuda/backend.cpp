@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend.h"
 
+#include <array>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include <flashbsr/core/error.h>
 
@@ -69,6 +71,7 @@ class CudaBackend final : public api::Backend {
   api::RunStats stats() const override { return {}; }
 
  private:
+  const KernelRow* kernel_for(const Need& need);
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
   void check_captured(const HostPlan& plan) const;
@@ -84,7 +87,8 @@ class CudaBackend final : public api::Backend {
   std::string variant_;  ///< name of the caller's own
 
   Need need_;  ///< of the last plan
-  const KernelRow* chosen_ = nullptr;
+  std::array<std::pair<Need, const KernelRow*>, 4> known_{};
+  size_t next_known_ = 0;
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
   PlanHeader header_{};
@@ -138,14 +142,20 @@ Workers CudaBackend::limits(const Batch& batch) {
             .row_hooks = o_.row_hooks,
             .mixed = captured_ ? captured_->need.mixed : batch.mixed,
             .provider = o_.provider};
-  if (need.mixed && !try_choose_kernel(need, info_)) need.mixed = false;
-  // Steps of a serving loop need the same; the table of 100 rows is gone through once.
-  if (!(need == need_)) {
-    if (q == DType::kE4M3 && !try_choose_kernel(need, info_)) refuse_float8();
-    chosen_ = &choose_kernel(need, info_);
-    need_ = need;
+  if (need.mixed) {
+    Need any = need;
+    any.rows = kManyRows;  // whatever the average: there is one kernel
+    if (kernel_for(any)) {
+      need = any;
+    } else {
+      need.mixed = false;
+    }
   }
-  const KernelRow& row = *chosen_;
+  const KernelRow* found = kernel_for(need);
+  if (!found && q == DType::kE4M3) refuse_float8();
+  if (!found) found = &choose_kernel(need, info_);  // says why there is none
+  need_ = need;
+  const KernelRow& row = *found;
   check_kernel(row);
   // Compiling takes a second: not for types that the first run may correct.
   if (!row.jit || !batch.guessed) prepare(row, device_);
@@ -154,6 +164,17 @@ Workers CudaBackend::limits(const Batch& batch) {
   kv_ = batch.kv;
   const int bytes_per_token = (o_.head_dim_qk + o_.head_dim_vo) * dtype_size(kv_);
   return limits_of(row, info_, group, bytes_per_token, bandwidth_);
+}
+
+/// Steps of a serving loop need the same, up to three kernels to choose from: the table of 170 rows
+/// is gone through once for each.
+const KernelRow* CudaBackend::kernel_for(const Need& need) {
+  for (const auto& [known, row] : known_) {
+    if (row && known == need) return row;
+  }
+  const KernelRow* row = try_choose_kernel(need, info_);
+  if (row) known_[next_known_++ % known_.size()] = {need, row};
+  return row;
 }
 
 /// Queries that no kernel reads.

@@ -283,17 +283,17 @@ FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile
   }
 }
 
-template <bool kSoftmax, int kArch = 80, int kQuads = 1>
+template <bool kSoftmax, int kArch = 80, int kQuads = 1, int kLoads = 8>
 FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, const SplitTile& tile, int32_t thread,
                                       int32_t threads) {
-  contract_split_tile<kSoftmax, kQuads>(args, tile, thread, threads,
-                                        StoreOutput<kArch>{args.params});
+  contract_split_tile<kSoftmax, kQuads, kLoads>(args, tile, thread, threads,
+                                                StoreOutput<kArch>{args.params});
 }
 
-template <bool kSoftmax, int kArch = 80, int kQuads = 1>
+template <bool kSoftmax, int kArch = 80, int kQuads = 1, int kLoads = 8>
 FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int32_t thread,
                                       int32_t threads) {
-  merge_split_tile<kSoftmax, kArch, kQuads>(args, split_tile(args, index), thread, threads);
+  merge_split_tile<kSoftmax, kArch, kQuads, kLoads>(args, split_tile(args, index), thread, threads);
 }
 
 /// Merges what a state completes of `count` runs from `first` on, which requests that share KV have
@@ -309,8 +309,7 @@ FLASHBSR_DEVICE void merge_runs(const KernelArgs& args, int32_t first, int32_t c
 #pragma unroll 1
     for (; complete; complete &= complete - 1) {
       const int32_t run = base + (__ffs(static_cast<int>(complete)) - 1) * warps;
-      contract_split_tile<kSoftmax, kLoads / 8, kLoads>(args, split_tile(args, first + run), lane,
-                                                        32, StoreOutput<kArch>{args.params});
+      merge_split_tile<kSoftmax, kArch, max_of(kLoads / 8, 1), kLoads>(args, first + run, lane, 32);
     }
   }
 }

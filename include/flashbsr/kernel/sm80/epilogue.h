@@ -105,12 +105,14 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const PrefillRow* rows,
                                   char* memory, int32_t thread) {
   __syncthreads();
+  // Loads in flight. With eight, three kernels with hooks spill a register.
+  constexpr int kLoads = kHasHooks<Variant> ? 4 : 8;
   const int32_t merge = task.item.merge, count = task.item.merge_count;
   if (count > 1) {
     // Requests that share KV: a state of a part belongs to several merges. Their variants have no
     // output_transform.
-    merge_runs<Variant::use_softmax, Traits::kArch>(args, merge, count, thread / 32,
-                                                    Traits::kThreads / 32, thread % 32);
+    merge_runs<Variant::use_softmax, Traits::kArch, kLoads>(args, merge, count, thread / 32,
+                                                            Traits::kThreads / 32, thread % 32);
     return;
   }
   if (thread == 0) task.merges = arrive(args, merge);
@@ -126,7 +128,8 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const Pref
                                               Traits::kThreads, keep);
     write_transformed<Traits, Variant>(args, task, rows, memory, thread);
   } else {
-    merge_split_tile<Variant::use_softmax, Traits::kArch>(args, merge, thread, Traits::kThreads);
+    merge_split_tile<Variant::use_softmax, Traits::kArch, 1, kLoads>(args, merge, thread,
+                                                                     Traits::kThreads);
   }
 }
 

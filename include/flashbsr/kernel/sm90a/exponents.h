@@ -22,14 +22,12 @@ struct RowLine {
 template <class Variant>
 struct Exponents {
   static constexpr bool kExist = false;
-  static constexpr bool kAlone = false;  ///< a hook without the others has kernels of its own
 };
 
 /// Where no hook changes logits.
 template <class Variant>
 struct PlainExponents {
   static constexpr bool kExist = true;
-  static constexpr bool kAlone = false;
 
   FLASHBSR_DEVICE static bool pay(const Variant& v) { return !v.transforms_logits(); }
   FLASHBSR_DEVICE static float most(const Variant&, float, float, float fits) { return fits; }
@@ -48,7 +46,6 @@ struct Exponents<Standard> : PlainExponents<Standard> {};
 template <>
 struct Exponents<WithAlibi> {
   static constexpr bool kExist = true;
-  static constexpr bool kAlone = true;
 
   FLASHBSR_DEVICE static bool pay(const WithAlibi&) { return true; }
   FLASHBSR_DEVICE static float most(const WithAlibi&, float, float, float fits) { return fits; }
@@ -71,7 +68,6 @@ struct Exponents<WithAlibi> {
 template <>
 struct Exponents<SoftCapped> {
   static constexpr bool kExist = true;
-  static constexpr bool kAlone = true;
   static constexpr float kTanhOf1 = 0.76159f;
   static constexpr float kNegligible = 23.0f;
 
