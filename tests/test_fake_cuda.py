@@ -61,6 +61,7 @@ def test_on_the_fake_driver(folder: Path, files: list[str], selection: str) -> N
     """Each in a process of its own: a driver is opened once."""
     environment = {
         **os.environ,
+        "PYTEST_ADDOPTS": "",  # workers, perhaps: this one is
         **({"FAKE_CUDA_CAPABILITY": "89"} if "other_gpu" in files[0] else {}),
         "LD_LIBRARY_PATH": str(folder),
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),

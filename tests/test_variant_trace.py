@@ -187,7 +187,7 @@ def test_other_simd_levels(level):
         text=True,
         timeout=240,
         check=False,
-        env={**os.environ, "FLASHBSR_ISA": level},
+        env={**os.environ, "FLASHBSR_ISA": level, "PYTEST_ADDOPTS": ""},
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(re.search(r"(\d+) passed", result.stdout)[1]) == 4
