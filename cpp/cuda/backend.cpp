@@ -288,9 +288,9 @@ void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_
   const int64_t mask_at =
       round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
-  const int64_t num_counters = 1 + static_cast<int64_t>(h.max_merges);
-  const bool fresh = 4 * num_counters > counters_.size();
-  grow(counters_, 4 * num_counters, "plan");
+  const int64_t counters = 4 * num_counters(h);
+  const bool fresh = counters > counters_.size();
+  grow(counters_, counters, "plan");
   if (!workspace) {
     const int64_t bytes = partial_bytes(h.max_partial_rows, o_.head_dim_vo);
     if (bytes) grow(partials_, bytes, "workspace");

@@ -63,7 +63,7 @@ bool attend(const char* name, const Batch& batch, Kernel kernel, flashbsr::Devic
   const flashbsr::PlanView plan = planner.plan(batch.layout, Batch::shape(), limits);
   const flashbsr::PlanHeader& header = plan.header();
   const OnDevice<int32_t> device_plan(planner.buffer());
-  const OnDevice<int32_t> counters(std::vector<int32_t>(1 + header.max_merges));
+  const OnDevice<int32_t> counters(std::vector<int32_t>(flashbsr::num_counters(header)));
 
   // 2. The arrays, the variant's own number, and memory for requests that were split.
   const OnDevice<__half> q(to_half(batch.q)), cache(to_half(batch.cache));

@@ -52,7 +52,7 @@ void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& 
   const bool softmax = table.merge[0] != nullptr && !sigmoid;
   engine.run(flashbsr::PlanView{reinterpret_cast<const int32_t*>(args.header)}, args.params,
              softmax ? flashbsr::Activation::kSoftmax : flashbsr::Activation::kSigmoid);
-  for (int32_t i = 0; i <= args.header->num_merges; ++i) {
+  for (int64_t i = 0; i < flashbsr::num_counters(*args.header); ++i) {
     if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
   }
 }

@@ -43,6 +43,29 @@ enum class Overlap : int32_t {
   kKv = 2,        ///< reads K and V too: the caller promises that they are not being written
 };
 
+/// Words behind the arrival counters, for kernels of mixed batches (kernel/merge_queue.h).
+enum class MergeQueueWord : int32_t {
+  kBegun = 0,     ///< blocks that run
+  kFinished = 1,  ///< warps that have left
+  kPlaced = 2,    ///< merges that have a place in the list
+  kTaken = 3,     ///< tickets: places that somebody looks at
+  kList = 4,      ///< a word for every merge
+};
+
+/// Warps of a block that merge for others.
+inline constexpr int32_t kMergingWarps = 4;
+
+FLASHBSR_FN int64_t num_arrival_counters(const PlanHeader& h) {
+  return 1 + static_cast<int64_t>(h.max_merges);
+}
+
+/// Words of KernelArgs::counters.
+FLASHBSR_FN int64_t num_counters(const PlanHeader& h) {
+  const int64_t arrivals = num_arrival_counters(h);
+  if (h.num_narrow_workers == 0) return arrivals;
+  return arrivals + static_cast<int64_t>(MergeQueueWord::kList) + h.max_merges;
+}
+
 struct KernelArgs {
   // The plan's sections, in device memory.
   const PlanHeader* header = nullptr;
@@ -56,8 +79,8 @@ struct KernelArgs {
   const int32_t* q_rows = nullptr;      ///< query tokens of shared parts
   const MergePart* merge_parts = nullptr;
 
-  /// [0]: items claimed; [1 + m]: states of merge m that have arrived. Zero before a kernel and
-  /// after it.
+  /// num_counters() words: [0]: items claimed; [1 + m]: states of merge m that have arrived; for
+  /// mixed batches then MergeQueueWord. Zero before a kernel and after it.
   int32_t* counters = nullptr;
 
   FastDiv group;      ///< query heads of a KV head

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Named barriers, programmatic dependent launch, and the one atomic that split tiles meet at.
+// Named barriers, programmatic dependent launch, and what blocks meet at in global memory.
 // PTX ISA, "Parallel Synchronization and Communication Instructions".
 #pragma once
 
@@ -59,6 +59,16 @@ FLASHBSR_DEVICE int32_t atomic_add_acq_rel(int32_t* counter, int32_t value) {
                : "l"(counter), "r"(value)
                : "memory");
   return before;
+}
+
+/// What another block's store_release wrote, with all that came before it.
+FLASHBSR_DEVICE int32_t load_acquire(const int32_t* p) {
+  int32_t x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+FLASHBSR_DEVICE void store_release(int32_t* p, int32_t x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
 }  // namespace flashbsr::ptx

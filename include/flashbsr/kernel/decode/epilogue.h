@@ -7,7 +7,7 @@
 #pragma once
 
 #include <flashbsr/kernel/decode/mainloop.h>
-#include <flashbsr/kernel/finish.h>
+#include <flashbsr/kernel/merge_queue.h>
 #include <flashbsr/ptx/mbarrier.h>
 
 namespace flashbsr {
@@ -53,6 +53,8 @@ struct DecodeShared {
     return ptx::shared_address(base) + Traits::kRingBarrierOffset +
            warp * Traits::kRingBarrierBytes;
   }
+  /// Beside wide items: completed when the block's have been worked off.
+  FLASHBSR_DEVICE uint32_t wide_done() const { return empty() + 40; }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
     return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 32);
@@ -156,6 +158,10 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
   __syncwarp();
   ptx::mbarrier_arrive(shared.empty());
   if (item.slot < 0) return;
+  if constexpr (!Traits::kOwnsBlock) {
+    __syncwarp();
+    return MergeQueue(args).arrive_and_push(tile.index, item.merge_count, thread, kThreads);
+  }
   ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
   if (item.merge_count == 1 && !item.shared()) {
     if (thread == 0) *shared.flag() = arrive(args, tile.index, tile.merge.state_count);

@@ -5,6 +5,9 @@
 // with one instruction, where decode/loader.h has four and the rows' addresses: three warps cannot
 // issue that fast enough (513 us for a mixed batch, 410 so). The boxes are those of the wide items,
 // of 8 or 16 tokens, and a tile in shared memory looks as the decode kernel's.
+//
+// Beside wide items a streaming warp is late for its own instructions, not for memory: pages are
+// looked up for many stages of an item at once, a box per lane, and a batch ahead.
 #pragma once
 
 #include <flashbsr/kernel/decode/epilogue.h>
@@ -44,29 +47,24 @@ class BoxRing {
     count_ = count;
     known_ = known;
     turn_ = turn;
-    current_.item = -1;
-    next_item(current_);
-    source_ = look_up(current_);
-    ahead_ = current_;
-    advance(ahead_);
-    next_source_ = look_up(ahead_);
+    next_.item = -1;
+    next_item();
+    next_source_ = look_up();
+    next_batch();
   }
 
   /// Asks for the next stage's K; nothing after the last.
   FLASHBSR_DEVICE void produce_keys() {
     __syncwarp();  // all have read what lay there
-    if (current_.item < count_) copy(args_.k, 0);
+    if (left_ > 0) copy(args_.k, 0);
   }
 
   /// The same for its V; then goes on to the stage after it.
   FLASHBSR_DEVICE void produce_values() {
     __syncwarp();
-    if (current_.item < count_) {
-      copy(args_.v, 1);
-      current_ = ahead_;
-      source_ = next_source_;
-      advance(ahead_);
-      next_source_ = look_up(ahead_);
+    if (left_ > 0) {
+      box_ = copy(args_.v, 1);
+      if (--left_ == 0) next_batch();
     }
     write_slot_ = write_slot_ + 1 == Traits::kStages ? 0 : write_slot_ + 1;
   }
@@ -99,11 +97,12 @@ class BoxRing {
   static constexpr int kStep = Traits::kWarps * Traits::kKvTile;
   static constexpr int32_t kOutside = 0x7fffffff;  ///< no page: zeros
 
-  struct Cursor {
+  /// Stages of one item, of whose boxes each lane knows one.
+  struct Batch {
     int item;
-    int32_t position;  // first token of the stage
+    int32_t position;  // first token
   };
-  /// Where this lane's box of a stage is.
+  /// Where this lane's box of a batch is.
   struct Source {
     int32_t token;
     int32_t page;
@@ -116,54 +115,71 @@ class BoxRing {
     return ring_ + slot * Traits::kStageBytes + values * kTileBytes;
   }
 
-  /// To this warp's first stage of the next item that has one.
-  FLASHBSR_DEVICE void next_item(Cursor& c) {
-    while (++c.item < count_) {
-      if (c.item >= known_) {
+  /// To this warp's first batch of the next item that has one.
+  FLASHBSR_DEVICE void next_item() {
+    while (++next_.item < count_) {
+      if (next_.item >= known_) {
         ptx::mbarrier_wait<kArch>(staged_, turn_ & 1);
         known_ = count_;
       }
-      c.position = first_position(items_[c.item]);
-      if (c.position < items_[c.item].kv_end) return;
+      next_.position = first_position(items_[next_.item]);
+      if (next_.position < items_[next_.item].kv_end) return;
     }
   }
 
-  FLASHBSR_DEVICE void advance(Cursor& c) {
-    if (c.item >= count_) return;
-    c.position += kStep;
-    if (c.position >= items_[c.item].kv_end) next_item(c);
-  }
-
-  FLASHBSR_DEVICE Source look_up(const Cursor& c) const {
-    if (c.item >= count_) return {0, kOutside};
-    const DecodeItem& item = items_[c.item];
-    const int32_t position = c.position + lane_ * args_.box_tokens;
+  FLASHBSR_DEVICE Source look_up() const {
+    if (next_.item >= count_) return {0, kOutside};
+    const DecodeItem& item = items_[next_.item];
+    const int32_t token = lane_ * args_.box_tokens;  // of this warp's
+    const int32_t position =
+        next_.position + token / Traits::kKvTile * kStep + token % Traits::kKvTile;
     if (args_.path == KvPath::kRagged) return {item.kv_table + position, 0};
-    if (lane_ * args_.box_tokens >= Traits::kKvTile || position >= item.kv_end) {
-      return {0, kOutside};
-    }
+    if (position >= item.kv_end) return {0, kOutside};
     const int32_t page = args_.base.page_size.quotient(position);
     return {args_.base.page_size.remainder(position, page),
             args_.base.kv_indices[item.kv_table + page]};
   }
 
-  FLASHBSR_DEVICE void copy(const TensorMap& map, int values) const {
+  /// On to the batch that was looked up; looks up the one behind it.
+  FLASHBSR_DEVICE void next_batch() {
+    if (next_.item >= count_) return;
+    const DecodeItem& item = items_[next_.item];
+    const int32_t most = 32 * args_.box_tokens / Traits::kKvTile;
+    left_ = min_of(ceil_div(item.kv_end - next_.position, kStep), most);
+    box_ = 0;
+    head_ = item.kv_head;
+    source_ = next_source_;
+    next_.position += left_ * kStep;
+    if (next_.position >= item.kv_end) next_item();
+    next_source_ = look_up();
+  }
+
+  /// A stage's K or V; gives the box behind it.
+  FLASHBSR_DEVICE int32_t copy(const TensorMap& map, int values) const {
     const uint32_t full = barrier(write_slot_, values);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kTileBytes);
-    __syncwarp();
-    const int32_t head = __shfl_sync(~0u, static_cast<int32_t>(items_[current_.item].kv_head), 0);
     uint32_t dst = tile(write_slot_, values);
-    for (int32_t box = 0; box * args_.box_tokens < Traits::kKvTile; ++box) {
-      const int32_t token = __shfl_sync(~0u, source_.token, box);
-      const int32_t page = __shfl_sync(~0u, source_.page, box);
-      if (ptx::elect_one()) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          ptx::tma_load(dst + c * Traits::kKvTile * 128, map, full, c * kColumnDims, token, head,
-                        page);
-        }
-      }
+    int32_t box = box_;
+    copy_box(map, full, dst, box);
+#pragma unroll 1
+    for (int32_t row = args_.box_tokens; row < Traits::kKvTile; row += args_.box_tokens) {
       dst += args_.box_tokens * 128;
+      copy_box(map, full, dst, ++box);
+    }
+    return box + 1;
+  }
+
+  FLASHBSR_DEVICE void copy_box(const TensorMap& map, uint32_t full, uint32_t dst,
+                                int32_t box) const {
+    const int32_t head = __shfl_sync(~0u, head_, 0);
+    const int32_t token = __shfl_sync(~0u, source_.token, box);
+    const int32_t page = __shfl_sync(~0u, source_.page, box);
+    if (ptx::elect_one()) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        ptx::tma_load(dst + c * Traits::kKvTile * 128, map, full, c * kColumnDims, token, head,
+                      page);
+      }
     }
   }
 
@@ -191,9 +207,12 @@ class BoxRing {
   int write_slot_ = 0;
   int read_slot_ = 0;
   uint32_t parity_ = 0;
-  Cursor current_;  // the next stage to copy
-  Cursor ahead_;    // the one after it
-  Source source_, next_source_;
+  int32_t left_ = 0;  // stages of the batch
+  int32_t box_ = 0;   // the next one's first
+  int32_t head_ = 0;
+  Source source_;  // of the batch
+  Batch next_;     // the one behind it
+  Source next_source_;
 };
 
 }  // namespace flashbsr::sm90a

@@ -101,14 +101,16 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
   if constexpr (Traits::kNarrowGroup) {
     if (several) {
-      return merge_runs<Variant::use_softmax, kArch>(args, merge, count, thread / 32,
-                                                     kConsumerThreads / 32, thread % 32);
+      return MergeQueue(args).arrive_and_push(merge, count, thread, kConsumerThreads);
     }
   }
   const int32_t mine = first + rank * step;
   const bool last = rank < 32 && mine < count && arrive(args, merge + mine);
   uint32_t complete = several ? __ballot_sync(0xffffffffu, last)
                               : ptx::named_barrier_any(kBarrier, kConsumerThreads, last);
+  if constexpr (Traits::kNarrowGroup) {
+    if (complete && thread == 0) MergeQueue(args).place_own();
+  }
 #pragma unroll 1
   for (; complete; complete &= complete - 1) {
     const int32_t run = first + (__ffs(static_cast<int>(complete)) - 1) * step;
@@ -154,6 +156,9 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   }
   __syncthreads();
   ptx::wait_for_prerequisites<kArch>();
+  if constexpr (Traits::kNarrowGroup) {
+    if (threadIdx.x == 0) MergeQueue(args.base).begin();
+  }
   if (threadIdx.x < 128) {
     ptx::give_registers<Traits::kProducerRegisters>();
     constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
@@ -164,6 +169,7 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     const int32_t group = uniform_warp() / 4 - 1;
     if (group < Traits::kConsumers) {
       consume<Traits, Variant>(args, shared, group);
+      if constexpr (Traits::kNarrowGroup) Narrow<Traits, Variant>(args, memory).leave_wide();
     } else if constexpr (Traits::kNarrowGroup) {
       Narrow<Traits, Variant>(args, memory).run();
     }

@@ -28,9 +28,21 @@ class Narrow {
   FLASHBSR_DEVICE void init() const {
     begin_decode(args_.base, shared_, queue_);
     BoxRing<Decode>::init_barriers(shared_);
+    ptx::mbarrier_init(shared_.wide_done(), 128 * Traits::kConsumers);
   }
 
+  /// Every thread of the wide items, behind its last.
+  FLASHBSR_DEVICE void leave_wide() const { ptx::mbarrier_arrive(shared_.wide_done()); }
+
   FLASHBSR_DEVICE void run() const {
+    work();
+    MergeQueue(args_.base)
+        .template drain<Variant::use_softmax, kArch>(ptx::thread_index() % 128,
+                                                     shared_.wide_done());
+  }
+
+ private:
+  FLASHBSR_DEVICE void work() const {
     const KernelArgs& base = args_.base;
     // Asked for anew: kept from the beginning of the kernel they would be spilled.
     const int thread = ptx::thread_index(), lane = thread % 32;
@@ -49,7 +61,6 @@ class Narrow {
     }
   }
 
- private:
   const HopperArgs& args_;
   const DecodeShared<Decode> shared_;
   const int queue_;
