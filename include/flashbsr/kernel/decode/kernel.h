@@ -72,8 +72,9 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
       query.read(shared.ready(number & 1), lane);
       math.begin(item, shared.ready(number & 1));
       state.clear();
+      const int32_t kv_end = item.kv_end;
 #pragma unroll 1
-      for (int32_t position = ring.first_position(item); position < item.kv_end;
+      for (int32_t position = ring.first_position(item); position < kv_end;
            position += Traits::kWarps * Traits::kKvTile) {
         math.step(item, query, ring, position, state);
       }

@@ -123,7 +123,7 @@ class DecodeRing {
   }
 
   /// Waits for the V tile that belongs to it. It is handed back by produce_values().
-  FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem&, int32_t) {
+  FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem&, int32_t, bool) {
     ptx::cp_async_wait<2 * Traits::kStages - 1>();
     __syncwarp();
     const uint32_t tile = ring_ + read_slot_ * Traits::kStageBytes + kValues;

@@ -97,7 +97,7 @@ class DecodeMath {
       }
     }
     if constexpr (Variant::use_softmax) raise_max(s, state);
-    accumulate(ring.wait_for_values(item, position), s, state);
+    accumulate(ring.wait_for_values(item, position, cut), s, state);
     ring.produce_values();
   }
 

@@ -76,13 +76,12 @@ class BoxRing {
   }
 
   /// Waits for the V tile that belongs to it, which begins at `position`, and zeroes its rows that
-  /// are not the item's: their weights are 0, but 0 x NaN is NaN. It is handed back by
-  /// produce_values().
-  FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem& item, int32_t position) {
+  /// are not the item's: their weights are 0, but 0 x NaN is NaN. `cut`: there may be some. It is
+  /// handed back by produce_values().
+  FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem& item, int32_t position, bool cut) {
     ptx::mbarrier_wait<kArch>(barrier(read_slot_, 1), parity_);
     const uint32_t values = tile(read_slot_, 1);
-    const int32_t head = item.kv_begin - position, owned = item.kv_end - position;
-    if (head > 0 || owned < Traits::kKvTile) clean(values, head, owned);
+    if (cut) clean(values, item.kv_begin - position, item.kv_end - position);
     if (++read_slot_ == Traits::kStages) {
       read_slot_ = 0;
       parity_ ^= 1;
