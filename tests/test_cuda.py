@@ -89,6 +89,38 @@ def test_mixed_batches_have_a_kernel() -> None:
     WORLD.check(to_host(out), batch, 185)
 
 
+def test_mixed_kernels_side_by_side() -> None:
+    """Blocks of two such kernels cannot be on an SM together: some finish before others begin, and
+    merges, which any block may make, must neither wait for those nor be left behind."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("family mixed is made of instructions that sm_90a alone has")
+    prefix = np.arange(400, dtype=np.int32)
+    pages = [np.append(prefix, 400 + i).astype(np.int32) for i in range(64)]
+    batch = {
+        "qo_indptr": None,
+        "kv_indptr": np.arange(65, dtype=np.int32) * 401,
+        "kv_indices": np.concatenate(pages),
+        "kv_lens": np.full(64, 401 * PAGE, np.int32) - np.arange(64, dtype=np.int32) % PAGE,
+    }
+    q, cache = on_gpu(WORLD.q[:64]), on_gpu(WORLD.cache)
+    objects = [WORLD.attention() for _ in range(3)]
+    for attention in objects:
+        attention.plan(**batch)
+        assert attention.explain().kernel.startswith("mixed_")
+    want = objects[0].run(q, cache)
+    WORLD.check(to_host(want), batch, 64)
+    streams = [torch.cuda.Stream() for _ in objects]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for attention, stream in zip(objects, streams, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(attention.run(q, cache))
+    torch.cuda.synchronize()
+    for out in results:
+        assert torch.equal(out, want)
+
+
 # --- kinds of arrays
 
 

@@ -73,8 +73,8 @@ void expect_near(const Prices& found, double hopper, double mixed) {
 
 TEST(Mixture, PricesAreThoseThatWereMeasured) {
   expect_near(prices_of({{1, 8448, 64}}, 8192), 85, 48);
-  expect_near(prices_of({{512, 4096, 4}, {1, 4096, 60}}), 418, 374);
-  expect_near(prices_of({{512, 4096, 4}, {1, 4096, 30}}), 309, 284);
+  expect_near(prices_of({{512, 4096, 4}, {1, 4096, 60}}), 418, 368);
+  expect_near(prices_of({{512, 4096, 4}, {1, 4096, 30}}), 309, 283);
 }
 
 TEST(Mixture, LongPrefillsKeepThreeWarpgroups) {

@@ -123,8 +123,8 @@ class Sharer {
       sum += chunks * (limits.cost_per_item + state_cost(limits)) / 2;
       longest += limits.cost_per_item + limits.cost_per_split;
     }
-    // As many workers each, but they share memory and the SMs' time (H200): 219 and 254 us of work
-    // take 374 together.
+    // As many workers each, but they share memory and the SMs' time (H200): 213 and 246 us of work
+    // take 368 together.
     const int64_t both =
         max_of(max_of(sum, narrow_sum), narrow_sum > 0 ? (sum + narrow_sum) * kTogether / 100 : 0);
     return max_of(ceil_div<int64_t>(both, limits.num_workers), longest) +
