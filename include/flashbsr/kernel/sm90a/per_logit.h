@@ -31,6 +31,8 @@ struct FloatMath : ThreadMath {
 /// @tparam Math  LogitMath, or FloatMath where `V` does not compile with that (jit/cuda.py)
 template <class V, class Math>
 struct PerLogit : V {
+  static constexpr bool per_logit = true;
+
   FLASHBSR_DEVICE explicit PerLogit(const Params& p) : V(flashbsr::detail::make_variant<V>(p)) {}
 
   template <class M>

@@ -16,6 +16,10 @@ namespace flashbsr::sm90a {
 template <class Variant>
 inline constexpr bool kHasHooks = !flashbsr::detail::kSame<Variant, Plain>;
 
+/// A user's variant, which is compiled while somebody waits.
+template <class Variant>
+inline constexpr bool kPerLogit = requires { Variant::per_logit; };
+
 /// A thread's first row of the 64 of consumer `group`, within the item; its second is eight on. Its
 /// index is read anew at every call: the main loop has no register to keep what follows from it.
 FLASHBSR_DEVICE int32_t first_row(int32_t group) {
@@ -112,8 +116,7 @@ class Scores {
   /// S of the tile at KV position `begin`: what a variant makes of logits, and where rows do not
   /// see all of the tile, its mask and the spans. Afterwards S times the absolute value of factor
   /// are logits in base 2; without softmax, S are the weights.
-  template <bool kMasked>
-  FLASHBSR_DEVICE void transform(int32_t begin) {
+  FLASHBSR_DEVICE void transform(int32_t begin, bool masked) {
     const int32_t column = begin + ptx::thread_index() % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -125,7 +128,7 @@ class Scores {
         for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = -at(h, i);
       }
       if (cut()) mask(h);
-      if constexpr (kMasked) {
+      if (masked) {
         const Span span = spans_[8 * h];
         const int32_t end = span.end - column, first = span.begin - column;
 #pragma unroll

@@ -47,9 +47,8 @@ class Softmax {
   }
 
   /// S becomes weights, still in fp32. True: O must be rescaled by shrink_.
-  template <bool kMasked>
-  FLASHBSR_DEVICE bool soften(int32_t begin) {
-    if constexpr (kMasked || kHasHooks<Variant>) scores.template transform<kMasked>(begin);
+  FLASHBSR_DEVICE bool soften(int32_t begin, bool masked) {
+    if (masked || kHasHooks<Variant>) scores.transform(begin, masked);
     if constexpr (!Variant::use_softmax) return false;
     float (&s)[4 * Score::kGroups] = scores.s;
     float new_top[2], factor[2], base[2];
@@ -57,7 +56,7 @@ class Softmax {
     for (int h = 0; h < 2; ++h) {
       factor[h] = scores.factor[h];
       // Not 0: it meets infinities.
-      if constexpr (kMasked) factor[h] = ptx::max(fabsf(factor[h]), 1e-30f);
+      if (masked) factor[h] = ptx::max(fabsf(factor[h]), 1e-30f);
       float x = s[2 * h], y = s[2 * h + 1];
 #pragma unroll
       for (int i = 1; i < Score::kGroups; ++i) {
