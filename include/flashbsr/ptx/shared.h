@@ -17,6 +17,14 @@ FLASHBSR_DEVICE uint32_t load_shared(uint32_t address) {
 FLASHBSR_DEVICE void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
+FLASHBSR_DEVICE uint4 load_shared_16(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
 /// 16 bytes of zeros.
 FLASHBSR_DEVICE void zero_shared(uint32_t address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");

@@ -77,14 +77,18 @@ FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float 
   }
 }
 
-/// O of a warp's 16 rows, from `first` on, through the shared memory at `tile`.
+/// Where a warp's 16 rows of O lie in shared memory: as its rows of Q did, [64 dims][row].
+struct PlacedRows {
+  uint32_t base;  ///< of the first row
+  int32_t first;  ///< within the item
+};
+
+/// O of a warp's 16 rows to shared memory, in 16-bit elements.
 template <class Traits, DType kType>
-FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, uint32_t queries,
-                               int32_t first, const float (&factor)[2],
-                               const float (&o)[Traits::kHeadDimVo / 2]) {
+FLASHBSR_DEVICE void place_rows(uint32_t base, const float (&factor)[2],
+                                const float (&o)[Traits::kHeadDimVo / 2]) {
   const int32_t lane = ptx::thread_index() % 32;
   const int32_t row = lane % 16, high = lane / 16;  // of the lane's address, in 8 dims of 16
-  const uint32_t base = queries + first * 128;
 #pragma unroll
   for (int k = 0; k < Traits::kHeadDimVo / 16; ++k) {
     uint32_t x[4];
@@ -96,18 +100,46 @@ FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, uint32_
     const uint32_t chunk = (2 * k % 8 + high) ^ (row & 7);
     ptx::stmatrix_x4(base + k / 4 * Traits::kRows * 128 + row * 128 + chunk * 16, x);
   }
+}
+
+/// All 16 rows to the output, by the copy engine.
+template <class Traits>
+FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, const PlacedRows& rows) {
   ptx::fence_async_proxy();
   __syncwarp();
-  if (lane != 0) return;
-  const int32_t packed = tile.item.row_begin + first;
+  if (ptx::thread_index() % 32 != 0) return;
+  const int32_t packed = tile.item.row_begin + rows.first;
   const int32_t token = args.base.group.quotient(packed);
   const int32_t head = args.base.group.remainder(packed, token);
 #pragma unroll
   for (int c = 0; c < Traits::kColumnsVo; ++c) {
-    ptx::tma_store(args.out, base + c * Traits::kRows * 128, c * 64, head,
+    ptx::tma_store(args.out, rows.base + c * Traits::kRows * 128, c * 64, head,
                    tile.request.q_begin + token, tile.item.kv_head);
   }
   ptx::tma_store_commit();
+}
+
+/// Those that exist, by the warp, 16 bytes a lane. Lane l knows where row l goes.
+template <class Traits>
+FLASHBSR_DEVICE void copy_rows(const KernelArgs& args, const Tile& tile, const PlacedRows& rows) {
+  constexpr int kChunks = Traits::kHeadDimVo / 8, kStep = 32 / kChunks;
+  const Params& p = args.params;
+  const int32_t lane = ptx::thread_index() % 32, chunk = lane % kChunks;
+  uint64_t mine = 0;
+  if (const int32_t r = rows.first + lane; lane < 16 && r < tile.item.row_count) {
+    const RowName row(args, tile.item, r);
+    mine = reinterpret_cast<uint64_t>(
+        p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head));
+  }
+  const uint32_t column = rows.base + chunk / 8 * Traits::kRows * 128;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16; i += kStep) {
+    const int32_t r = i + lane / kChunks;
+    const uint4 x = ptx::load_shared_16(column + r * 128 + ((chunk ^ r) % 8 << 4));
+    char* out = reinterpret_cast<char*>(__shfl_sync(0xffffffffu, mine, r));
+    if (out && chunk * 8 < p.v.dim) *reinterpret_cast<uint4*>(out + 16 * chunk) = x;
+  }
 }
 
 }  // namespace detail
@@ -177,17 +209,25 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     }
   }
   write_states<Traits>(args.base, tile, first_row, lse);
-  const int32_t warp_row = first_row - ptx::thread_index() % 32 / 4;
+  const bool halves = !split && p.out.dtype != DType::kF32;
   // An item without KV has no Q: its place may be the next item's.
-  const bool boxes = Traits::kStoreBoxes && args.store_boxes && !split && tile.count > 0;
-  if (boxes) {
+  if (Traits::kStoreBoxes && halves && tile.count > 0) {
+    const int32_t first = first_row - ptx::thread_index() % 32 / 4;
+    const detail::PlacedRows rows{loop.queries() + first * 128, first};
+    // By a shuffle: where a warp might go two ways, the main loop's descriptors are no longer kept
+    // in uniform registers.
+    const int32_t whole =
+        __shfl_sync(0xffffffffu, args.store_boxes && first + 16 <= item.row_count, 0);
     // The warps of a warpgroup read Q together.
-    ptx::named_barrier_sync(kRowsBarrier + warp_row / 64, 128);
-  }
-  if (boxes && warp_row + 16 <= item.row_count) {
+    ptx::named_barrier_sync(kRowsBarrier + first / 64, 128);
     with_half_type(p.out.dtype, [&]<DType kType>() {
-      detail::store_box<Traits, kType>(args, tile, loop.queries(), warp_row, factor, loop.o);
+      detail::place_rows<Traits, kType>(rows.base, factor, loop.o);
     });
+    if (whole) {
+      detail::store_box<Traits>(args, tile, rows);
+    } else {
+      detail::copy_rows<Traits>(args.base, tile, rows);
+    }
     return;
   }
   detail::RowPair rows;
@@ -201,16 +241,12 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
               : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     if (r >= item.row_count) rows.out[h] = nullptr;
   }
-  if (split) {
-    detail::store_floats(rows, p.v.dim, loop.o);
+  if (halves && !Traits::kStoreBoxes) {
+    with_half_type(p.out.dtype,
+                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim, loop.o); });
   } else {
-    with_output_dtype(p.out.dtype, [&]<DType kType>() {
-      if constexpr (kType == DType::kF32) {
-        detail::store_floats(rows, p.v.dim, loop.o);
-      } else {
-        detail::store_halves<kType>(rows, p.v.dim, loop.o);
-      }
-    });
+    // Where halves are left they are zeros: half as many floats.
+    detail::store_floats(rows, halves ? p.v.dim / 2 : p.v.dim, loop.o);
   }
 }
 
