@@ -20,6 +20,7 @@ set(FLASHBSR_VARIANT_soft_cap flashbsr::SoftCapped)
 set(FLASHBSR_VARIANT_alibi flashbsr::WithAlibi)
 set(FLASHBSR_VARIANT_standard flashbsr::Standard)
 set(FLASHBSR_VARIANT_sigmoid flashbsr::Sigmoid)
+set(FLASHBSR_VARIANT_sigmoid_alone flashbsr::SigmoidAlone)
 
 # Stops unless `value` is one that `column` may have.
 function(flashbsr_check_instance where column value)

@@ -56,6 +56,7 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
         {"mask": True},
         {"tree": True},
     ),
+    "sigmoid_alone": ({"activation": "sigmoid", "causal": True}, {"activation": "sigmoid"}),
     "sigmoid": (
         {"activation": "sigmoid", "causal": True},
         {"activation": "sigmoid", "mask": True},

@@ -45,6 +45,7 @@ bool can_rotate(const Tile& tile, const Need& need) {
 /// What the table may have for a computation, the best first: "standard" does what others do, in
 /// more registers and instructions.
 std::array<const char*, 2> variants_for(const Need& need) {
+  if (need.sigmoid && !need.hooks()) return {"sigmoid_alone", "sigmoid"};
   if (need.sigmoid) return {"sigmoid"};
   if (!need.hooks()) return {"plain", "standard"};
   const bool one = need.soft_cap + need.alibi + need.rotates + need.masked == 1;

@@ -141,6 +141,8 @@ def test_mixed_batches(driver: Driver) -> None:
 @pytest.mark.parametrize(("options", "hopper", "others"), [
     ({"logits_soft_cap": 5.0}, "soft_cap", "soft_cap"), ({"window_left": 9}, "plain", "plain"),
     ({"pos_encoding_mode": "ALIBI"}, "alibi", "alibi"),
+    ({"activation": "sigmoid"}, "sigmoid", "sigmoid_alone"),
+    ({"activation": "sigmoid", "logits_soft_cap": 5.0}, "sigmoid", "sigmoid"),
     ({"pos_encoding_mode": "ROPE_LLAMA"}, "standard", "standard"),
     ({"pos_encoding_mode": "ROPE_LLAMA", "rotary_dim": 32}, "standard", "standard"),
     ({"pos_encoding_mode": "ROPE_LLAMA", "rope_interleave": True}, "standard", "standard"),

@@ -16,6 +16,7 @@ VARIANTS = {
     "plain": "Plain",
     "standard": "Standard",
     "sigmoid": "Sigmoid",
+    "sigmoid_alone": "SigmoidAlone",
     "soft_cap": "SoftCapped",
     "alibi": "WithAlibi",
 }
