@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], ""),
         (["fake_cuda/hopper_args.py"], ""),
         (["fake_cuda/kernel_cases.py"], ""),
-        (["fake_cuda/jit_kernels.py"], ""),
+        (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], ""),
         (["fake_cuda/jit_other_gpu.py"], ""),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)"),

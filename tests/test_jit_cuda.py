@@ -16,7 +16,7 @@ import pytest
 from flashbsr import errors
 from flashbsr.jit import cache, cuda, notice
 from flashbsr.jit import nvrtc as jit_nvrtc
-from flashbsr.jit.kernel_source import Wish
+from flashbsr.jit.kernel_source import Wish, kernel_source
 from flashbsr.jit.provider import Provider
 
 F16, BF16, E4M3 = "float16", "bfloat16", "float8_e4m3fn"
@@ -140,6 +140,30 @@ def test_code_for_masks_and_rope_is_there_where_they_are(monkeypatch: pytest.Mon
             for w, p in ((wish, plain), (masked, plain), (masked, rotating))
         ]
         assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("types", [(BF16, BF16), (BF16, E4M3)], ids="{0[1]}".format)
+@pytest.mark.usefixtures("compiler")
+def test_a_hopper_kernel_copies_in_one_way(types: tuple[str, str]) -> None:
+    """TMA's code is in one, the gather's in the other. Which runs: fake_cuda/jit_copies.py."""
+    wish = dataclasses.replace(WISHES["hopper"], q=types[0], kv=types[1])
+    boxes, rows = (code(dataclasses.replace(wish, gathers=x), SIGMOID) for x in (False, True))
+    assert boxes != rows
+
+
+@pytest.mark.parametrize("text", [TEXT, SIGMOID], ids=["softmax", "without"])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_products_are_asynchronous(compiler: jit_nvrtc.Nvrtc, text: str, masked: bool) -> None:
+    """In the one body of the main loop that users' variants have: ptxas would tell (C7510 ...)."""
+    wish = WISHES["hopper"]
+    if masked:
+        wish = dataclasses.replace(wish, variant="custom_masked")
+    provider = Provider(flashbsr.AttentionSpec.from_source(text, extras=EXTRAS).variant)
+    include = Path(flashbsr.get_include())
+    source = kernel_source(wish, include.parent / "kernels", provider._text, provider._struct)
+    image, messages = compiler.try_compile(source, wish.name, wish.target, include)
+    assert image
+    assert "C75" not in messages
 
 
 @pytest.mark.usefixtures("compiler")

@@ -48,6 +48,8 @@ Attention::Attention(const AttentionOptions& options)
     }
   }
   backend_ = make_backend(options_, place);
+  layout_.paged = options_.cache.paged;
+  layout_.page_size = options_.cache.page_size;
   // Parts see no positions, and their rows are of no one request.
   options_.shape.may_share = options_.cache.paged && options_.position == Position::kNone &&
                              !options_.row_hooks && !options_.asks_where &&
@@ -266,6 +268,7 @@ Batch Attention::batch() const {
               .per_head = !layout_.kv_heads.empty(),
               .decode = layout_.decode,
               .masked = masked_,
+              .page_run = layout_.paged ? page_run(layout_.page_size, layout_.num_kv_tokens) : 0,
               .q = q_dtype_,
               .kv = kv_dtype_,
               .guessed = !types_seen_ && !types_given};

@@ -23,6 +23,7 @@ struct Batch {
   bool per_head = false;  ///< every request is of one KV head
   bool decode = false;    ///< no qo_indptr: one query token each
   bool masked = false;
+  int64_t page_run = 0;  ///< tokens in a row in memory, of every page; 0: ragged KV
   DType q = DType::kF16;
   DType kv = DType::kF16;
   bool shares = false;   ///< requests share KV: tiles of many rows
@@ -68,7 +69,7 @@ class Backend {
   /// Takes a plan that was made with these limits. `workspace`: memory for partial states of the
   /// caller's; null: of its own.
   virtual void take_plan(const HostPlan& plan, char* workspace, void* stream) = 0;
-  /// Whether the kernel of the plan is one for these types of arrays.
+  /// Whether the kernel of the plan is one for these arrays: their types, and how they lie.
   virtual bool serves(const Params& params, void* stream) = 0;
   virtual void run(Params& params, const RunOptions& options) = 0;
   /// Whether a run was captured: its replays have the kernel of then, and find the plan's sections

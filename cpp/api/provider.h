@@ -23,6 +23,7 @@ struct KernelWish {
   int rows = 0;  ///< of a tile
   /// "plain", "standard", "sigmoid"; the provider's own: "custom", with a mask "custom_masked".
   std::string variant;
+  bool gathers = false;  ///< on Hopper: K and V row by row, as any lie, and not in boxes by TMA
 };
 
 /// Compiles kernels of one variant. Implemented in Python (flashbsr/jit), which takes the GIL: no

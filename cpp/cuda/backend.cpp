@@ -91,6 +91,7 @@ class CudaBackend final : public api::Backend {
   size_t next_known_ = 0;
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
+  bool gathers_ = false;  ///< a run has brought K and V that TMA cannot copy
   PlanHeader header_{};
   bool masked_ = false;
   char* workspace_ = nullptr;
@@ -152,6 +153,10 @@ Workers CudaBackend::limits(const Batch& batch) {
     }
   }
   const KernelRow* found = kernel_for(need);
+  if (found && found->copies == KvCopies::kBoxes && (gathers_ || !kv_box(*found, batch.page_run))) {
+    need.gathers = true;
+    found = kernel_for(need);
+  }
   if (!found && q == DType::kE4M3) refuse_float8();
   if (!found) found = &choose_kernel(need, info_);  // says why there is none
   need_ = need;
@@ -358,7 +363,13 @@ bool CudaBackend::serves(const Params& params, void*) {
   if (!kernel_ || params.k.dtype != kv_) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
-  return params.q.dtype == q_ || (either && q_ != DType::kE4M3);
+  if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;
+  if (kernel_->copies == KvCopies::kBoxes &&
+      !takes_boxes(params.k, params.v, *kernel_, header_, maps_)) {
+    gathers_ = true;
+    return false;
+  }
+  return true;
 }
 
 void CudaBackend::run(Params& params, const RunOptions& options) {

@@ -99,7 +99,10 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .row_hooks = need.row_hooks},
                        .kv = hopper ? kv_column(need) : kv_name(need.kv),
                        .variant = custom ? need.variant->c_str() : variant_name(need),
-                       .masked = need.masked};
+                       .masked = need.masked,
+                       .copies = !hopper        ? KvCopies::kEither
+                                 : need.gathers ? KvCopies::kRows
+                                                : KvCopies::kBoxes};
   const KernelRow* row = try_jit_row(query, device.cc, need.provider);
   return row && serves(*row, need, device) ? row : nullptr;
 }

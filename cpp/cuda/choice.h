@@ -31,6 +31,7 @@ struct Need {
   api::Family family = api::Family::kAuto;
   const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
   bool row_hooks = false;                         ///< which has hooks of whole rows
+  bool gathers = false;                           ///< K and V that TMA cannot copy
   bool mixed = false;                             ///< requests of few rows beside others
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 

@@ -50,7 +50,35 @@ const TensorMap* cache_map(MapCache& cache, const PagedView& a, bool paged, int6
       {dims, {a.page_size, a.stride_token, tokens}, heads, {a.pages, a.stride_page, 1}});
 }
 
+/// K and V in boxes; null: they do not serve.
+struct KvMaps {
+  int64_t box = 0;
+  const TensorMap* k = nullptr;
+  const TensorMap* v = nullptr;
+};
+
+KvMaps kv_maps(const PagedView& k, const PagedView& v, const KernelRow& row,
+               const PlanHeader& header, HopperMaps& maps) {
+  const bool paged = header.flags & kPlanPaged;
+  const int64_t run = paged ? page_run(header.page_size, header.num_kv_tokens) : 0;
+  const int64_t box = kv_box(row, run);
+  if (box == 0) return {};
+  return {box, cache_map(maps.k, k, paged, box), cache_map(maps.v, v, paged, box)};
+}
+
 }  // namespace
+
+int64_t kv_box(const KernelRow& row, int64_t run) {
+  int64_t box = run ? std::gcd<int64_t>(run, row.shape.kv_tile) : row.shape.kv_tile;
+  if (is_mixed(row)) box = std::gcd<int64_t>(box, kNarrowBoxTokens);
+  return box % 8 == 0 ? box : 0;
+}
+
+bool takes_boxes(const PagedView& k, const PagedView& v, const KernelRow& row,
+                 const PlanHeader& header, HopperMaps& maps) {
+  const KvMaps found = kv_maps(k, v, row, header, maps);
+  return found.k && found.v;
+}
 
 const TensorMap* MapCache::find(const void* data, DType type, const MapDim (&dims)[kRank]) {
   if (known_ && data == data_ && type == type_ && std::equal(dims, dims + kRank, dims_)) {
@@ -83,7 +111,7 @@ const TensorMap* MapCache::find(const void* data, DType type, const MapDim (&dim
 HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanHeader& header,
                        HopperMaps& maps) {
   const Params& p = base.params;
-  const int64_t group = header.group_size, kv_tile = row.shape.kv_tile;
+  const int64_t group = header.group_size;
   HopperArgs args;
   args.base = base;
 
@@ -108,19 +136,13 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     if (out) args.out = *out;
   }
 
-  const bool paged = base.kv_indices != nullptr;
-  // Boxes are loaded whole: none may reach beyond a last page that is short.
-  int64_t box = paged ? std::gcd<int64_t>(header.page_size, kv_tile) : kv_tile;
-  if (is_mixed(row)) box = std::gcd<int64_t>(box, kNarrowBoxTokens);
-  if (header.num_kv_tokens) box = std::gcd<int64_t>(box, header.num_kv_tokens);
-  if (box % 8 != 0) return args;
-  const TensorMap* k = cache_map(maps.k, p.k, paged, box);
-  const TensorMap* v = cache_map(maps.v, p.v, paged, box);
-  if (k && v) {
-    args.k = *k;
-    args.v = *v;
-    args.path = paged ? KvPath::kPaged : KvPath::kRagged;
-    args.box_tokens = static_cast<int32_t>(box);
+  if (row.copies == KvCopies::kRows) return args;
+  const KvMaps kv = kv_maps(p.k, p.v, row, header, maps);
+  if (kv.k && kv.v) {
+    args.k = *kv.k;
+    args.v = *kv.v;
+    args.path = header.flags & kPlanPaged ? KvPath::kPaged : KvPath::kRagged;
+    args.box_tokens = static_cast<int32_t>(kv.box);
   }
   return args;
 }

@@ -41,6 +41,15 @@ struct HopperMaps {
   MapCache q, k, v, out;
 };
 
+/// KV tokens of a box of K and V, of which a tile of the kernel takes several; 0: boxes do not
+/// serve, as what is in a row in memory is no multiple of 8 tokens.
+/// @param run  tokens that are: of all pages, 0: ragged KV (page_run)
+int64_t kv_box(const KernelRow& row, int64_t run);
+
+/// Whether TMA copies these K and V. Where it does not, a kernel has to gather them.
+bool takes_boxes(const PagedView& k, const PagedView& v, const KernelRow& row,
+                 const PlanHeader& header, HopperMaps& maps);
+
 /// Describes Q, K and V to the copy engine and says how K and V come to shared memory. Throws
 /// Error(kUnsupported) where the driver refuses Q.
 HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanHeader& header,

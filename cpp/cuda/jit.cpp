@@ -11,12 +11,12 @@ namespace flashbsr::cuda {
 namespace {
 
 /// Everything that tells two kernels apart; comparing numbers first keeps plan() fast.
-using Key = std::tuple<int, int, DType, DType, int, int, bool, std::string, std::string>;
+using Key = std::tuple<int, int, DType, DType, int, int, bool, KvCopies, std::string, std::string>;
 
 std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow& found, int cc,
                                        const std::shared_ptr<api::KernelProvider>& provider) {
   const TemplateQuery& q = query.shape;
-  const bool masked = q.custom && query.masked;
+  const bool masked = q.custom && query.masked, gathers = query.copies == KvCopies::kRows;
   auto kernel = std::make_unique<JitKernel>();
   kernel->provider = provider;
   kernel->kv = query.kv;
@@ -27,7 +27,8 @@ std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow&
   if (found.head_dim_vo != found.head_dim) dims += "x" + std::to_string(found.head_dim_vo);
   api::KernelWish& wish = kernel->wish;
   wish = {.name = std::string(q.family) + "_" + arch + "_d" + dims + "_" + kernel->kv + "_r" +
-                  std::to_string(q.rows) + "_" + kernel->variant + (masked ? "_masked" : ""),
+                  std::to_string(q.rows) + "_" + kernel->variant + (masked ? "_masked" : "") +
+                  (gathers ? "_gather" : ""),
           .family = q.family,
           .arch = arch,
           .target = "sm_" + std::to_string(cc) + suffix,
@@ -38,7 +39,8 @@ std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow&
           .rows = q.rows,
           .variant = masked     ? "custom_masked"
                      : q.custom ? "custom"
-                                : query.variant};
+                                : query.variant,
+          .gathers = gathers};
   kernel->row = {.name = wish.name.c_str(),
                  .family = wish.family.c_str(),
                  .arch = found.arch,
@@ -53,7 +55,8 @@ std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow&
                  .shape = found.shape,
                  .sass = {cc},
                  .ptx = 0,
-                 .jit = kernel.get()};
+                 .jit = kernel.get(),
+                 .copies = query.copies};
   return kernel;
 }
 
@@ -68,8 +71,8 @@ const KernelRow* try_jit_row(const JitQuery& query, int cc,
   static std::mutex mutex;
   static auto& kernels = *new std::map<Key, std::unique_ptr<JitKernel>>;
   const TemplateQuery& q = query.shape;
-  const Key key{found->head_dim,          found->head_dim_vo, q.q,          q.kv, q.rows, cc,
-                q.custom && query.masked, q.family,           query.variant};
+  const Key key{found->head_dim,          found->head_dim_vo, q.q,      q.kv,         q.rows, cc,
+                q.custom && query.masked, query.copies,       q.family, query.variant};
   const std::lock_guard lock(mutex);
   std::unique_ptr<JitKernel>& kernel = kernels[key];
   if (!kernel) kernel = make_kernel(query, *found, cc, provider);

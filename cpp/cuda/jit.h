@@ -38,6 +38,7 @@ struct JitQuery {
   const char* kv;       ///< as in the table: Q too where the family has one type of Q each
   const char* variant;  ///< "standard"; the provider's name of its own
   bool masked;          ///< by the plan: a variant of the caller's has code for that or not
+  KvCopies copies;      ///< Hopper's kernels: one of them
 };
 
 /// The row for a device of compute capability `cc`: one for each kernel in a process, whichever

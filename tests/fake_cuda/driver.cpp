@@ -40,7 +40,9 @@ bool starts_with(const std::string& text, const char* start) { return text.rfind
 /// The CPU's code of a kernel's variant: built in, or what fake_variant() was told.
 const flashbsr::cpu::KernelTable& table_of(const std::string& kernel) {
   for (const auto& [name, table] : state().variants) {
-    if (kernel.ends_with("_" + name) || kernel.ends_with("_" + name + "_masked")) return *table;
+    for (const char* code : {"", "_masked", "_gather", "_masked_gather"}) {
+      if (kernel.ends_with("_" + name + code)) return *table;
+    }
   }
   return flashbsr::cpu::kernel_table();
 }
@@ -92,6 +94,7 @@ int fake_variant(const char* name, const char* path) {
 void fake_corrupt_page(int index, int page) {
   const_cast<int32_t*>(state().last_pages)[index] = page;
 }
+void fake_refuse_maps_of(const void* array) { state().unmapped = array; }
 void fake_memory_clock(int khz) { state().memory_khz = khz; }
 void fake_drain() {
   const Call call("fake_drain");
@@ -234,6 +237,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   const Call call("cuTensorMapEncodeTiled");
+  if (address == state().unmapped) return CUDA_ERROR_INVALID_VALUE;
   return fake::encode(map, type, rank, address, extents, strides, box, steps, interleave, swizzle,
                       fill)
              ? CUDA_SUCCESS

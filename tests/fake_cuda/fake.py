@@ -83,6 +83,15 @@ class Driver:
         finally:
             self.library.fake_memory_clock(3201000)
 
+    @contextlib.contextmanager
+    def no_maps_of(self, array: Any) -> Iterator[None]:
+        """Refuse tensor maps of an array, as if its strides were too long."""
+        self.library.fake_refuse_maps_of(ctypes.c_void_p(array.data_ptr()))
+        try:
+            yield
+        finally:
+            self.library.fake_refuse_maps_of(None)
+
     def corrupt_page(self, index: int, page: int) -> None:
         """Overwrite a page id of the plan that the last attention kernel had."""
         self.library.fake_corrupt_page(index, page)

@@ -111,7 +111,7 @@ def test_a_variant_has_its_extras(driver: Driver, wishes: list[Wish], shape: Any
     gpu.plan(**batch)
     out = gpu.run(world.q[:rows], world.cache, **extras())
     driver.drain()
-    assert driver.kernel.endswith(name)
+    assert driver.kernel.endswith(f"{name}_gather" if shape is PREFILL else name)
     want = expected(world, batch, rows)
     close(out, want)
     assert len(wishes) == 1
@@ -132,7 +132,7 @@ def test_a_plan_with_a_mask_has_a_kernel_of_its_own(driver: Driver, wishes: list
     cpu.plan(**batch)
     out = gpu.run(world.q[:rows], world.cache, **extras())
     driver.drain()
-    assert driver.kernel.endswith(f"{name}_masked")
+    assert driver.kernel.endswith(f"{name}_masked_gather")
     assert [wish.variant for wish in wishes] == ["custom_masked"]
     close(out, cpu.run(world.q[:rows].numpy(), world.cache.numpy(), **extras(on_gpu=False)))
 
@@ -143,6 +143,7 @@ def test_wishes_name_the_tile_that_the_table_prefers(wishes: list[Wish]) -> None
         (DECODE, "decode", "sm90", "sm_90", 8),
         (PREFILL, "hopper", "sm90a", "sm_90a", 192),
     ):
+        gathers = family == "hopper"  # pages of 4 tokens
         attention(mine, kv_dtype="bfloat16").plan(**world.batch(*shape[:2]))
         wish = wishes.pop()
         assert not wishes
@@ -150,7 +151,8 @@ def test_wishes_name_the_tile_that_the_table_prefers(wishes: list[Wish]) -> None
         assert (wish.q, wish.kv, wish.variant) == ("bfloat16", "bfloat16", "custom")
         assert (wish.head_dim, wish.head_dim_vo) == (64, 64)
         name = Provider(mine.variant).name
-        assert wish.name == f"{family}_{arch}_d64_bf16_r{rows}_{name}"
+        assert wish.name == f"{family}_{arch}_d64_bf16_r{rows}_{name}" + "_gather" * gathers
+        assert wish.gathers == gathers
 
 
 @pytest.mark.parametrize(("dim", "padded"), [(8, 64), (72, 128), (200, 256), (264, 512)])

@@ -102,6 +102,13 @@ enum class KvPath : int32_t {
   kGather = 2,  ///< by cp.async, row by row
 };
 
+/// Which of them a kernel of the Hopper family has code for.
+enum class KvCopies : int32_t {
+  kEither,  ///< all
+  kBoxes,   ///< TMA
+  kRows,    ///< the gather, which takes any K and V
+};
+
 /// What a kernel of the Hopper family gets.
 struct HopperArgs {
   KernelArgs base;

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,12 @@ struct Layout {
   int64_t mask_bits = 0;   ///< length of a boolean mask: sum of q_len * (kv_len - mask_begin)
   int64_t mask_bytes = 0;  ///< length of the packed one: each request starts at a byte
 };
+
+/// Tokens that lie in a row in memory, as a factor of all there are: boxes are loaded whole, and
+/// none may reach beyond a last page that is short.
+inline int64_t page_run(int64_t page_size, int64_t num_kv_tokens) {
+  return std::gcd(page_size, num_kv_tokens);
+}
 
 namespace detail {
 

@@ -36,6 +36,7 @@ class Wish:
     kv: str
     rows: int
     variant: str  #: ``"plain"``, ``"standard"``, ``"sigmoid"``, ``"custom"``, ``"custom_masked"``
+    gathers: bool = False  #: on Hopper: K and V row by row, as any lie, and not in boxes by TMA
 
 
 def kernel_source(
@@ -81,6 +82,7 @@ def kernel_source(
         "ROWS": str(wish.rows),
         "HOOKS": "false" if wish.variant == "plain" else "true",
         "VARIANT": variant,
+        "COPIES": "kRows" if wish.gathers else "kBoxes",
     }
     filled = re.sub(r"@(\w+)@", lambda match: values[match[1]], template)
     # Messages about the user's lines name the user's text (source.py); ours begin anew.

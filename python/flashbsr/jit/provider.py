@@ -55,10 +55,13 @@ class Provider:
         kv: str,
         rows: int,
         variant: str,
+        gathers: bool,
     ) -> bytes:
         """Machine code of a CUDA kernel; the parameters are those of ``KernelWish``."""
         from .cuda import cuda_kernel
         from .kernel_source import Wish
 
-        wish = Wish(name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant)
+        wish = Wish(
+            name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant, gathers
+        )
         return cuda_kernel(wish, self._text, self._struct)

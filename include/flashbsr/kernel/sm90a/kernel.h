@@ -34,13 +34,20 @@ FLASHBSR_DEVICE int32_t uniform_warp() {
   return __shfl_sync(0xffffffffu, ptx::thread_index() / 32, 0);
 }
 
+/// Whether K and V come row by row.
+template <KvCopies kCopies>
+FLASHBSR_DEVICE bool gathers(const HopperArgs& args) {
+  if constexpr (kCopies != KvCopies::kEither) return kCopies == KvCopies::kRows;
+  return args.path == KvPath::kGather;
+}
+
 /// Two loaders' work is done by one, or by two that gather; the other two, or the other one, have
 /// halves of every tile, or all of it, to prepare.
-template <class Traits>
+template <class Traits, KvCopies kCopies>
 FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Traits>& shared,
                                       int32_t lane) {
   constexpr int kGatherWarps = Shared<Traits>::kSharingGatherWarps;
-  const bool gather = args.path == KvPath::kGather;
+  const bool gather = gathers<kCopies>(args);
   const int32_t half = uniform_warp() - (gather ? kGatherWarps : 1), halves = gather ? 1 : 2;
   if (half >= 0) {
     if constexpr (Traits::kTransposesValues) {
@@ -51,36 +58,42 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
       Rotator<Traits>(args, shared).run();
     }
   } else if (gather) {
-    constexpr bool kRotates = !Traits::kPreparesValues;
-    const uint32_t queries = kRotates ? shared.raw_queries : shared.query_pipeline.full(0);
-    const uint32_t keys = kRotates ? shared.raw_keys : shared.landing_key_pipeline.full(0);
-    Gather<Traits, kGatherWarps>(args, shared, queries, keys, uniform_warp(), lane).run();
-  } else {
+    if constexpr (kCopies != KvCopies::kBoxes) {
+      constexpr bool kRotates = !Traits::kPreparesValues;
+      const uint32_t queries = kRotates ? shared.raw_queries : shared.query_pipeline.full(0);
+      const uint32_t keys = kRotates ? shared.raw_keys : shared.landing_key_pipeline.full(0);
+      Gather<Traits, kGatherWarps>(args, shared, queries, keys, uniform_warp(), lane).run();
+    }
+  } else if constexpr (kCopies != KvCopies::kRows) {
     PairLoader<Traits>(args, shared, !Traits::kPreparesValues, lane).run();
   }
 }
 
 /// @tparam kPrepares  there is code for it; `prepares` says whether it is to be done
-template <class Traits, class Variant, bool kPrepares>
+template <class Traits, class Variant, KvCopies kCopies, bool kPrepares>
 FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& shared, bool prepares,
                              int32_t warp) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits, Variant>(args, shared, lane).run();
   } else if (prepares) {
-    if constexpr (kPrepares) produce_prepared(args, shared, lane);
+    if constexpr (kPrepares) produce_prepared<Traits, kCopies>(args, shared, lane);
   } else if constexpr (!Traits::kPreparesValues) {
-    if (args.path == KvPath::kGather) {
-      constexpr int kWarps = Shared<Traits>::kGatherWarps;
-      Gather<Traits, kWarps>(args, shared, shared.query_pipeline.full(0),
-                             shared.key_pipeline.full(0), uniform_warp(), lane)
-          .run();
-    } else if (warp == 0) {
-      TmaLoader<Traits, true>(args, shared, lane).run();
-    } else if (warp == 1) {
-      TmaLoader<Traits, false>(args, shared, lane).run();
-    } else {
-      Cleaner<Traits>(shared).run();
+    if (gathers<kCopies>(args)) {
+      if constexpr (kCopies != KvCopies::kBoxes) {
+        constexpr int kWarps = Shared<Traits>::kGatherWarps;
+        Gather<Traits, kWarps>(args, shared, shared.query_pipeline.full(0),
+                               shared.key_pipeline.full(0), uniform_warp(), lane)
+            .run();
+      }
+    } else if constexpr (kCopies != KvCopies::kRows) {
+      if (warp == 0) {
+        TmaLoader<Traits, true>(args, shared, lane).run();
+      } else if (warp == 1) {
+        TmaLoader<Traits, false>(args, shared, lane).run();
+      } else {
+        Cleaner<Traits>(shared).run();
+      }
     }
   }
 }
@@ -138,7 +151,8 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
   loop.release_held();
 }
 
-template <class Traits, class Variant>
+/// @tparam kCopies  one of them, where it is known: half of the producers' code
+template <class Traits, class Variant, KvCopies kCopies = KvCopies::kEither>
 FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   extern __shared__ __align__(1024) char memory[];
   const Shared<Traits> shared(memory);
@@ -148,7 +162,7 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     ptx::prefetch_tensor_map(args.q);
     ptx::prefetch_tensor_map(args.k);
     ptx::prefetch_tensor_map(args.v);
-    shared.init_barriers(args.path == KvPath::kGather, rotates,
+    shared.init_barriers(gathers<kCopies>(args), rotates,
                          kMasksByBits<Variant> && args.base.params.custom_mask);
     if constexpr (Traits::kNarrowGroup) Narrow<Traits, Variant>(args, memory).init();
     ptx::fence_mbarrier_init();
@@ -162,8 +176,8 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   if (threadIdx.x < 128) {
     ptx::give_registers<Traits::kProducerRegisters>();
     constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
-    produce<Traits, Variant, kPrepares>(args, shared, Traits::kPreparesValues || rotates,
-                                        uniform_warp());
+    produce<Traits, Variant, kCopies, kPrepares>(args, shared, Traits::kPreparesValues || rotates,
+                                                 uniform_warp());
   } else {
     ptx::take_registers<Traits::kConsumerRegisters>();
     const int32_t group = uniform_warp() / 4 - 1;
