@@ -41,7 +41,7 @@ void release(int, void*) noexcept {}
 void synchronize(int, void*) {}
 
 // The checks refuse arrays on a device before these are reached.
-void launch_op(const char* family, const Queue&, int64_t, int, int, const void*) {
+void launch_op(const char* family, const Queue&, const OpGrid&, const void*) {
   throw Error(ErrorCode::kUnsupported, family, "a GPU", "host memory: " + why_unavailable());
 }
 

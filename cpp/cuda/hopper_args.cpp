@@ -3,7 +3,11 @@
 #include "hopper_args.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <numeric>
+#include <string>
+#include <string_view>
 
 #include <flashbsr/core/error.h>
 #include <flashbsr/core/math.h>
@@ -17,6 +21,11 @@ namespace {
 
 /// Narrow items have stages of so many tokens, or a multiple.
 constexpr int64_t kNarrowBoxTokens = 16;
+/// Boxes of fewer tokens are too many, a tile has 32 at most, or slower than to gather: 676 TFLOP/s
+/// for pages of 4 in place of 691 (4 x 4096, head dim 128), 709 for pages of 5 in place of 690.
+/// Where producer warps have other work and one is left for boxes, or two to gather, 4 pay: under
+/// RoPE 375 in place of 239, for 16-bit Q over float8 512 in place of 385.
+constexpr int64_t kLeastBoxTokens = 5, kLeastBoxTokensPrepared = 4;
 constexpr int kLineBytes = 128;  ///< the widest row of a box in 128-byte swizzle
 
 CUtensorMapDataType data_type(DType t) {
@@ -58,25 +67,57 @@ struct KvMaps {
 };
 
 KvMaps kv_maps(const PagedView& k, const PagedView& v, const KernelRow& row,
-               const PlanHeader& header, HopperMaps& maps) {
+               const PlanHeader& header, bool rotates, HopperMaps& maps) {
   const bool paged = header.flags & kPlanPaged;
   const int64_t run = paged ? page_run(header.page_size, header.num_kv_tokens) : 0;
-  const int64_t box = kv_box(row, run);
+  const int64_t box = kv_box(row, run, rotates);
   if (box == 0) return {};
   return {box, cache_map(maps.k, k, paged, box), cache_map(maps.v, v, paged, box)};
 }
 
+/// Bytes from one page, or token of a page, to the next; of one there is no next.
+int64_t step_of(const PagedView& a, int64_t stride, int64_t extent) {
+  return extent > 1 ? stride * dtype_size(a.dtype) : 0;
+}
+int64_t page_step(const PagedView& a) { return step_of(a, a.stride_page, a.pages); }
+int64_t token_step(const PagedView& a) { return step_of(a, a.stride_token, a.page_size); }
+
+GatherSteps gather_steps(const PagedView& a, int64_t unit, const char* name) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t page = page_step(a) / unit, token = token_step(a) / unit;
+  if (std::abs(page) * (a.pages - 1) + std::abs(token) * (a.page_size - 1) > kMost) {
+    throw Error(ErrorCode::kUnsupported, name,
+                "rows more than 2^31 x " + std::to_string(unit) + " bytes apart",
+                "strides that are multiples of a larger power of two; backend='fa2' takes any");
+  }
+  return {static_cast<int32_t>(page), static_cast<int32_t>(token)};
+}
+
+/// How rows of K and V are found one by one.
+void set_gather(HopperArgs& args) {
+  const PagedView &k = args.base.params.k, &v = args.base.params.v;
+  const int64_t all = page_step(k) | token_step(k) | page_step(v) | token_step(v);
+  const int64_t unit = all ? min_of(all & -all, int64_t{1} << 20) : 16;  // divides all of them
+  args.key_steps = gather_steps(k, unit, "k");
+  args.value_steps = gather_steps(v, unit, "v");
+  args.gather_unit = static_cast<int32_t>(unit);
+}
+
 }  // namespace
 
-int64_t kv_box(const KernelRow& row, int64_t run) {
+int64_t kv_box(const KernelRow& row, int64_t run, bool rotates) {
   int64_t box = run ? std::gcd<int64_t>(run, row.shape.kv_tile) : row.shape.kv_tile;
   if (is_mixed(row)) box = std::gcd<int64_t>(box, kNarrowBoxTokens);
-  return box % 8 == 0 ? box : 0;
+  // The types of Q and of K and V, where they are not the same.
+  const bool widens = std::string_view(row.kv).find('x') != std::string_view::npos;
+  const int64_t least =
+      is_mixed(row) || widens || rotates ? kLeastBoxTokensPrepared : kLeastBoxTokens;
+  return box >= least ? box : 0;
 }
 
 bool takes_boxes(const PagedView& k, const PagedView& v, const KernelRow& row,
                  const PlanHeader& header, HopperMaps& maps) {
-  const KvMaps found = kv_maps(k, v, row, header, maps);
+  const KvMaps found = kv_maps(k, v, row, header, false, maps);
   return found.k && found.v;
 }
 
@@ -136,14 +177,17 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     if (out) args.out = *out;
   }
 
-  if (row.copies == KvCopies::kRows) return args;
-  const KvMaps kv = kv_maps(p.k, p.v, row, header, maps);
+  const bool rotates = row.copies == KvCopies::kEither && p.rope.fine;
+  const KvMaps kv =
+      row.copies == KvCopies::kRows ? KvMaps{} : kv_maps(p.k, p.v, row, header, rotates, maps);
   if (kv.k && kv.v) {
     args.k = *kv.k;
     args.v = *kv.v;
     args.path = header.flags & kPlanPaged ? KvPath::kPaged : KvPath::kRagged;
     args.box_tokens = static_cast<int32_t>(kv.box);
+    return args;
   }
+  set_gather(args);
   return args;
 }
 

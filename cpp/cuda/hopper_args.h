@@ -42,9 +42,10 @@ struct HopperMaps {
 };
 
 /// KV tokens of a box of K and V, of which a tile of the kernel takes several; 0: boxes do not
-/// serve, as what is in a row in memory is no multiple of 8 tokens.
-/// @param run  tokens that are: of all pages, 0: ragged KV (page_run)
-int64_t kv_box(const KernelRow& row, int64_t run);
+/// serve, as too few tokens are in a row in memory.
+/// @param run      tokens that are: of all pages, 0: ragged KV (page_run)
+/// @param rotates  a kernel that can copy K and V in either way rotates them, too
+int64_t kv_box(const KernelRow& row, int64_t run, bool rotates = false);
 
 /// Whether TMA copies these K and V. Where it does not, a kernel has to gather them.
 bool takes_boxes(const PagedView& k, const PagedView& v, const KernelRow& row,

@@ -7,19 +7,22 @@
 
 namespace flashbsr::cuda {
 
-void launch_op(const char* family, const Queue& queue, int64_t blocks, int blocks_per_sm,
-               int threads, const void* args) {
+void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const void* args) {
   const DeviceInfo& device = device_info(queue.device);
   const KernelRow& row = find({.family = family}, device.cc);
-  if (blocks_per_sm) blocks = min_of<int64_t>(blocks, int64_t{blocks_per_sm} * device.sm_count);
+  int64_t blocks = grid.blocks;
+  if (grid.blocks_per_sm) {
+    blocks = min_of<int64_t>(blocks, int64_t{grid.blocks_per_sm} * device.sm_count);
+  }
   void* params[] = {const_cast<void*>(args)};
   const RelaxedCapture relaxed;  // the first launch loads the kernel, perhaps during a capture
   launch(row,
          {.device = queue.device,
           .stream = static_cast<Stream>(queue.stream),
           .grid_x = static_cast<int>(blocks),
-          .threads = threads,
-          .smem_bytes = 0},
+          .threads = grid.threads,
+          .smem_bytes = 0,
+          .overlap = grid.overlap},
          static_cast<void**>(params));
 }
 

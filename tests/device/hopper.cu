@@ -4,6 +4,7 @@
 // What test_hopper_cuda.py launches: one kernel per wrapper of sm_90a, with tiles kept as the
 // attention kernels keep them.
 #include <flashbsr/kernel/sm90a/fragment_math.h>
+#include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/mbarrier.h>
 #include <flashbsr/ptx/tma.h>
 #include <flashbsr/ptx/wgmma.h>
@@ -181,6 +182,30 @@ extern "C" __global__ void load_box(const __grid_constant__ TensorMap map, int x
   }
   ptx::mbarrier_wait<90>(barrier, 0);
   for (int i = static_cast<int>(threadIdx.x); i < tile_rows * 8; i += blockDim.x) {
+    out[i] = *reinterpret_cast<const uint4*>(tile + Swizzle<128>::offset(i / 8, i % 8));
+  }
+}
+
+/// Lines of 128 bytes to a tile, each from where `lines` says, zeros where that is negative, by one
+/// warp that waits for nothing; the others wait for its copies.
+extern "C" __global__ void gather_lines(const uint4* from, const int* lines, int count,
+                                        uint4* out) {
+  __shared__ alignas(8) uint64_t memory;
+  char* const tile = tiles();
+  const uint32_t barrier = static_cast<uint32_t>(__cvta_generic_to_shared(&memory));
+  if (threadIdx.x == 0) ptx::mbarrier_init(barrier, 32);
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x < 32) {
+    for (int i = lane / 8; i < count; i += 4) {
+      const uint4* const line = from + max_of(lines[i], 0) * 8 + lane % 8;
+      ptx::cp_async_16_if(address(tile) + Swizzle<128>::offset(i, lane % 8), line, lines[i] >= 0);
+    }
+    ptx::cp_async_arrive(barrier);
+    return;
+  }
+  ptx::mbarrier_wait<90>(barrier, 0);
+  for (int i = static_cast<int>(threadIdx.x) - 32; i < count * 8; i += blockDim.x - 32) {
     out[i] = *reinterpret_cast<const uint4*>(tile + Swizzle<128>::offset(i / 8, i % 8));
   }
 }

@@ -90,6 +90,9 @@ def box_of(array: np.ndarray, box: tuple[int, ...], start: tuple[int, ...]) -> n
         ((1, 1, 8), (3, 0, 0), 0),  # of no page at all
         ((1, 1, 4), (2, 1, 3), 4),  # one query of a group of 4, where requests share KV
         ((1, 1, 5), (0, 0, 1), 13),  # of 5
+        ((1, 1, 4), (0, 1, 46), 12),  # pages of few tokens: in the middle of eight rows
+        ((1, 1, 3), (1, 0, 48), 6),  # across them, beyond the last token
+        ((1, 1, 1), (2, 3, 9), 7),
     ],
 )
 @pytest.mark.parametrize("line", [0, 1, 2])
@@ -116,6 +119,20 @@ def test_boxes_lie_as_swizzle_says(
         hopper.launch(kernel, 128, tile_rows * LINE + 1024, encoded, *numbers, target)
         found = hopper.read(target, out)
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("count", [1, 7, 80])
+def test_copies_announce_themselves(hopper: Gpu, rng: np.random.Generator, count: int) -> None:
+    """Lines in any order, zeros for what is not there."""
+    memory = rng.integers(1, 255, (200, LINE)).astype(np.uint8)
+    lines = rng.permutation(200)[:count].astype(np.int32)
+    lines[::5] = -1
+    kernel = hopper.function(SOURCE, TARGET, "gather_lines")
+    out = np.full((count, LINE), POISON, np.uint8)
+    with hopper.memory(memory, lines, out) as (source, at, target):
+        hopper.launch(kernel, 128, count * LINE + 1024, source, at, np.int32(count), target)
+        found = hopper.read(target, out)
+    np.testing.assert_array_equal(found, np.where(lines[:, None] < 0, 0, memory[lines]))
 
 
 @pytest.mark.parametrize("groups", [8, 10, 12, 16])

@@ -99,7 +99,14 @@ struct alignas(64) TensorMap {
 enum class KvPath : int32_t {
   kRagged = 0,  ///< by TMA, a box per tile
   kPaged = 1,   ///< by TMA, boxes of a page or part of one
-  kGather = 2,  ///< by cp.async, row by row
+  kGather = 2,  ///< by cp.async, row by row: where boxes would be of few tokens
+};
+
+/// From a row of K or V to the next one of its head, in pages and in tokens of a page: in
+/// HopperArgs::gather_unit bytes, so that a row's place is a 32-bit number.
+struct GatherSteps {
+  int32_t page = 0;
+  int32_t token = 0;
 };
 
 /// Which of them a kernel of the Hopper family has code for.
@@ -122,6 +129,8 @@ struct HopperArgs {
   int32_t query_boxes = 1;  ///< they come in; a box per token where requests share KV
   int32_t query_box_rows = 0;
   bool store_boxes = false;  ///< O goes out by TMA where 16 rows exist
+  GatherSteps key_steps, value_steps;
+  int32_t gather_unit = 16;  ///< bytes, a power of two
 };
 
 /// `header` is the host's copy of the plan at `plan` in device memory.

@@ -85,6 +85,12 @@ FLASHBSR_DEVICE void cp_async_wait() {
 /// Waits until all of this thread's copies have arrived, of open groups too.
 FLASHBSR_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+/// Arrives at a barrier when all of this thread's copies so far have arrived, without waiting for
+/// them. The barrier counts it as it counts any arrival.
+FLASHBSR_DEVICE void cp_async_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Asks L2 for the line at `src`: a hint that needs no ordering.
 FLASHBSR_DEVICE void prefetch_l2(const void* src) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(src));

@@ -14,6 +14,9 @@ FLASHBSR_DEVICE uint32_t load_shared(uint32_t address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
+FLASHBSR_DEVICE void load_shared(uint32_t address, int32_t& x, int32_t& y) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(address) : "memory");
+}
 FLASHBSR_DEVICE void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }

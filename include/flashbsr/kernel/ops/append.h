@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/kernel/ops/unit.h>
+#include <flashbsr/ptx/sync.h>
 
 namespace flashbsr::ops {
 
@@ -151,7 +152,11 @@ FLASHBSR_DEVICE void copy_item_of(const AppendArgs& a, const AppendRows& r, int6
   }
 }
 
+/// Its blocks come to their places while the kernel before it ends: launched so (op_launch.cpp).
+template <int kArch>
 FLASHBSR_DEVICE void append_paged_kv(const AppendArgs& a) {
+  ptx::wait_for_prerequisites<kArch>();
+  ptx::launch_dependents<kArch>();
   for_each_item(a, [&](const AppendRows& r, int64_t token, int32_t first) {
     if (r.linear) {
       copy_item_of<true>(a, r, token, first);

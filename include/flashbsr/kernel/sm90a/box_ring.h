@@ -4,7 +4,7 @@
 // The ring of one streaming warp of narrow items, filled by TMA. It asks for 16 rows of 128 bytes
 // with one instruction, where decode/loader.h has four and the rows' addresses: three warps cannot
 // issue that fast enough (513 us for a mixed batch, 410 so). The boxes are those of the wide items,
-// of 8 or 16 tokens, and a tile in shared memory looks as the decode kernel's.
+// of 4, 8 or 16 tokens, and a tile in shared memory looks as the decode kernel's.
 //
 // Beside wide items a streaming warp is late for its own instructions, not for memory: pages are
 // looked up for many stages of an item at once, a box per lane, and a batch ahead.

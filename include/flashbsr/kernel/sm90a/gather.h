@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// K and V row by row through cp.async: for pages and blocks that are no multiple of 8 tokens, which
-// TMA cannot put into a swizzled tile.
+// K and V row by row through cp.async: for pages and blocks of so few tokens that their boxes would
+// be too many for TMA.
 //
-// Each of the gathering warps copies a run of a tile's rows, four rows of 128 bytes at a time. Lane
-// l knows where row l of the run is; its page id was loaded a tile earlier. Three tiles are in
-// flight: copies are waited for, made visible to the products and announced two tiles later.
+// Two warps copy half of a tile's rows each, four rows of 128 bytes at a time. They wait for free
+// stages and for the places of rows, which the scheduler looks up (places.h), but not for copies:
+// those announce themselves where they land. A third warp makes visible to the products what has
+// landed (Relay), or prepares it. An instruction costs a warp that has so few of them 7 to 13
+// cycles: 190 of them for a part of K or V were the limit of pages of one token.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/producer.h>
@@ -14,171 +16,163 @@
 
 namespace flashbsr::sm90a {
 
-/// @tparam kWarps  warps that gather
-template <class Traits, int kWarps>
+template <class Traits>
 class Gather {
  public:
-  /// @param query_barriers, key_barriers  where Q and parts of K announce that they have arrived,
-  ///                                      by stage
+  /// @param query_barriers  where Q announces that it has arrived, by stage
   FLASHBSR_DEVICE Gather(const HopperArgs& args, const Shared<Traits>& shared,
-                         uint32_t query_barriers, uint32_t key_barriers, int32_t warp, int32_t lane)
-      : args_(args),
-        shared_(shared),
-        query_barriers_(query_barriers),
-        key_barriers_(key_barriers),
-        warp_(warp),
-        lane_(lane) {}
+                         uint32_t query_barriers, int32_t warp)
+      : args_(args), shared_(shared), query_barriers_(query_barriers), warp_(warp) {}
 
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, [&](const Tile& tile) {
       if (tile.count > 0) load(tile);
     });
+    ptx::cp_async_wait_all();
   }
 
  private:
-  using Place = typename Shared<Traits>::KvPipeline::Place;
-  /// What is copied is widened or rotated next, by another warp: every thread arrives
-  /// (Shared::init_barriers).
-  static constexpr bool kPrepared = kWarps == Shared<Traits>::kSharingGatherWarps;
-  static constexpr bool kRotated = kPrepared && !Traits::kPreparesValues;
-  static constexpr int kRowsPerWarp = round_up(ceil_div(Traits::kKvTile, kWarps), 4);
-  static constexpr int kRuns = ceil_div(kRowsPerWarp, 32);  ///< of rows that a lane knows one of
-
-  /// The pages of a lane's rows of a tile, -1 outside of the item.
-  struct Rows {
-    int32_t page[kRuns];
-  };
+  using Entry = PlaceEntry<Traits>;
 
   FLASHBSR_DEVICE void load(const Tile& tile) {
-    const int32_t last = tile.count - 1;
-    Rows key = rows(tile, last), next = rows(tile, last - 1);
-    copy_keys(tile, last, key);
-    if (warp_ == 0) {
-      shared_.query_pipeline.wait_empty(query_);
-      if (lane_ == 0) load_queries(args_, shared_, tile, query_barriers_, query_.stage);
-      query_.advance();
-    }
-    for (int32_t j = last; j >= 0; --j) {
-      const Rows value = key;
-      key = next;
-      if (j > 0) {
-        next = rows(tile, j - 2);
-        copy_keys(tile, j - 1, key);
+    const char* const keys = first_row(args_.base.params.k, tile);
+    const char* const values = first_row(args_.base.params.v, tile);
+#pragma unroll 1
+    for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) {
+      const int32_t owned = tile.item.kv_end - tile.start - j * Traits::kKvTile;
+      copy_keys(keys, owned);
+      if (warp_ == 0 && j == tile.count - 1) {
+        shared_.query_pipeline.wait_empty(query_);
+        if (lane() == 0) load_queries(args_, shared_, tile, query_barriers_, query_.stage);
+        query_.advance();
       }
-      shared_.landing_value_pipeline.wait_empty(value_);
-      copy<Traits::kLandingColumnsVo>(shared_.landing_value_pipeline.full(0), value_,
-                                      shared_.landing_values, Traits::kLandingValueBytes,
-                                      args_.base.params.v, tile, j, value);
+      copy_values(values, owned);
     }
-    // The next item may depend on the end of this one.
-    ptx::cp_async_wait_all();
-    announce(pending_[0]);
-    announce(pending_[1]);
-    pending_[0] = pending_[1] = 0;
   }
 
-  /// KV position of a lane's row `i`.
-  FLASHBSR_DEVICE int32_t position(const Tile& tile, int32_t j, int i) const {
-    return tile.start + j * Traits::kKvTile + warp_ * kRowsPerWarp + 32 * i + lane_;
+  /// The lane's 16 bytes of a head's row 0.
+  FLASHBSR_DEVICE const char* first_row(const PagedView& from, const Tile& tile) const {
+    const char* row = from.row(0, 0, tile.item.kv_head) + (lane() & 7) * 16;
+    asm volatile("" : "+l"(row));  // in registers: otherwise it is added up anew for every row
+    return row;
   }
 
-  FLASHBSR_DEVICE Rows rows(const Tile& tile, int32_t j) const {
-    Rows r;
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int32_t at = position(tile, j, i);
-      r.page[i] = -1;
-      if (j < 0 || at >= tile.item.kv_end) continue;
-      const int32_t page = args_.base.page_size.quotient(at);
-      r.page[i] = tile.request.kv_begin + page;
-      if (args_.base.kv_indices) r.page[i] = args_.base.kv_indices[r.page[i]];
-    }
-    return r;
-  }
-
-  FLASHBSR_DEVICE void copy_keys(const Tile& tile, int32_t j, const Rows& rows) {
-    shared_.landing_key_pipeline.wait_empty(key_);
-    if constexpr (kRotated) {
+  FLASHBSR_DEVICE void copy_keys(const char* from, int32_t owned) {
+    if constexpr (Traits::kRotates) {
       // Who rotated the tile before has been waited for, through the consumers; race detectors do
       // not see that far.
-      ptx::mbarrier_wait<kArch>(shared_.key_pipeline.full(key_.stage), key_.parity ^ 1);
+      ptx::mbarrier_wait<kArch>(shared_.key_pipeline.full(at_.stage), at_.parity ^ 1);
     }
-    copy<Traits::kLandingColumnsQk>(key_barriers_, key_, shared_.landing_keys,
-                                    Traits::kLandingKeyBytes, args_.base.params.k, tile, j, rows);
+    copy<Traits::kLandingColumnsQk>(
+        shared_.landing_key_pipeline,
+        Traits::kPreparesKeys ? shared_.landing_key_pipeline.full(0) : shared_.raw_keys,
+        shared_.landing_keys + at_.stage * Traits::kLandingKeyBytes, args_.base.params.k.dim, from,
+        owned);
   }
 
+  FLASHBSR_DEVICE void copy_values(const char* from, int32_t owned) {
+    copy<Traits::kLandingColumnsVo>(
+        shared_.landing_value_pipeline,
+        Traits::kPreparesValues ? shared_.landing_value_pipeline.full(0) : shared_.raw_values,
+        shared_.landing_values + at_.stage * Traits::kLandingValueBytes, args_.base.params.v.dim,
+        from, owned);
+  }
+
+  /// @param landed  where copies announce themselves, by stage
+  /// @param owned   rows of the tile up to the item's end
   template <int kColumns>
-  FLASHBSR_DEVICE void copy(uint32_t barriers, Place& at, uint32_t tiles, int32_t tile_bytes,
-                            const PagedView& from, const Tile& tile, int32_t j, const Rows& rows) {
-    const uint32_t tile_address = tiles + at.stage * tile_bytes;
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      uint64_t mine = 0;  // of the lane's own row
-      if (rows.page[i] >= 0) {
-        const int32_t p = position(tile, j, i);
-        const int32_t slot = args_.base.page_size.remainder(p, args_.base.page_size.quotient(p));
-        mine = reinterpret_cast<uint64_t>(from.row(rows.page[i], slot, tile.item.kv_head));
-      }
-      const int32_t row_bytes = from.dim * dtype_size(Traits::kKvType);
-      // Two warps that gather have no registers for both.
-      if (kWarps == 3 && row_bytes == kColumns * 128 &&
-          tile.start + (j + 1) * Traits::kKvTile <= tile.item.kv_end) {
-        copy_run<kColumns, true>(i, tile_address, mine, row_bytes);
-      } else {
-        copy_run<kColumns, false>(i, tile_address, mine, row_bytes);
-      }
+  FLASHBSR_DEVICE void copy(const typename Shared<Traits>::KvPipeline& ring, uint32_t landed,
+                            uint32_t to, int32_t dim, const char* from, int32_t owned) {
+    const int32_t row_bytes = dim * dtype_size(Traits::kKvType);
+    const int32_t chunk = lane() & 7, row = lane() >> 3;
+    const int32_t first = warp_ * Entry::kRows + row;
+    to += first * 128 + ((chunk ^ row) << 4);
+    shared_.place_pipeline.wait_full(entry_);
+    ring.wait_empty(at_);
+    if (owned >= Traits::kKvTile && row_bytes == kColumns * 128) {
+      copy_rows<kColumns, true>(to, from, 0, 0);
+    } else {
+      copy_rows<kColumns, false>(to, from, owned - first, row_bytes - chunk * 16);
     }
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<2>();
-    announce(pending_[0]);
-    pending_[0] = pending_[1];
-    pending_[1] = barriers + 8 * at.stage;
-    at.advance();
+    ptx::cp_async_arrive(landed + 8 * at_.stage);
+    entry_.advance();
   }
 
-  /// Rows [32 i, 32 i + 32) of this warp's part of a tile; lane l knows the address of the l-th.
-  /// @tparam kWhole  every row and every column exists
+  /// @tparam kWhole       every row and every column exists; otherwise zeros where there is none
+  /// @param  rows, bytes  that exist from the lane's first ones on
   template <int kColumns, bool kWhole>
-  FLASHBSR_DEVICE void copy_run(int i, uint32_t tile, uint64_t mine, int32_t row_bytes) const {
-    const int32_t chunk = lane_ % 8, first = warp_ * kRowsPerWarp + 32 * i + lane_ / 8;
-    const int32_t rows = min_of(min_of(kRowsPerWarp - 32 * i, 32),
-                                Traits::kKvTile - (warp_ * kRowsPerWarp + 32 * i));
-    // The next row of a lane is four on: the swizzle takes two forms in turn.
-    uint32_t dst = tile + first * 128 + ((chunk ^ first & 7) << 4);
-    constexpr int kUnroll = kRuns > 1 ? 2 : 4;  // as far as 32 registers go
-#pragma unroll kUnroll
-    for (int r = 0; r < rows; r += 4) {
-      const uint64_t source = __shfl_sync(0xffffffffu, mine, r + lane_ / 8);
-      const char* from = reinterpret_cast<const char*>(source) + chunk * 16;
+  FLASHBSR_DEVICE void copy_rows(uint32_t to, const char* from, int32_t rows, int32_t bytes) const {
+    constexpr int kBatch = min_of(Entry::kTurns, 10);  // places read at once
+    const uint32_t places =
+        shared_.places + entry_.stage * Traits::kPlaceBytes + Entry::of_lane(warp_, lane());
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        if constexpr (kWhole) {
-          ptx::cp_async_16(dst + c * Traits::kKvTile * 128, from + c * 128);
-        } else {
-          const bool inside = source != 0 && c * 128 + chunk * 16 < row_bytes;
-          ptx::cp_async_16_if(dst + c * Traits::kKvTile * 128, from + c * 128, inside);
-        }
+    for (int t = 0; t < Entry::kTurns; t += kBatch) {
+      int32_t units[kBatch];
+#pragma unroll
+      for (int b = 0; b < min_of(kBatch, Entry::kTurns - t); b += 2) {
+        ptx::load_shared(places + 4 * (t + b), units[b], units[b + 1]);
       }
-      dst = (dst ^ 64) + 512;
+      if (t + kBatch >= Entry::kTurns) shared_.place_pipeline.release(entry_);
+#pragma unroll
+      for (int b = 0; b < min_of(kBatch, Entry::kTurns - t); ++b) {
+        const char* const src = from + static_cast<int64_t>(units[b]) * args_.gather_unit;
+        const uint32_t dst = to + (t + b) * 512;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          if constexpr (kWhole) {
+            ptx::cp_async_16(dst + c * Traits::kKvTile * 128, src + c * 128);
+          } else {
+            ptx::cp_async_16_if(dst + c * Traits::kKvTile * 128, src + c * 128,
+                                (t + b) * 4 < rows && c * 128 < bytes);
+          }
+        }
+        // The next row of a lane is four on: the swizzle takes two forms in turn.
+        to ^= 64;
+      }
     }
   }
 
-  /// This warp's part of a tile has arrived.
-  FLASHBSR_DEVICE void announce(uint32_t full) const {
-    if (full == 0) return;
-    ptx::fence_async_proxy();
-    __syncwarp();
-    if (kPrepared || lane_ == 0) ptx::mbarrier_arrive(full);
-  }
+  /// Asked for anew: 32 registers are few.
+  FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() & 31; }
 
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
-  const uint32_t query_barriers_, key_barriers_;
+  const uint32_t query_barriers_;
   const int32_t warp_;
-  const int32_t lane_;
-  Place key_, value_;
+  typename Shared<Traits>::KvPipeline::Place at_;
+  typename Shared<Traits>::PlacePipeline::Place entry_;
   typename Shared<Traits>::QueryPipeline::Place query_;
-  uint32_t pending_[2] = {0, 0};  ///< barriers of tiles whose copies are under way
+};
+
+/// Waits for what cp.async wrote, a tile of K or V, and announces it to the products, which go
+/// another way. One warp that has no copies under way: the fence would wait for them.
+/// @param landed  where the copies arrive, by stage
+template <class Ring>
+FLASHBSR_DEVICE void relay(uint32_t landed, const Ring& ring, const typename Ring::Place& at) {
+  ptx::mbarrier_wait<kArch>(landed + 8 * at.stage, at.parity);
+  ptx::fence_async_proxy();
+  __syncwarp();
+  if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ring.full(at.stage));
+}
+
+/// Announces what has been gathered. One warp.
+template <class Traits>
+class Relay {
+ public:
+  FLASHBSR_DEVICE explicit Relay(const Shared<Traits>& shared) : shared_(shared) {}
+
+  FLASHBSR_DEVICE void run() {
+    for_each_tile(shared_, [&](const Tile& tile) {
+      for (int32_t j = 0; j < tile.count; ++j, at_.advance()) {
+        relay(shared_.raw_keys, shared_.key_pipeline, at_);
+        relay(shared_.raw_values, shared_.value_pipeline, at_);
+      }
+    });
+  }
+
+ private:
+  const Shared<Traits>& shared_;
+  typename Shared<Traits>::KvPipeline::Place at_;
 };
 
 }  // namespace flashbsr::sm90a

@@ -6,7 +6,8 @@
 //   producer   warp 3: claims items, says what rows see   -> tile_pipeline
 //              warps 0 and 1: Q and K, and V, by TMA      -> query_, key_, value_pipeline
 //              warp 2: zeroes rows of V that the item does not own
-//              or, where TMA does not serve, warps 0 to 2: K and V by cp.async
+//              or, where TMA does not serve, warps 0 and 1: K and V by cp.async; warp 2 makes
+//              them visible to the products
 //              or, for e4m3 K and V, or under RoPE, warp 0: all copies; warps 1 and 2 widen,
 //              transpose or rotate
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
@@ -34,21 +35,14 @@ FLASHBSR_DEVICE int32_t uniform_warp() {
   return __shfl_sync(0xffffffffu, ptx::thread_index() / 32, 0);
 }
 
-/// Whether K and V come row by row.
-template <KvCopies kCopies>
-FLASHBSR_DEVICE bool gathers(const HopperArgs& args) {
-  if constexpr (kCopies != KvCopies::kEither) return kCopies == KvCopies::kRows;
-  return args.path == KvPath::kGather;
-}
-
 /// Two loaders' work is done by one, or by two that gather; the other two, or the other one, have
 /// halves of every tile, or all of it, to prepare.
 template <class Traits, KvCopies kCopies>
 FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Traits>& shared,
                                       int32_t lane) {
-  constexpr int kGatherWarps = Shared<Traits>::kSharingGatherWarps;
   const bool gather = gathers<kCopies>(args);
-  const int32_t half = uniform_warp() - (gather ? kGatherWarps : 1), halves = gather ? 1 : 2;
+  const int32_t half = uniform_warp() - (gather ? Shared<Traits>::kGatherWarps : 1);
+  const int32_t halves = gather ? 1 : 2;
   if (half >= 0) {
     if constexpr (Traits::kTransposesValues) {
       Transposer<Traits>(shared, half, halves, lane).run();
@@ -59,10 +53,9 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
     }
   } else if (gather) {
     if constexpr (kCopies != KvCopies::kBoxes) {
-      constexpr bool kRotates = !Traits::kPreparesValues;
-      const uint32_t queries = kRotates ? shared.raw_queries : shared.query_pipeline.full(0);
-      const uint32_t keys = kRotates ? shared.raw_keys : shared.landing_key_pipeline.full(0);
-      Gather<Traits, kGatherWarps>(args, shared, queries, keys, uniform_warp(), lane).run();
+      const uint32_t queries =
+          Traits::kPreparesValues ? shared.query_pipeline.full(0) : shared.raw_queries;
+      Gather<Traits>(args, shared, queries, uniform_warp()).run();
     }
   } else if constexpr (kCopies != KvCopies::kRows) {
     PairLoader<Traits>(args, shared, !Traits::kPreparesValues, lane).run();
@@ -75,16 +68,17 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
                              int32_t warp) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
-    Scheduler<Traits, Variant>(args, shared, lane).run();
+    Scheduler<Traits, Variant, kCopies>(args, shared, lane).run();
   } else if (prepares) {
     if constexpr (kPrepares) produce_prepared<Traits, kCopies>(args, shared, lane);
   } else if constexpr (!Traits::kPreparesValues) {
     if (gathers<kCopies>(args)) {
       if constexpr (kCopies != KvCopies::kBoxes) {
-        constexpr int kWarps = Shared<Traits>::kGatherWarps;
-        Gather<Traits, kWarps>(args, shared, shared.query_pipeline.full(0),
-                               shared.key_pipeline.full(0), uniform_warp(), lane)
-            .run();
+        if (warp < Shared<Traits>::kGatherWarps) {
+          Gather<Traits>(args, shared, shared.query_pipeline.full(0), uniform_warp()).run();
+        } else {
+          Relay<Traits>(shared).run();
+        }
       }
     } else if constexpr (kCopies != KvCopies::kRows) {
       if (warp == 0) {

@@ -35,7 +35,8 @@ template <class Traits, class Variant>
 class TileSorter {
  public:
   FLASHBSR_DEVICE TileSorter(const KernelArgs&, const Shared<Traits>&, int32_t) {}
-  FLASHBSR_DEVICE void sort(const Tile&) const {}
+  FLASHBSR_DEVICE bool active() const { return false; }
+  FLASHBSR_DEVICE void sort(const Tile&, int32_t) const {}
 };
 
 template <class Traits, class Variant>
@@ -45,34 +46,34 @@ class TileSorter<Traits, Variant> {
   FLASHBSR_DEVICE TileSorter(const KernelArgs& args, const Shared<Traits>& shared, int32_t lane)
       : args_(args), shared_(shared), mask_(Variant(args.params).custom_mask), lane_(lane) {}
 
-  FLASHBSR_DEVICE void sort(const Tile& tile) {
-    if (!mask_.active()) return;
+  FLASHBSR_DEVICE bool active() const { return mask_.active(); }
+
+  /// The item's tile `j`.
+  FLASHBSR_DEVICE void sort(const Tile& tile, int32_t j) {
     const WorkItem& item = tile.item;
     const int32_t first = args_.group.quotient(item.row_begin);
     const int32_t last = args_.group.quotient(item.row_begin + item.row_count - 1);
+    const int32_t begin = tile.start + j * Traits::kKvTile;
+    uint32_t seen = 0;
+    if (begin + Traits::kKvTile <= tile.request.mask_begin) {
+      seen = 7 * kShows;
+    } else {
+      // Two tokens at a time, with all their loads under way; the last one again where there are
+      // no more.
 #pragma unroll 1
-    for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) {
-      const int32_t begin = tile.start + j * Traits::kKvTile;
-      uint32_t seen = 0;
-      if (begin + Traits::kKvTile <= tile.request.mask_begin) {
-        seen = 7 * kShows;
-      } else {
-        // Two tokens at a time, with all their loads under way; the last one again where there are
-        // no more.
-#pragma unroll 1
-        for (int32_t next = first; next <= last; next += 64) {
-          const int32_t a = min_of(next + lane_, last), b = min_of(next + lane_ + 32, last);
-          const Bits of_a = load(tile, a, begin), of_b = load(tile, b, begin);
-          seen |= judge(tile, a, begin, of_a) | judge(tile, b, begin, of_b);
-        }
-      }
-      seen = __reduce_or_sync(0xffffffffu, seen);
-      shared_.key_pipeline.wait_empty(at_);
-      if (lane_ == 0) {
-        ptx::store_shared(shared_.kinds + 4 * at_.stage, seen);
-        ptx::mbarrier_arrive(shared_.key_pipeline.full(at_.stage));
+      for (int32_t next = first; next <= last; next += 64) {
+        const int32_t a = min_of(next + lane_, last), b = min_of(next + lane_ + 32, last);
+        const Bits of_a = load(tile, a, begin), of_b = load(tile, b, begin);
+        seen |= judge(tile, a, begin, of_a) | judge(tile, b, begin, of_b);
       }
     }
+    seen = __reduce_or_sync(0xffffffffu, seen);
+    shared_.key_pipeline.wait_empty(at_);
+    if (lane_ == 0) {
+      ptx::store_shared(shared_.kinds + 4 * at_.stage, seen);
+      ptx::mbarrier_arrive(shared_.key_pipeline.full(at_.stage));
+    }
+    at_.advance();
   }
 
  private:

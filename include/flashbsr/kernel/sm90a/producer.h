@@ -8,18 +8,27 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/mask.h>
+#include <flashbsr/kernel/sm90a/places.h>
 #include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
+
+/// Whether K and V come row by row.
+template <KvCopies kCopies>
+FLASHBSR_DEVICE bool gathers(const HopperArgs& args) {
+  if constexpr (kCopies != KvCopies::kEither) return kCopies == KvCopies::kRows;
+  return args.path == KvPath::kGather;
+}
 
 /// Claims items and describes them to the other warps, one ahead. One warp.
 ///
 /// A block's first item is its own number, without a claim; each block that had one claims until
 /// nothing is left. The last of these claims resets the counter.
 ///
-/// Where a mask is bits it sorts an item's tiles, too, before the next item is described: loaders
-/// hear of that a tile or two later then, and are ahead of the consumers by as many.
-template <class Traits, class Variant>
+/// Where a mask is bits it sorts an item's tiles, too, and where K and V are gathered it looks up
+/// their rows, before the next item is described: loaders hear of that a tile or two later then,
+/// and are ahead of the consumers by as many.
+template <class Traits, class Variant, KvCopies kCopies>
 class Scheduler {
  public:
   FLASHBSR_DEVICE Scheduler(const HopperArgs& args, const Shared<Traits>& shared, int32_t lane)
@@ -30,8 +39,9 @@ class Scheduler {
     const int32_t num_items = base.header->num_wide_items;
     int32_t index = static_cast<int32_t>(blockIdx.x);
     TileSorter<Traits, Variant> sorter(base, shared_, lane_);
+    RowFinder<Traits> finder(args_, shared_, lane_);
+    int32_t word = index < num_items ? record_word(index) : 0;
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
-      const int32_t word = index < num_items ? record_word(index) : 0;
       shared_.tile_pipeline.wait_empty(at);
       Tile& tile = shared_.tiles[at.stage];
       if (index < num_items) {
@@ -44,13 +54,22 @@ class Scheduler {
       __syncwarp();
       ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
       if (index >= num_items) return;
+      int32_t j = tile.count - 1;
+      const bool finds = gathers<kCopies>(args_);
+      if (finds && j >= 0) finder.find(tile, j);
       int32_t claimed = 0;
       if (lane_ == 0) {
         claimed = atomicAdd(base.counters, 1);
         if (claimed == num_items - 1) *base.counters = 0;
       }
       index = static_cast<int32_t>(gridDim.x) + __shfl_sync(0xffffffffu, claimed, 0);
-      sorter.sort(tile);
+      word = index < num_items ? record_word(index) : 0;
+      if (!finds && !sorter.active()) continue;
+#pragma unroll 1
+      for (; j >= 0; --j) {
+        if (sorter.active()) sorter.sort(tile, j);
+        if (finds && j > 0) finder.find(tile, j - 1);
+      }
     }
   }
 
@@ -115,7 +134,9 @@ FLASHBSR_DEVICE void for_each_tile(const Shared<Traits>& shared, const Visit& vi
     const Tile& tile = shared.tiles[Place::after(n).stage];
     if (tile.count < 0) return;
     visit(tile);
-    shared.tile_pipeline.release(Place::after(n));
+    uint32_t same = n;
+    asm volatile("" : "+r"(same));  // worked out anew: kept over the visit it may be spilled
+    shared.tile_pipeline.release(Place::after(same));
   }
 }
 
@@ -208,7 +229,7 @@ class TmaLoader {
   FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside) {
     const auto& pipeline = kKeys ? shared_.landing_key_pipeline : shared_.landing_value_pipeline;
     pipeline.wait_empty(at_);
-    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.dirty) + 8 * at_.stage
+    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * at_.stage
                                 : pipeline.full(at_.stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
@@ -306,7 +327,7 @@ class Cleaner {
  private:
   /// Rows [0, head) and [owned, kKvTile).
   FLASHBSR_DEVICE void clean(int32_t stage, int32_t head, int32_t owned) {
-    ptx::mbarrier_wait<kArch>(shared_.dirty + 8 * stage, parities_ >> stage & 1);
+    ptx::mbarrier_wait<kArch>(shared_.raw_values + 8 * stage, parities_ >> stage & 1);
     parities_ ^= 1u << stage;
     uint32_t tile = shared_.values + stage * Traits::kValueBytes;
 #pragma unroll 1

@@ -16,7 +16,7 @@
 // loads; 40 steps in fp32 lose 5e-6 at most, a thousandth of what bf16 rounds off.
 #pragma once
 
-#include <flashbsr/kernel/sm90a/producer.h>
+#include <flashbsr/kernel/sm90a/gather.h>
 #include <flashbsr/ptx/convert.h>
 #include <flashbsr/ptx/shared.h>
 #include <flashbsr/tile/rope.h>
@@ -68,7 +68,12 @@ class Rotator {
       rotate_queries(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j, ++tiles_) {
         rotate_keys(tile, j);
-        if (half() == 0 && !gathers()) cleaner_.visit(tile, j, KvPlace::after(tiles_).stage);
+        const KvPlace at = KvPlace::after(tiles_);
+        if (gathers()) {
+          relay(shared_.raw_values, shared_.value_pipeline, at);
+        } else if (half() == 0) {
+          cleaner_.visit(tile, j, at.stage);
+        }
       }
     });
   }

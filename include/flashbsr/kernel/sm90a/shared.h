@@ -98,20 +98,22 @@ struct Shared {
   using KvPipeline = Pipeline<Traits::kStages>;
   using QueryPipeline = Pipeline<Traits::kQueryStages>;
   using TilePipeline = Pipeline<Traits::kTileSlots>;
+  using PlacePipeline = Pipeline<Traits::kPlaceSlots>;
 
   char* memory;                    ///< all of it
   uint32_t queries, keys, values;  ///< addresses of the tiles' first buffers
   Span* spans;                     ///< of the rows of every slot's item
   Tile* tiles;
   KvPipeline key_pipeline, value_pipeline;
-  /// Of tiles of V with rows to clean: they arrive here, and are full when they are clean.
-  uint32_t dirty;
-  /// Of K and Q under RoPE: they arrive here, and are full when they are rotated.
-  uint32_t raw_keys, raw_queries;
+  /// Where K, V and Q arrive that a producer warp has work with before they are full: what is to be
+  /// rotated, V with rows to clean, what cp.async wrote.
+  uint32_t raw_keys, raw_values, raw_queries;
   QueryPipeline query_pipeline;
   TilePipeline tile_pipeline;
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
+  uint32_t places;  ///< of rows that are gathered
+  PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
   KvPipeline landing_key_pipeline, landing_value_pipeline;
@@ -126,8 +128,8 @@ struct Shared {
     tiles = reinterpret_cast<Tile*>(memory + Traits::kTileOffset);
     key_pipeline = {queries + Traits::kBarrierOffset};
     value_pipeline = {key_pipeline.barriers + KvPipeline::kBytes};
-    dirty = value_pipeline.barriers + KvPipeline::kBytes;
-    raw_keys = dirty + 8 * Traits::kStages;
+    raw_values = value_pipeline.barriers + KvPipeline::kBytes;
+    raw_keys = raw_values + 8 * Traits::kStages;
     raw_queries = raw_keys + 8 * Traits::kStages;
     query_pipeline = {raw_queries + 8 * Traits::kQueryStages};
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
@@ -137,6 +139,8 @@ struct Shared {
     static_assert(8 * kBarriers <=
                   (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
     kinds = queries + Traits::kBarrierOffset + Traits::kBarrierBytes - kKindBytes;
+    places = queries + Traits::kPlaceOffset;
+    place_pipeline = {queries + Traits::kPlaceBarrierOffset};
     landing_keys = keys;
     landing_values = values;
     landing_key_pipeline = key_pipeline;
@@ -158,37 +162,34 @@ struct Shared {
   /// @param sorts  K is full when somebody has said its kind, too
   FLASHBSR_DEVICE void init_barriers(bool gather, bool rotates, bool sorts) const {
     const int consumers = 4 * Traits::kConsumers;  // warps
-    const int loaders = !gather ? 1 : rotates ? kSharingGatherWarps : kGatherWarps;
-    const int preparers = gather ? kLoaderWarps - kSharingGatherWarps : kLoaderWarps - 1;
-    // Where cp.async writes what others widen or rotate, every thread arrives, at what is written
-    // and at what has been read, so that race detectors see who is done.
-    const int copies = gather && (rotates || Traits::kPreparesValues) ? 32 * loaders : loaders;
-    const int writers = rotates                 ? preparers * (gather ? 32 : 1)
-                        : Traits::kPreparesKeys ? preparers
-                                                : copies;
+    // What cp.async writes, every thread announces that writes it, and what others widen or rotate
+    // of that, every thread that has read it, so that race detectors see who is done.
+    const int copies = gather ? 32 * kGatherWarps : 1;
+    const int preparers = gather ? 1 : 2, readers = gather ? 32 : 2;
+    const int writers = rotates ? readers : Traits::kPreparesKeys ? preparers : 1;
     key_pipeline.init(writers + sorts, consumers);
-    value_pipeline.init(Traits::kPreparesValues ? preparers : copies, consumers);
-    const int readers = gather ? 32 * preparers : preparers;
+    value_pipeline.init(Traits::kPreparesValues ? preparers : 1, consumers);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
+    place_pipeline.init(32, copies);
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) {
-      ptx::mbarrier_init(dirty + 8 * i, 1);
+      ptx::mbarrier_init(raw_values + 8 * i, copies);
       ptx::mbarrier_init(raw_keys + 8 * i, copies);
     }
 #pragma unroll
     for (int i = 0; i < Traits::kQueryStages; ++i) ptx::mbarrier_init(raw_queries + 8 * i, 1);
   }
 
-  /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or all
-  /// three gather K and V. Where V is prepared or K is rotated, 0 loads everything, or 0 and 1
-  /// gather it, and the others up to 2 widen, transpose or rotate. The last one schedules.
+  /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or 0 and 1
+  /// gather K and V, and 2 makes them visible. Where V is prepared or K is rotated, 0 loads
+  /// everything, or 0 and 1 gather it, and the others up to 2 widen, transpose or rotate. The last
+  /// one schedules.
   static constexpr int kLoaderWarps = 3;
-  static constexpr int kSharingGatherWarps = 2;
-  static constexpr int kGatherWarps = Traits::kPreparesValues ? kSharingGatherWarps : kLoaderWarps;
+  static constexpr int kGatherWarps = 2;
   static constexpr int kSchedulerWarp = 3;
 };
 

@@ -93,8 +93,11 @@ struct HopperTraits {
   static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = kPreparesValues ? 512 : 256;
-  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes;
+  static constexpr int kBarrierBytes = kPreparesValues ? 384 : 256;
+  /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
+  static constexpr int kPlaceBytes = kv_tile * 4, kPlaceBarrierBytes = 16;
+  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes +
+                                    kPlaceBytes + kPlaceBarrierBytes;
 
   /// What decodes beside the wide items. Its memory is behind theirs.
   using Narrow = DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup>;
@@ -124,9 +127,17 @@ struct HopperTraits {
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
   static_assert(kBarrierOffset + kBarrierBytes <= kMostBytes);
-  static constexpr int kNarrowOffset = round_up(kBarrierOffset + kBarrierBytes, 1024);
-  static constexpr int kSmemBytes =
-      narrow_group ? kNarrowOffset + kNarrowBytes : kBarrierOffset + kBarrierBytes;
+
+  /// As many entries of places as there is room for, up to K and V of two tiles. Head dim 256 has
+  /// room for one.
+  static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
+  static constexpr int kPlaceSlots =
+      min_of((kMostBytes - kPlaceOffset) / (kPlaceBytes + kPlaceBarrierBytes), 4);
+  static_assert(kPlaceSlots >= 1);
+  static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
+  static constexpr int kEndOffset = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
+  static constexpr int kNarrowOffset = round_up(kEndOffset, 1024);
+  static constexpr int kSmemBytes = narrow_group ? kNarrowOffset + kNarrowBytes : kEndOffset;
 };
 
 /// A kernel for mixed batches: two warpgroups for wide items, one for narrow ones. K and V in tiles

@@ -35,6 +35,8 @@ class Transposer {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
+        // Beside a gather, which one warp is, K has to be made visible, too.
+        if (warps_ == 1) relay(shared_.raw_keys, shared_.key_pipeline, at_);
         shared_.landing_value_pipeline.wait_full(at_);
         shared_.value_pipeline.wait_empty(at_);
 #pragma unroll 1

@@ -32,7 +32,11 @@ class Widener {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       for (int32_t j = tile.count - 1; j >= 0; --j) {
-        if constexpr (Traits::kPreparesKeys) widen_keys();
+        if constexpr (Traits::kPreparesKeys) {
+          widen_keys();
+        } else if (end_ - begin_ == 4) {  // beside a gather
+          relay(shared_.raw_keys, shared_.key_pipeline, value_);
+        }
         const int32_t head = j == 0 ? unowned.head : 0;
         const int32_t end = j == tile.count - 1 ? unowned.owned : kTileLines;
         widen_values(head, end);
