@@ -39,7 +39,7 @@ HOPPER = ("hopper", "mixed")  # families that copy with TMA where they can
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
-GATHERED = 6  # a page size whose boxes would be of too few tokens for the copy engine of sm_90
+GATHERED = 7  # a page size whose boxes would be of too few tokens for the copy engine of sm_90
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 # What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
 # that is long enough to be split; requests in one part and in two, with KV of their own and none.
