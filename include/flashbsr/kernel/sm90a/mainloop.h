@@ -189,7 +189,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     shared_.key_pipeline.wait_full(at);
     uint32_t kinds = 0;
     // Read by who hands the stage back, so that race detectors see that it is done.
-    if (threadIdx.x % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * at.stage);
+    if (ptx::thread_index() % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * at.stage);
     const int32_t seen = uniform(static_cast<int32_t>(kinds)) >> group_;
     scores.set_cut(seen & kHides);
     return seen & kShows;
