@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
@@ -111,6 +112,31 @@ def test_sanitizer_output(text: str, status: int, ok: bool) -> None:
     found = gpu_steps.read_sanitizer(text, status)
     assert found["ok"] == ok
     assert json.dumps(found)
+
+
+def test_parts_of_a_sanitizer_are_one_outcome() -> None:
+    good = gpu_steps.read_sanitizer(CLEAN, 0)
+    bad = gpu_steps.read_sanitizer(CLEAN.replace("0 errors", "3 errors"), 9)
+    assert gpu_steps.join_parts([good, good]) == {
+        "ok": True,
+        "errors": 0,
+        "kernels": sorted(2 * good["kernels"]),
+    }
+    found = gpu_steps.join_parts([good, bad, good])
+    assert not found["ok"]
+    assert found["errors"] == 3
+    assert found["failures"] == bad["failures"]
+
+
+def test_parts_are_all_kernels() -> None:
+    framework("torch")
+    cases = importlib.import_module("sanitizer_cases")
+    kernels = list(range(8))
+    parts = [cases.part(f"{i}/3") for i in range(3)]
+    assert sorted(k for first, step in parts for k in kernels[first::step]) == kernels
+    for text in ("3/3", "-1/2", "0/0"):
+        with pytest.raises(argparse.ArgumentTypeError, match="I/N"):
+            cases.part(text)
 
 
 def test_sanitizer_without_a_summary_could_not_run() -> None:

@@ -87,7 +87,8 @@ def record(args: argparse.Namespace) -> int:
     results = ROOT / "benchmarks" / "results" / path.stem
     files = results.with_suffix(".json"), results.with_suffix(".png")
     steps = {name: runner(name, files) for name in args.only}
-    # Sanitizers run side by side: they wait for the host, not for the GPU. Nothing else may.
+    # Sanitizers run side by side: they wait for the host, not for the GPU. Nothing else may: bench
+    # measures, and a test asks how much memory is free.
     together = [name for name in steps if name in SANITIZERS]
     for name in steps:
         if name not in together:

@@ -310,10 +310,21 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
     return others
 
 
+def part(text: str) -> tuple[int, int]:
+    """``1/3`` -> (1, 3)."""
+    first, _, count = text.partition("/")
+    if not 0 <= int(first) < int(count):
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected I/N with 0 <= I < N")
+    return int(first), int(count)
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", default="*", metavar="PATTERN", help="names, as a shell does")
+    parser.add_argument(
+        "--part", type=part, default=(0, 1), metavar="I/N", help="every N-th, from I"
+    )
     parser.add_argument("--list", action="store_true", help="name the kernels and stop")
     args = parser.parse_args()
     info = engine_info()
@@ -326,7 +337,8 @@ def main() -> int:
     if (major, minor) == (9, 0) and info["jit"]["nvrtc"]:
         kernels += compiled()
     status = 0
-    for kernel in kernels:
+    first, step = args.part
+    for kernel in kernels[first::step]:
         if not fnmatch.fnmatch(kernel["name"], args.kernels):
             continue
         if args.list:
