@@ -52,9 +52,6 @@ enum class MergeQueueWord : int32_t {
   kList = 4,      ///< a word for every merge
 };
 
-/// Warps of a block that merge for others.
-inline constexpr int32_t kMergingWarps = 4;
-
 FLASHBSR_FN int64_t num_arrival_counters(const PlanHeader& h) {
   return 1 + static_cast<int64_t>(h.max_merges);
 }

@@ -10,8 +10,9 @@
 //   counters  [1 + max_merges: items claimed, arrivals][MergeQueueWord ...][list]
 //
 // Warps wait for other blocks only once all have begun, so that no block waits for one that has no
-// SM yet. Before that they take what is there when the items of their own block are done, and
-// leave: a block that completes a merge looks into the list after it, so nothing is left behind.
+// SM yet. Where some have not when a block's own items are done, its last warp takes what is there,
+// and all leave: that warp has pushed what narrow items complete, and waited for the wide ones, so
+// a block looks into the list after everything that it completes, and nothing is left behind.
 // Merges contract states in the plan's order: who does it does not change a bit.
 #pragma once
 
@@ -22,12 +23,16 @@ namespace flashbsr {
 
 class MergeQueue {
  public:
-  /// Of a grid whose blocks have kMergingWarps warps that call drain().
+  /// Warps of a block that merge for others: the narrow group's, of which the last one pushes.
+  static constexpr int32_t kWarps = 4;
+
+  /// Of a grid whose blocks have kWarps warps that call drain().
   FLASHBSR_DEVICE explicit MergeQueue(const KernelArgs& args) : args_(args) {}
 
-  /// One thread of a block, before its first item.
-  FLASHBSR_DEVICE void begin() const {
-    if (merges() > 0) atomicAdd(word(MergeQueueWord::kBegun), 1);
+  /// Before their first item. Thread `thread` of kWarps warps.
+  FLASHBSR_DEVICE void begin(int32_t thread) const {
+    // By a thread that says later that it has left, or the word might be reset before.
+    if (thread == kPushing && merges() > 0) atomicAdd(word(MergeQueueWord::kBegun), 1);
   }
 
   /// After a barrier behind the stores of a state of merges [first, first + count): thread `thread`
@@ -43,21 +48,23 @@ class MergeQueue {
   /// A merge that the caller makes takes a place, too. One thread.
   FLASHBSR_DEVICE void place_own() const { place(kMade); }
 
-  /// The last that a warp does: merges until all are made. Thread `thread` of kMergingWarps warps.
+  /// The last that a warp does: merges until all are made. Thread `thread` of kWarps warps.
   /// @param own_items  mbarrier whose first phase ends with the block's items
   template <bool kSoftmax, int kArch>
   FLASHBSR_DEVICE void drain(int32_t thread, uint32_t own_items) const {
     if (merges() == 0) return;
     const int32_t lane = thread % 32;
-    const bool waits =
-        ptx::load_acquire(word(MergeQueueWord::kBegun)) == static_cast<int32_t>(gridDim.x);
-    if (!waits) ptx::mbarrier_wait<kArch>(own_items, 0);
+    bool waits = all_begun();
+    if (!waits) {
+      ptx::mbarrier_wait<kArch>(own_items, 0);
+      waits = all_begun();
+    }
 #pragma unroll 1
     for (;;) {
       int32_t merge = -1;
       if (lane == 0 && waits) merge = next();
-      // All warps would stand in each other's way: 392 us instead of 52.
-      if (thread == 0 && !waits) merge = next_if_any();
+      // One warp of a block: all would stand in each other's way, 392 us instead of 52.
+      if (thread == kPushing && !waits) merge = next_if_any();
       merge = __shfl_sync(~0u, merge, 0);
       if (merge < 0) break;
       // 16 lanes have a row of 128 dims, 9 states of it in flight.
@@ -65,7 +72,7 @@ class MergeQueue {
     }
     if (lane > 0) return;
     const int32_t finished = ptx::atomic_add_acq_rel(word(MergeQueueWord::kFinished), 1);
-    if (finished < kMergingWarps * static_cast<int32_t>(gridDim.x) - 1) return;
+    if (finished < kWarps * static_cast<int32_t>(gridDim.x) - 1) return;
     // As it was found, for the next run.
     for (int32_t i = 0; i < static_cast<int32_t>(MergeQueueWord::kList); ++i) {
       word(MergeQueueWord::kBegun)[i] = 0;
@@ -73,10 +80,15 @@ class MergeQueue {
   }
 
  private:
+  static constexpr int32_t kPushing = 32 * (kWarps - 1);  ///< first thread of the last warp
+
   FLASHBSR_DEVICE int32_t* word(MergeQueueWord which) const {
     return args_.counters + num_arrival_counters(*args_.header) + static_cast<int32_t>(which);
   }
   FLASHBSR_DEVICE int32_t merges() const { return args_.header->num_merges; }
+  FLASHBSR_DEVICE bool all_begun() const {
+    return ptx::load_acquire(word(MergeQueueWord::kBegun)) == static_cast<int32_t>(gridDim.x);
+  }
 
   static constexpr int32_t kMade = -1;  ///< in the list; otherwise merge + 1, or 0: nothing yet
 

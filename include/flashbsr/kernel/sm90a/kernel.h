@@ -164,9 +164,6 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   }
   __syncthreads();
   ptx::wait_for_prerequisites<kArch>();
-  if constexpr (Traits::kNarrowGroup) {
-    if (threadIdx.x == 0) MergeQueue(args.base).begin();
-  }
   if (threadIdx.x < 128) {
     ptx::give_registers<Traits::kProducerRegisters>();
     constexpr bool kPrepares = Traits::kPreparesValues || kRotates;

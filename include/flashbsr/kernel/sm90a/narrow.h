@@ -35,6 +35,8 @@ class Narrow {
   FLASHBSR_DEVICE void leave_wide() const { ptx::mbarrier_arrive(shared_.wide_done()); }
 
   FLASHBSR_DEVICE void run() const {
+    static_assert(MergeQueue::kWarps == Decode::kWarps + Decode::kEpilogueWarps);
+    MergeQueue(args_.base).begin(ptx::thread_index() % 128);
     work();
     MergeQueue(args_.base)
         .template drain<Variant::use_softmax, kArch>(ptx::thread_index() % 128,
