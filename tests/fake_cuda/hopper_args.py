@@ -94,6 +94,18 @@ def test_ragged(driver: Driver, dims: Any, order: Any) -> None:
     np.testing.assert_allclose(out.numpy().astype("f4"), expected.astype("f4"), atol=2e-3)
 
 
+def test_rows_too_far_apart_to_gather(driver: Driver) -> None:
+    """Places of rows are 32-bit numbers of the largest power of two that divides all strides."""
+    q = padded((sum(Q_LENS), 8, 128), (0, 1, 2), 8)
+    memory = np.zeros((1, 1, 2, 128), np.float16)
+    far = np.lib.stride_tricks.as_strided(  # nobody reads there
+        memory, (sum(KV_LENS), 1, 2, 128), ((1 << 37) + 16, 16, 256, 2)
+    )
+    k = torch.from_numpy(far)
+    with pytest.raises(flashbsr.UnsupportedError, match=r"2\^31 x 16 bytes apart.*backend='fa2'"):
+        attend("cuda", (8, 2), (128, 128), (q, k, k), 1)
+
+
 @pytest.mark.parametrize(
     ("n", "path", "box"), [(64, "paged", 16), (72, "paged", 8), (88, "paged", 8), (76, "gather", 0)]
 )
