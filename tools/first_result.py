@@ -114,6 +114,7 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--shapes", nargs="+", help="of variant_times.py; all unless said")
     parser.add_argument("--times", type=int, default=3, help="processes of each; medians")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -124,7 +125,7 @@ def main() -> int:
 
     print("| shape | variant | new, s | of that NVRTC | cached, ms | built in, ms | kernel |")
     print("|---|---|---|---|---|---|---|")
-    for shape in SHAPES[args.device]:
+    for shape in args.shapes or SHAPES[args.device]:
         with tempfile.TemporaryDirectory() as none:
             plain = [measure("plain", shape, args.device, none) for _ in range(args.times)]
         for what in VARIANTS:
