@@ -383,7 +383,24 @@ def float8_q_cases() -> Iterator[Case]:
     yield decode.but("split", task={"num_workers": 7}, scales="head")
     long = Case("float8_q-long", (300,), (3000,), heads=(4, 1), dims=(128, 128), dtypes=FP8)
     for causal in (False, True):
-        yield long.but(f"causal{causal}", variant=Variant(causal=causal), layout="paged")
+        paged = long.but(f"causal{causal}", variant=Variant(causal=causal), layout="paged")
+        yield paged
+        yield paged.but("fast", task={"fp8_accumulation": "fast"})
+    # Requests of a few tiles and of many, whole and in parts, pages in boxes and row by row.
+    fast = Case(
+        "float8_q-fast", (70, 1, 0, 33, 200), (2500, 3000, 50, 33, 777), heads=(8, 2),
+        dims=(128, 128), dtypes=FP8, variant=Variant(causal=True), layout="paged", scales="head",
+        task={"fp8_accumulation": "fast"},
+    )  # fmt: skip
+    for page_size in (1, 5, 16, 64):
+        yield fast.but(f"page{page_size}", page_size=page_size)
+    yield fast.but("ragged", layout="ragged", dims=(128, 96))
+    yield fast.but("one_worker", task={**fast.task, "num_workers": 1})
+    yield fast.but("window", variant=Variant(causal=True, window_left=900))
+    for gain in (0.0, 3.0):  # equal weights; scores that climb
+        yield fast.but(f"gain{gain}", gain=gain)
+    for o in ("float16", "float32"):
+        yield fast.but(o, dtypes=(*FP8[:2], o))
 
 
 def kinds_cases() -> Iterator[Case]:

@@ -89,6 +89,20 @@ def test_mixed_batches_have_a_kernel() -> None:
     WORLD.check(to_host(out), batch, 185)
 
 
+@pytest.mark.parametrize("accumulation", ["default", "fast"])
+def test_long_sums_have_a_kernel(accumulation: str) -> None:
+    """float8 throughout: that the other files' cases with "fast" reach it is what this shows."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("products of float8 are instructions of sm_90a here")
+    q, k, v = (torch.randn(300, 4, 128, device="cuda").to(torch.float8_e4m3fn) for _ in range(3))
+    task = flashbsr.TaskInfo(4, 4, 128, fp8_accumulation=accumulation)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task)
+    attention.plan([0, 300], [0, 300])
+    attention.run(q, (k, v))
+    family = "hopper_fast" if accumulation == "fast" else "hopper"
+    assert attention.explain().kernel == f"{family}_sm90a_d128_e4m3_r192_plain"
+
+
 def test_mixed_kernels_side_by_side() -> None:
     """Blocks of two such kernels cannot be on an SM together: some finish before others begin, and
     merges, which any block may make, must neither wait for those nor be left behind."""

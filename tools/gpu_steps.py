@@ -20,7 +20,12 @@ from typing import Any
 
 from gpu_hash import ROOT
 
-SANITIZER_PARTS = 3  # they wait for the host: racecheck over all kernels took 430 s of one core
+# Side by side: they wait for the host.
+SANITIZER_PARTS = {"racecheck": 5}
+OTHER_PARTS = 3
+# Of every process where several run: each would take all cores for what torch and NumPy compute.
+# With threads racecheck took 296 s and the others 209 (12 processes on 16 cores), so 104 and 50.
+FEW_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 KEPT_FAILURES = 40
 KEPT_LINES = 30
 
@@ -99,7 +104,9 @@ def tests(limit: float, jobs: int) -> dict[str, Any]:
         command += ["-n", str(jobs or os.cpu_count() or 1)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        done = run([*command, f"--junitxml={report}"], limit, {"FLASHBSR_TEST_CUDA": "1"})
+        done = run(
+            [*command, f"--junitxml={report}"], limit, {"FLASHBSR_TEST_CUDA": "1", **FEW_THREADS}
+        )
         if not report.exists():
             raise StepError(f"pytest wrote no report:\n{tail(done.stdout)}")
         return read_junit(report.read_text())
@@ -157,15 +164,16 @@ def sanitize(tool: str, limit: float) -> dict[str, Any]:
     script = ROOT / "tools" / "sanitizer_cases.py"
     command = [program, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
     # One allocation per tensor: inside a pool nothing is out of bounds.
-    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1", **FEW_THREADS}
+    parts = SANITIZER_PARTS.get(tool, OTHER_PARTS)
 
     def run_part(i: int) -> dict[str, Any]:
-        part = ["--part", f"{i}/{SANITIZER_PARTS}"]
+        part = ["--part", f"{i}/{parts}"]
         done = run([*command, sys.executable, str(script), *part], limit, environment)
         return read_sanitizer(done.stdout, done.returncode)
 
-    with ThreadPoolExecutor(SANITIZER_PARTS) as pool:
-        return join_parts(list(pool.map(run_part, range(SANITIZER_PARTS))))
+    with ThreadPoolExecutor(parts) as pool:
+        return join_parts(list(pool.map(run_part, range(parts))))
 
 
 def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -33,9 +33,10 @@ TOKENS = {
     ("prefill", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
+    ("hopper_fast", 192): MANY,
     ("mixed", 128): MIXED,
 }
-HOPPER = ("hopper", "mixed")  # families that copy with TMA where they can
+HOPPER = ("hopper", "hopper_fast", "mixed")  # families that copy with TMA where they can
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -174,6 +175,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             kv_dtype=kv_dtype,
             fixed_split_size=3 * page_size if fixed and page_size else None,
             check=page_size is not None,
+            fp8_accumulation="fast" if family == "hopper_fast" else "default",
             # Sharing may choose another kernel, but not under a capacity.
             max_batch_size=len(q_lens) if capacity else None,
             max_q_tokens=sum(q_lens) if capacity else None,

@@ -250,7 +250,6 @@ class Checker {
                   "None unless pos_encoding_mode='ALIBI'");
     }
     p.sigmoid_bias = o_.sigmoid_bias;
-    p.fast_fp8 = o_.fast_fp8;
     p.lse_unit = o_.lse_base2 ? 1.0f : kLn2;
   }
 

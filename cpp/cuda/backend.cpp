@@ -141,6 +141,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .family = o_.family,
             .variant = o_.custom_variant ? &variant_ : nullptr,
             .row_hooks = o_.row_hooks,
+            .fast_sums = o_.fast_fp8,
             .mixed = captured_ ? captured_->need.mixed : batch.mixed,
             .provider = o_.provider};
   if (need.mixed) {

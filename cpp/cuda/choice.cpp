@@ -25,6 +25,9 @@ struct Tile {
 /// rows serve where 192 have no room.
 constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
                            {"hopper", 128}, {"prefill", 64}, {"prefill", 128}};
+/// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
+constexpr Tile kFastTile = {"hopper_fast", 192};
+constexpr int kFastFrom = 64;
 /// Wide items of a mixed batch, on two warpgroups.
 constexpr Tile kMixedTile = {"mixed", 128};
 
@@ -136,6 +139,9 @@ KernelQuery nearest_query(const Need& need) {
 }
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
+  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom) {
+    if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
+  }
   for (const Tile& tile : kTiles) {
     if (!holds(tile, need)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;

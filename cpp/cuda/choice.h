@@ -32,6 +32,7 @@ struct Need {
   const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
   bool row_hooks = false;                         ///< which has hooks of whole rows
   bool gathers = false;                           ///< K and V that TMA cannot copy
+  bool fast_sums = false;                         ///< of float8 products, where they truncate
   bool mixed = false;                             ///< requests of few rows beside others
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 

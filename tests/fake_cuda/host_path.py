@@ -358,6 +358,27 @@ def test_a_type_that_the_plan_did_not_expect(driver: Driver) -> None:
     assert driver.kernel == "decode_sm90_d64_e4m3_r8_plain"
 
 
+@pytest.mark.parametrize(("dim", "accumulation", "options", "kernel"), [
+    (128, "default", {}, "hopper_sm90a_d128_e4m3_r192_plain"),
+    (128, "fast", {}, "hopper_fast_sm90a_d128_e4m3_r192_plain"),
+    (96, "fast", {}, "hopper_fast_sm90a_d128_e4m3_r192_plain"),
+    (64, "fast", {}, "hopper_sm90a_d64_e4m3_r192_plain"),
+    (256, "fast", {}, "hopper_sm90a_d256_e4m3_r128_plain"),
+    (128, "fast", {"logits_soft_cap": 5.0}, "hopper_sm90a_d128_e4m3_r192_standard"),
+    (128, "fast", {"activation": "sigmoid"}, "hopper_sm90a_d128_e4m3_r192_sigmoid"),
+])  # fmt: skip
+def test_long_sums_of_float8(
+    driver: Driver, dim: int, accumulation: str, options: dict[str, Any], kernel: str
+) -> None:
+    """Allowed is not asked for: what has no kernel of its own has the other one."""
+    x = torch.zeros(9, 2, dim).to(torch.float8_e4m3fn)
+    task = flashbsr.TaskInfo(2, 2, dim, backend="cuda", fp8_accumulation=accumulation)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(**options), task)
+    attention.plan([0, 9], [0, 9])
+    attention.run(x, (x, x))
+    assert driver.kernel == attention._engine.kernel_name() == kernel
+
+
 # --- workspace
 
 

@@ -49,7 +49,6 @@ struct Params {
   const float* sinks = nullptr;          ///< [H_qo] natural logits, or null
   const uint8_t* custom_mask = nullptr;  ///< bit-packed; offsets are in the requests
   float sigmoid_bias = 0.0f;
-  bool fast_fp8 = false;                 ///< fewer promotions of float8 sums
   float lse_unit = 0.6931471805599453f;  ///< ln 2 for natural LSE, 1 for base 2
   RopeTables rope;
 

@@ -28,6 +28,17 @@ FLASHBSR_DEVICE uint4 load_shared_16(uint32_t address) {
                : "memory");
   return x;
 }
+FLASHBSR_DEVICE void load_shared(uint32_t address, float (&x)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(address)
+               : "memory");
+}
+FLASHBSR_DEVICE void store_shared(uint32_t address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c),
+               "f"(d)
+               : "memory");
+}
 /// 16 bytes of zeros.
 FLASHBSR_DEVICE void zero_shared(uint32_t address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");

@@ -112,7 +112,7 @@ FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, const P
   const int32_t token = args.base.group.quotient(packed);
   const int32_t head = args.base.group.remainder(packed, token);
 #pragma unroll
-  for (int c = 0; c < Traits::kColumnsVo; ++c) {
+  for (int c = 0; c < Traits::kHeadDimVo / 64; ++c) {
     ptx::tma_store(args.out, rows.base + c * Traits::kRows * 128, c * 64, head,
                    tile.request.q_begin + token, tile.item.kv_head);
   }

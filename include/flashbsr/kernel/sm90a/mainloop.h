@@ -12,6 +12,7 @@
 // takes n - 1 turns per item: tiles that none of its rows sees are passed over, not skipped.
 #pragma once
 
+#include <flashbsr/kernel/sm90a/long_sums.h>
 #include <flashbsr/kernel/sm90a/softmax.h>
 
 namespace flashbsr::sm90a {
@@ -25,7 +26,7 @@ class Mainloop : public Softmax<Traits, Variant> {
 
   /// @param group  the warpgroup's number among the consumers, uniform
   FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const Shared<Traits>& shared, int32_t group)
-      : Base(args), shared_(shared), group_(group) {
+      : Base(args), shared_(shared), group_(group), sums_(shared, group) {
     query_base_ = ptx::matrix_descriptor(shared.queries + group * 64 * 128, 1024, 16);
     key_base_ = ptx::matrix_descriptor(shared.keys, 1024, 16);
     value_base_ = ptx::matrix_descriptor(shared.values, 1024,
@@ -41,9 +42,10 @@ class Mainloop : public Softmax<Traits, Variant> {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
-    wary_ = kTriesWithoutMaxima && !kHasHooks<Variant> ? 0 : 3;
+    wary_ = Traits::kLongSums ? 1 : kTriesWithoutMaxima && !kHasHooks<Variant> ? 0 : 3;
     patience_ = 4;
     Base::clear();
+    if constexpr (Traits::kLongSums) sums_.clear();
     int32_t j = count - 1;
     if (j < 0) return;
     if (sight.top < sight.bottom) {
@@ -55,7 +57,7 @@ class Mainloop : public Softmax<Traits, Variant> {
       return;
     }
     const bool simple = all_of_group(scores.begin(tile, spans, first_row(group_)));
-    if constexpr (Traits::kTransposesValues) {
+    if constexpr (Traits::kSumsTiles) {
       // Rows that are not there would have a say: then it is the long way always.
       if (!all_of_group(!Base::missing(0) && !Base::missing(1))) wary_ = 0x7fffffff;
     }
@@ -83,12 +85,13 @@ class Mainloop : public Softmax<Traits, Variant> {
         sight.whole_bottom = count;
       } while (j >= sight.bottom);
       done_with_queries();
-      if constexpr (Traits::kTransposesValues) {
+      if constexpr (Traits::kSumsTiles) {
         add_values();
         key_.advance();
       } else {
         last();
       }
+      if constexpr (Traits::kLongSums) sums_.add_to(o);
     }
 #pragma unroll 1
     for (; j >= 0; --j) pass(true);
@@ -114,7 +117,8 @@ class Mainloop : public Softmax<Traits, Variant> {
   using Base::kWeightSteps;
   /// Kernels of two large consumers have no registers for it.
   static constexpr bool kTriesWithoutMaxima =
-      Exponents<Variant>::kExist && Traits::kGroups == 3 && dtype_size(Traits::kWeightType) == 2;
+      Exponents<Variant>::kExist && Traits::kGroups == 3 &&
+      (dtype_size(Traits::kWeightType) == 2 || Traits::kLongSums);
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
   /// descriptors from vector registers at every step.
@@ -222,11 +226,13 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_commit();
   }
 
+  /// Bytes of V from one product's depth to the next: rows, or parts of transposed ones.
+  static constexpr int kValueStep = Traits::kTransposesValues ? 32 : 16 * 128;
   FLASHBSR_DEVICE void multiply_values(const Operands& at) {
 #pragma unroll
-    for (int k = 0; k < Traits::kKvTile / 16; ++k) {
+    for (int k = 0; k < kWeightSteps; ++k) {
       ptx::wgmma_registers<Traits::kWeightType>(
-          o, p[k], at.value + ptx::descriptor_step(k * 16 * 128), true);
+          o, p[k], at.value + ptx::descriptor_step(k * kValueStep), true);
     }
     ptx::wgmma_commit();
   }
@@ -277,6 +283,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   template <bool kMasked>
   FLASHBSR_DEVICE void step(int32_t begin) {
     [[maybe_unused]] const Operands at = multiply(begin);
+    float slack = Base::kSlack;
     if constexpr (!kMasked && kTriesWithoutMaxima) {
       if (wary_ > 0) {
         --wary_;
@@ -285,19 +292,28 @@ class Mainloop : public Softmax<Traits, Variant> {
           release(shared_.key_pipeline, key_);
           finish_values();
           Base::pack();
+          if constexpr (Traits::kLongSums) sums_.count(o);
           return;
         }
         become_wary();
         ptx::wgmma_wait<0>();
         ptx::pin(o);
         multiply_keys_again(at);
+        // The references are the maxima then: a row of equal weights would fail for ever.
+        if constexpr (Traits::kLongSums) slack = 0.0f;
       }
     }
     release(shared_.key_pipeline, key_);
-    const bool grew = Base::soften(begin, kMasked);
+    const bool grew = Base::soften(begin, kMasked, slack);
     finish_values();
     Base::pack();
-    if (Variant::use_softmax && grew) Base::rescale();
+    if (Variant::use_softmax && grew) rescale();
+    if constexpr (Traits::kLongSums) sums_.count(o);
+  }
+
+  FLASHBSR_DEVICE void rescale() {
+    Base::rescale();
+    if constexpr (Traits::kLongSums) sums_.rescale(o, Base::shrink_);
   }
 
   /// After the products of P V: their registers and V are free.
@@ -340,7 +356,7 @@ class Mainloop : public Softmax<Traits, Variant> {
 
   template <bool kMasked>
   FLASHBSR_DEVICE void next(int32_t begin) {
-    if constexpr (Traits::kTransposesValues) {
+    if constexpr (Traits::kSumsTiles) {
       short_step<kMasked>(begin);
     } else {
       step<kMasked>(begin);
@@ -415,7 +431,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     shared_.key_pipeline.wait_full(key_);
     release(shared_.key_pipeline, key_);
     key_.advance();
-    if (turn && !Traits::kTransposesValues) {
+    if (turn) {
       take_turn();
       give_turn();
     }
@@ -424,8 +440,12 @@ class Mainloop : public Softmax<Traits, Variant> {
     value_.advance();
   }
 
-  FLASHBSR_DEVICE void take_turn() const { ptx::named_barrier_sync(kTurn + group_, 256); }
+  /// Products of e4m3 take none: groups that drift apart are as fast.
+  FLASHBSR_DEVICE void take_turn() const {
+    if constexpr (!Traits::kTransposesValues) ptx::named_barrier_sync(kTurn + group_, 256);
+  }
   FLASHBSR_DEVICE void give_turn() const {
+    if constexpr (Traits::kTransposesValues) return;
     const int32_t next = group_ == Traits::kConsumers - 1 ? 0 : group_ + 1;
     ptx::named_barrier_arrive(kTurn + next, 256);
   }
@@ -435,7 +455,8 @@ class Mainloop : public Softmax<Traits, Variant> {
   }
   FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
   FLASHBSR_DEVICE void done_with_queries() {
-    if constexpr (Traits::kStoreBoxes) {
+    if constexpr (Traits::kLongSums) queries_ = shared_.sums;
+    if constexpr (Traits::kStoresInQueries) {
       queries_ = shared_.queries + query().stage * Traits::kQueryBytes;
       held_ = shared_.query_pipeline.empty(query().stage);
     } else {
@@ -451,6 +472,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   uint32_t items_ = 0;  ///< whose Q is done with
   uint32_t queries_ = 0;
   uint32_t held_ = 0;  ///< the barrier to arrive at; 0: none
+  LongSums<Traits> sums_;
   /// Tiles until maxima are left out again, and how many after it fails the next time. The
   /// first ones of an item are where maxima grow.
   int32_t wary_, patience_;

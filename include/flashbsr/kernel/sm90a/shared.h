@@ -113,6 +113,7 @@ struct Shared {
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
   uint32_t places;  ///< of rows that are gathered
+  uint32_t sums;    ///< of O (long_sums.h)
   PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
@@ -140,6 +141,7 @@ struct Shared {
                   (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
     kinds = queries + Traits::kBarrierOffset + Traits::kBarrierBytes - kKindBytes;
     places = queries + Traits::kPlaceOffset;
+    sums = queries + Traits::kSumOffset;
     place_pipeline = {queries + Traits::kPlaceBarrierOffset};
     landing_keys = keys;
     landing_values = values;

@@ -47,7 +47,8 @@ class Softmax {
   }
 
   /// S becomes weights, still in fp32. True: O must be rescaled by shrink_.
-  FLASHBSR_DEVICE bool soften(int32_t begin, bool masked) {
+  /// @param slack  log2 of how far weights may grow
+  FLASHBSR_DEVICE bool soften(int32_t begin, bool masked, float slack = kSlack) {
     if (masked || kHasHooks<Variant>) scores.transform(begin, masked);
     if constexpr (!Variant::use_softmax) return false;
     float (&s)[4 * Score::kGroups] = scores.s;
@@ -67,8 +68,8 @@ class Softmax {
       x = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 1));
       new_top[h] = ptx::max(x, __shfl_xor_sync(0xffffffffu, x, 2));
     }
-    const bool grew = __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > kSlack ||
-                                                  (new_top[1] - top[1]) * factor[1] > kSlack);
+    const bool grew = __any_sync(0xffffffffu, (new_top[0] - top[0]) * factor[0] > slack ||
+                                                  (new_top[1] - top[1]) * factor[1] > slack);
     if (grew) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -138,12 +139,16 @@ class Softmax {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) more_[h] = more[h][0] + more[h][1];
-    if constexpr (Traits::kTransposesValues) return packs_bytes();
-    // Before they are packed to 16 bits: four of a thread's sums tell. NaN does not fit.
+    if constexpr (Traits::kSumsTiles) return packs_bytes();
+    // Before they are packed: sums of a thread tell, of half a row's tile in bytes, which a row of
+    // equal weights would outgrow. NaN does not fit.
     bool fits = true;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      fits = fits && (missing(h) || more_[h] < scores.most(kShift - base[h], kMostWeight));
+      const float most = scores.most(kShift - base[h], kMostWeight);
+      const bool rest_fits = !Traits::kLongSums || more[h][1] < most;
+      fits =
+          fits && (missing(h) || ((Traits::kLongSums ? more[h][0] : more_[h]) < most && rest_fits));
     }
     return fits;
   }
@@ -153,7 +158,8 @@ class Softmax {
     sum[0] += more_[0];
     sum[1] += more_[1];
   }
-  static constexpr float kMostWeight = 32768.0f;  ///< fp16 ends at 65504
+  /// fp16 ends at 65504, e4m3 at 448.
+  static constexpr float kMostWeight = Traits::kLongSums ? 448.0f : 32768.0f;
 
   /// What lies in the place of a row that is not there must decide nothing.
   FLASHBSR_DEVICE bool missing(int h) const { return scores.factor[h] == 0.0f; }
@@ -172,7 +178,10 @@ class Softmax {
     return !(outgrown & 0x80808080u);
   }
 
-  float shrink_[2];
+ protected:
+  float shrink_[2];  ///< of each row, where its reference grew
+
+ private:
   float more_[2];  ///< sums of weights that are not accepted yet
 };
 

@@ -36,11 +36,13 @@ FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int r
 /// @tparam kv_type      of K and V in memory: `type`, or e4m3
 /// @tparam weight_type  of P V
 /// @tparam narrow_group there is a warpgroup more, for items of few rows (narrow.h)
+/// @tparam summed_tiles products of e4m3: tiles that the tensor cores add up by themselves before
+///                      fp32 does (long_sums.h); 0: one
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
           int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type),
-          bool narrow_group = false>
+          bool narrow_group = false, int summed_tiles = 0>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
@@ -50,6 +52,11 @@ struct HopperTraits {
   /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
   /// of e4m3, transposed (transpose.h).
   static constexpr bool kTransposesValues = weight_type == DType::kE4M3;
+  static constexpr int kSummedTiles = summed_tiles;
+  static constexpr bool kLongSums = summed_tiles > 0;
+  static_assert(!kLongSums || kTransposesValues);
+  /// A tile's sum of P V by itself, in the registers of S.
+  static constexpr bool kSumsTiles = kTransposesValues && !kLongSums;
   static constexpr bool kPreparesKeys = kv_type != type;
   static constexpr bool kPreparesValues = kv_type != weight_type || kTransposesValues;
   /// Whether the kernel can do RoPE (rotate.h): 16-bit K are rotated where they land.
@@ -103,21 +110,27 @@ struct HopperTraits {
   using Narrow = DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup>;
   static constexpr int kNarrowBytes = narrow_group ? round_up(Narrow::kSmemBytes, 1024) : 0;
 
+  /// Sums of O in fp32, beside what the tensor cores are adding up.
+  static constexpr int kSumBytes = kLongSums ? rows * head_dim_vo * 4 : 0;
+
   static constexpr int kMostBytes = 227 * 1024 - kNarrowBytes;  ///< of a block on sm_90
   FLASHBSR_FN static constexpr int stages_with(int queries) {
-    return (kMostBytes - kRestBytes - queries * kQueryBytes) / kStageBytes;
+    return (kMostBytes - kRestBytes - kSumBytes - queries * kQueryBytes) / kStageBytes;
   }
   /// A second buffer for Q pays where it costs no stage that is needed.
   static constexpr int kQueryStages = stages_with(2) >= 2 ? 2 : 1;
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
   /// Whether O goes out through the memory of Q: not where the next Q waits for it, or it is too
-  /// small for 16 bits.
-  static constexpr bool kStoreBoxes = kQueryStages == 2 && rows * head_dim_vo * 2 <= kQueryBytes;
+  /// small for 16 bits. Or through that of its sums.
+  static constexpr bool kStoresInQueries =
+      kQueryStages == 2 && rows * head_dim_vo * 2 <= kQueryBytes;
+  static constexpr bool kStoreBoxes = kStoresInQueries || kLongSums;
   static_assert(kStages >= 2);
 
-  /// [Q ...][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two
+  /// [Q ...][sums][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two
   /// items][barriers]
-  static constexpr int kKeyOffset = kQueryStages * kQueryBytes;
+  static constexpr int kSumOffset = kQueryStages * kQueryBytes;
+  static constexpr int kKeyOffset = kSumOffset + kSumBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
   static constexpr int kLandingKeyOffset = kValueOffset + kStages * kValueBytes;
   static constexpr int kLandingValueOffset =
@@ -144,5 +157,11 @@ struct HopperTraits {
 /// of 80 tokens, as three consumers have them: they have the same registers.
 template <int head_dim, DType type>
 using MixedTraits = HopperTraits<head_dim, head_dim, type, 128, false, type, type, 80, true>;
+
+/// A kernel for products of e4m3 with fp8_accumulation="fast": sums of 8 tiles of 96 tokens are
+/// 1.1 % too low at most where all V are of one sign. docs/kernels/sm90a_fp8.md.
+template <int head_dim, int rows>
+using FastTraits = HopperTraits<head_dim, head_dim, DType::kE4M3, rows, false, DType::kE4M3,
+                                DType::kE4M3, 96, false, 8>;
 
 }  // namespace flashbsr::sm90a
