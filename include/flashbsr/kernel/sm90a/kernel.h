@@ -143,6 +143,8 @@ FLASHBSR_DEVICE void consume(const HopperArgs& args, const Shared<Traits>& share
     if (ptx::thread_index() < Traits::kThreads) shared.tile_pipeline.release(Place::after(n));
   }
   loop.release_held();
+  // O leaves from the memory of its sums, which is the next block's once this one has ended.
+  if (Traits::kLongSums && threadIdx.x % 32 == 0) ptx::tma_store_wait_read();
 }
 
 /// @tparam kCopies  one of them, where it is known: half of the producers' code
