@@ -1,11 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: PTH118, PTH123
 """Machine code of CUDA kernels that the build does not have, from the cache or from NVRTC."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -57,11 +59,10 @@ def machine_code(wish: Wish, text: str, struct: str, cuda_major: int) -> bytes:
     identity = f"{about.st_size} {about.st_mtime_ns}" if about else str(nvrtc(cuda_major).version)
     key = cache.key_of(source, headers_digest(include), *FLAGS, str(library), identity, wish.target)
 
-    # Hopper's logits are expressions, which not every text takes for the floats that they are
-    # elsewhere (`c ? x : 0.0f`). That costs 0.1 s to find out. Errors are those of floats.
-    plain = kernel_source(wish, templates, text, struct, floats=True)
-
     def build(path: Path) -> None:
+        # Hopper's logits are expressions, which not every text takes for the floats that they are
+        # elsewhere (`c ? x : 0.0f`). That costs 0.1 s to find out. Errors are those of floats.
+        plain = kernel_source(wish, templates, text, struct, floats=True)
         compiler, target = nvrtc(cuda_major), wish.target
         if not target.endswith("a"):
             target = compiler.target_for(int(re.sub(r"\D", "", target)))
@@ -76,10 +77,18 @@ def machine_code(wish: Wish, text: str, struct: str, cuda_major: int) -> bytes:
 
 @functools.cache
 def headers_digest(include: Path) -> str:
-    """SHA-256 of all headers under a folder, by name and content: 3 ms, once per process."""
+    """SHA-256 of all headers under a folder, by name and content: 1 ms, once per process."""
+    # Plain strings: with a Path for every file it is 3 ms.
+    names = [
+        os.path.join(folder, name)
+        for folder, _, files in os.walk(include)
+        for name in files
+        if name.endswith(".h")
+    ]
     digest = hashlib.sha256()
-    for path in sorted(include.rglob("*.h")):
-        content = path.read_bytes()
-        name = path.relative_to(include).as_posix()
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    for name in sorted(names):
+        with open(name, "rb") as file:
+            content = file.read()
+        relative = name.removeprefix(f"{include}{os.sep}")
+        digest.update(f"{relative}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
