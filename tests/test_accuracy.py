@@ -73,3 +73,47 @@ def test_steeply_rising_scores(device: Device, dtype: str, last: bool) -> None:
     size = float(np.abs(v.astype(np.float64)).max())
     slack = size * (2 * unit + 8 * 2.0**-24 * float(logits.max()))
     assert np.abs(attend(device, q, (k, v)) - expected).max() <= slack
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_query_rows_of_any_size(device: Device, kv_dtype: str) -> None:
+    """Rows from 2^-60 to 2^20 beside each other; over float8 KV kernels may bring them to a size.
+
+    Above that a logit's last bit in float32 is more than a weight is made of.
+    """
+    rng = np.random.default_rng(11)
+    q = rng.standard_normal((100, HEADS, DIM))
+    sizes = 2.0 ** rng.integers(-60, 21, (100, HEADS, 1))
+    sizes[::3] = 1.0
+    k, v = rng.standard_normal((2, 300, 1, DIM))
+    q = (q * sizes).astype(np.float32).astype(DTYPES["bfloat16"])
+    k, v = (x.astype(np.float32).astype(DTYPES[kv_dtype]) for x in (k, v))
+    expected, logits = exact(q, (k, v))
+    # Sums of 128 products in float32 decide which of two keys a row of large logits is about.
+    order = np.sort(logits, -1)
+    clear = order[..., -1] - order[..., -2] > 1e-5 * np.abs(order[..., -1]) + 30
+    clear |= np.abs(order[..., -1]) < 30
+    assert clear.mean() > 0.6
+    found = attend(device, q, (k, v), kv_dtype=kv_dtype)
+    slack = 2.0**-7 * float(np.abs(v.astype(np.float64)).max())
+    assert (np.abs(found - expected).max(-1) <= slack)[clear].all()
+
+
+def test_rows_do_not_decide_about_others(device: Device) -> None:
+    """A query row of NaN, of infinities or of huge numbers harms no other row of its tile."""
+    rng = np.random.default_rng(12)
+    q, k, v = (
+        rng.standard_normal((n, heads, DIM)).astype(np.float32)
+        for n, heads in ((100, HEADS), (300, 1), (300, 1))
+    )
+    q = q.astype(DTYPES["bfloat16"])
+    kv = tuple(x.astype(DTYPES["float8_e4m3fn"]) for x in (k, v))
+    want = attend(device, q, kv, kv_dtype="float8_e4m3fn")
+    bad = q.copy()
+    for row, value in ((3, np.nan), (40, np.inf), (41, -np.inf), (77, 2.0**100)):
+        bad[row, 1] = value
+    found = attend(device, bad, kv, kv_dtype="float8_e4m3fn")
+    same = np.ones(q.shape[:2], bool)
+    same[[3, 40, 41, 77], 1] = False
+    # Which way a tile takes may be decided by any of its rows; both ways are right.
+    np.testing.assert_allclose(found[same], want[same], rtol=0.0, atol=2.0**-7)

@@ -25,7 +25,9 @@ DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
 # Family and rows of a tile -> query tokens of a request that fill it on average.
 FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
-MIXED, MIXED_SHARING = (90, 1, 33, 2), (2, 1, 1, 2)
+# Requests that tiles of so many rows hold best.
+MIXED = {128: (64, 1, 2, 32), 192: (90, 1, 2, 45)}
+MIXED_SHARING = {128: (2, 1, 1, 2), 192: (45, 1, 1, 1)}
 TOKENS = {
     ("decode", 8): (1, 1, 1, 1),
     ("decode", 16): (4, 3, 4, 3),
@@ -34,7 +36,7 @@ TOKENS = {
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
     ("hopper_fast", 192): MANY,
-    ("mixed", 128): MIXED,
+    **{("mixed", rows): lens for rows, lens in MIXED.items()},
 }
 HOPPER = ("hopper", "hopper_fast", "mixed")  # families that copy with TMA where they can
 KV_LENS = (70, 17, 100, 300)
@@ -57,11 +59,15 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
         {"mask": True},
         {"tree": True},
     ),
-    "sigmoid_alone": ({"activation": "sigmoid", "causal": True}, {"activation": "sigmoid"}),
-    "sigmoid": (
+    "sigmoid_alone": (
         {"activation": "sigmoid", "causal": True},
-        {"activation": "sigmoid", "mask": True},
+        {"activation": "sigmoid"},
         {"activation": "sigmoid", "levels": True},
+    ),
+    "sigmoid": (
+        {"activation": "sigmoid", "logits_soft_cap": 5.0, "causal": True},
+        {"activation": "sigmoid", "mask": True},
+        {"activation": "sigmoid", "logits_soft_cap": 5.0, "levels": True},
     ),
 }
 OPTIONS = ("mask", "tree", "levels")
@@ -146,10 +152,11 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     """Run a problem for `kernel`, ragged without a page size; the name of the kernel that ran."""
     family, rows = kernel["family"], kernel["rows"]
     levels = bool(spec.get("levels"))
-    q_lens = MIXED_SHARING if levels and family == "mixed" else TOKENS[family, rows]
+    shares_mixed = levels and family == "mixed"
+    q_lens = MIXED_SHARING[rows] if shares_mixed else TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
     # the kernel too: the smallest, or one for 64 rows.
-    chosen_by_rows = rows == 16 or q_lens in (MANY, MIXED)
+    chosen_by_rows = rows == 16 or q_lens in (MANY, *MIXED.values())
     fixed = page_size is not None and not chosen_by_rows and not levels
     kv_lens = LONG if page_size and not fixed else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
@@ -161,7 +168,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     dim_vo = kernel["head_dim_vo"] - (0 if page_size else 32)
     fields = {name: value for name, value in spec.items() if name not in OPTIONS}
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
-    capacity = levels and q_lens is not MIXED_SHARING
+    capacity = levels and not shares_mixed
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(

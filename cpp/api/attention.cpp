@@ -11,6 +11,9 @@ namespace flashbsr::api {
 
 namespace {
 
+/// Rows of wide tiles in kernels for mixed batches. Two of 128 hold a part of 256 rows better than
+/// one of 192 and one of 64.
+constexpr int kMixedRows[] = {192, 128};
 /// Most packed rows of a request that has few: what narrow items of a mixed batch hold.
 constexpr int64_t kFewRows = 8;
 
@@ -242,9 +245,11 @@ void Attention::choose_kernel(const Shape& shape) {
   Batch taken = batch;
   const auto try_kernel = [&](const Batch& other) {
     const Workers limits = limits_for(other);
-    if (limits.wide.tile_rows == limits_.wide.tile_rows || limits.mixed() != other.mixed) return;
+    const bool wants_mixed = other.mixed_rows > 0;
+    const bool same = limits.wide.tile_rows == limits_.wide.tile_rows;
+    if (limits.mixed() != wants_mixed || (same && !wants_mixed)) return;
     const int64_t other_price = choose(limits, trial_);
-    if (other_price >= price || (trial_.empty() && !other.mixed)) return;
+    if (other_price >= price || (trial_.empty() && !wants_mixed)) return;
     limits_ = limits;
     price = other_price;
     taken = other;
@@ -254,8 +259,10 @@ void Attention::choose_kernel(const Shape& shape) {
   other.shares = true;
   if (shares) try_kernel(other);
   other = batch;
-  other.mixed = true;
-  if (mixed) try_kernel(other);
+  for (const int rows : kMixedRows) {
+    other.mixed_rows = rows;
+    if (mixed) try_kernel(other);
+  }
   limits_for(taken);  // the backend's kernel is the last it was asked for
 }
 

@@ -142,15 +142,15 @@ Workers CudaBackend::limits(const Batch& batch) {
             .variant = o_.custom_variant ? &variant_ : nullptr,
             .row_hooks = o_.row_hooks,
             .fast_sums = o_.fast_fp8,
-            .mixed = captured_ ? captured_->need.mixed : batch.mixed,
+            .mixed_rows = captured_ ? captured_->need.mixed_rows : batch.mixed_rows,
             .provider = o_.provider};
-  if (need.mixed) {
+  if (need.mixed_rows > 0) {
     Need any = need;
     any.rows = kManyRows;  // whatever the average: there is one kernel
     if (kernel_for(any)) {
       need = any;
     } else {
-      need.mixed = false;
+      need.mixed_rows = 0;
     }
   }
   const KernelRow* found = kernel_for(need);
@@ -400,10 +400,11 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }
-  const Launch where{.device = device_,
-                     .stream = stream,
-                     .grid_x = header_.num_workers - header_.num_narrow_workers,
-                     .overlap = args.overlap != Overlap::kNone};
+  const Launch where{
+      .device = device_,
+      .stream = stream,
+      .grid_x = header_.num_workers - header_.num_narrow_workers + header_.num_narrow_blocks,
+      .overlap = args.overlap != Overlap::kNone};
   if (is_hopper(*kernel_)) {
     launch(*kernel_, where, hopper_args(args, *kernel_, header_, maps_));
   } else {

@@ -28,8 +28,6 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
-/// Wide items of a mixed batch, on two warpgroups.
-constexpr Tile kMixedTile = {"mixed", 128};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -112,7 +110,7 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
 
 const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                           const DeviceInfo& device) {
-  const bool hopper = tile.family[0] == 'h' || need.mixed;
+  const bool hopper = tile.family[0] == 'h' || need.mixed_rows > 0;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
@@ -156,10 +154,10 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
 }  // namespace
 
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
-  if (need.mixed) {
+  if (need.mixed_rows > 0) {
     const bool plain = !need.variant && !need.hooks() && !need.sigmoid && need.q == need.kv;
     if (!plain || need.group > kNarrowRows) return nullptr;
-    return try_tile(Source::kBuild, kMixedTile, need, device);
+    return try_tile(Source::kBuild, {"mixed", need.mixed_rows}, need, device);
   }
   const KernelRow* row = need.variant ? nullptr : try_source(Source::kBuild, need, device);
   return row || !need.provider ? row : try_source(Source::kProvider, need, device);

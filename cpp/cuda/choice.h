@@ -29,11 +29,11 @@ struct Need {
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
   api::Family family = api::Family::kAuto;
-  const std::string* variant = nullptr;           ///< name of the caller's own; null: built in
-  bool row_hooks = false;                         ///< which has hooks of whole rows
-  bool gathers = false;                           ///< K and V that TMA cannot copy
-  bool fast_sums = false;                         ///< of float8 products, where they truncate
-  bool mixed = false;                             ///< requests of few rows beside others
+  const std::string* variant = nullptr;  ///< name of the caller's own; null: built in
+  bool row_hooks = false;                ///< which has hooks of whole rows
+  bool gathers = false;                  ///< K and V that TMA cannot copy
+  bool fast_sums = false;                ///< of float8 products, where they truncate
+  int mixed_rows = 0;                    ///< > 0: of wide tiles, beside requests of few rows
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 
   /// More than plain attention.

@@ -158,16 +158,17 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
 
   const int64_t heads = min_of<int64_t>(group, row.rows);  // of a group, in a tile
   const int64_t tokens = row.rows / heads;
+  const TensorMap* q = rows_map(maps.q, p.q, header.num_kv_heads, heads * tokens);
   // The rows of requests that share KV may lie anywhere; a captured run may be replayed for them.
-  const int64_t box_rows = header.max_q_rows > 0 ? heads : heads * tokens;
-  const TensorMap* q = rows_map(maps.q, p.q, header.num_kv_heads, box_rows);
-  if (!q) {
+  const TensorMap* q_token =
+      header.max_q_rows > 0 ? rows_map(maps.q_token, p.q, header.num_kv_heads, heads) : q;
+  if (!q || !q_token) {
     throw Error(ErrorCode::kUnsupported, "q", "strides that the copy engine of sm_90 cannot follow",
                 "positive strides below 2^40 bytes; backend='fa2' takes any");
   }
   args.q = *q;
-  args.query_boxes = static_cast<int32_t>(heads * tokens / box_rows);
-  args.query_box_rows = static_cast<int32_t>(box_rows);
+  args.q_token = *q_token;
+  args.query_tokens = static_cast<int32_t>(tokens);
   const int64_t row_bytes =
       round_up<int64_t>(row.head_dim * dtype_size(p.q.dtype), kLineBytes);  // boxes are padded
   args.query_bytes = static_cast<int32_t>(row_bytes * heads * tokens);

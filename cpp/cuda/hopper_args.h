@@ -38,7 +38,7 @@ class MapCache {
 
 /// Of the last run.
 struct HopperMaps {
-  MapCache q, k, v, out;
+  MapCache q, q_token, k, v, out;
 };
 
 /// KV tokens of a box of K and V, of which a tile of the kernel takes several; 0: boxes do not

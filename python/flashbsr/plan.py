@@ -95,6 +95,7 @@ class PlanHeader(NamedTuple):
     narrow_cost_per_item: int
     narrow_cost_per_kv: int
     narrow_cost_per_split: int
+    num_narrow_blocks: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <flashbsr/plan/gpu.h>
+#include <flashbsr/plan/schedule.h>
 #include <flashbsr/plan/share.h>
 
 namespace flashbsr {
@@ -50,38 +51,92 @@ Sharing shared_by_all(const Layout& layout, int32_t tokens) {
   return sharing;
 }
 
+const Shape kShape{.num_qo_heads = 32, .num_kv_heads = 8, .causal = true, .may_share = true};
+
+Workers mixed_workers(int32_t rows) {
+  return gpu_mixed_limits({.rows = rows, .kv_tile = rows == 192 ? 80 : 128}, 8);
+}
+
 struct Prices {
-  double hopper, mixed;  // us
+  double hopper, mixed_192, mixed_128;  // us
 };
 
 Prices prices_of(const std::vector<Requests>& batch, int32_t shared = 0) {
-  const Shape shape{.num_qo_heads = 32, .num_kv_heads = 8, .causal = true, .may_share = true};
   const Layout layout = layout_of(batch);
   const Sharing sharing = shared_by_all(layout, shared);
   const auto price = [&](const Workers& workers) {
-    return static_cast<double>(Sharer::price(layout, shape, workers, sharing)) / kGpuUnitsPerUs;
+    return static_cast<double>(Sharer::price(layout, kShape, workers, sharing)) / kGpuUnitsPerUs;
   };
-  return {price(gpu_hopper_limits({.rows = 192, .kv_tile = 80})),
-          price(gpu_mixed_limits({.rows = 128, .kv_tile = 80}, 8))};
-}
-
-void expect_near(const Prices& found, double hopper, double mixed) {
-  EXPECT_LT(found.mixed, found.hopper);
-  EXPECT_NEAR(found.hopper, hopper, hopper / 5);
-  EXPECT_NEAR(found.mixed, mixed, mixed / 5);
+  return {price(gpu_hopper_limits({.rows = 192, .kv_tile = 80})), price(mixed_workers(192)),
+          price(mixed_workers(128))};
 }
 
 TEST(Mixture, PricesAreThoseThatWereMeasured) {
-  expect_near(prices_of({{1, 8448, 64}}, 8192), 85, 48);
-  expect_near(prices_of({{512, 4096, 4}, {1, 4096, 60}}), 418, 368);
-  expect_near(prices_of({{512, 4096, 4}, {1, 4096, 30}}), 309, 283);
+  const auto near = [](double price, double measured) {
+    EXPECT_NEAR(price, measured, measured / 5);
+  };
+  const Prices share = prices_of({{1, 8448, 64}}, 8192);
+  near(share.hopper, 85);
+  near(share.mixed_128, 47);
+  EXPECT_LT(share.mixed_128, share.mixed_192);
+  const Prices many = prices_of({{512, 4096, 4}, {1, 4096, 60}});
+  near(many.hopper, 418);
+  near(many.mixed_192, 290);
+  EXPECT_LT(many.mixed_192, many.mixed_128);
+  const Prices few = prices_of({{512, 4096, 4}, {1, 4096, 30}});
+  near(few.hopper, 309);
+  near(few.mixed_192, 280);
 }
 
-TEST(Mixture, LongPrefillsKeepThreeWarpgroups) {
-  // 1 x 8192: 705 us on three warpgroups, about 900 on two.
+TEST(Mixture, LongPrefillsHaveThreeWarpgroups) {
+  // 1 x 8192: 705 us on three, about 900 on two.
   const Prices found = prices_of({{8192, 8192, 1}, {1, 64, 1}});
-  EXPECT_LT(found.hopper, found.mixed);
-  EXPECT_NEAR(found.mixed, 900, 180);
+  EXPECT_NEAR(found.hopper, 705, 140);
+  EXPECT_NEAR(found.mixed_192, found.hopper, 10);
+  EXPECT_NEAR(found.mixed_128, 900, 180);
+}
+
+/// A plan's header and the modelled ends of the two kinds of work, us.
+struct Dealt {
+  PlanHeader header;
+  double wide, narrow;
+};
+
+Dealt deal(const std::vector<Requests>& batch) {
+  Layout layout = layout_of(batch);
+  layout.page_size = 1;
+  Planner planner;
+  const PlanView plan = planner.plan(layout, kShape, mixed_workers(192));
+  Dealt d{.header = plan.header(), .wide = 0, .narrow = 0};
+  const PlanHeader& h = d.header;
+  for (int32_t w = 0; w < h.num_workers; ++w) {
+    const bool narrow = w >= h.num_workers - h.num_narrow_workers;
+    int64_t cost = 0;
+    for (int32_t i = plan.queue_indptr()[w]; i < plan.queue_indptr()[w + 1]; ++i) {
+      const WorkItem& item = plan.items()[plan.queue_items()[i]];
+      const int64_t tokens = item.kv_end - item.kv_begin;
+      cost += narrow ? h.narrow_cost_per_item + tokens * h.narrow_cost_per_kv
+                     : h.cost_per_item + tokens * h.cost_per_kv;
+    }
+    double& end = narrow ? d.narrow : d.wide;
+    end = max_of(end, static_cast<double>(cost) / kGpuUnitsPerUs);
+  }
+  return d;
+}
+
+TEST(Mixture, BlocksAreDealtSoThatBothKindsTakeAsLong) {
+  for (const int32_t decodes : {15, 30, 60}) {
+    const Dealt d = deal({{512, 4096, 4}, {1, 4096, decodes}});
+    EXPECT_EQ(d.header.num_narrow_workers, 3 * d.header.num_narrow_blocks);
+    EXPECT_EQ(d.header.num_workers - d.header.num_narrow_workers + d.header.num_narrow_blocks, 132);
+    EXPECT_NEAR(d.wide, d.narrow, 0.25 * d.wide) << decodes;
+  }
+  // More than it takes to read all that the memory gives are of no use.
+  EXPECT_EQ(deal({{16, 16, 1}, {1, 32768, 64}}).header.num_narrow_blocks, 56);
+  EXPECT_GE(deal({{4096, 4096, 4}, {1, 1, 1}}).header.num_narrow_blocks, 1);
+  // Tiles of whole tokens, of a group of 7: as many warpgroups as others.
+  EXPECT_EQ(mixed_workers(189).narrow_per_block, 3);
+  EXPECT_EQ(mixed_workers(126).narrow_per_block, 2);
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ Workers random_workers(Random& random) {
       return gpu_hopper_limits(kernel);
     case 2: kernel.rows = kernel.kv_tile = 64; return gpu_prefill_limits(kernel);
     case 3:
-      kernel.rows = 128;
+      kernel.rows = random.pick({128, 192});
       kernel.kv_tile = 80;
       return gpu_mixed_limits(kernel, 8);
     default:
@@ -210,6 +210,21 @@ void check_plan(const PlanView& plan, const Layout& layout, const Sharing& shari
   }
 }
 
+/// Of every part: whether its rows of q follow each other, as the plan says.
+void check_rows(const PlanView& plan) {
+  for (int32_t p = 0; p < plan.header().num_shared; ++p) {
+    const Request& part = plan.requests()[plan.header().num_requests + p];
+    bool together = true;
+    for (int32_t t = 0; t < part.q_len; ++t) {
+      const int32_t row = plan.q_rows()[part.q_begin + t];
+      ASSERT_EQ(query_row(part, t, plan.q_rows()), row);
+      together = together && row == plan.q_rows()[part.q_begin] + t;
+    }
+    ASSERT_TRUE(part.shared());
+    ASSERT_EQ(part.rows_together(), together);
+  }
+}
+
 class Sharings : public testing::TestWithParam<uint32_t> {};
 
 TEST_P(Sharings, PlansOfFoundPrefixesAreWhole) {
@@ -234,6 +249,7 @@ TEST_P(Sharings, PlansOfFoundPrefixesAreWhole) {
     sharer.choose(tree, layout, shape, limits, capacity.fixed(), sharing);
     const PlanView plan = planner.plan(layout, shape, limits, {}, capacity, sharing);
     check_plan(plan, layout, sharing);
+    check_rows(plan);
     if (HasFatalFailure()) return;
     const PlanHeader& h = plan.header();
     EXPECT_LE(h.num_merge_parts, h.max_merge_parts);
@@ -330,6 +346,46 @@ TEST_P(Sharings, PlansOfGivenLevelsAreWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Sharings, testing::Range(0u, 60u));
+
+TEST(Sharing, MembersAreInTheBatchsOrder) {
+  // Pages of the first request are the highest: the tree has them the other way round. 0 to 3 share
+  // four pages, 0 and 2 another four, and so do 1 and 3.
+  Layout layout;
+  layout.page_size = 16;
+  for (int32_t b = 0; b < 4; ++b) {
+    layout.requests.push_back({.q_begin = b,
+                               .q_len = 1,
+                               .kv_begin = static_cast<int32_t>(layout.kv_indices.size()),
+                               .kv_len = 16 * 300,
+                               .mask_lo = -1,
+                               .mask_hi = -1,
+                               .index = b,
+                               .mask_begin = 0});
+    for (int32_t page = 0; page < 300; ++page) {
+      layout.kv_indices.push_back(page < 200   ? page
+                                  : page < 290 ? 2000 - 1000 * (b % 2) + page
+                                               : 9000 - 100 * b + page);
+    }
+  }
+  layout.num_q_tokens = 4;
+  layout.paged = true;
+  const Shape shape{.num_qo_heads = 2, .num_kv_heads = 2, .may_share = true};
+  const Workers limits = gpu_decode_limits({.rows = 8, .kv_tile = 16});
+  PrefixTree tree;
+  tree.find(layout, shape);
+  Sharing sharing;
+  Sharer().choose(tree, layout, shape, limits, false, sharing);
+  ASSERT_EQ(sharing.parts.size(), 3u);
+  EXPECT_EQ(sharing.order, (std::vector<int32_t>{0, 2, 1, 3}));
+  Planner planner;
+  const PlanView plan = planner.plan(layout, shape, limits, {}, {}, sharing);
+  check_rows(plan);
+  check_plan(plan, layout, sharing);
+  // All four rows are in a part; in the order of the inner ones they are not together.
+  const Request& part = plan.requests()[4];
+  EXPECT_EQ(part.q_len, 4);
+  EXPECT_FALSE(part.rows_together());
+}
 
 TEST(Sharing, RandomTablesDoShare) {
   int with_parts = 0, nested = 0;

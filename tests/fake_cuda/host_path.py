@@ -112,7 +112,7 @@ def test_kernel_follows_the_rows(
 
 
 def test_mixed_batches(driver: Driver) -> None:
-    """Wide items first, narrow ones with workers of their own, one block for a worker of each."""
+    """Wide items first, narrow ones with workers of their own, several in a block."""
     world = World()
     shape = [300, 64, 40, 64], [60, 1, 1, 2], 64
     attention, batch, rows = planned(world, shape)
@@ -120,12 +120,14 @@ def test_mixed_batches(driver: Driver) -> None:
     plan = attention.plan_info
     h = plan.header
     assert driver.kernel.startswith("mixed_")
-    assert h.num_workers == 2 * h.num_narrow_workers == 2 * driver.grid
+    num_wide_workers = h.num_workers - h.num_narrow_workers
+    assert num_wide_workers + h.num_narrow_blocks == driver.grid
+    assert h.num_narrow_workers == h.num_narrow_blocks * -(-h.tile_rows // 64) > 0
     wide = plan.items["row_count"] > h.narrow_rows
     assert wide.tolist() == (np.arange(h.num_items) < h.num_wide_items).tolist()
     assert 0 < h.num_wide_items < h.num_items
     for worker in range(h.num_workers):
-        assert (wide[plan.queue(worker)] == (worker < driver.grid)).all()
+        assert (wide[plan.queue(worker)] == (worker < num_wide_workers)).all()
     driver.drain()
     check(world, out, batch, rows)
     # What the kernel has no code for, and what must not depend on the batch, has other kernels.
@@ -141,7 +143,7 @@ def test_mixed_batches(driver: Driver) -> None:
 @pytest.mark.parametrize(("options", "hopper", "others"), [
     ({"logits_soft_cap": 5.0}, "soft_cap", "soft_cap"), ({"window_left": 9}, "plain", "plain"),
     ({"pos_encoding_mode": "ALIBI"}, "alibi", "alibi"),
-    ({"activation": "sigmoid"}, "sigmoid", "sigmoid_alone"),
+    ({"activation": "sigmoid"}, "sigmoid_alone", "sigmoid_alone"),
     ({"activation": "sigmoid", "logits_soft_cap": 5.0}, "sigmoid", "sigmoid"),
     ({"pos_encoding_mode": "ROPE_LLAMA"}, "standard", "standard"),
     ({"pos_encoding_mode": "ROPE_LLAMA", "rotary_dim": 32}, "standard", "standard"),

@@ -116,15 +116,15 @@ enum class KvCopies : int32_t {
 /// What a kernel of the Hopper family gets.
 struct HopperArgs {
   KernelArgs base;
-  TensorMap q;  ///< (dim, head of the group, token, KV head)
-  TensorMap k;  ///< (dim, token of the page, KV head, page); ragged: one page
+  TensorMap q;        ///< (dim, head of the group, token, KV head); a box: all tokens of a tile
+  TensorMap q_token;  ///< the same; a box: one token. Where requests share KV
+  TensorMap k;        ///< (dim, token of the page, KV head, page); ragged: one page
   TensorMap v;
   TensorMap out;  ///< as q; boxes of 16 rows
   KvPath path = KvPath::kGather;
   int32_t box_tokens = 1;   ///< KV tokens of a box; tiles of kPaged begin at multiples of it
   int32_t query_bytes = 0;  ///< of an item's Q: as many whole tokens as a tile has room for
-  int32_t query_boxes = 1;  ///< they come in; a box per token where requests share KV
-  int32_t query_box_rows = 0;
+  int32_t query_tokens = 0;
   bool store_boxes = false;  ///< O goes out by TMA where 16 rows exist
   GatherSteps key_steps, value_steps;
   int32_t gather_unit = 16;  ///< bytes, a power of two

@@ -36,12 +36,16 @@ struct Request {
   int32_t q_len;     ///< query tokens
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
-  int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none
+  int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none.
+                     ///< Of a shared part that is together the row of its first query token
   int32_t mask_hi;
-  int32_t index;       ///< its own number in the batch, for variants; -1: a shared part
+  int32_t index;       ///< its own number in the batch, for variants; negative: a shared part
   int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
 
   FLASHBSR_FN bool shared() const { return index < 0; }
+  /// Whether its rows of q follow each other in memory.
+  FLASHBSR_FN bool rows_together() const { return index != kScattered; }
+  static constexpr int32_t kTogether = -1, kScattered = -2;  ///< `index` of shared parts
   FLASHBSR_FN int64_t mask_offset() const {
     return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(mask_hi)) << 32 |
                                 static_cast<uint32_t>(mask_lo));
@@ -181,15 +185,16 @@ struct PlanHeader {
   int32_t num_kv_tokens;
 
   /// Mixed batches: narrow items, [num_wide_items, num_items), are in the queues of workers of
-  /// their own, the last num_narrow_workers. Otherwise all items are wide.
+  /// their own, the last num_narrow_workers, several in a block. Otherwise all items are wide.
   int32_t num_wide_items;
   int32_t num_narrow_workers;
   int32_t narrow_rows;           ///< most packed rows of a narrow item; 0: workers are alike
   int32_t narrow_cost_per_item;  ///< as cost_per_item, ..., of narrow items
   int32_t narrow_cost_per_kv;
   int32_t narrow_cost_per_split;
+  int32_t num_narrow_blocks;
 
-  int32_t reserved[5];
+  int32_t reserved[4];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
@@ -233,7 +238,8 @@ struct Span {
 
 /// Row of q of a request's query token.
 FLASHBSR_FN int32_t query_row(const Request& r, int32_t token, const int32_t* q_rows) {
-  return r.shared() ? q_rows[r.q_begin + token] : r.q_begin + token;
+  if (!r.shared()) return r.q_begin + token;
+  return r.rows_together() ? r.mask_lo + token : q_rows[r.q_begin + token];
 }
 
 /// Causal is bottom-right aligned: query token t sits at position kv_len - q_len + t. The window

@@ -4,35 +4,31 @@
 // Merges for whoever is idle. Where requests share KV, the part that finishes last completes the
 // merges of all of them at once: 64 requests that share 8192 tokens left 512 merges to 16 blocks,
 // 28 of 68 us (H200), while 116 had nothing to do. Instead, a complete merge takes the next place
-// of a list in global memory, and every warp of narrow items that has none left takes tickets: the
-// place that it looks at, until tickets are beyond the last merge.
+// of a list in global memory, and every warp that has no items left takes tickets: the place that
+// it looks at, until tickets are beyond the last merge.
 //
 //   counters  [1 + max_merges: items claimed, arrivals][MergeQueueWord ...][list]
 //
 // Warps wait for other blocks only once all have begun, so that no block waits for one that has no
 // SM yet. Where some have not when a block's own items are done, its last warp takes what is there,
-// and all leave: that warp has pushed what narrow items complete, and waited for the wide ones, so
-// a block looks into the list after everything that it completes, and nothing is left behind.
+// and all leave: a block looks into the list after everything that it completes, and nothing is
+// left behind.
 // Merges contract states in the plan's order: who does it does not change a bit.
 #pragma once
 
 #include <flashbsr/kernel/finish.h>
-#include <flashbsr/ptx/mbarrier.h>
 
 namespace flashbsr {
 
 class MergeQueue {
  public:
-  /// Warps of a block that merge for others: the narrow group's, of which the last one pushes.
-  static constexpr int32_t kWarps = 4;
-
-  /// Of a grid whose blocks have kWarps warps that call drain().
   FLASHBSR_DEVICE explicit MergeQueue(const KernelArgs& args) : args_(args) {}
 
-  /// Before their first item. Thread `thread` of kWarps warps.
+  /// Before a block's first item. Thread `thread` of the kWarps warps that will drain().
+  template <int kWarps>
   FLASHBSR_DEVICE void begin(int32_t thread) const {
     // By a thread that says later that it has left, or the word might be reset before.
-    if (thread == kPushing && merges() > 0) atomicAdd(word(MergeQueueWord::kBegun), 1);
+    if (thread == 32 * (kWarps - 1) && merges() > 0) atomicAdd(word(MergeQueueWord::kBegun), 1);
   }
 
   /// After a barrier behind the stores of a state of merges [first, first + count): thread `thread`
@@ -48,23 +44,19 @@ class MergeQueue {
   /// A merge that the caller makes takes a place, too. One thread.
   FLASHBSR_DEVICE void place_own() const { place(kMade); }
 
-  /// The last that a warp does: merges until all are made. Thread `thread` of kWarps warps.
-  /// @param own_items  mbarrier whose first phase ends with the block's items
-  template <bool kSoftmax, int kArch>
-  FLASHBSR_DEVICE void drain(int32_t thread, uint32_t own_items) const {
+  /// The last that a block does, behind a barrier after its items: merges until all are made.
+  /// Thread `thread` of kWarps warps.
+  template <bool kSoftmax, int kArch, int kWarps>
+  FLASHBSR_DEVICE void drain(int32_t thread) const {
     if (merges() == 0) return;
     const int32_t lane = thread % 32;
-    bool waits = all_begun();
-    if (!waits) {
-      ptx::mbarrier_wait<kArch>(own_items, 0);
-      waits = all_begun();
-    }
+    const bool waits = all_begun();
 #pragma unroll 1
     for (;;) {
       int32_t merge = -1;
       if (lane == 0 && waits) merge = next();
       // One warp of a block: all would stand in each other's way, 392 us instead of 52.
-      if (thread == kPushing && !waits) merge = next_if_any();
+      if (thread == 32 * (kWarps - 1) && !waits) merge = next_if_any();
       merge = __shfl_sync(~0u, merge, 0);
       if (merge < 0) break;
       // 16 lanes have a row of 128 dims, 9 states of it in flight.
@@ -80,8 +72,6 @@ class MergeQueue {
   }
 
  private:
-  static constexpr int32_t kPushing = 32 * (kWarps - 1);  ///< first thread of the last warp
-
   FLASHBSR_DEVICE int32_t* word(MergeQueueWord which) const {
     return args_.counters + num_arrival_counters(*args_.header) + static_cast<int32_t>(which);
   }

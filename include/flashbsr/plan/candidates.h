@@ -66,7 +66,8 @@ class Candidates {
     total_ *= shape.num_kv_heads;
     other_price_ = 0;
     const int64_t quota = ceil_div<int64_t>(total_, limits.num_workers);
-    best_.cut.part_bound = trial_.cut.part_bound = max_of<int64_t>(quota / 2, 1);
+    best_.cut.part_bound = trial_.cut.part_bound =
+        limits.idle_merge ? 0 : max_of<int64_t>(quota / 2, 1);
     best_.price = 0;
     best_.percent = 0;
     best_.kv_chunk = chunk_length(limits, quota, limits.tile_rows);
@@ -121,7 +122,7 @@ class Candidates {
     least_ = std::numeric_limits<int64_t>::max();
     last_chunk_ = 0;
     keep_.clear();
-    if (tiles * heads > workers && tiles * heads <= kRounds * workers) {
+    if (tiles * heads > workers && tiles * heads <= limits_->tail_rounds * workers) {
       // The order of the whole cut says which tiles are the longest.
       const int64_t kept = tiles * heads / workers * workers / heads;
       keep_.assign(tiles_->size(), 0);

@@ -233,19 +233,22 @@ class Cut {
 
   void sort(const std::vector<Tile>& tiles, const DeviceLimits& limits) {
     sort_by_cost();
-    if (limits.by_request) group_by_request(tiles);
+    if (limits.by_request) group_by_request(tiles, limits);
   }
 
   /// Moves the chunks of a request together, in the order that they have; requests by cost.
-  void group_by_request(const std::vector<Tile>& tiles) {
+  void group_by_request(const std::vector<Tile>& tiles, const DeviceLimits& limits) {
     if (tiles.empty()) return;
     requests_.assign(static_cast<size_t>(tiles.back().request) + 1, {});
     for (size_t r = 0; r < requests_.size(); ++r) requests_[r].request = static_cast<int32_t>(r);
     const auto request_of = [&](uint32_t chunk) {
       return static_cast<size_t>(tiles[static_cast<size_t>(chunks[chunk].tile)].request);
     };
+    // Without what splits cost: of equal requests those that are split stay behind the others, so
+    // that the end is made of small items.
     for (uint32_t i = 0; i < chunks.size(); ++i) {
-      requests_[request_of(i)].cost += chunks[i].cost;
+      const bool split = parts[static_cast<size_t>(chunks[i].tile)].split();
+      requests_[request_of(i)].cost += chunks[i].cost - (split ? limits.cost_per_split : 0);
       ++requests_[request_of(i)].count;
     }
     std::stable_sort(requests_.begin(), requests_.end(),

@@ -99,17 +99,30 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   return limits;
 }
 
-/// Mixed batches on sm_90a: wide tiles of two warpgroups beside narrow ones of another, on each SM.
-/// The products of the wide ones are the limit there: their K and V come from L2, mostly. A tile of
-/// 128 rows costs a quarter more per row than one of 192 (1 x 8192: 900 us instead of 705).
+/// Mixed batches on sm_90a: some blocks have wide tiles from the beginning, in others each consumer
+/// warpgroup has narrow ones first. The products of the wide ones are the limit there: their K and
+/// V come from L2, mostly. A block of narrow workers streams 80 GB/s beside wide ones (H200; 97 is
+/// what an SM can), and more blocks than it takes to read all that the memory gives are of no use.
 inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
+  constexpr double kBlockRate = 80e9;
   Workers workers(gpu_hopper_limits(k));
-  const double product_us = 1.25 * 17e-3 * k.rows / 192 * k.bytes_per_token / 512;
-  workers.wide.cost_per_kv = detail::gpu_units(product_us);
+  // A row costs a quarter more in tiles of 128: 1 x 8192 took 900 us instead of 705.
+  const int32_t warpgroups = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
+  const double of_192 = warpgroups < 3 ? 1.25 * warpgroups / 3 : 1.0;
+  workers.wide.cost_per_kv = detail::gpu_units(17e-3 * of_192 * k.bytes_per_token / 512);
+  workers.wide.idle_merge = true;
+  const int32_t most = static_cast<int32_t>(k.bytes_per_second / kBlockRate);
+  const int32_t blocks = max_of(min_of(most, k.sms - 1), 1);
+  workers.narrow_per_block = warpgroups;
   GpuKernel narrow = k;
+  narrow.sms = blocks * workers.narrow_per_block;
+  narrow.bytes_per_second = blocks * kBlockRate;
   narrow.rows = narrow_rows;
   narrow.kv_tile = 16;
   workers.narrow = gpu_decode_limits(narrow);
+  // A worker's rate is its own, whoever else is done.
+  workers.narrow.memory_bound = false;
+  workers.wide.tail_rounds = workers.narrow.tail_rounds = 16;
   workers.narrow_rows = narrow_rows;
   return workers;
 }

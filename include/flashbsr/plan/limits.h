@@ -47,25 +47,46 @@ struct DeviceLimits {
   /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
   bool price_splits = false;
   int32_t cost_per_split = 0;  ///< what a part of a split tile costs beyond its work
+  int32_t tail_rounds = 3;     ///< most rounds of all workers of which the last one is cut finer
   /// Whether workers share the memory, which one then has more of while others are idle.
   bool memory_bound = true;
+  /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many
+  /// requests share may end last.
+  bool idle_merge = false;
   int32_t units_per_us = 0;  ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }
 };
 
-/// The workers of a kernel: alike in most. One for mixed batches has as many more for narrow tiles,
-/// which run beside the others on the same processors (kernel/sm90a/narrow.h).
+/// The workers of a kernel: alike in most. In one for mixed batches a block is a wide worker, or
+/// several for narrow tiles, which join the wide ones when they are done (kernel/sm90a/narrow.h).
 struct Workers {
-  DeviceLimits wide;
-  DeviceLimits narrow;      ///< for tiles of at most narrow_rows packed rows
+  DeviceLimits wide;        ///< its workers are all blocks until they are dealt
+  DeviceLimits narrow;      ///< for tiles of at most narrow_rows packed rows; as many as may be
   int32_t narrow_rows = 0;  ///< 0: there are none
+  int32_t narrow_per_block = 1;  ///< workers
 
   Workers(const DeviceLimits& limits = {}) : wide(limits) {}
 
   bool mixed() const { return narrow_rows > 0; }
   int32_t count() const { return wide.num_workers + (mixed() ? narrow.num_workers : 0); }
+  int32_t narrow_blocks() const { return mixed() ? narrow.num_workers / narrow_per_block : 0; }
+
+  /// How many blocks narrow work of a cost takes for as long as the others take for the wide work.
+  int32_t even_blocks(int64_t wide_cost, int64_t narrow_cost) const {
+    const int64_t narrow_time = narrow_cost / narrow_per_block, sum = wide_cost + narrow_time;
+    return static_cast<int32_t>((wide.num_workers * narrow_time + sum / 2) /
+                                max_of<int64_t>(sum, 1));
+  }
+  /// With so many blocks for narrow work, but as many as there may be, and one at least.
+  Workers dealt(int32_t blocks) const {
+    Workers w = *this;
+    blocks = max_of(min_of(blocks, narrow_blocks()), 1);
+    w.narrow.num_workers = blocks * narrow_per_block;
+    w.wide.num_workers = max_of(wide.num_workers - blocks, 1);
+    return w;
+  }
   /// What a tile of so many rows costs.
   const DeviceLimits& of(int64_t rows) const { return rows <= narrow_rows ? narrow : wide; }
 };

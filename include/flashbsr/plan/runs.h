@@ -73,6 +73,14 @@ class Runs {
   int32_t tokens(const SharedPart& part) const {
     return token_[static_cast<size_t>(part.last)] - first_row(part);
   }
+  /// Whether they are next to each other in q.
+  bool together(const SharedPart& part) const {
+    const auto row = q_rows.begin() + first_row(part);
+    for (int32_t i = 1; i < tokens(part); ++i) {
+      if (row[i] != row[i - 1] + 1) return false;
+    }
+    return true;
+  }
 
  private:
   /// Rows of q one after another, and the first tile of every request and part.

@@ -29,12 +29,11 @@ class Planner {
  public:
   /// Plans into an internal buffer that stays valid until the next call. Grows it at most
   /// geometrically, so that a steady state allocates nothing.
-  PlanView plan(const Layout& layout, const Shape& shape, const Workers& workers = {},
+  PlanView plan(const Layout& layout, const Shape& shape, const Workers& all = {},
                 const SplitPolicy& split = {}, const Capacity& capacity = {},
                 const Sharing& sharing = {}) {
-    const DeviceLimits& limits = workers.wide;
-    if (limits.num_workers < 1 || limits.num_workers >= 1 << 16) {
-      throw Error(ErrorCode::kValue, "num_workers", std::to_string(limits.num_workers),
+    if (all.wide.num_workers < 1 || all.wide.num_workers >= 1 << 16) {
+      throw Error(ErrorCode::kValue, "num_workers", std::to_string(all.wide.num_workers),
                   "a number in [1, 65536)");
     }
     // A request is cut alike for all of its KV heads, or it has but one.
@@ -43,8 +42,10 @@ class Planner {
       cut_shape.num_qo_heads /= shape.num_kv_heads;
       cut_shape.num_kv_heads = 1;
     }
-    detail::cut_tiles(layout, sharing, cut_shape, limits, tiles_);
-    detail::Candidate& chosen = mixture_.choose(tiles_, cut_shape, workers, split);
+    detail::cut_tiles(layout, sharing, cut_shape, all.wide, tiles_);
+    detail::Candidate& chosen = mixture_.choose(tiles_, cut_shape, all, split);
+    const Workers& workers = mixture_.workers();
+    const DeviceLimits& limits = workers.wide;
     const detail::Cut& cut = chosen.cut;
     runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
     const int32_t heads = cut_shape.num_kv_heads;
@@ -79,7 +80,7 @@ class Planner {
     write_items(layout, cut, heads);
     write_merges(layout, cut, heads);
     int32_t* queue_items = buffer_.data() + header().off_queue_items;
-    mixture_.write_queues(chosen, workers, header().num_wide_items,
+    mixture_.write_queues(chosen, header().num_wide_items,
                           buffer_.data() + header().off_queue_indptr, queue_items);
     for (size_t i = 0; i < place_.size(); ++i) {
       queue_items[i] = place_[static_cast<size_t>(queue_items[i])];
@@ -192,6 +193,7 @@ class Planner {
     h.cost_per_kv_row = limits.cost_per_kv_row;
     if (workers.mixed()) {
       h.num_narrow_workers = workers.narrow.num_workers;
+      h.num_narrow_blocks = workers.narrow_blocks();
       h.narrow_rows = workers.narrow_rows;
       h.narrow_cost_per_item = workers.narrow.cost_per_item;
       h.narrow_cost_per_kv = workers.narrow.cost_per_kv;
@@ -235,13 +237,16 @@ class Planner {
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       const SharedPart& part = sharing.parts[p];
       const size_t one = static_cast<size_t>(sharing.order[static_cast<size_t>(part.first)]);
-      *request++ = {.q_begin = runs_.first_row(part),
+      // A row that is known is not looked up: behind the first loads of all blocks that takes 5 us.
+      const bool together = runs_.together(part);
+      const int32_t place = runs_.first_row(part);
+      *request++ = {.q_begin = place,
                     .q_len = runs_.tokens(part),
                     .kv_begin = layout.requests[one].kv_begin,
                     .kv_len = part.end,
-                    .mask_lo = -1,
+                    .mask_lo = together ? runs_.q_rows[static_cast<size_t>(place)] : -1,
                     .mask_hi = -1,
-                    .index = -1,
+                    .index = together ? Request::kTogether : Request::kScattered,
                     .mask_begin = part.end};
     }
     copy(header().off_q_rows, runs_.q_rows.data(), runs_.q_rows.size() * 4);

@@ -13,6 +13,7 @@
 // (PrefixTree), and what a window cuts is not shared.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -80,7 +81,8 @@ class Sharer {
         sharing.kv_first[static_cast<size_t>(tree.order[static_cast<size_t>(i)])] = node.end;
       }
     }
-    if (sharing.empty()) sharing.clear();
+    if (sharing.empty()) return sharing.clear();
+    sort_members(sharing);
   }
 
   /// What a plan would cost, to compare kernels: a worker's share of everything, and at least the
@@ -123,16 +125,55 @@ class Sharer {
       sum += chunks * (limits.cost_per_item + state_cost(limits)) / 2;
       longest += limits.cost_per_item + limits.cost_per_split;
     }
-    // As many workers each, but they share memory and the SMs' time (H200): 213 and 246 us of work
-    // take 368 together.
     const int64_t both =
-        max_of(max_of(sum, narrow_sum), narrow_sum > 0 ? (sum + narrow_sum) * kTogether / 100 : 0);
+        max_of(sum + narrow_sum / workers.narrow_per_block, memory_share(workers, narrow_sum));
     return max_of(ceil_div<int64_t>(both, limits.num_workers), longest) +
            (shared_tiles > 0 ? 2 * limits.cost_per_split : 0);
   }
 
  private:
-  static constexpr int64_t kTogether = 82;  ///< % of wide and narrow work one after the other
+  /// Requests of a part in the batch's order, as far as its inner parts let them: rows of q that
+  /// follow each other are one copy. The tree has them in the order of their pages.
+  void sort_members(Sharing& sharing) {
+    const size_t n = sharing.order.size();
+    // The parts around every place, from the outermost on, and the first request of each.
+    std::vector<std::vector<int32_t>> around(n);
+    std::vector<int32_t> first(sharing.parts.size());
+    for (size_t p = 0; p < sharing.parts.size(); ++p) {
+      const SharedPart& part = sharing.parts[p];
+      for (int32_t i = part.first; i < part.last; ++i) {
+        around[size(i)].push_back(static_cast<int32_t>(p));
+      }
+      first[p] =
+          *std::min_element(sharing.order.begin() + part.first, sharing.order.begin() + part.last);
+    }
+    std::vector<int32_t> places(n);
+    for (size_t i = 0; i < n; ++i) places[i] = static_cast<int32_t>(i);
+    std::sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
+      const std::vector<int32_t>&x = around[size(a)], &y = around[size(b)];
+      size_t level = 0;
+      while (level < x.size() && level < y.size() && x[level] == y[level]) ++level;
+      return (level < x.size() ? first[size(x[level])] : sharing.order[size(a)]) <
+             (level < y.size() ? first[size(y[level])] : sharing.order[size(b)]);
+    });
+    std::vector<int32_t> order(n), begin(sharing.parts.size(), -1);
+    for (size_t i = 0; i < n; ++i) {
+      order[i] = sharing.order[size(places[i])];
+      for (const int32_t p : around[size(places[i])]) {
+        if (begin[size(p)] < 0) begin[size(p)] = static_cast<int32_t>(i);
+      }
+    }
+    sharing.order.swap(order);
+    for (size_t p = 0; p < sharing.parts.size(); ++p) {
+      SharedPart& part = sharing.parts[p];
+      part.last += begin[p] - part.first;
+      part.first = begin[p];
+    }
+    std::stable_sort(sharing.parts.begin(), sharing.parts.end(),
+                     [](const SharedPart& a, const SharedPart& b) {
+                       return a.first != b.first ? a.first < b.first : a.last > b.last;
+                     });
+  }
 
   int64_t rows_of(const Request& r) const { return static_cast<int64_t>(r.q_len) * group_; }
   int64_t rows(const PrefixNode& n) const { return rows_[size(n.last)] - rows_[size(n.first)]; }
@@ -144,7 +185,15 @@ class Sharer {
     const auto weight = [&](int64_t r) { return limits.cost_per_kv + limits.cost_per_kv_row * r; };
     return rows / most * weight(most) + (rest ? weight(rest) : 0);
   }
-  int64_t token_cost(int64_t rows) const { return token_cost(workers_->of(rows), rows); }
+  int64_t token_cost(int64_t rows) const {
+    const int64_t cost = token_cost(workers_->of(rows), rows);
+    return rows <= workers_->narrow_rows ? memory_share(*workers_, cost) : cost;
+  }
+  /// From the time of a narrow worker to that of a wide one where the memory is the limit: as many
+  /// narrow ones as there may be read all that it gives.
+  static int64_t memory_share(const Workers& workers, int64_t cost) {
+    return workers.mixed() ? cost * workers.wide.num_workers / workers.narrow.num_workers : cost;
+  }
 
   /// Sums over the requests in their order, and what a token of every node costs without it: as
   /// much as its children with theirs.

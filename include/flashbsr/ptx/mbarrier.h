@@ -14,6 +14,11 @@ FLASHBSR_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+/// Its memory may be used for something else afterwards.
+FLASHBSR_DEVICE void mbarrier_invalidate(uint32_t barrier) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Releases what this thread (and those it has synchronised with) wrote.
 FLASHBSR_DEVICE void mbarrier_arrive(uint32_t barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier)

@@ -39,6 +39,11 @@ FLASHBSR_DEVICE void store_shared(uint32_t address, float a, float b, float c, f
                "f"(d)
                : "memory");
 }
+FLASHBSR_DEVICE void store_shared_16(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
+               : "memory");
+}
 /// 16 bytes of zeros.
 FLASHBSR_DEVICE void zero_shared(uint32_t address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");

@@ -49,6 +49,18 @@ FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barri
       : "memory");
 }
 
+/// The same of what is read once: it is the first to leave L2.
+FLASHBSR_DEVICE void tma_load_once(uint32_t dst, const TensorMap& map, uint32_t barrier, int32_t x,
+                                   int32_t y, int32_t z, int32_t w) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+      : "memory");
+}
+
 /// The other way: a box from shared memory to the array; what lies outside of it is not written.
 FLASHBSR_DEVICE void tma_store(const TensorMap& map, uint32_t src, int32_t x, int32_t y, int32_t z,
                                int32_t w) {

@@ -12,10 +12,14 @@
 
 namespace flashbsr {
 
-/// Pointers into the block's shared memory.
+/// Pointers into the shared memory of the block, or of one of its warpgroups.
 template <class Traits>
 struct DecodeShared {
   char* base;
+  int group = 0;  ///< the warpgroup's number among those that decode
+
+  FLASHBSR_DEVICE int all_barrier() const { return Traits::kAllBarrier + group; }
+  FLASHBSR_DEVICE int states_barrier() const { return Traits::kStatesBarrier + group; }
 
   FLASHBSR_DEVICE uint32_t ring(int warp) const {
     return ptx::shared_address(base) + warp * Traits::kStages * Traits::kStageBytes;
@@ -53,8 +57,6 @@ struct DecodeShared {
     return ptx::shared_address(base) + Traits::kRingBarrierOffset +
            warp * Traits::kRingBarrierBytes;
   }
-  /// Beside wide items: completed when the block's have been worked off.
-  FLASHBSR_DEVICE uint32_t wide_done() const { return empty() + 40; }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
     return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 32);
@@ -92,7 +94,7 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
     }
   }
   __syncwarp();
-  ptx::named_barrier_arrive(Traits::kStatesBarrier, Traits::kThreads);
+  ptx::named_barrier_arrive(shared.states_barrier(), Traits::kThreads);
 }
 
 /// Contracts the warps' states of one item; thread `thread` of the epilogue warps. Those of

@@ -54,7 +54,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
   for (int turn = 0; begin + turn * Traits::kItems < end; ++turn) {
     const int done = turn * Traits::kItems, count = min_of(Traits::kItems, end - begin - done);
     // Nobody needs the items before.
-    if (turn > 0) ptx::named_barrier_sync(Traits::kAllBarrier, Traits::kThreads);
+    if (turn > 0) ptx::named_barrier_sync(shared.all_barrier(), Traits::kThreads);
     ring.begin(count, turn == 0 ? 1 : 0, turn, turn == 0 && args.overlap == Overlap::kPrologue);
     const bool early = args.overlap == Overlap::kKv;
     if (turn == 0 && !early) ptx::wait_for_prerequisites<Traits::kArch>();
@@ -101,7 +101,7 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
 #pragma unroll 1
   for (int first = begin, turn = 0; first < end; first += Traits::kItems, ++turn) {
     const int count = min_of(Traits::kItems, end - first);
-    if (turn > 0) ptx::named_barrier_sync(Traits::kAllBarrier, Traits::kThreads);
+    if (turn > 0) ptx::named_barrier_sync(shared.all_barrier(), Traits::kThreads);
     stage_items(args, shared, first, turn == 0 ? 1 : 0, count, thread);
     ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
     if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
@@ -114,7 +114,7 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
       SplitTile tile{};
       if (item.slot >= 0) tile = {item.merge, args.merges[item.merge], item.q_begin};
       __syncwarp();
-      ptx::named_barrier_sync(Traits::kStatesBarrier, Traits::kThreads);
+      ptx::named_barrier_sync(shared.states_barrier(), Traits::kThreads);
       finish_item<Traits, Variant>(args, shared, item, thread);
       merge_if_last<Traits, Variant>(args, shared, item, tile, thread);
       prepare_item<Traits, Variant>(args, shared, i + 2, count, first - begin, thread);

@@ -74,10 +74,10 @@ struct DecodeTraits {
 
   // Named barriers: all threads, the epilogue warps, and all again, when the streaming warps have
   // left their states (they arrive and go on; before they leave the next ones they wait for empty()
-  // of DecodeShared). Those below 9 are the Hopper kernels' own.
+  // of DecodeShared). Those below 9 are the Hopper kernels' own, and up to three warpgroups decode.
   static constexpr int kAllBarrier = kOwnsBlock ? 0 : 9;
-  static constexpr int kEpilogueBarrier = kAllBarrier + 1;
-  static constexpr int kStatesBarrier = kAllBarrier + 2;
+  static constexpr int kEpilogueBarrier = 1;
+  static constexpr int kStatesBarrier = kOwnsBlock ? 2 : 12;
 
   // Shared memory: [rings][two items ready to multiply][rows to copy][O of every streaming
   // warp][its maxima and sums][items][barriers][barriers of rings that are filled by TMA]

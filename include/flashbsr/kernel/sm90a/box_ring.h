@@ -6,8 +6,10 @@
 // issue that fast enough (513 us for a mixed batch, 410 so). The boxes are those of the wide items,
 // of 4, 8 or 16 tokens, and a tile in shared memory looks as the decode kernel's.
 //
-// Beside wide items a streaming warp is late for its own instructions, not for memory: pages are
-// looked up for many stages of an item at once, a box per lane, and a batch ahead.
+// What it reads is the first to leave L2, where wide items have theirs: 319 us instead of 344.
+//
+// A streaming warp is late for its own instructions, not for memory: pages are looked up for many
+// stages of an item at once, a box per lane, and a batch ahead.
 #pragma once
 
 #include <flashbsr/kernel/decode/epilogue.h>
@@ -31,9 +33,13 @@ class BoxRing {
 
   /// One thread, before the warps begin.
   FLASHBSR_DEVICE static void init_barriers(const DecodeShared<Traits>& shared) {
-    constexpr int kBarriers = Traits::kWarps * 2 * Traits::kStages;
 #pragma unroll
     for (int i = 0; i < kBarriers; ++i) ptx::mbarrier_init(shared.ring_barriers(0) + 8 * i, 1);
+  }
+  /// One thread, when all warps are done.
+  FLASHBSR_DEVICE static void invalidate_barriers(const DecodeShared<Traits>& shared) {
+#pragma unroll
+    for (int i = 0; i < kBarriers; ++i) ptx::mbarrier_invalidate(shared.ring_barriers(0) + 8 * i);
   }
 
   /// Tiles begin where boxes of pages do: before the item, perhaps.
@@ -90,6 +96,7 @@ class BoxRing {
   }
 
  private:
+  static constexpr int kBarriers = Traits::kWarps * 2 * Traits::kStages;
   static constexpr int kTileBytes = Traits::kKvTile * Traits::kRowBytes;
   static constexpr int kColumns = Traits::kRowBytes / 128;
   static constexpr int kColumnDims = 128 / dtype_size(Traits::kKv);
@@ -176,8 +183,8 @@ class BoxRing {
     if (ptx::elect_one()) {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        ptx::tma_load(dst + c * Traits::kKvTile * 128, map, full, c * kColumnDims, token, head,
-                      page);
+        ptx::tma_load_once(dst + c * Traits::kKvTile * 128, map, full, c * kColumnDims, token, head,
+                           page);
       }
     }
   }

@@ -12,7 +12,7 @@
 //              transpose or rotate
 //   consumers  64 rows each: S = Q K^T, softmax, O += P V; then the rows, or the partial state; the
 //              last part of a split tile merges it
-//   narrow     in kernels for mixed batches: items of few rows, from a queue of their own
+//              in kernels for mixed batches those of some blocks have items of few rows before
 //
 // docs/kernels/sm90a.md draws the schedule.
 #pragma once
@@ -106,7 +106,7 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   const int32_t first = several ? thread / 32 : 0, step = several ? kConsumerThreads / 32 : 1;
   const int32_t threads = several ? 32 : kConsumerThreads, rank = thread % threads;
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
-  if constexpr (Traits::kNarrowGroup) {
+  if constexpr (Traits::kMixed) {
     if (several) {
       return MergeQueue(args).arrive_and_push(merge, count, thread, kConsumerThreads);
     }
@@ -115,7 +115,7 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   const bool last = rank < 32 && mine < count && arrive(args, merge + mine);
   uint32_t complete = several ? __ballot_sync(0xffffffffu, last)
                               : ptx::named_barrier_any(kBarrier, kConsumerThreads, last);
-  if constexpr (Traits::kNarrowGroup) {
+  if constexpr (Traits::kMixed) {
     if (complete && thread == 0) MergeQueue(args).place_own();
   }
 #pragma unroll 1
@@ -160,25 +160,39 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     ptx::prefetch_tensor_map(args.v);
     shared.init_barriers(gathers<kCopies>(args), rotates,
                          kMasksByBits<Variant> && args.base.params.custom_mask);
-    if constexpr (Traits::kNarrowGroup) Narrow<Traits, Variant>(args, memory).init();
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
+  }
+  const NarrowBlocks narrow = NarrowBlocks::of<Traits>(args.base);
+  if constexpr (Traits::kMixed) {
+    if (narrow.here && threadIdx.x >= 128 && threadIdx.x % 128 == 0) {
+      const int group = static_cast<int>(threadIdx.x) / 128 - 1;
+      Narrow<Traits, Variant>(args, memory, narrow, group).init();
+      ptx::fence_mbarrier_init();
+      ptx::fence_async_proxy();
+    }
   }
   __syncthreads();
   ptx::wait_for_prerequisites<kArch>();
   if (threadIdx.x < 128) {
     ptx::give_registers<Traits::kProducerRegisters>();
     constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
+    if (narrow.here) ptx::mbarrier_wait<kArch>(shared.narrow_done, 0);
     produce<Traits, Variant, kCopies, kPrepares>(args, shared, Traits::kPreparesValues || rotates,
                                                  uniform_warp());
   } else {
     ptx::take_registers<Traits::kConsumerRegisters>();
     const int32_t group = uniform_warp() / 4 - 1;
-    if (group < Traits::kConsumers) {
-      consume<Traits, Variant>(args, shared, group);
-      if constexpr (Traits::kNarrowGroup) Narrow<Traits, Variant>(args, memory).leave_wide();
-    } else if constexpr (Traits::kNarrowGroup) {
-      Narrow<Traits, Variant>(args, memory).run();
+    if constexpr (Traits::kMixed) {
+      MergeQueue(args.base).begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
+      if (narrow.here) Narrow<Traits, Variant>(args, memory, narrow, group).run(shared.narrow_done);
+    }
+    consume<Traits, Variant>(args, shared, group);
+    if constexpr (Traits::kMixed) {
+      constexpr int kBarrier = 8;
+      ptx::named_barrier_sync(kBarrier, 128 * Traits::kConsumers);
+      MergeQueue(args.base).drain<Variant::use_softmax, kArch, 4 * Traits::kConsumers>(
+          ptx::thread_index() - 128);
     }
   }
 }

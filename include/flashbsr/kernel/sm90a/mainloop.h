@@ -7,12 +7,13 @@
 //   step j   S(j) = Q K(j); O += P(j+1) V(j+1)             | softmax of S(j) while P V runs
 //   last     O += P(0) V(0)
 //
-// Warpgroups take turns to issue their products of a step, so that the softmax of one runs under
-// the products of the others (ping-pong; FlashAttention-3, Shah et al., 2024). Every warpgroup
-// takes n - 1 turns per item: tiles that none of its rows sees are passed over, not skipped.
+// Warpgroups take turns (products.h), every one n - 1 per item: tiles that none of its rows sees
+// are passed over, not skipped.
 #pragma once
 
+#include <flashbsr/kernel/sm90a/fit_queries.h>
 #include <flashbsr/kernel/sm90a/long_sums.h>
+#include <flashbsr/kernel/sm90a/products.h>
 #include <flashbsr/kernel/sm90a/softmax.h>
 
 namespace flashbsr::sm90a {
@@ -26,15 +27,11 @@ class Mainloop : public Softmax<Traits, Variant> {
 
   /// @param group  the warpgroup's number among the consumers, uniform
   FLASHBSR_DEVICE Mainloop(const KernelArgs& args, const Shared<Traits>& shared, int32_t group)
-      : Base(args), shared_(shared), group_(group), sums_(shared, group) {
-    query_base_ = ptx::matrix_descriptor(shared.queries + group * 64 * 128, 1024, 16);
-    key_base_ = ptx::matrix_descriptor(shared.keys, 1024, 16);
-    value_base_ = ptx::matrix_descriptor(shared.values, 1024,
-                                         Traits::kTransposesValues ? 16 : Traits::kKvTile * 128);
-    // The last warpgroup opens the first one's turn.
-    if (!Traits::kTransposesValues && group == Traits::kConsumers - 1)
-      ptx::named_barrier_arrive(kTurn, 256);
-  }
+      : Base(args),
+        shared_(shared),
+        group_(group),
+        products_(shared, group),
+        sums_(shared, group) {}
 
   /// Computes the item's rows, whose spans are `spans`.
   FLASHBSR_DEVICE void run(const Tile& tile, const Span* spans) {
@@ -42,7 +39,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     const TileRange& range = tile.ranges[group_];
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
-    wary_ = Traits::kLongSums ? 1 : kTriesWithoutMaxima && !kHasHooks<Variant> ? 0 : 3;
+    wary_ = Traits::kTransposesValues ? 1 : Exponents<Variant>::kLongTiles;
     patience_ = 4;
     Base::clear();
     if constexpr (Traits::kLongSums) sums_.clear();
@@ -56,7 +53,16 @@ class Mainloop : public Softmax<Traits, Variant> {
       done_with_queries();
       return;
     }
+    [[maybe_unused]] float unit[2];
+    if constexpr (Traits::kFitsQueries) {
+      shared_.query_pipeline.wait_full(query());
+      const int32_t warp = ptx::thread_index() % 128 / 32;
+      fit_queries<Traits>(
+          shared_.queries + query().stage * Traits::kQueryBytes + (group_ * 4 + warp) * 16 * 128,
+          unit);
+    }
     const bool simple = all_of_group(scores.begin(tile, spans, first_row(group_)));
+    if constexpr (Traits::kFitsQueries) scores.multiply(unit);
     if constexpr (Traits::kSumsTiles) {
       // Rows that are not there would have a say: then it is the long way always.
       if (!all_of_group(!Base::missing(0) && !Base::missing(1))) wary_ = 0x7fffffff;
@@ -111,13 +117,11 @@ class Mainloop : public Softmax<Traits, Variant> {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kTurn = 1;  ///< named barrier of the first warpgroup's turn
   static constexpr int kVote = 4;  ///< of its threads' vote
   static constexpr int32_t kLongestPatience = 16;
-  using Base::kWeightSteps;
   /// Kernels of two large consumers have no registers for it.
   static constexpr bool kTriesWithoutMaxima =
-      Exponents<Variant>::kExist && Traits::kGroups == 3 &&
+      Exponents<Variant>::kExist && Traits::kConsumers == 3 &&
       (dtype_size(Traits::kWeightType) == 2 || Traits::kLongSums);
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
@@ -167,8 +171,8 @@ class Mainloop : public Softmax<Traits, Variant> {
       for (; j >= sight.bottom && !shows(key_); --j) pass(j > 0 || begun);
       if (j < sight.bottom) break;
       if (begun) {  // a run begins and ends without a turn
-        take_turn();
-        give_turn();
+        products_.take_turn();
+        products_.give_turn();
       }
       first(start + j * Traits::kKvTile);
       release_held();
@@ -203,48 +207,19 @@ class Mainloop : public Softmax<Traits, Variant> {
     return at;
   }
 
-  /// Descriptors of a step's operands, worked out before its waits.
-  struct Operands {
-    uint64_t query, key, value;
-  };
-  FLASHBSR_DEVICE Operands operands(const Place& key, const Place& value) const {
-    using ptx::descriptor_step;
-    return {query_base_ + query().stage * descriptor_step(Traits::kQueryBytes),
-            key_base_ + key.stage * descriptor_step(Traits::kKeyBytes),
-            value_base_ + value.stage * descriptor_step(Traits::kValueBytes)};
-  }
-
-  FLASHBSR_DEVICE void multiply_keys(const Operands& at) {
-    constexpr int kSteps = Traits::kHeadDimQk * dtype_size(Traits::kType) / 32;
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      const uint32_t in_line = k % 4 * 32;
-      ptx::wgmma_shared<Traits::kType>(
-          scores.s, at.query + ptx::descriptor_step(k / 4 * Traits::kRows * 128 + in_line),
-          at.key + ptx::descriptor_step(k / 4 * Traits::kKvTile * 128 + in_line), k > 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// Bytes of V from one product's depth to the next: rows, or parts of transposed ones.
-  static constexpr int kValueStep = Traits::kTransposesValues ? 32 : 16 * 128;
-  FLASHBSR_DEVICE void multiply_values(const Operands& at) {
-#pragma unroll
-    for (int k = 0; k < kWeightSteps; ++k) {
-      ptx::wgmma_registers<Traits::kWeightType>(
-          o, p[k], at.value + ptx::descriptor_step(k * kValueStep), true);
-    }
-    ptx::wgmma_commit();
+  using Operands = typename Products<Traits>::Operands;
+  FLASHBSR_DEVICE Operands operands() const {
+    return products_.operands(query().stage, key_.stage, value_.stage);
   }
 
   FLASHBSR_DEVICE void first(int32_t begin) {
     scores.look_ahead(begin);
-    const Operands at = operands(key_, value_);
+    const Operands at = operands();
     shared_.query_pipeline.wait_full(query());
     shared_.key_pipeline.wait_full(key_);
     ptx::pin(scores.s);
     ptx::wgmma_fence();
-    multiply_keys(at);
+    products_.multiply_keys(scores.s, at);
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
     release(shared_.key_pipeline, key_);
@@ -258,19 +233,19 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE Operands multiply(int32_t begin, bool begun = true) {
     if (begun) key_.advance();
     scores.look_ahead(begin);
-    const Operands at = operands(key_, value_);
+    const Operands at = operands();
     shared_.key_pipeline.wait_full(key_);
-    if (begun) take_turn();
+    if (begun) products_.take_turn();
     ptx::pin(scores.s);
     ptx::pin(o);
     Base::pin_weights();
     ptx::wgmma_fence();
-    multiply_keys(at);
+    products_.multiply_keys(scores.s, at);
     if (begun) {
       shared_.value_pipeline.wait_full(value_);
       ptx::wgmma_fence();
-      multiply_values(at);
-      give_turn();
+      products_.multiply_values(o, p, at.value, true);
+      products_.give_turn();
     } else {
       ptx::wgmma_fence();
       ptx::wgmma_commit();  // no products: the wait below means S either way
@@ -330,7 +305,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void multiply_keys_again(const Operands& at) {
     ptx::pin(scores.s);
     ptx::wgmma_fence();
-    multiply_keys(at);
+    products_.multiply_keys(scores.s, at);
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
   }
@@ -340,12 +315,12 @@ class Mainloop : public Softmax<Traits, Variant> {
   }
 
   FLASHBSR_DEVICE void last() {
-    const Operands at = operands(key_, value_);
+    const Operands at = operands();
     shared_.value_pipeline.wait_full(value_);
     ptx::pin(o);
     Base::pin_weights();
     ptx::wgmma_fence();
-    multiply_values(at);
+    products_.multiply_values(o, p, at.value, true);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     Base::pin_weights();
@@ -370,11 +345,11 @@ class Mainloop : public Softmax<Traits, Variant> {
     add_values();
     key_.advance();
     scores.look_ahead(begin);
-    const Operands at = operands(key_, value_);
+    const Operands at = operands();
     shared_.key_pipeline.wait_full(key_);
     ptx::pin(scores.s);
     ptx::wgmma_fence();
-    multiply_keys(at);
+    products_.multiply_keys(scores.s, at);
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
     if constexpr (!kMasked) {
@@ -396,15 +371,15 @@ class Mainloop : public Softmax<Traits, Variant> {
   /// O += P V through sums of one tile: products of e4m3 add up in 14 bits and truncate, so that
   /// what is lost grows with what is there.
   FLASHBSR_DEVICE void add_values() {
-    const Operands at = operands(key_, value_);
+    const Operands at = operands();
     shared_.value_pipeline.wait_full(value_);
     float low[kPart], high[kPart];
     ptx::pin(low);
     ptx::pin(high);
     Base::pin_weights();
     ptx::wgmma_fence();
-    multiply_part(low, at.value);
-    multiply_part(high, at.value + ptx::descriptor_step(kPart * 2 * 128));
+    products_.multiply_values(low, p, at.value, false);
+    products_.multiply_values(high, p, at.value + ptx::descriptor_step(kPart * 2 * 128), false);
     ptx::wgmma_wait<1>();
     ptx::pin(low);
 #pragma unroll
@@ -418,37 +393,20 @@ class Mainloop : public Softmax<Traits, Variant> {
     for (int i = 0; i < kPart; ++i) o[kPart + i] += high[i];
   }
   static constexpr int kPart = Traits::kHeadDimVo / 4;  ///< registers of half the dims
-  FLASHBSR_DEVICE void multiply_part(float (&sum_of_tile)[kPart], uint64_t value) {
-#pragma unroll
-    for (int k = 0; k < kWeightSteps; ++k) {
-      ptx::wgmma_registers<Traits::kWeightType>(sum_of_tile, p[k],
-                                                value + ptx::descriptor_step(k * 32), k > 0);
-    }
-    ptx::wgmma_commit();
-  }
 
   FLASHBSR_DEVICE void pass(bool turn) {
     shared_.key_pipeline.wait_full(key_);
     release(shared_.key_pipeline, key_);
     key_.advance();
     if (turn) {
-      take_turn();
-      give_turn();
+      products_.take_turn();
+      products_.give_turn();
     }
     shared_.value_pipeline.wait_full(value_);
     release(shared_.value_pipeline, value_);
     value_.advance();
   }
 
-  /// Products of e4m3 take none: groups that drift apart are as fast.
-  FLASHBSR_DEVICE void take_turn() const {
-    if constexpr (!Traits::kTransposesValues) ptx::named_barrier_sync(kTurn + group_, 256);
-  }
-  FLASHBSR_DEVICE void give_turn() const {
-    if constexpr (Traits::kTransposesValues) return;
-    const int32_t next = group_ == Traits::kConsumers - 1 ? 0 : group_ + 1;
-    ptx::named_barrier_arrive(kTurn + next, 256);
-  }
   template <class Ring, class At>
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
     if (threadIdx.x % 32 == 0) ring.release(at);
@@ -467,7 +425,7 @@ class Mainloop : public Softmax<Traits, Variant> {
 
   const Shared<Traits>& shared_;
   const int32_t group_;
-  uint64_t query_base_, key_base_, value_base_;
+  const Products<Traits> products_;
   Place key_, value_;
   uint32_t items_ = 0;  ///< whose Q is done with
   uint32_t queries_ = 0;

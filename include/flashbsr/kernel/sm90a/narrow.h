@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Narrow items beside wide ones: in kernels for mixed batches one warpgroup decodes, three warps
-// stream and one prepares, contracts and writes (decode/kernel.h), while the others work on tiles
-// of many rows. The tensor cores are the limit of the wide items, the memory that of the narrow
-// ones: side by side they take as long as the longer of the two.
+// Narrow items before wide ones: in kernels for mixed batches the consumers of the first blocks
+// decode, each with a queue and memory of its own, three warps that stream and one that prepares,
+// contracts and writes (decode/kernel.h). Other blocks work on tiles of many rows meanwhile, and
+// get help when the narrow items are done. The tensor cores are the limit of the wide items, the
+// memory that of the narrow ones.
 #pragma once
 
 #include <flashbsr/kernel/decode/kernel.h>
@@ -13,34 +14,52 @@
 
 namespace flashbsr::sm90a {
 
-/// A warpgroup that follows a queue of narrow items: the block's, behind those of the wide workers.
+/// Blocks that have narrow items, a queue for each of their consumers, evenly among the others:
+/// neighbours are SMs of one GPC, which together get 1.1 TB/s (H200), 70 GB/s each where they could
+/// have 97.
+struct NarrowBlocks {
+  int32_t count;
+  int32_t before;  ///< this block
+  bool here;
+
+  template <class Traits>
+  FLASHBSR_DEVICE static NarrowBlocks of(const KernelArgs& args) {
+    if constexpr (!Traits::kMixed) return {};
+    const int32_t block = static_cast<int32_t>(blockIdx.x), all = static_cast<int32_t>(gridDim.x);
+    const int32_t count = args.header->num_narrow_blocks;
+    const int32_t before = block * count / all;
+    return {count, before, (block + 1) * count / all > before};
+  }
+};
+
+/// A warpgroup that follows a queue of narrow items, behind those of the wide workers.
 template <class Traits, class Variant>
 class Narrow {
   using Decode = typename Traits::Narrow;
 
  public:
-  FLASHBSR_DEVICE Narrow(const HopperArgs& args, char* memory)
+  /// @param group  the warpgroup's number among the consumers
+  FLASHBSR_DEVICE Narrow(const HopperArgs& args, char* memory, const NarrowBlocks& blocks,
+                         int group)
       : args_(args),
-        shared_{memory + Traits::kNarrowOffset},
-        queue_(static_cast<int>(gridDim.x + blockIdx.x)) {}
+        shared_{memory + group * Traits::kNarrowBytes, group},
+        queue_(static_cast<int>(gridDim.x) - blocks.count + blocks.before * Traits::kConsumers +
+               group) {}
 
   /// One thread; a barrier of the block follows.
   FLASHBSR_DEVICE void init() const {
     begin_decode(args_.base, shared_, queue_);
     BoxRing<Decode>::init_barriers(shared_);
-    ptx::mbarrier_init(shared_.wide_done(), 128 * Traits::kConsumers);
   }
 
-  /// Every thread of the wide items, behind its last.
-  FLASHBSR_DEVICE void leave_wide() const { ptx::mbarrier_arrive(shared_.wide_done()); }
-
-  FLASHBSR_DEVICE void run() const {
-    static_assert(MergeQueue::kWarps == Decode::kWarps + Decode::kEpilogueWarps);
-    MergeQueue(args_.base).begin(ptx::thread_index() % 128);
+  /// All of the warpgroup's threads. Their memory is free for wide items when all have arrived at
+  /// `done`.
+  FLASHBSR_DEVICE void run(uint32_t done) const {
     work();
-    MergeQueue(args_.base)
-        .template drain<Variant::use_softmax, kArch>(ptx::thread_index() % 128,
-                                                     shared_.wide_done());
+    ptx::named_barrier_sync(shared_.all_barrier(), Decode::kThreads);
+    if (ptx::thread_index() % 128 == 0) invalidate();
+    ptx::fence_async_proxy();
+    ptx::mbarrier_arrive(done);
   }
 
  private:
@@ -61,6 +80,13 @@ class Narrow {
       BoxRing<Decode> ring(args_, shared_, warp, lane);
       stream<Decode, Variant>(base, shared_, ring, begin, end, warp, lane);
     }
+  }
+
+  /// Its barriers' memory may hold other things.
+  FLASHBSR_DEVICE void invalidate() const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::mbarrier_invalidate(shared_.empty() + 8 * i);
+    BoxRing<Decode>::invalidate_barriers(shared_);
   }
 
   const HopperArgs& args_;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/mask.h>
+#include <flashbsr/kernel/sm90a/narrow.h>
 #include <flashbsr/kernel/sm90a/places.h>
 #include <flashbsr/ptx/shared.h>
 
@@ -22,8 +23,9 @@ FLASHBSR_DEVICE bool gathers(const HopperArgs& args) {
 
 /// Claims items and describes them to the other warps, one ahead. One warp.
 ///
-/// A block's first item is its own number, without a claim; each block that had one claims until
-/// nothing is left. The last of these claims resets the counter.
+/// A block's first item is its own number, without a claim, unless it has narrow ones before: those
+/// blocks come first, and are not counted. Each block that had an item, and each of those, claims
+/// until nothing is left. The last of these claims resets the counter.
 ///
 /// Where a mask is bits it sorts an item's tiles, too, and where K and V are gathered it looks up
 /// their rows, before the next item is described: loaders hear of that a tile or two later then,
@@ -37,7 +39,10 @@ class Scheduler {
   FLASHBSR_DEVICE void run() {
     const KernelArgs& base = args_.base;
     const int32_t num_items = base.header->num_wide_items;
-    int32_t index = static_cast<int32_t>(blockIdx.x);
+    const NarrowBlocks narrow = NarrowBlocks::of<Traits>(base);
+    const int32_t late = narrow.count;
+    int32_t index =
+        narrow.here ? claim(num_items, late) : static_cast<int32_t>(blockIdx.x) - narrow.before;
     TileSorter<Traits, Variant> sorter(base, shared_, lane_);
     RowFinder<Traits> finder(args_, shared_, lane_);
     int32_t word = index < num_items ? record_word(index) : 0;
@@ -57,12 +62,7 @@ class Scheduler {
       int32_t j = tile.count - 1;
       const bool finds = gathers<kCopies>(args_);
       if (finds && j >= 0) finder.find(tile, j);
-      int32_t claimed = 0;
-      if (lane_ == 0) {
-        claimed = atomicAdd(base.counters, 1);
-        if (claimed == num_items - 1) *base.counters = 0;
-      }
-      index = static_cast<int32_t>(gridDim.x) + __shfl_sync(0xffffffffu, claimed, 0);
+      index = claim(num_items, late);
       word = index < num_items ? record_word(index) : 0;
       if (!finds && !sorter.active()) continue;
 #pragma unroll 1
@@ -74,6 +74,15 @@ class Scheduler {
   }
 
  private:
+  FLASHBSR_DEVICE int32_t claim(int32_t num_items, int32_t late) const {
+    int32_t claimed = 0;
+    if (lane_ == 0) {
+      claimed = atomicAdd(args_.base.counters, 1);
+      if (claimed == num_items + late - 1) *args_.base.counters = 0;
+    }
+    return static_cast<int32_t>(gridDim.x) - late + __shfl_sync(0xffffffffu, claimed, 0);
+  }
+
   /// An item and its request, a word per lane, on their way to shared memory.
   static constexpr int kItemWords = sizeof(WorkItem) / 4;
   static constexpr int kWords = kItemWords + sizeof(Request) / 4;
@@ -155,25 +164,30 @@ struct Unowned {
   }
 };
 
-/// The rows of an item's Q, by one thread: boxes (dims, heads of the group, tokens), of all tokens
-/// that a tile has room for, or of one where requests share KV: their rows of Q may lie anywhere.
+/// The rows of an item's Q, by one thread: a box (dims, heads of the group, tokens) of all tokens
+/// that a tile has room for; of one, where requests share KV whose rows of Q are not together: 32
+/// of those take 6 us.
 /// @param barriers  where they announce that they have arrived, by stage
 template <class Traits>
 FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& shared,
                                   const Tile& tile, uint32_t barriers, int32_t stage) {
   const int32_t token = args.base.group.quotient(tile.item.row_begin);
   const int32_t head = args.base.group.remainder(tile.item.row_begin, token);
+  const bool together = tile.request.rows_together();
+  const TensorMap& map = together ? args.q : args.q_token;
+  const int32_t boxes = together ? 1 : args.query_tokens;
+  const int32_t heads = static_cast<int32_t>(args.base.group.divisor);  // of a tile, if several
   const uint32_t full = barriers + 8 * stage;
   ptx::mbarrier_expect_bytes(full, args.query_bytes);
   const uint32_t to = shared.queries + stage * Traits::kQueryBytes;
 #pragma unroll 1
-  for (int32_t box = 0; box < args.query_boxes; ++box) {
+  for (int32_t box = 0; box < boxes; ++box) {
     // The last token again where there is none: all bytes arrive, and nobody looks at those rows.
     const int32_t row =
         query_row(tile.request, min_of(token + box, tile.request.q_len - 1), args.base.q_rows);
 #pragma unroll
     for (int c = 0; c < Traits::kColumnsQk; ++c) {
-      ptx::tma_load(to + c * Traits::kRows * 128 + box * args.query_box_rows * 128, args.q, full,
+      ptx::tma_load(to + c * Traits::kRows * 128 + box * heads * 128, map, full,
                     c * Traits::kColumnDims, head, row, tile.item.kv_head);
     }
   }

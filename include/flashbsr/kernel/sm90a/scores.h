@@ -78,6 +78,18 @@ class Scores {
     return simple;
   }
 
+  /// Where Q is not as it was: the products of the thread's rows are to be multiplied by `unit`.
+  FLASHBSR_DEVICE void multiply(const float (&unit)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (hooked()) {
+        scale_[h] *= unit[h];
+      } else {
+        factor[h] *= unit[h];
+      }
+    }
+  }
+
   /// Whether a mask in bits sorts tiles, uniform.
   FLASHBSR_DEVICE bool sorts() const {
     if constexpr (kMasksByBits<Variant>) return variant_.masks_logits();
@@ -146,7 +158,7 @@ class Scores {
   }
 
   /// Whether exponents() are to be tried. The same in all threads.
-  FLASHBSR_DEVICE bool exponents_pay() const { return Exponents<Variant>::pay(variant_); }
+  FLASHBSR_DEVICE bool exponents_pay() const { return Exponent::pay(variant_); }
 
   /// S of a tile that all rows see all of becomes exponents of 2.
   /// @param base  minus the rows' references
@@ -160,17 +172,22 @@ class Scores {
         row.slope = factor[h] * row_value_[h];
         row.offset = column - (tile_->request.kv_len - tile_->request.q_len + token_[h]);
       }
-      Exponents<Variant>::apply(variant_, row, 2 * kGroups,
-                                [&](int i) -> float& { return at(h, i); });
+      Exponent::apply(variant_, row, 2 * kGroups, [&](int i) -> float& { return at(h, i); });
     }
   }
   /// Largest sum of a row's weights by exponents() that is right, if `fits` is what fits their
   /// type.
-  FLASHBSR_DEVICE float most(float reference, float fits) const {
-    return Exponents<Variant>::most(variant_, reference, kShift, fits);
+  /// @param base  as exponents() has it, of the row
+  FLASHBSR_DEVICE float most(float base, float fits) const {
+    return Exponent::most(variant_, base, kShift, fits);
   }
 
  private:
+  /// log2 of what weights are multiplied by where there is no softmax to do it.
+  static constexpr int kWeightShift = Variant::use_softmax ? 0 : static_cast<int>(kShift);
+  using Math = FragmentMath<kGroups, flashbsr::detail::kSame<Variant, SoftCapped>, kWeightShift>;
+  using Exponent = Exponents<Variant, Traits::kWeightType == DType::kBF16>;
+
   FLASHBSR_DEVICE void mask(int h) {
     if (kept_[h].all()) return;
 #pragma unroll
@@ -178,7 +195,7 @@ class Scores {
       if (!kept_[h].at(i)) at(h, i) = kOutside;
     }
   }
-  FLASHBSR_DEVICE LogitsAt<FragmentMath<kGroups>> where(int h, int32_t column) const {
+  FLASHBSR_DEVICE LogitsAt<Math> where(int h, int32_t column) const {
     const Request& request = tile_->request;
     return {.request = &request,
             .q_token = token_[h],
@@ -190,7 +207,6 @@ class Scores {
             .kv_position = {column},
             .row_value = row_value_[h]};
   }
-  using Math = FragmentMath<kGroups>;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
 
   /// Whether S becomes logits before their maximum is looked for, or weights. Otherwise factors do
@@ -211,9 +227,9 @@ class Scores {
     x.factor = scale_[h];
     if (variant_.transforms_logits()) x = variant_.template logits_transform<Math>(x, place);
     if constexpr (!Variant::use_softmax) x = variant_.template activation<Math>(x);
-    constexpr float kUnit = Variant::use_softmax || kShift == 0.0f ? 1.0f : 32768.0f;
+    x = x * static_cast<float>(1 << kWeightShift);
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.value(i) * kUnit;
+    for (int i = 0; i < 2 * kGroups; ++i) at(h, i) = x.value(i);
   }
 
   const KernelArgs& args_;

@@ -109,6 +109,7 @@ struct Shared {
   /// rotated, V with rows to clean, what cp.async wrote.
   uint32_t raw_keys, raw_values, raw_queries;
   QueryPipeline query_pipeline;
+  uint32_t narrow_done;  ///< completed when consumers are done with narrow items
   TilePipeline tile_pipeline;
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
@@ -134,8 +135,9 @@ struct Shared {
     raw_queries = raw_keys + 8 * Traits::kStages;
     query_pipeline = {raw_queries + 8 * Traits::kQueryStages};
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
+    narrow_done = tile_pipeline.barriers + TilePipeline::kBytes;
     constexpr int kBarriers =
-        6 * Traits::kStages + 3 * Traits::kQueryStages + 2 * Traits::kTileSlots;
+        6 * Traits::kStages + 3 * Traits::kQueryStages + 2 * Traits::kTileSlots + Traits::kMixed;
     constexpr int kKindBytes = 4 * Traits::kStages;  // the last of the barriers' bytes
     static_assert(8 * kBarriers <=
                   (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
@@ -176,6 +178,7 @@ struct Shared {
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
     place_pipeline.init(32, copies);
+    if constexpr (Traits::kMixed) ptx::mbarrier_init(narrow_done, 128 * Traits::kConsumers);
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) {

@@ -128,14 +128,14 @@ class Softmax {
   /// again.
   FLASHBSR_DEVICE bool soften_as_before(int32_t begin) {
     float (&s)[4 * Score::kGroups] = scores.s;
-    float base[2], more[2][2] = {};
+    float base[2], more[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
     scores.exponents(begin, base);
 #pragma unroll
     for (int i = 0; i < 4 * Score::kGroups; ++i) {
       s[i] = ptx::exp2(s[i]);
-      more[i / 2 % 2][i % 2] += s[i];
+      more[i / 2 % 2][i % 2] = i < 4 ? s[i] : more[i / 2 % 2][i % 2] + s[i];
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) more_[h] = more[h][0] + more[h][1];
@@ -145,7 +145,7 @@ class Softmax {
     bool fits = true;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float most = scores.most(kShift - base[h], kMostWeight);
+      const float most = scores.most(base[h], kMostWeight);
       const bool rest_fits = !Traits::kLongSums || more[h][1] < most;
       fits =
           fits && (missing(h) || ((Traits::kLongSums ? more[h][0] : more_[h]) < most && rest_fits));
@@ -158,8 +158,10 @@ class Softmax {
     sum[0] += more_[0];
     sum[1] += more_[1];
   }
-  /// fp16 ends at 65504, e4m3 at 448.
-  static constexpr float kMostWeight = Traits::kLongSums ? 448.0f : 32768.0f;
+  /// fp16 ends at 65504, e4m3 at 448. bf16 ends where fp32 does: what is left is for V.
+  static constexpr float kMostWeight = Traits::kLongSums                     ? 448.0f
+                                       : Traits::kWeightType == DType::kBF16 ? 1073741824.0f
+                                                                             : 32768.0f;
 
   /// What lies in the place of a row that is not there must decide nothing.
   FLASHBSR_DEVICE bool missing(int h) const { return scores.factor[h] == 0.0f; }

@@ -35,18 +35,20 @@ FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int r
 /// @tparam hooks        the variant has hooks, which need registers
 /// @tparam kv_type      of K and V in memory: `type`, or e4m3
 /// @tparam weight_type  of P V
-/// @tparam narrow_group there is a warpgroup more, for items of few rows (narrow.h)
+/// @tparam mixed        consumers may have narrow items before the wide ones (narrow.h)
 /// @tparam summed_tiles products of e4m3: tiles that the tensor cores add up by themselves before
 ///                      fp32 does (long_sums.h); 0: one
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
           int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type),
-          bool narrow_group = false, int summed_tiles = 0>
+          bool mixed = false, int summed_tiles = 0>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
-  static constexpr DType kType = type;  ///< of Q K^T
+  /// Q is made fp16 where K is, which is widened (fit_queries.h).
+  static constexpr bool kFitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
+  static constexpr DType kType = kFitsQueries ? DType::kF16 : type;  ///< of Q K^T
   static constexpr DType kKvType = kv_type;
   static constexpr DType kWeightType = weight_type;  ///< of P V
   /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
@@ -68,15 +70,14 @@ struct HopperTraits {
   // A producer warpgroup and the consumers. Registers of a thread: setmaxnreg hands out what the
   // launch got, threads x kLaunchRegisters, not the whole file.
   static constexpr int kConsumers = rows / 64;
-  static constexpr bool kNarrowGroup = narrow_group;
-  static constexpr int kGroups = kConsumers + (narrow_group ? 1 : 0);  ///< beside the producer
-  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr bool kMixed = mixed;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocksPerSM = 1;
-  static constexpr int kLaunchRegisters = kGroups == 3 ? 128 : 168;
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;  ///< of all the others
-  static_assert(kProducerRegisters + kGroups * kConsumerRegisters <=
-                (kGroups + 1) * kLaunchRegisters);
+  static constexpr int kLaunchRegisters = kConsumers == 3 ? 128 : 168;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                (kConsumers + 1) * kLaunchRegisters);
 
   // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
   static constexpr int kColumnDims = 128 / dtype_size(type);
@@ -106,14 +107,15 @@ struct HopperTraits {
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes +
                                     kPlaceBytes + kPlaceBarrierBytes;
 
-  /// What decodes beside the wide items. Its memory is behind theirs.
+  /// What decodes. Each consumer has memory of its own for it, where Q, K and V of wide items are
+  /// afterwards.
   using Narrow = DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup>;
-  static constexpr int kNarrowBytes = narrow_group ? round_up(Narrow::kSmemBytes, 1024) : 0;
+  static constexpr int kNarrowBytes = mixed ? round_up(Narrow::kSmemBytes, 1024) : 0;
 
   /// Sums of O in fp32, beside what the tensor cores are adding up.
   static constexpr int kSumBytes = kLongSums ? rows * head_dim_vo * 4 : 0;
 
-  static constexpr int kMostBytes = 227 * 1024 - kNarrowBytes;  ///< of a block on sm_90
+  static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
   FLASHBSR_FN static constexpr int stages_with(int queries) {
     return (kMostBytes - kRestBytes - kSumBytes - queries * kQueryBytes) / kStageBytes;
   }
@@ -136,7 +138,8 @@ struct HopperTraits {
   static constexpr int kLandingValueOffset =
       kLandingKeyOffset + (kPreparesKeys ? kStages * kLandingKeyBytes : 0);
   static constexpr int kSpanOffset =
-      kLandingValueOffset + (kPreparesValues ? kStages * kLandingValueBytes : 0);
+      max_of(kLandingValueOffset + (kPreparesValues ? kStages * kLandingValueBytes : 0),
+             kConsumers* kNarrowBytes);
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
   static_assert(kBarrierOffset + kBarrierBytes <= kMostBytes);
@@ -148,15 +151,13 @@ struct HopperTraits {
       min_of((kMostBytes - kPlaceOffset) / (kPlaceBytes + kPlaceBarrierBytes), 4);
   static_assert(kPlaceSlots >= 1);
   static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
-  static constexpr int kEndOffset = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
-  static constexpr int kNarrowOffset = round_up(kEndOffset, 1024);
-  static constexpr int kSmemBytes = narrow_group ? kNarrowOffset + kNarrowBytes : kEndOffset;
+  static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
 };
 
-/// A kernel for mixed batches: two warpgroups for wide items, one for narrow ones. K and V in tiles
-/// of 80 tokens, as three consumers have them: they have the same registers.
-template <int head_dim, DType type>
-using MixedTraits = HopperTraits<head_dim, head_dim, type, 128, false, type, type, 80, true>;
+/// A kernel for mixed batches.
+template <int head_dim, DType type, int rows>
+using MixedTraits = HopperTraits<head_dim, head_dim, type, rows, false, type, type,
+                                 hopper_kv_tile(head_dim, head_dim, rows, false, type), true>;
 
 /// A kernel for products of e4m3 with fp8_accumulation="fast": sums of 8 tiles of 96 tokens, at
 /// most 1.2 % too low where all V are of one sign (test_accuracy.py). docs/kernels/sm90a_fp8.md.
