@@ -8,6 +8,7 @@ import argparse
 import importlib
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,9 @@ def test_sanitizer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
         if not values:
             continue
         parts = [x.split(",") for x in values]
-        for arch in parts[1]:
-            row = dict(zip(columns, (parts[0][0], arch, *(x[-1] for x in parts[2:])), strict=True))
+        for arch, tile, variant in product(parts[1], parts[4], parts[5]):
+            dims, types = (x[-1] for x in parts[2:4])
+            row = dict(zip(columns, (parts[0][0], arch, dims, types, tile, variant), strict=True))
             dim, _, dim_vo = row["head_dim"].partition("x")
             texts = {"head_dim": dim, "head_dim_vo": dim_vo or dim, "rows": row["rows"]}
             numbers = {k: None if text == "-" else int(text) for k, text in texts.items()}
@@ -269,3 +271,28 @@ def test_sanitizer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
         # The CPU's kernel is none of the table's, which is what it must say.
         assert all(name.startswith("cpu_") for name in others)
         assert bool(others) == (kernel["rows"] is not None)
+
+
+def test_a_case_that_fails_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row says how it went, in the words that the record reads."""
+    framework("torch")
+    cases = importlib.import_module("sanitizer_cases")
+
+    def run_kernel(kernel: dict[str, Any]) -> list[str]:
+        if kernel["name"] == "bad":
+            raise KeyError("mixed", 192)
+        return [] if kernel["name"] == "good" else ["good", "good"]
+
+    monkeypatch.setattr(cases, "run_kernel", run_kernel)
+    assert [cases.report({"name": name}) for name in ("bad", "good", "other")] == [0, 1, 0]
+    said = capsys.readouterr().out
+    assert (
+        said
+        == "not run: bad: KeyError: ('mixed', 192)\nran good\nnot run: other: good ran instead\n"
+    )
+    found = gpu_steps.read_sanitizer("========= ERROR SUMMARY: 0 errors\n" + said, 1)
+    assert not found["ok"]
+    assert found["kernels"] == ["good"]
+    assert len([line for line in found["failures"] if line.startswith("not run: ")]) == 2

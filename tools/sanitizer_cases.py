@@ -4,8 +4,9 @@
 
 For compute-sanitizer (tools/gpu_record.py runs it), and useful alone as a smoke test. Shapes, types
 and options lead to each row of the registry; it prints ``ran <kernel>`` for each, and ``not run:``
-for a row that its problem did not lead to, with what ran instead. Arrays are PyTorch's; its
-allocator should not pool (PYTORCH_NO_CUDA_MEMORY_CACHING=1), or what is out of bounds is not seen.
+for a row that its problem did not lead to, with what ran instead, or whose problem failed. Arrays
+are PyTorch's; its allocator should not pool (PYTORCH_NO_CUDA_MEMORY_CACHING=1), or what is out of
+bounds is not seen.
 """
 
 from __future__ import annotations
@@ -319,6 +320,17 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
     return others
 
 
+def report(kernel: dict[str, Any]) -> bool:
+    """Run the problems of a row and say so; whether they led to it, and ended."""
+    try:
+        others = ", ".join(sorted(set(run_kernel(kernel))))
+        problem = f"{others} ran instead" if others else ""
+    except Exception as error:  # the others are to run all the same
+        problem = f"{type(error).__name__}: {error}".replace("\n", " ")
+    print(f"not run: {kernel['name']}: {problem}" if problem else f"ran {kernel['name']}")
+    return not problem
+
+
 def part(text: str) -> tuple[int, int]:
     """``1/3`` -> (1, 3)."""
     first, _, count = text.partition("/")
@@ -353,12 +365,8 @@ def main() -> int:
         if args.list:
             print(kernel["name"])
             continue
-        others = run_kernel(kernel)
-        if others:
+        if not report(kernel):
             status = 1
-            print(f"not run: {kernel['name']}: {', '.join(sorted(set(others)))} ran instead")
-        else:
-            print(f"ran {kernel['name']}")
     return status
 
 
