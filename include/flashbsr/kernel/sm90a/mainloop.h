@@ -40,7 +40,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     TileRange sight{uniform(range.top), uniform(range.bottom), uniform(range.whole_top),
                     uniform(range.whole_bottom)};
     wary_ = Traits::kTransposesValues ? 1 : Exponents<Variant>::kLongTiles;
-    patience_ = 4;
+    patience_ = Exponents<Variant>::kPatience;
     Base::clear();
     if constexpr (Traits::kLongSums) sums_.clear();
     int32_t j = count - 1;
