@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Narrow items before wide ones: in kernels for mixed batches the consumers of the first blocks
+// Narrow items before wide ones: in kernels for mixed batches the consumers of some blocks
 // decode, each with a queue and memory of its own, three warps that stream and one that prepares,
 // contracts and writes (decode/kernel.h). Other blocks work on tiles of many rows meanwhile, and
 // get help when the narrow items are done. The tensor cores are the limit of the wide items, the
