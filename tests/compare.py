@@ -138,11 +138,12 @@ def assert_attention(
     working: State,
     work_dtype: str,
     label: str,
+    float8_logits: bool = False,
 ) -> None:
     """`assert_close` for an attention state; `lse` in natural logarithm, None skips it."""
     out_dtype = dtype_name(out)
     # A case is held to P in float8 only where its products are float8's.
-    sums = FLOAT8_SUM if work_dtype.startswith("float8") else SINGLE
+    sums = FLOAT8_SUM if float8_logits or work_dtype.startswith("float8") else SINGLE
     logit = 4 * sums * (1 + exact.logit_size) + 3 * UNIT[work_dtype] * exact.logit_noise
     slack = (
         UNIT[out_dtype] * np.abs(exact.out)

@@ -226,11 +226,13 @@ def check_variant(
     found = device.get(out), None if hooks.activation else device.get(lse)
     work = problem.case.work  # of the types that the device has
     exact, working = problem.reference(hooks=hooks), problem.reference(work, hooks)
-    assert_attention(*found, exact, working, work, case.name)
+    float8 = problem.case.float8_logits
+    assert_attention(*found, exact, working, work, case.name, float8)
     assert_poison_survived(found[0], case.name)
 
 
 def compare(problem: Problem, out: np.ndarray, lse: np.ndarray | None) -> None:
     """The tolerance rule, with the problem's own reference in both precisions."""
     case, work = problem.case, problem.case.work
-    assert_attention(out, lse, problem.reference(), problem.reference(work), work, case.name)
+    exact, working = problem.reference(), problem.reference(work)
+    assert_attention(out, lse, exact, working, work, case.name, case.float8_logits)

@@ -26,9 +26,8 @@ struct Batch {
   int64_t page_run = 0;  ///< tokens in a row in memory, of every page; 0: ragged KV
   DType q = DType::kF16;
   DType kv = DType::kF16;
-  bool shares = false;  ///< requests share KV: tiles of many rows
-  int mixed_rows =
-      0;  ///< > 0: a kernel for mixed batches with wide tiles of these, if there is one
+  bool shares = false;   ///< requests share KV: tiles of many rows
+  int mixed_rows = 0;    ///< > 0: a kernel for mixed batches, wide tiles of these, if there is one
   bool guessed = false;  ///< the types: the first run may bring others
   /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).
   const std::vector<Request>* lengths = nullptr;

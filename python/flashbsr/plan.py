@@ -21,7 +21,7 @@ from .errors import DTypeError, FlashbsrError, ShapeError
 __all__ = ["Plan", "PlanHeader"]
 
 MAGIC = 0x52534246
-VERSION = 4
+VERSION = 5
 HEADER_WORDS = 64
 
 # How the KV ranges were cut: ``PlanHeader.policy``.

@@ -28,7 +28,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 4;
+inline constexpr int32_t kPlanVersion = 5;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {

@@ -136,38 +136,41 @@ class Sharer {
   /// follow each other are one copy. The tree has them in the order of their pages.
   void sort_members(Sharing& sharing) {
     const size_t n = sharing.order.size();
-    // The parts around every place, from the outermost on, and the first request of each.
-    std::vector<std::vector<int32_t>> around(n);
-    std::vector<int32_t> first(sharing.parts.size());
+    // around_: the parts around every place, from the outermost on; first_: each part's first
+    // request.
+    if (around_.size() < n) around_.resize(n);
+    for (size_t i = 0; i < n; ++i) around_[i].clear();
+    first_.resize(sharing.parts.size());
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       const SharedPart& part = sharing.parts[p];
       for (int32_t i = part.first; i < part.last; ++i) {
-        around[size(i)].push_back(static_cast<int32_t>(p));
+        around_[size(i)].push_back(static_cast<int32_t>(p));
       }
-      first[p] =
+      first_[p] =
           *std::min_element(sharing.order.begin() + part.first, sharing.order.begin() + part.last);
     }
-    std::vector<int32_t> places(n);
-    for (size_t i = 0; i < n; ++i) places[i] = static_cast<int32_t>(i);
-    std::sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
-      const std::vector<int32_t>&x = around[size(a)], &y = around[size(b)];
+    places_.resize(n);
+    for (size_t i = 0; i < n; ++i) places_[i] = static_cast<int32_t>(i);
+    std::sort(places_.begin(), places_.end(), [&](int32_t a, int32_t b) {
+      const std::vector<int32_t>&x = around_[size(a)], &y = around_[size(b)];
       size_t level = 0;
       while (level < x.size() && level < y.size() && x[level] == y[level]) ++level;
-      return (level < x.size() ? first[size(x[level])] : sharing.order[size(a)]) <
-             (level < y.size() ? first[size(y[level])] : sharing.order[size(b)]);
+      return (level < x.size() ? first_[size(x[level])] : sharing.order[size(a)]) <
+             (level < y.size() ? first_[size(y[level])] : sharing.order[size(b)]);
     });
-    std::vector<int32_t> order(n), begin(sharing.parts.size(), -1);
+    order_.resize(n);
+    begin_.assign(sharing.parts.size(), -1);
     for (size_t i = 0; i < n; ++i) {
-      order[i] = sharing.order[size(places[i])];
-      for (const int32_t p : around[size(places[i])]) {
-        if (begin[size(p)] < 0) begin[size(p)] = static_cast<int32_t>(i);
+      order_[i] = sharing.order[size(places_[i])];
+      for (const int32_t p : around_[size(places_[i])]) {
+        if (begin_[size(p)] < 0) begin_[size(p)] = static_cast<int32_t>(i);
       }
     }
-    sharing.order.swap(order);
+    sharing.order.swap(order_);
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       SharedPart& part = sharing.parts[p];
-      part.last += begin[p] - part.first;
-      part.first = begin[p];
+      part.last += begin_[p] - part.first;
+      part.first = begin_[p];
     }
     std::stable_sort(sharing.parts.begin(), sharing.parts.end(),
                      [](const SharedPart& a, const SharedPart& b) {
@@ -256,6 +259,9 @@ class Sharer {
   std::vector<int64_t> rows_, tiles_, alone_;  ///< sums over the requests before
   std::vector<int64_t> without_;               ///< cost of a node's token, by node
   std::vector<size_t> path_;
+  // Of sort_members().
+  std::vector<std::vector<int32_t>> around_;
+  std::vector<int32_t> first_, places_, order_, begin_;
 };
 
 }  // namespace flashbsr

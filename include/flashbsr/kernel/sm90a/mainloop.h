@@ -11,10 +11,10 @@
 // are passed over, not skipped.
 #pragma once
 
-#include <flashbsr/kernel/sm90a/fit_queries.h>
 #include <flashbsr/kernel/sm90a/long_sums.h>
 #include <flashbsr/kernel/sm90a/products.h>
 #include <flashbsr/kernel/sm90a/softmax.h>
+#include <flashbsr/kernel/sm90a/split_queries.h>
 
 namespace flashbsr::sm90a {
 
@@ -37,7 +37,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   /// that its products are of what lies there: instructions are in the cache then when Q and K
   /// arrive (the first two steps took 5 us each, others 1.6).
   static constexpr bool kRehearses = !kPerLogit<Variant> && !kMasksByBits<Variant> &&
-                                     !Traits::kTransposesValues && !Traits::kFitsQueries &&
+                                     !Traits::kTransposesValues && !Traits::kSplitsQueries &&
                                      Traits::kHeadDimVo <= 128;  // 256 would spill
 
   /// Computes the item's rows, whose spans are `spans`.
@@ -61,15 +61,15 @@ class Mainloop : public Softmax<Traits, Variant> {
       return;
     }
     [[maybe_unused]] float unit[2];
-    if constexpr (Traits::kFitsQueries) {
+    if constexpr (Traits::kSplitsQueries) {
       shared_.query_pipeline.wait_full(query());
       const int32_t warp = ptx::thread_index() % 128 / 32;
-      fit_queries<Traits>(
+      split_queries<Traits>(
           shared_.queries + query().stage * Traits::kQueryBytes + (group_ * 4 + warp) * 16 * 128,
-          unit);
+          kVote + group_, unit);
     }
     const bool simple = all_of_group(scores.begin(tile, spans, first_row(group_)));
-    if constexpr (Traits::kFitsQueries) scores.multiply(unit);
+    if constexpr (Traits::kSplitsQueries) scores.multiply(unit);
     if constexpr (Traits::kSumsTiles) {
       // Rows that are not there would have a say: then it is the long way always.
       if (!all_of_group(!Base::missing(0) && !Base::missing(1))) wary_ = 0x7fffffff;

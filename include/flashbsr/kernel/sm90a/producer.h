@@ -24,8 +24,8 @@ FLASHBSR_DEVICE bool gathers(const HopperArgs& args) {
 /// Claims items and describes them to the other warps, one ahead. One warp.
 ///
 /// A block's first item is its own number, without a claim, unless it has narrow ones before: those
-/// blocks come first, and are not counted. Each block that had an item, and each of those, claims
-/// until nothing is left. The last of these claims resets the counter.
+/// blocks are not counted. Each block that had an item, and each of those, claims until nothing is
+/// left. The last of these claims resets the counter.
 ///
 /// Where a mask is bits it sorts an item's tiles, too, and where K and V are gathered it looks up
 /// their rows, before the next item is described: loaders hear of that a tile or two later then,

@@ -41,16 +41,17 @@ class Products {
             value_base_ + value * descriptor_step(Traits::kValueBytes)};
   }
 
-  /// S = Q K^T.
+  /// S = Q K^T. Where Q is two matrices they follow each other in its lines.
   template <int kCount>
   FLASHBSR_DEVICE void multiply_keys(float (&s)[kCount], const Operands& at) const {
     constexpr int kSteps = Traits::kHeadDimQk * dtype_size(Traits::kType) / 32;
+    constexpr int kParts = Traits::kSplitsQueries ? 2 : 1;
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      const uint32_t in_line = k % 4 * 32;
+    for (int i = 0; i < kParts * kSteps; ++i) {
+      const int k = i % kSteps;
       ptx::wgmma_shared<Traits::kType>(
-          s, at.query + ptx::descriptor_step(k / 4 * Traits::kRows * 128 + in_line),
-          at.key + ptx::descriptor_step(k / 4 * Traits::kKvTile * 128 + in_line), k > 0);
+          s, at.query + ptx::descriptor_step(i / 4 * Traits::kRows * 128 + i % 4 * 32),
+          at.key + ptx::descriptor_step(k / 4 * Traits::kKvTile * 128 + k % 4 * 32), i > 0);
     }
     ptx::wgmma_commit();
   }

@@ -46,9 +46,9 @@ template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DT
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
-  /// Q is made fp16 where K is, which is widened (fit_queries.h).
-  static constexpr bool kFitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
-  static constexpr DType kType = kFitsQueries ? DType::kF16 : type;  ///< of Q K^T
+  /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
+  static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
+  static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
   static constexpr DType kKvType = kv_type;
   static constexpr DType kWeightType = weight_type;  ///< of P V
   /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
@@ -59,7 +59,7 @@ struct HopperTraits {
   static_assert(!kLongSums || kTransposesValues);
   /// A tile's sum of P V by itself, in the registers of S.
   static constexpr bool kSumsTiles = kTransposesValues && !kLongSums;
-  static constexpr bool kPreparesKeys = kv_type != type;
+  static constexpr bool kPreparesKeys = kv_type != kType;
   static constexpr bool kPreparesValues = kv_type != weight_type || kTransposesValues;
   /// Whether the kernel can do RoPE (rotate.h): 16-bit K are rotated where they land.
   static constexpr bool kRotates =
@@ -80,11 +80,12 @@ struct HopperTraits {
                 (kConsumers + 1) * kLaunchRegisters);
 
   // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
-  static constexpr int kColumnDims = 128 / dtype_size(type);
+  static constexpr int kColumnDims = 128 / dtype_size(type);  ///< of Q
   static constexpr int kColumnsQk = ceil_div(head_dim_qk, kColumnDims);
+  static constexpr int kColumnsK = ceil_div(head_dim_qk * dtype_size(kType), 128);
   static constexpr int kColumnsVo = head_dim_vo * dtype_size(weight_type) / 128;
   static constexpr int kQueryBytes = rows * kColumnsQk * 128;
-  static constexpr int kKeyBytes = kv_tile * kColumnsQk * 128;
+  static constexpr int kKeyBytes = kv_tile * kColumnsK * 128;
   static constexpr int kValueBytes =
       kTransposesValues ? head_dim_vo * 128 : kv_tile * kColumnsVo * 128;
   static_assert(!kTransposesValues || kv_tile <= 128);

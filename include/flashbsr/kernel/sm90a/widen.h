@@ -4,8 +4,8 @@
 // e4m3 on its way to 16-bit products: copies land in one ring, two warps write the tiles of
 // another.
 //
-//   warp 0          K, V in e4m3             -> landing pipelines (K that is multiplied as it is:
-//   key_) warps 1 and 2   e4m3 -> fp16 or bf16     -> key_, value_pipeline
+//   warp 0          K, V in e4m3     -> landing pipelines; K that is multiplied as it is: its own
+//   warps 1 and 2   e4m3 -> fp16     -> key_, value_pipeline
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
@@ -59,7 +59,8 @@ class Widener {
     char* memory = shared_.memory;
     shared_.landing_key_pipeline.wait_full(key_);
     shared_.key_pipeline.wait_empty(key_);
-    widen<Traits::kType, Traits::kColumnsQk>(
+    static_assert(Traits::kType == DType::kF16);
+    widen<Traits::kColumnsK>(
         memory + Traits::kLandingKeyOffset + key_.stage * Traits::kLandingKeyBytes,
         memory + Traits::kKeyOffset + key_.stage * Traits::kKeyBytes);
     announce(shared_.landing_key_pipeline, shared_.key_pipeline, key_);
@@ -72,14 +73,14 @@ class Widener {
     shared_.landing_value_pipeline.wait_full(value_);
     shared_.value_pipeline.wait_empty(value_);
     char* tile = memory + Traits::kValueOffset + value_.stage * Traits::kValueBytes;
-    widen<Traits::kWeightType, Traits::kColumnsVo>(
+    widen<Traits::kColumnsVo>(
         memory + Traits::kLandingValueOffset + value_.stage * Traits::kLandingValueBytes, tile);
     if (head > 0 || end < kTileLines) zero(tile, head, end);
     announce(shared_.landing_value_pipeline, shared_.value_pipeline, value_);
   }
 
   /// To `kColumns` columns of 64 dims.
-  template <DType kTo, int kColumns>
+  template <int kColumns>
   FLASHBSR_DEVICE void widen(const char* from, char* to) const {
     if (kColumns == 1 && lane_ % 16 >= 8) return;  // head dim 64: half a line lands
 #pragma unroll
@@ -97,26 +98,18 @@ class Widener {
           }
 #pragma unroll
           for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
-            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened<kTo>(bytes[b]);
+            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened(bytes[b]);
           }
         }
       }
     }
   }
 
-  template <DType kTo>
   FLASHBSR_DEVICE static uint4 widened(uint2 bytes) {
     uint4 r;
     ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.x, r.x, r.y);
     ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.y, r.z, r.w);
-    if constexpr (kTo == DType::kBF16) {
-      r = {to_bf16(r.x), to_bf16(r.y), to_bf16(r.z), to_bf16(r.w)};
-    }
     return r;
-  }
-  FLASHBSR_DEVICE static uint32_t to_bf16(uint32_t pair) {
-    return ptx::pack2<DType::kBF16>(ptx::unpack_low<DType::kF16>(pair),
-                                    ptx::unpack_high<DType::kF16>(pair));
   }
 
   /// What this lane wrote of lines outside of [head, end).
