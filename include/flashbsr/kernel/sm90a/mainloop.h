@@ -33,13 +33,6 @@ class Mainloop : public Softmax<Traits, Variant> {
         products_(shared, group),
         sums_(shared, group) {}
 
-  /// Whether a block goes through its first steps twice, the first time without waits, so
-  /// that its products are of what lies there: instructions are in the cache then when Q and K
-  /// arrive (the first two steps took 5 us each, others 1.6).
-  static constexpr bool kRehearses = !kPerLogit<Variant> && !kMasksByBits<Variant> &&
-                                     !Traits::kTransposesValues && !Traits::kSplitsQueries &&
-                                     Traits::kHeadDimVo <= 128;  // 256 would spill
-
   /// Computes the item's rows, whose spans are `spans`.
   FLASHBSR_DEVICE void run(const Tile& tile, const Span* spans) {
     const int32_t count = uniform(tile.count), start = uniform(tile.start);
@@ -85,38 +78,18 @@ class Mainloop : public Softmax<Traits, Variant> {
     } else if constexpr (kMasksByBits<Variant>) {
       run_shown(j, start, sight);
     } else {
-      const int32_t top = j;
-      const TileRange all = sight;
-      const Place key_before = key_;
-      const int32_t wary = wary_, patience = patience_;
-      dry_ = kRehearses && uniform(static_cast<int32_t>(items_)) == 0;
-      if (dry_) {
-        j = 2;  // one tile each
-        sight = {2, 0, 0, 0};
-      }
+      first(start + j * Traits::kKvTile);
+      release_held();
+      --j;
+      // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
+      do {
 #pragma unroll 1
-      for (;;) {
-        first(start + j * Traits::kKvTile);
-        release_held();
-        --j;
-        // Twice at most: tiles cut at the end, whole ones, and those that a window cuts.
-        do {
+        for (; j > sight.whole_top; --j) next<true>(start + j * Traits::kKvTile);
 #pragma unroll 1
-          for (; j > sight.whole_top; --j) next<true>(start + j * Traits::kKvTile);
-#pragma unroll 1
-          for (; j >= sight.whole_bottom; --j) next<false>(start + j * Traits::kKvTile);
-          sight.whole_top = sight.bottom - 1;
-          sight.whole_bottom = count;
-        } while (j >= sight.bottom);
-        if (!dry_) break;
-        dry_ = false;
-        Base::clear();
-        key_ = key_before;
-        wary_ = wary;
-        patience_ = patience;
-        j = top;
-        sight = all;
-      }
+        for (; j >= sight.whole_bottom; --j) next<false>(start + j * Traits::kKvTile);
+        sight.whole_top = sight.bottom - 1;
+        sight.whole_bottom = count;
+      } while (j >= sight.bottom);
       done_with_queries();
       if constexpr (Traits::kSumsTiles) {
         add_values();
@@ -242,10 +215,8 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void first(int32_t begin) {
     scores.look_ahead(begin);
     const Operands at = operands();
-    if (!dry_) {
-      shared_.query_pipeline.wait_full(query());
-      shared_.key_pipeline.wait_full(key_);
-    }
+    shared_.query_pipeline.wait_full(query());
+    shared_.key_pipeline.wait_full(key_);
     ptx::pin(scores.s);
     ptx::wgmma_fence();
     products_.multiply_keys(scores.s, at);
@@ -263,20 +234,18 @@ class Mainloop : public Softmax<Traits, Variant> {
     if (begun) key_.advance();
     scores.look_ahead(begin);
     const Operands at = operands();
-    if (!dry_) {
-      shared_.key_pipeline.wait_full(key_);
-      if (begun) products_.take_turn();
-    }
+    shared_.key_pipeline.wait_full(key_);
+    if (begun) products_.take_turn();
     ptx::pin(scores.s);
     ptx::pin(o);
     Base::pin_weights();
     ptx::wgmma_fence();
     products_.multiply_keys(scores.s, at);
     if (begun) {
-      if (!dry_) shared_.value_pipeline.wait_full(value_);
+      shared_.value_pipeline.wait_full(value_);
       ptx::wgmma_fence();
       products_.multiply_values(o, p, at.value, true);
-      if (!dry_) products_.give_turn();
+      products_.give_turn();
     } else {
       ptx::wgmma_fence();
       ptx::wgmma_commit();  // no products: the wait below means S either way
@@ -327,7 +296,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     Base::pin_weights();
-    if (begun && !dry_) {
+    if (begun) {
       release(shared_.value_pipeline, value_);
       value_.advance();
     }
@@ -439,8 +408,8 @@ class Mainloop : public Softmax<Traits, Variant> {
   }
 
   template <class Ring, class At>
-  FLASHBSR_DEVICE void release(const Ring& ring, const At& at) const {
-    if (threadIdx.x % 32 == 0 && !dry_) ring.release(at);
+  FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
+    if (threadIdx.x % 32 == 0) ring.release(at);
   }
   FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
   FLASHBSR_DEVICE void done_with_queries() {
@@ -458,7 +427,6 @@ class Mainloop : public Softmax<Traits, Variant> {
   const int32_t group_;
   const Products<Traits> products_;
   Place key_, value_;
-  bool dry_ = false;
   uint32_t items_ = 0;  ///< whose Q is done with
   uint32_t queries_ = 0;
   uint32_t held_ = 0;  ///< the barrier to arrive at; 0: none
