@@ -226,11 +226,14 @@ def test_memory_of_jax_results_is_given_back() -> None:
         out = attention.run(q, cache)
         twice = jax.jit(lambda x: 2 * x)(out)
     np.testing.assert_array_equal(np.asarray(twice), 2 * np.asarray(out))
-    free = torch.cuda.mem_get_info()[0]
-    for _ in range(500):
-        out = attention.run(q, cache)
-    del out
-    assert free - torch.cuda.mem_get_info()[0] < 64 << 20
+    growth = []
+    for _ in range(3):  # other processes on the GPU take memory, too; a leak grows every time
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(500):
+            out = attention.run(q, cache)
+        del out
+        growth.append(free - torch.cuda.mem_get_info()[0])
+    assert min(growth) < 64 << 20
 
 
 def test_torch_bfloat16_and_out() -> None:
