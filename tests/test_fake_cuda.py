@@ -34,22 +34,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "selection"),
+    ("files", "selection", "device"),
     [
-        (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], ""),
-        (["fake_cuda/hopper_args.py"], ""),
-        (["fake_cuda/kernel_cases.py"], ""),
-        (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], ""),
-        (["fake_cuda/jit_other_gpu.py"], ""),
+        (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], "", {}),
+        (["fake_cuda/hopper_args.py"], "", {}),
+        (["fake_cuda/kernel_cases.py"], "", {}),
+        # What a plan chooses depends on how many there are: as on an H200.
+        (["fake_cuda/kernel_cases.py"], "hopper or mixed", {"FAKE_CUDA_SMS": "132"}),
+        (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], "", {}),
+        (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
-        (["test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)"),
-        (["test_float8_q.py"], "without_kernels or families"),
-        (["test_sparse.py", "test_block_mask.py"], "cuda or fa2"),
+        (["test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
+        (["test_float8_q.py"], "without_kernels or families", {}),
+        (["test_sparse.py", "test_block_mask.py"], "cuda or fa2", {}),
     ],
     ids=[
         "host path",
         "tensor maps",
         "every kernel",
+        "kernels of Hopper, 132 SMs",
         "jit",
         "jit, other GPU",
         "cases",
@@ -57,12 +60,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "block-sparse",
     ],
 )
-def test_on_the_fake_driver(folder: Path, files: list[str], selection: str) -> None:
+def test_on_the_fake_driver(
+    folder: Path, files: list[str], selection: str, device: dict[str, str]
+) -> None:
     """Each in a process of its own: a driver is opened once."""
     environment = {
         **os.environ,
         "PYTEST_ADDOPTS": "",  # workers, perhaps: this one is
-        **({"FAKE_CUDA_CAPABILITY": "89"} if "other_gpu" in files[0] else {}),
+        **device,
         "LD_LIBRARY_PATH": str(folder),
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
     }

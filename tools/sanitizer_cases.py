@@ -28,7 +28,7 @@ GROUP = 4  # query heads of a KV head
 FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
 # Requests that tiles of so many rows hold best.
 MIXED = {128: (64, 1, 2, 32), 192: (90, 1, 2, 45)}
-MIXED_SHARING = {128: (2, 1, 1, 2), 192: (45, 1, 1, 1)}
+MIXED_SHARING = {128: (2, 1, 1, 2), 192: (1197, 1, 1, 1)}  # fewer do not fill 132 SMs
 TOKENS = {
     ("decode", 8): (1, 1, 1, 1),
     ("decode", 16): (4, 3, 4, 3),

@@ -30,10 +30,12 @@ namespace {
 using namespace fake;
 
 /// Of the fake GPUs, 90 for 9.0.
-int capability() {
-  const char* text = std::getenv("FAKE_CUDA_CAPABILITY");
-  return text ? std::atoi(text) : 90;
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
 }
+int capability() { return from_environment("FAKE_CUDA_CAPABILITY", 90); }
+int multiprocessors() { return from_environment("FAKE_CUDA_SMS", 6); }
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
@@ -144,7 +146,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
   switch (which) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 6; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = multiprocessors(); break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = state().memory_khz; break;
