@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["fake_cuda/hopper_args.py"], "", {}),
         (["fake_cuda/kernel_cases.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
-        (["fake_cuda/kernel_cases.py"], "hopper or mixed", {"FAKE_CUDA_SMS": "132"}),
+        (["fake_cuda/kernel_cases.py"], "mixed", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "host path",
         "tensor maps",
         "every kernel",
-        "kernels of Hopper, 132 SMs",
+        "mixed kernels, 132 SMs",
         "jit",
         "jit, other GPU",
         "cases",
