@@ -45,7 +45,6 @@ class Case:
     scales: str | None = None  # number, head
     gain: float = 1.0  # on q: 100 makes logits of thousands
     p_type: str | None = None  # that P is held to; None: q's, float32 where q is float8
-    float8_logits: bool = False  # their products are float8's: 14 bits of a sum
     task: dict[str, Any] = field(default_factory=dict)  # further fields of TaskInfo
     seed: int = 0
 
@@ -101,6 +100,7 @@ class Problem:
     packed_mask: np.ndarray | None
     run_options: dict[str, Any]
     requests: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]
+    kernel: str = ""  # that ran last, where whoever ran it asked
 
     def spec_fields(self) -> dict[str, Any]:
         """Arguments of ``AttentionSpec``."""

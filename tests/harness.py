@@ -178,10 +178,18 @@ def execute(
     attention.run(
         on_device.q, on_device.kv, out=out, lse=lse, return_lse=True, **on_device.run_options
     )
+    problem.kernel = attention.explain().kernel
     lse = device.get(lse)
     if problem.case.task.get("lse_base") == "2":
         lse = lse * np.log(2.0)
     return device.get(out), lse
+
+
+def kernel_of(problem: Problem, device: Device) -> str:
+    """Name of the kernel that serves a ragged problem, for functions that keep their engine."""
+    attention = attention_for(problem, device.backend)
+    execute(problem, attention, device)
+    return attention.explain().kernel
 
 
 def input_bits(problem: Problem, device: Device) -> list[bytes]:
@@ -198,6 +206,7 @@ def check_case(case: Case, device: Device = CPU) -> None:
     before = input_bits(on_device, device)
     out, lse = execute(on_device, attention, device)
     assert input_bits(on_device, device) == before, "run wrote into its inputs"
+    problem.kernel = on_device.kernel
     compare(problem, out, lse)
     assert_poison_survived(out, case.name)
 
@@ -226,8 +235,7 @@ def check_variant(
     found = device.get(out), None if hooks.activation else device.get(lse)
     work = problem.case.work  # of the types that the device has
     exact, working = problem.reference(hooks=hooks), problem.reference(work, hooks)
-    float8 = problem.case.float8_logits
-    assert_attention(*found, exact, working, work, case.name, float8)
+    assert_attention(*found, exact, working, work, case.name, attention.explain().kernel)
     assert_poison_survived(found[0], case.name)
 
 
@@ -235,4 +243,4 @@ def compare(problem: Problem, out: np.ndarray, lse: np.ndarray | None) -> None:
     """The tolerance rule, with the problem's own reference in both precisions."""
     case, work = problem.case, problem.case.work
     exact, working = problem.reference(), problem.reference(work)
-    assert_attention(out, lse, exact, working, work, case.name, case.float8_logits)
+    assert_attention(out, lse, exact, working, work, case.name, problem.kernel)

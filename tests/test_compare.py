@@ -150,6 +150,24 @@ def test_small_errors_are_rejected(harm: object, dtypes: tuple[str, str, str]) -
             assert_attention(exact.out.astype(np.float32), lse, exact, working, dtypes[0], "lse")
 
 
+def test_sums_of_float8_widen_the_lse_of_their_kernels_only() -> None:
+    """By 14 bits instead of 24: 2e-4 here passes, 2e-3 does not, and nothing for outputs."""
+    problem = cases.build(LONG.but("split", dtypes=("bfloat16", "float8_e4m3fn", "bfloat16")))
+    exact, working = states(problem)
+    out, lse = online(problem)
+    split = "hopper_sm90a_d128_bf16xe4m3_r192_plain"
+    assert_attention(out, lse, exact, working, "bfloat16", "unharmed")
+    assert_attention(out, lse + 2e-4, exact, working, "bfloat16", "split", split)
+    for other in ("", "decode_sm90a_d128_bf16xe4m3_r16_plain", split.replace("xe4m3", "")):
+        with pytest.raises(MismatchError, match="lse"):
+            assert_attention(out, lse + 2e-4, exact, working, "bfloat16", "other", other)
+    with pytest.raises(MismatchError, match="lse"):
+        assert_attention(out, lse + 2e-3, exact, working, "bfloat16", "too far", split)
+    harmed = (1.01 * exact.out).astype(out.dtype)
+    with pytest.raises(MismatchError, match="out"):
+        assert_attention(harmed, lse, exact, working, "bfloat16", "out", split)
+
+
 def test_nan_inf_and_shape_are_rejected() -> None:
     exact = np.ones((4, 8))
     for bad in (np.nan, np.inf, -np.inf):

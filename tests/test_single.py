@@ -10,7 +10,7 @@ import flashbsr
 import numpy as np
 import pytest
 from cases import BF16, F16, F32, FP8, Case, Problem
-from harness import Device, compare, send
+from harness import Device, compare, kernel_of, send
 from reference import Variant
 
 SPEC = {
@@ -80,6 +80,7 @@ def test_single_prefill(
     result = flashbsr.single_prefill_with_kv_cache(
         there.q, *there.kv, causal=causal, return_lse=True, **options
     )
+    problem.kernel = kernel_of(problem, device)
     check(device, problem, result, causal, **options)
 
 

@@ -157,7 +157,9 @@ def test_batch_prefill_paged(
     problem, there = send(device, PREFILL.but("", dtypes=dtypes, variant=Variant(**options)))
     wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None)
     wrapper.plan(*prefill_args(there), causal=causal, **options)
-    check(device, problem, wrapper.run(there.q, there.kv, return_lse=True), causal, **options)
+    result = wrapper.run(there.q, there.kv, return_lse=True)
+    problem.kernel = wrapper.explain().kernel
+    check(device, problem, result, causal, **options)
 
 
 def test_batch_prefill_paged_positional_options(device: Device) -> None:
@@ -235,7 +237,9 @@ def test_batch_prefill_ragged(
     )
     wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, kv_layout)
     wrapper.plan(*ragged_args(there), causal=True, **options)
-    check(device, problem, wrapper.run(there.q, *there.kv, return_lse=True), True, **options)
+    result = wrapper.run(there.q, *there.kv, return_lse=True)
+    problem.kernel = wrapper.explain().kernel
+    check(device, problem, result, True, **options)
 
 
 def test_batch_prefill_ragged_positional_options(device: Device) -> None:
@@ -267,6 +271,7 @@ def test_batch_attention(dtypes: tuple[str, ...], kv_layout: str, device: Device
         4.0,
     )
     result = wrapper.run(there.q, there.kv)
+    problem.kernel = wrapper.explain().kernel
     check(device, problem, result, True, sm_scale=0.2, logits_soft_cap=4.0)
     problem.run_options = {"k_scale": 0.5, "v_scale": 2.0}
     out, lse = map(device.put, problem.new_outputs())

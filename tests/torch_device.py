@@ -23,7 +23,6 @@ ROW_ALIGNMENT = 16  # bytes
 ROPE_DIMS = (64, 128, 256, 512)  # head dims of the kernels that rotate
 # Compute capability -> head dims of the kernels that take float8 queries, ascending.
 FLOAT8_Q_DIMS: dict[tuple[int, int], tuple[int, ...]] = {(9, 0): (64, 128, 256)}
-SPLIT_Q_DIM = 128  # largest of the kernels that make bfloat16 q two matrices of e4m3
 _BITS = {2: np.dtype(np.uint16), 1: np.dtype(np.uint8)}
 _EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -106,10 +105,9 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
 
     float32 q and KV become float16 or bfloat16, evenly but the same for the same case; the output
     follows unless its type was asked for. float8 q becomes bfloat16, over the KV that it has,
-    unless `float8_q_dims` has a head dim for it, and no RoPE is asked for. Such a device multiplies
-    bfloat16 q with e4m3 keys in e4m3, too, where rows are many. RoPE inside attention needs a head
-    dim that no kernel pads, rows of float8 are whole 16-byte pieces. Threads are a matter of the
-    CPU.
+    unless `float8_q_dims` has a head dim for it, and no RoPE is asked for. RoPE inside attention
+    needs a head dim that no kernel pads, rows of float8 are whole 16-byte pieces. Threads are a
+    matter of the CPU.
     """
     (q, kv, o), dims, p_type = case.dtypes, case.dims, case.p_type
     if q == "float32":
@@ -126,12 +124,4 @@ def adapt(case: Case, float8_q_dims: tuple[int, ...] = ()) -> Case:
     if kv.startswith("float8"):
         dims = (-(-dims[0] // 16) * 16, -(-dims[1] // 16) * 16)
     task = {name: value for name, value in case.task.items() if name != "num_threads"}
-    splits_q = (q, kv) == ("bfloat16", "float8_e4m3fn") and not case.decode
-    return dataclasses.replace(
-        case,
-        dtypes=(q, kv, o),
-        dims=dims,
-        p_type=p_type,
-        float8_logits=splits_q and bool(float8_q_dims) and max(dims) <= SPLIT_Q_DIM,
-        task=task,
-    )
+    return dataclasses.replace(case, dtypes=(q, kv, o), dims=dims, p_type=p_type, task=task)
