@@ -23,12 +23,17 @@ struct RowEnd {
   float lse;
 };
 
+/// What outputs of a KV head are multiplied by.
+FLASHBSR_DEVICE float value_scale(const Params& p, int32_t kv_head) {
+  return p.v_head_scale ? p.out_scale * p.v_head_scale[kv_head] : p.out_scale;
+}
+
 /// `o` still has to be divided by `sum` (1 where it is normalised, 0 where the row saw nothing);
 /// `lse` is in base 2, without the sink. Without softmax both are ignored.
+/// @param v_scale  value_scale() of the row
 template <bool kSoftmax>
-FLASHBSR_DEVICE RowEnd end_row(const Params& p, int32_t q_head, int32_t kv_head, float sum,
+FLASHBSR_DEVICE RowEnd end_row(const Params& p, float v_scale, int32_t q_head, float sum,
                                float lse) {
-  const float v_scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
   if constexpr (!kSoftmax) return {v_scale, 0.0f};
   float factor = sum == 0.0f ? 0.0f : v_scale * ptx::reciprocal(sum);
   if (p.sinks) {
@@ -272,7 +277,7 @@ FLASHBSR_DEVICE void contract_split_tile(const KernelArgs& args, const SplitTile
                            args.group.remainder(packed, in_request);
     const int64_t token = static_cast<int64_t>(tile.q_begin) + in_request;
     const float lse = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
-    const RowEnd end = end_row<kSoftmax>(p, q_head, m.kv_head, sum, lse);
+    const RowEnd end = end_row<kSoftmax>(p, value_scale(p, m.kv_head), q_head, sum, lse);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll

@@ -142,7 +142,7 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
     const int token = args.group.quotient(packed);
     const int head =
         item.kv_head * static_cast<int>(args.group.divisor) + args.group.remainder(packed, token);
-    RowEnd end = end_row<kSoftmax>(p, head, item.kv_head, sum, lse);
+    RowEnd end = end_row<kSoftmax>(p, value_scale(p, item.kv_head), head, sum, lse);
     if constexpr (!kSoftmax) end.factor *= kUnit;
 #pragma unroll
     for (int i = 0; i < 4; ++i) o[i] *= end.factor;

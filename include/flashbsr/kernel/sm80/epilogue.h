@@ -46,6 +46,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const int32_t lane = ptx::thread_index() % 32;
   const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
   const int32_t first_dim = Loop::first_dim(ptx::thread_index());
+  const float v_scale = value_scale(p, item.kv_head);
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
 #pragma unroll
@@ -60,7 +61,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
       if (item.slot < 0) {
         const PrefillRow row = rows[r];
-        RowEnd end = end_row<Variant::use_softmax>(p, row.q_head, item.kv_head, sum, lse);
+        RowEnd end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
         if constexpr (!Variant::use_softmax) end.factor *= kUnit;
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
         if constexpr (Variant::transforms_outputs) {

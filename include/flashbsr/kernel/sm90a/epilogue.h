@@ -105,16 +105,20 @@ FLASHBSR_DEVICE void place_rows(uint32_t base, const float (&factor)[2],
 /// All 16 rows to the output, by the copy engine.
 template <class Traits>
 FLASHBSR_DEVICE void store_box(const HopperArgs& args, const Tile& tile, const PlacedRows& rows) {
+  // By shuffles: what is not known to be the same in all lanes is handed to the copy engine in a
+  // loop over lanes, of 250 cycles a box.
+  const auto uniform = [](int32_t x) { return __shfl_sync(0xffffffffu, x, 0); };
+  const int32_t base = uniform(rows.base), packed = uniform(tile.item.row_begin + rows.first);
+  const int32_t q_begin = uniform(tile.request.q_begin), kv_head = uniform(tile.item.kv_head);
+  const int32_t token = args.base.group.quotient(packed);
+  const int32_t head = args.base.group.remainder(packed, token);
   ptx::fence_async_proxy();
   __syncwarp();
   if (ptx::thread_index() % 32 != 0) return;
-  const int32_t packed = tile.item.row_begin + rows.first;
-  const int32_t token = args.base.group.quotient(packed);
-  const int32_t head = args.base.group.remainder(packed, token);
 #pragma unroll
   for (int c = 0; c < Traits::kHeadDimVo / 64; ++c) {
-    ptx::tma_store(args.out, rows.base + c * Traits::kRows * 128, c * 64, head,
-                   tile.request.q_begin + token, tile.item.kv_head);
+    ptx::tma_store(args.out, base + c * Traits::kRows * 128, c * 64, head, q_begin + token,
+                   kv_head);
   }
   ptx::tma_store_commit();
 }
@@ -186,6 +190,7 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
   const bool split = item.slot >= 0;
   // Both rows at once, as far as possible: what follows is a chain of latencies.
   float sum[2] = {loop.sum[0], loop.sum[1]}, lse[2], factor[2];
+  const float v_scale = value_scale(p, item.kv_head);
 #pragma unroll
   for (int lanes = 1; lanes < 4; lanes *= 2) {
 #pragma unroll
@@ -199,7 +204,7 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
       factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
     } else {
       const int32_t q_head = p.sinks ? RowName(args.base, item, first_row + 8 * h).q_head : 0;
-      const RowEnd end = end_row<Variant::use_softmax>(p, q_head, item.kv_head, sum[h], lse[h]);
+      const RowEnd end = end_row<Variant::use_softmax>(p, v_scale, q_head, sum[h], lse[h]);
       factor[h] = end.factor;
       lse[h] = end.lse;
     }

@@ -61,7 +61,9 @@ class Mainloop : public Softmax<Traits, Variant> {
           shared_.queries + query().stage * Traits::kQueryBytes + (group_ * 4 + warp) * 16 * 128,
           kVote + group_, unit);
     }
-    const bool simple = all_of_group(scores.begin(tile, spans, first_row(group_)));
+    bool simple = scores.begin(tile, spans, first_row(group_));
+    // A vote is 230 cycles, and only scales per head need it.
+    simple = scores.scaled_by_head() ? all_of_group(simple) : scores.scaled_up();
     if constexpr (Traits::kSplitsQueries) scores.multiply(unit);
     if constexpr (Traits::kSumsTiles) {
       // Rows that are not there would have a say: then it is the long way always.

@@ -55,7 +55,7 @@ class Scores {
     for (int h = 0; h < 2; ++h) {
       const int32_t r = row + 8 * h;
       float scale = args_.params.sm_scale;
-      if (args_.params.q_head_scale || args_.params.k_head_scale) {
+      if (scaled_by_head()) {
         scale = logit_scale(args_.params, RowName(args_, tile.item, r).q_head, tile.item.kv_head);
       }
       factor[h] = scale * kLog2e;
@@ -77,6 +77,13 @@ class Scores {
     }
     return simple;
   }
+
+  /// Whether rows may have factors of different signs.
+  FLASHBSR_DEVICE bool scaled_by_head() const {
+    return args_.params.q_head_scale || args_.params.k_head_scale;
+  }
+  /// Otherwise, whether the one that they have is above 0.
+  FLASHBSR_DEVICE bool scaled_up() const { return hooked() || args_.params.sm_scale > 0.0f; }
 
   /// Where Q is not as it was: the products of the thread's rows are to be multiplied by `unit`.
   FLASHBSR_DEVICE void multiply(const float (&unit)[2]) {
