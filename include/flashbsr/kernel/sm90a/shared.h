@@ -111,6 +111,7 @@ struct Shared {
   QueryPipeline query_pipeline;
   uint32_t narrow_done;  ///< completed when consumers are done with narrow items
   TilePipeline tile_pipeline;
+  uint32_t loadable;  ///< by slot: producers know the item, which consumers wait for more of
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
   uint32_t places;  ///< of rows that are gathered
@@ -135,9 +136,10 @@ struct Shared {
     raw_queries = raw_keys + 8 * Traits::kStages;
     query_pipeline = {raw_queries + 8 * Traits::kQueryStages};
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
-    narrow_done = tile_pipeline.barriers + TilePipeline::kBytes;
+    loadable = tile_pipeline.barriers + TilePipeline::kBytes;
+    narrow_done = loadable + 8 * Traits::kTileSlots;
     constexpr int kBarriers =
-        6 * Traits::kStages + 3 * Traits::kQueryStages + 2 * Traits::kTileSlots + Traits::kMixed;
+        6 * Traits::kStages + 3 * Traits::kQueryStages + 3 * Traits::kTileSlots + Traits::kMixed;
     constexpr int kKindBytes = 4 * Traits::kStages;  // the last of the barriers' bytes
     static_assert(8 * kBarriers <=
                   (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
@@ -180,6 +182,8 @@ struct Shared {
     place_pipeline.init(32, copies);
     if constexpr (Traits::kMixed) ptx::mbarrier_init(narrow_done, 128 * Traits::kConsumers);
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
+#pragma unroll
+    for (int i = 0; i < Traits::kTileSlots; ++i) ptx::mbarrier_init(loadable + 8 * i, 32);
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) {
       ptx::mbarrier_init(raw_values + 8 * i, copies);

@@ -102,7 +102,7 @@ struct HopperTraits {
   static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = kPreparesValues ? 384 : 256;
+  static constexpr int kBarrierBytes = kPreparesValues ? 384 : 272;
   /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
   static constexpr int kPlaceBytes = kv_tile * 4, kPlaceBarrierBytes = 16;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes +
