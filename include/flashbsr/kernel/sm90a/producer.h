@@ -46,8 +46,16 @@ class Scheduler {
     TileSorter<Traits, Variant> sorter(base, shared_, lane_);
     RowFinder<Traits> finder(args_, shared_, lane_);
     int32_t word = index < num_items ? record_word(index) : 0;
+    bool begun = false;
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
       shared_.tile_pipeline.wait_empty(at);
+      // An item ahead of the consumers and no earlier: who claims two ahead does not know how late
+      // it is (16 x 1024 tokens: 1.5 % between blocks' ends).
+      if (begun) {
+        index = claim(num_items, late);
+        word = index < num_items ? record_word(index) : 0;
+      }
+      begun = true;
       Tile& tile = shared_.tiles[at.stage];
       if (index < num_items) {
         if (lane_ < kWords) reinterpret_cast<int32_t*>(&tile)[lane_] = word;
@@ -66,8 +74,6 @@ class Scheduler {
       int32_t j = tile.count - 1;
       const bool finds = gathers<kCopies>(args_);
       if (finds && j >= 0) finder.find(tile, j);
-      index = claim(num_items, late);
-      word = index < num_items ? record_word(index) : 0;
       if (!finds && !sorter.active()) continue;
 #pragma unroll 1
       for (; j >= 0; --j) {
