@@ -46,16 +46,15 @@ class Scheduler {
     TileSorter<Traits, Variant> sorter(base, shared_, lane_);
     RowFinder<Traits> finder(args_, shared_, lane_);
     int32_t word = index < num_items ? record_word(index) : 0;
+    // Where a warp has much to do for an item it has claimed the next one before it begins.
+    const bool walks = gathers<kCopies>(args_) || sorter.active();
     bool begun = false;
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
       shared_.tile_pipeline.wait_empty(at);
       // An item ahead of the consumers and no earlier: who claims two ahead does not know how late
       // it is (16 x 1024 tokens: 1.5 % between blocks' ends).
-      if (begun) {
-        index = claim(num_items, late);
-        word = index < num_items ? record_word(index) : 0;
-      }
-      begun = true;
+      if (begun) word = next_word(index, num_items, late);
+      begun = !walks;
       Tile& tile = shared_.tiles[at.stage];
       if (index < num_items) {
         if (lane_ < kWords) reinterpret_cast<int32_t*>(&tile)[lane_] = word;
@@ -71,10 +70,11 @@ class Scheduler {
       __syncwarp();
       ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
       if (index >= num_items) return;
+      if (!walks) continue;
       int32_t j = tile.count - 1;
       const bool finds = gathers<kCopies>(args_);
       if (finds && j >= 0) finder.find(tile, j);
-      if (!finds && !sorter.active()) continue;
+      word = next_word(index, num_items, late);
 #pragma unroll 1
       for (; j >= 0; --j) {
         if (sorter.active()) sorter.sort(tile, j);
@@ -84,6 +84,11 @@ class Scheduler {
   }
 
  private:
+  /// Claims the item at `index`, anew. Returns the lane's word of it.
+  FLASHBSR_DEVICE int32_t next_word(int32_t& index, int32_t num_items, int32_t late) const {
+    index = claim(num_items, late);
+    return index < num_items ? record_word(index) : 0;
+  }
   FLASHBSR_DEVICE int32_t claim(int32_t num_items, int32_t late) const {
     int32_t claimed = 0;
     if (lane_ == 0) {
