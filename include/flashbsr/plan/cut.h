@@ -239,7 +239,8 @@ class Cut {
   /// How many of the cheapest chunks are claimed last, whatever their request: a quarter, of at
   /// most six rounds of all workers. The last request's are of all sizes, and a worker has claimed
   /// one or two before it knows how late it is: 16 x 1024 tokens in 22 rounds ended 5 % apart
-  /// (H200, two ahead), with five rounds of small ones 1 %. A few rounds, or cuts, have an end that was thought of.
+  /// (H200, two ahead), with five rounds of small ones 1 %. The end of a few rounds, or of tiles
+  /// that are split, is small already.
   size_t count_last(const DeviceLimits& limits, const Shape& shape) const {
     constexpr int64_t kRounds = 6, kShare = 4;
     const int64_t count = static_cast<int64_t>(order.size());

@@ -46,15 +46,15 @@ class Scheduler {
     TileSorter<Traits, Variant> sorter(base, shared_, lane_);
     RowFinder<Traits> finder(args_, shared_, lane_);
     int32_t word = index < num_items ? record_word(index) : 0;
-    // Where a warp has much to do for an item it has claimed the next one before it begins.
+    // Where an item is much work for this warp the next one is claimed before that.
     const bool walks = gathers<kCopies>(args_) || sorter.active();
-    bool begun = false;
+    bool due = false;
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
       shared_.tile_pipeline.wait_empty(at);
-      // An item ahead of the consumers and no earlier: who claims two ahead does not know how late
-      // it is (16 x 1024 tokens: 1.5 % between blocks' ends).
-      if (begun) word = next_word(index, num_items, late);
-      begun = !walks;
+      // One item ahead of the consumers: who claims two ahead does not know how late it is (16 x
+      // 1024 tokens: 1.5 %).
+      if (due) word = next_word(index, num_items, late);
+      due = !walks;
       Tile& tile = shared_.tiles[at.stage];
       if (index < num_items) {
         if (lane_ < kWords) reinterpret_cast<int32_t*>(&tile)[lane_] = word;
@@ -84,7 +84,7 @@ class Scheduler {
   }
 
  private:
-  /// Claims the item at `index`, anew. Returns the lane's word of it.
+  /// Claims the next item. Returns the lane's word of it.
   FLASHBSR_DEVICE int32_t next_word(int32_t& index, int32_t num_items, int32_t late) const {
     index = claim(num_items, late);
     return index < num_items ? record_word(index) : 0;
