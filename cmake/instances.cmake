@@ -206,6 +206,10 @@ function(flashbsr_add_kernels table out)
     # The registry asks the same Traits that the kernel is made of.
     file(READ "${source}" text)
     set(shape "0, 0, 0, 0")
+    set(copies kEither)
+    if(text MATCHES "KvCopies::(k[A-Za-z]+)")
+      set(copies ${CMAKE_MATCH_1})
+    endif()
     if(text MATCHES "using Traits = ([^;]+);")
       set(shape "shape_of<${CMAKE_MATCH_1}>()")
       string(REGEX MATCHALL "#include <[^>]*/traits.h>" found "${text}")
@@ -222,7 +226,8 @@ function(flashbsr_add_kernels table out)
     string(APPEND symbols "extern const unsigned char ${symbol}[], ${symbol}_end[];\n")
     string(APPEND table_rows
            "    {\"${NAME}\", \"${family}\", ${ARCH}, ${exact}, ${HEAD_DIM}, ${HEAD_DIM_VO}, \"${kv}\", ${rows}, "
-           "\"${variant}\", ${symbol}, ${symbol}_end, {${shape}}, {${sass}}, ${ptx}},\n")
+           "\"${variant}\", ${symbol}, ${symbol}_end, {${shape}}, {${sass}}, ${ptx}, nullptr,\n"
+           "     KvCopies::${copies}},\n")
     string(APPEND embedded
            "asm(R\"(.pushsection .nv_fatbin, \"a\"\n.balign 16\n.globl ${symbol}, ${symbol}_end\n"
            ".hidden ${symbol}, ${symbol}_end\n${symbol}:\n.incbin \"${folder}/${NAME}.fatbin\"\n"

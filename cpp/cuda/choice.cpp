@@ -157,7 +157,8 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
   if (need.mixed_rows > 0) {
     const bool plain = !need.variant && !need.hooks() && !need.sigmoid && need.q == need.kv;
     if (!plain || need.group > kNarrowRows) return nullptr;
-    return try_tile(Source::kBuild, {"mixed", need.mixed_rows}, need, device);
+    const char* family = need.gathers ? "mixed_gather" : "mixed";
+    return try_tile(Source::kBuild, {family, need.mixed_rows}, need, device);
   }
   const KernelRow* row = need.variant ? nullptr : try_source(Source::kBuild, need, device);
   return row || !need.provider ? row : try_source(Source::kProvider, need, device);

@@ -42,7 +42,7 @@ struct KernelRow {
   int ptx;                ///< PTX for this and everything later; 0: none
   /// What compiles it when it is first loaded (jit.h), without an image; null: a row of the build.
   JitKernel* jit = nullptr;
-  KvCopies copies = KvCopies::kEither;  ///< of family hopper
+  KvCopies copies = KvCopies::kEither;  ///< of families hopper and mixed
 
   /// Whether a device of compute capability `cc` (90 for 9.0) can run it: machine code serves its
   /// own major version from its minor version on.

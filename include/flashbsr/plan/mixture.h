@@ -110,6 +110,14 @@ class Mixture {
       least = price;
       workers_ = workers;
     }
+    // A block without a wide item may as well decode.
+    const size_t chunks = wide_.choose(shape, workers_.wide, split).cut.chunks.size();
+    const int64_t idle = workers_.wide.num_workers -
+                         static_cast<int64_t>(chunks) * shape.num_kv_heads;
+    if (idle > 0) {
+      const int32_t blocks = workers_.narrow.num_workers / workers_.narrow_per_block;
+      workers_ = all.dealt(blocks + static_cast<int32_t>(idle));
+    }
   }
 
   /// Adds a kind's chunks, in its order, behind those that are there.

@@ -167,25 +167,19 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   if constexpr (Traits::kMixed) {
     if (narrow.here && threadIdx.x >= 128 && threadIdx.x % 128 == 0) {
       const int group = static_cast<int>(threadIdx.x) / 128 - 1;
-      Narrow<Traits, Variant>(args, memory, narrow, group).init();
+      Narrow<Traits, Variant, kCopies>(args, memory, narrow, group).init();
       ptx::fence_mbarrier_init();
       ptx::fence_async_proxy();
     }
   }
   __syncthreads();
   ptx::wait_for_prerequisites<kArch>();
-  if (threadIdx.x < 128) {
-    ptx::give_registers<Traits::kProducerRegisters>();
-    constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
-    if (narrow.here) ptx::mbarrier_wait<kArch>(shared.narrow_done, 0);
-    produce<Traits, Variant, kCopies, kPrepares>(args, shared, Traits::kPreparesValues || rotates,
-                                                 uniform_warp());
-  } else {
+  if (threadIdx.x >= 128) {
     ptx::take_registers<Traits::kConsumerRegisters>();
     const int32_t group = uniform_warp() / 4 - 1;
     if constexpr (Traits::kMixed) {
       MergeQueue(args.base).begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
-      if (narrow.here) Narrow<Traits, Variant>(args, memory, narrow, group).run(shared.narrow_done);
+      if (narrow.here) Narrow<Traits, Variant, kCopies>(args, memory, narrow, group).run(shared.narrow_done);
     }
     consume<Traits, Variant>(args, shared, group);
     if constexpr (Traits::kMixed) {
@@ -194,6 +188,12 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
       MergeQueue(args.base).drain<Variant::use_softmax, kArch, 4 * Traits::kConsumers>(
           ptx::thread_index() - 128);
     }
+  } else {
+    ptx::give_registers<Traits::kProducerRegisters>();
+    constexpr bool kPrepares = Traits::kPreparesValues || kRotates;
+    if (narrow.here) ptx::mbarrier_wait<kArch>(shared.narrow_done, 0);
+    produce<Traits, Variant, kCopies, kPrepares>(args, shared, Traits::kPreparesValues || rotates,
+                                                 uniform_warp());
   }
 }
 

@@ -33,7 +33,7 @@ struct NarrowBlocks {
 };
 
 /// A warpgroup that follows a queue of narrow items, behind those of the wide workers.
-template <class Traits, class Variant>
+template <class Traits, class Variant, KvCopies kCopies>
 class Narrow {
   using Decode = typename Traits::Narrow;
 
@@ -72,7 +72,7 @@ class Narrow {
     if (begin == end) return;
     if (warp >= Decode::kWarps) {
       epilogue<Decode, Variant>(base, shared_, begin, end, lane);
-    } else if (args_.path == KvPath::kGather) {
+    } else if constexpr (kCopies == KvCopies::kRows) {
       DecodeRing<Decode> ring(base, shared_.items(), shared_.ring(warp), shared_.rows(warp),
                               shared_.staged(), warp, lane);
       stream<Decode, Variant>(base, shared_, ring, begin, end, warp, lane);

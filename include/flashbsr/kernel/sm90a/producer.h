@@ -222,6 +222,7 @@ class TmaLoader {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       Source next = source(tile, tile.count - 1);
+#pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         const Source now = next;
         next = source(tile, j - 1);
@@ -266,6 +267,7 @@ class TmaLoader {
     __syncwarp();
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
     uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + at_.stage * kBytes;
+#pragma unroll 1  // code that is not there need not be fetched when a kernel begins
     for (int b = 0; b < boxes_; ++b, dst += args_.box_tokens * 128) {
       // The same in all lanes, and so in uniform registers, which copies take their coordinates
       // from.
@@ -309,6 +311,7 @@ class PairLoader {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       auto next = keys_.source(tile, tile.count - 1);
+#pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         const auto now = next;
         next = keys_.source(tile, j - 1);
