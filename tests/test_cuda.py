@@ -85,8 +85,23 @@ def test_mixed_batches_have_a_kernel() -> None:
     batch = WORLD.batch([700, 16, 1, 333, 900], [180, 1, 1, 2, 1])
     attention.plan(**batch)
     out = attention.run(on_gpu(WORLD.q[:185]), on_gpu(WORLD.cache))
-    assert attention.explain().kernel.startswith("mixed_")
+    assert attention.explain().kernel.startswith("mixed_sm90a")
     WORLD.check(to_host(out), batch, 185)
+
+
+def test_mixed_batches_of_single_tokens_have_a_kernel() -> None:
+    """Pages of one token, which the copy engine does not take: a kernel that gathers."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("family mixed_gather is made of instructions that sm_90a alone has")
+    batch = WORLD.batch([704, 16, 320, 896], [180, 1, 2, 1])
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=1, backend="cuda")
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
+    tokens = batch["kv_indices"][:, None] * PAGE + np.arange(PAGE, dtype=np.int32)
+    attention.plan(batch["qo_indptr"], batch["kv_indptr"] * PAGE, tokens.ravel())
+    k, v = (WORLD.cache[:, i].reshape(-1, 1, KV_HEADS, DIM) for i in range(2))
+    out = attention.run(on_gpu(WORLD.q[:184]), (on_gpu(k), on_gpu(v)))
+    assert attention.explain().kernel.startswith("mixed_gather_")
+    WORLD.check(to_host(out), batch, 184)
 
 
 @pytest.mark.parametrize("accumulation", ["default", "fast"])

@@ -37,9 +37,10 @@ TOKENS = {
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
     ("hopper_fast", 192): MANY,
-    **{("mixed", rows): lens for rows, lens in MIXED.items()},
+    **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
-HOPPER = ("hopper", "hopper_fast", "mixed")  # families that copy with TMA where they can
+# Families that copy with TMA where they can; of mixed kernels some can, others need not.
+HOPPER = ("hopper", "hopper_fast", "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -153,7 +154,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     """Run a problem for `kernel`, ragged without a page size; the name of the kernel that ran."""
     family, rows = kernel["family"], kernel["rows"]
     levels = bool(spec.get("levels"))
-    shares_mixed = levels and family == "mixed"
+    shares_mixed = levels and family.startswith("mixed")
     q_lens = MIXED_SHARING[rows] if shares_mixed else TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
     # the kernel too: the smallest, or one for 64 rows.
@@ -297,6 +298,14 @@ OPS: dict[str, Callable[[], None]] = {
 }
 
 
+def page_sizes(family: str) -> tuple[int | None, ...]:
+    """Of the problems of a family; None is ragged."""
+    if family == "mixed_gather":
+        return (GATHERED,)
+    gathers = family in HOPPER and family != "mixed"
+    return (None, PAGE_SIZE, *[GATHERED] * gathers)
+
+
 def run_kernel(kernel: dict[str, Any]) -> list[str]:
     """Run the problems of a row; the names of what ran instead, if anything did."""
     if kernel["rows"] is None:
@@ -308,7 +317,7 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
         return []
     others = []
     for spec in SPECS[kernel["variant"]]:
-        for page_size in (None, PAGE_SIZE, *[GATHERED] * (kernel["family"] in HOPPER)):
+        for page_size in page_sizes(kernel["family"]):
             rope = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
             if rope and not rotates(kernel, page_size):
                 continue

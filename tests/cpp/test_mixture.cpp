@@ -134,6 +134,12 @@ TEST(Mixture, BlocksAreDealtSoThatBothKindsTakeAsLong) {
   // More than it takes to read all that the memory gives are of no use.
   EXPECT_EQ(deal({{16, 16, 1}, {1, 32768, 64}}).header.num_narrow_blocks, 56);
   EXPECT_GE(deal({{4096, 4096, 4}, {1, 1, 1}}).header.num_narrow_blocks, 1);
+  // No block is idle from the beginning.
+  for (const std::vector<Requests>& batch :
+       {std::vector<Requests>{{48, 8192, 4}, {1, 1024, 20}}, {{48, 8192, 5}, {1, 1024, 60}}}) {
+    const PlanHeader few = deal(batch).header;
+    EXPECT_EQ(few.num_workers - few.num_narrow_workers, few.num_wide_items);
+  }
   // Tiles of whole tokens, of a group of 7: as many warpgroups as others.
   EXPECT_EQ(mixed_workers(189).narrow_per_block, 3);
   EXPECT_EQ(mixed_workers(126).narrow_per_block, 2);

@@ -110,14 +110,13 @@ class Mixture {
       least = price;
       workers_ = workers;
     }
-    // A block without a wide item may as well decode.
+    // Blocks without a wide item decode: 64 decodes that share 8192 tokens took 44 to 47 us with 52
+    // blocks for them, and 48 with 48, of which 4 others had nothing to do.
     const size_t chunks = wide_.choose(shape, workers_.wide, split).cut.chunks.size();
-    const int64_t idle = workers_.wide.num_workers -
-                         static_cast<int64_t>(chunks) * shape.num_kv_heads;
-    if (idle > 0) {
-      const int32_t blocks = workers_.narrow.num_workers / workers_.narrow_per_block;
-      workers_ = all.dealt(blocks + static_cast<int32_t>(idle));
-    }
+    const int64_t items = static_cast<int64_t>(chunks) * shape.num_kv_heads;
+    const int32_t blocks = all.wide.num_workers - workers_.wide.num_workers;
+    const int64_t idle = max_of<int64_t>(workers_.wide.num_workers - items, 0);
+    workers_ = all.dealt(blocks + static_cast<int32_t>(idle));
   }
 
   /// Adds a kind's chunks, in its order, behind those that are there.
