@@ -33,6 +33,9 @@ struct NarrowBlocks {
 };
 
 /// A warpgroup that follows a queue of narrow items, behind those of the wide workers.
+/// @tparam kCopies  kRows where TMA does not serve. Both in one kernel are 50 KB more of code,
+/// which
+///                  delays what comes after it (kernel.h)
 template <class Traits, class Variant, KvCopies kCopies>
 class Narrow {
   using Decode = typename Traits::Narrow;
@@ -77,6 +80,7 @@ class Narrow {
                               shared_.staged(), warp, lane);
       stream<Decode, Variant>(base, shared_, ring, begin, end, warp, lane);
     } else {
+      static_assert(kCopies == KvCopies::kBoxes);
       BoxRing<Decode> ring(args_, shared_, warp, lane);
       stream<Decode, Variant>(base, shared_, ring, begin, end, warp, lane);
     }
