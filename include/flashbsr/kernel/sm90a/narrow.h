@@ -33,9 +33,8 @@ struct NarrowBlocks {
 };
 
 /// A warpgroup that follows a queue of narrow items, behind those of the wide workers.
-/// @tparam kCopies  kRows where TMA does not serve. Both in one kernel are 50 KB more of code,
-/// which
-///                  delays what comes after it (kernel.h)
+/// @tparam kCopies  kRows where TMA does not serve. Code for both would be 50 KB more, and what
+///                  comes after it late (kernel.h).
 template <class Traits, class Variant, KvCopies kCopies>
 class Narrow {
   using Decode = typename Traits::Narrow;
