@@ -97,7 +97,9 @@ def test_mixed_batches_of_single_tokens_have_a_kernel() -> None:
     task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=1, backend="cuda")
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
     tokens = batch["kv_indices"][:, None] * PAGE + np.arange(PAGE, dtype=np.int32)
-    attention.plan(batch["qo_indptr"], batch["kv_indptr"] * PAGE, tokens.ravel())
+    attention.plan(
+        batch["qo_indptr"], batch["kv_indptr"] * PAGE, tokens.ravel(), kv_lens=batch["kv_lens"]
+    )
     k, v = (WORLD.cache[:, i].reshape(-1, 1, KV_HEADS, DIM) for i in range(2))
     out = attention.run(on_gpu(WORLD.q[:184]), (on_gpu(k), on_gpu(v)))
     assert attention.explain().kernel.startswith("mixed_gather_")
