@@ -17,6 +17,7 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
+from cuda_world import DIM, HEADS, KV_HEADS, PAGE, WORLD, on_gpu
 from flashbsr import errors
 from harness import DEVICES, framework
 
@@ -25,131 +26,9 @@ if not any(device.is_cuda for device in DEVICES):
 
 torch = framework("torch")
 
-HEADS, KV_HEADS, DIM, PAGE, PAGES = 8, 2, 128, 16, 512
 CAPACITY = {"max_batch_size": 32, "max_q_tokens": 256, "max_kv_pages": 500}
-
-
-class World:
-    """A paged cache and queries as NumPy arrays, and batches over them."""
-
-    def __init__(self) -> None:
-        random = np.random.default_rng(0)
-        self.q = random.standard_normal((256, HEADS, DIM)).astype(np.float16)
-        self.cache = random.standard_normal((PAGES, 2, PAGE, KV_HEADS, DIM)).astype(np.float16)
-
-    def attention(self, backend: str = "cuda", workspace: Any = None, **task: Any) -> Any:
-        return flashbsr.Attention(
-            flashbsr.AttentionSpec(causal=True),
-            flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=PAGE, backend=backend, **task),
-            workspace,
-        )
-
-    @staticmethod
-    def batch(kv_lens: list[int], q_lens: list[int] | None = None) -> dict[str, Any]:
-        counts = [-(-n // PAGE) for n in kv_lens]
-        ids = np.random.default_rng(len(kv_lens)).permutation(PAGES)[: sum(counts)]
-        return {
-            "qo_indptr": None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32),
-            "kv_indptr": np.cumsum([0, *counts]).astype(np.int32),
-            "kv_indices": ids.astype(np.int32),
-            "kv_lens": np.array(kv_lens, np.int32),
-        }
-
-    def check(self, out: Any, batch: dict[str, Any], rows: int) -> None:
-        """`out` is an array of any kind, on the host or not; finished."""
-        reference = self.attention("cpu")
-        reference.plan(**batch)
-        want = reference.run(self.q[:rows], self.cache).astype(np.float32)
-        got = np.asarray(out.get() if hasattr(out, "get") else out, np.float32)[:rows]
-        np.testing.assert_allclose(got, want, atol=4e-3, rtol=4e-3)
-
-
-WORLD = World()
 DECODE = ([700, 16, 1, 333], None, 4)
 PREFILL = ([700, 300], [150, 40], 190)
-
-
-def on_gpu(x: np.ndarray) -> Any:
-    return torch.from_numpy(x).cuda()
-
-
-def to_host(x: Any) -> np.ndarray:
-    return x.float().cpu().numpy()
-
-
-def test_mixed_batches_have_a_kernel() -> None:
-    """On Hopper, where it pays: that the other files' cases reach it is what this shows."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("family mixed is made of instructions that sm_90a alone has")
-    attention = WORLD.attention()
-    batch = WORLD.batch([700, 16, 1, 333, 900], [180, 1, 1, 2, 1])
-    attention.plan(**batch)
-    out = attention.run(on_gpu(WORLD.q[:185]), on_gpu(WORLD.cache))
-    assert attention.explain().kernel.startswith("mixed_sm90a")
-    WORLD.check(to_host(out), batch, 185)
-
-
-def test_mixed_batches_of_single_tokens_have_a_kernel() -> None:
-    """Pages of one token, which the copy engine does not take: a kernel that gathers."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("family mixed_gather is made of instructions that sm_90a alone has")
-    batch = WORLD.batch([704, 16, 320, 896], [180, 1, 2, 1])
-    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=1, backend="cuda")
-    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
-    tokens = batch["kv_indices"][:, None] * PAGE + np.arange(PAGE, dtype=np.int32)
-    attention.plan(
-        batch["qo_indptr"], batch["kv_indptr"] * PAGE, tokens.ravel(), kv_lens=batch["kv_lens"]
-    )
-    k, v = (WORLD.cache[:, i].reshape(-1, 1, KV_HEADS, DIM) for i in range(2))
-    out = attention.run(on_gpu(WORLD.q[:184]), (on_gpu(k), on_gpu(v)))
-    assert attention.explain().kernel.startswith("mixed_gather_")
-    WORLD.check(to_host(out), batch, 184)
-
-
-@pytest.mark.parametrize("accumulation", ["default", "fast"])
-def test_long_sums_have_a_kernel(accumulation: str) -> None:
-    """float8 throughout: that the other files' cases with "fast" reach it is what this shows."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("products of float8 are instructions of sm_90a here")
-    q, k, v = (torch.randn(300, 4, 128, device="cuda").to(torch.float8_e4m3fn) for _ in range(3))
-    task = flashbsr.TaskInfo(4, 4, 128, fp8_accumulation=accumulation)
-    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task)
-    attention.plan([0, 300], [0, 300])
-    attention.run(q, (k, v))
-    family = "hopper_fast" if accumulation == "fast" else "hopper"
-    assert attention.explain().kernel == f"{family}_sm90a_d128_e4m3_r192_plain"
-
-
-def test_mixed_kernels_side_by_side() -> None:
-    """Blocks of two such kernels cannot be on an SM together: some finish before others begin, and
-    merges, which any block may make, must neither wait for those nor be left behind."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("family mixed is made of instructions that sm_90a alone has")
-    prefix = np.arange(400, dtype=np.int32)
-    pages = [np.append(prefix, 400 + i).astype(np.int32) for i in range(64)]
-    batch = {
-        "qo_indptr": None,
-        "kv_indptr": np.arange(65, dtype=np.int32) * 401,
-        "kv_indices": np.concatenate(pages),
-        "kv_lens": np.full(64, 401 * PAGE, np.int32) - np.arange(64, dtype=np.int32) % PAGE,
-    }
-    q, cache = on_gpu(WORLD.q[:64]), on_gpu(WORLD.cache)
-    objects = [WORLD.attention() for _ in range(3)]
-    for attention in objects:
-        attention.plan(**batch)
-        assert attention.explain().kernel.startswith("mixed_")
-    want = objects[0].run(q, cache)
-    WORLD.check(to_host(want), batch, 64)
-    streams = [torch.cuda.Stream() for _ in objects]
-    torch.cuda.synchronize()
-    results = []
-    for _ in range(20):
-        for attention, stream in zip(objects, streams, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(attention.run(q, cache))
-    torch.cuda.synchronize()
-    for out in results:
-        assert torch.equal(out, want)
 
 
 # --- kinds of arrays
