@@ -39,7 +39,7 @@ TOKENS = {
     ("hopper_fast", 192): MANY,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
-# Families that copy with TMA where they can; of mixed kernels some can, others need not.
+# Families that copy with TMA where it serves; mixed_gather is for where it does not.
 HOPPER = ("hopper", "hopper_fast", "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split

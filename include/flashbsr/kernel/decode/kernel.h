@@ -118,7 +118,7 @@ FLASHBSR_DEVICE void epilogue(const KernelArgs& args, const DecodeShared<Traits>
     ptx::mbarrier_wait<Traits::kArch>(shared.staged(), turn & 1);
     if (turn == 0) ptx::wait_for_prerequisites<Traits::kArch>();
     // Two items are ready at any time; an item's place is free when its states have been left. What
-    // prepares them is once in the code: three times, they were 22 KB more to be fetched when a
+    // prepares them is once in the code: three times, it was 8 KB more to be fetched when a
     // kernel begins.
     constexpr int kAhead = 2;
 #pragma unroll 1
