@@ -289,18 +289,18 @@ def batch_positions(w: World, **changes: Any) -> Any:
 
 def single_prefill(w: World, **changes: Any) -> Any:
     arguments = {"q": w.q, "k": w.k, "v": w.v}
-    return w.call(flashbsr.single_prefill_with_kv_cache, **{**arguments, **changes})
+    return w.call(flashbsr.flashinfer.single_prefill_with_kv_cache, **{**arguments, **changes})
 
 
 def single_decode(w: World, **changes: Any) -> Any:
     arguments = {"q": w.q[0], "k": w.k, "v": w.v}
-    return w.call(flashbsr.single_decode_with_kv_cache, **{**arguments, **changes})
+    return w.call(flashbsr.flashinfer.single_decode_with_kv_cache, **{**arguments, **changes})
 
 
 def decode_wrapper(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = w.call(flashbsr.BatchDecodeWithPagedKVCacheWrapper, None, **(make or {}))
+    wrapper = w.call(flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper, None, **(make or {}))
     arguments = {
         "indptr": PAGED["kv_indptr"],
         "indices": PAGED["kv_indices"],
@@ -317,7 +317,7 @@ def decode_wrapper(
 def prefill_wrapper(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = w.call(flashbsr.BatchPrefillWithPagedKVCacheWrapper, None, **(make or {}))
+    wrapper = w.call(flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper, None, **(make or {}))
     arguments = {
         "qo_indptr": PAGED["qo_indptr"],
         "paged_kv_indptr": PAGED["kv_indptr"],
@@ -335,7 +335,7 @@ def prefill_wrapper(
 def ragged_wrapper(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = w.call(flashbsr.BatchPrefillWithRaggedKVCacheWrapper, None, **(make or {}))
+    wrapper = w.call(flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper, None, **(make or {}))
     arguments = {**RAGGED, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
     w.call(wrapper.plan, **{**arguments, **changes})
     return w.call(wrapper.run, **{"q": w.q, "k": w.k, "v": w.v, **(run or {})})
@@ -344,7 +344,7 @@ def ragged_wrapper(
 def batch_attention(
     w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    wrapper = flashbsr.BatchAttention(**(make or {}))
+    wrapper = flashbsr.flashinfer.BatchAttention(**(make or {}))
     arguments = {
         "qo_indptr": PAGED["qo_indptr"],
         "kv_indptr": PAGED["kv_indptr"],
@@ -361,7 +361,7 @@ def batch_attention(
 
 
 def sparse_wrapper(w: World, run: dict[str, Any] | None = None, **changes: Any) -> Any:
-    wrapper = flashbsr.BlockSparseAttentionWrapper(None)
+    wrapper = flashbsr.flashinfer.BlockSparseAttentionWrapper(None)
     arguments = {
         "indptr": BSR["indptr"],
         "indices": BSR["indices"],

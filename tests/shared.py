@@ -17,7 +17,7 @@ import numpy as np
 import reference
 from cases import indptr, poisoned, strided
 from compare import assert_attention
-from flashbsr.plan import Plan
+from flashbsr.engine.plan import Plan
 from harness import Device, assert_poison_survived
 from reference import DTYPES, State, Variant
 

@@ -50,8 +50,33 @@ TOOLKIT = re.compile(r"^(cuda\w*|nvrtc)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# The benchmark's peers are frameworks; everything else goes through an adapter.
-FRAMEWORK_FOLDERS = {"adapters", "bench"}
+# The benchmark's peers are frameworks, and so is whom an integration is for; everything else goes
+# through an adapter.
+FRAMEWORK_FOLDERS = {"arrays", "integrations", "bench"}
+
+# Rooms and modules of python/flashbsr, floor by floor: each imports from its own and those before.
+# "" is the front, `flashbsr` itself, which shows what lies below it.
+FLOORS = (
+    ("_core",),
+    ("errors",),
+    ("_check", "_installed"),
+    ("arrays",),
+    ("variant", "ops"),
+    ("layout",),
+    ("jit",),
+    ("engine",),
+    ("",),
+    ("viz",),
+    ("flashinfer", "integrations"),
+    ("info", "warm"),
+    ("bench",),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# Nobody imports what is behind a door, but the door itself.
+DOORS = {"flashinfer", "integrations"}
+MOST_MODULES = 10  # directly under flashbsr/
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 
@@ -123,6 +148,83 @@ def check_core_source(path: Path) -> list[str]:
     return problems
 
 
+def module_name(path: Path) -> str:
+    """``engine.plan`` of python/flashbsr/engine/plan.py; "" for the front."""
+    parts = path.relative_to(ROOT / "python/flashbsr").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def python_imports(path: Path, modules: set[str]) -> list[tuple[int, str]]:
+    """Lines and modules of the package that a module imports, wherever in it."""
+    name = module_name(path)
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            parts = [alias.name.split(".") for alias in node.names]
+            names = [".".join(p[1:]) for p in parts if p[0] == "flashbsr"]
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").split(".") if node.module else []
+            if node.level:
+                base = [p for p in package if p][: len(package) - node.level + 1]
+                module = [*base, *module]
+            elif module[0] == "flashbsr":
+                module = module[1:]
+            else:
+                continue
+            # ``from . import x`` is x where that is a module, otherwise what the package defines.
+            whole = [".".join([*module, alias.name]) for alias in node.names]
+            names = [w if w in modules else ".".join(module) for w in whole]
+        found += [(node.lineno, n) for n in names]
+    return found
+
+
+def check_rooms(paths: list[Path]) -> list[str]:
+    """No import upwards, nothing behind a door, no circle, few modules at the front."""
+    problems = []
+    modules = {module_name(path): path for path in paths} | {"_core": Path()}
+    arrows: dict[str, set[str]] = {}
+    for path in paths:
+        name = module_name(path)
+        where = path.relative_to(ROOT)
+        room = name.split(".")[0]
+        if room not in FLOOR:
+            problems.append(f"{where}: '{room}' is not in FLOORS of tools/check_layering.py")
+            continue
+        for line, target in python_imports(path, set(modules)):
+            other = target.split(".")[0]
+            if FLOOR.get(other, len(FLOORS)) > FLOOR[room]:
+                problems.append(f"{where}: line {line}: {room or 'the front'} is below {other}")
+            elif other in DOORS and other != room:
+                problems.append(f"{where}: line {line}: {other} is a door, imported by {room}")
+            elif FLOOR[other] == FLOOR[room] and other != room:
+                problems.append(f"{where}: line {line}: {room} and {other} are on one floor")
+            arrows.setdefault(name, set()).add(target)
+    problems += [f"circle: {' -> '.join(circle)}" for circle in circles(arrows)]
+    front = sorted(p.name for p in paths if p.parent == ROOT / "python/flashbsr")
+    if len(front) > MOST_MODULES:
+        problems.append(f"python/flashbsr: {len(front)} modules, at most {MOST_MODULES}")
+    return problems
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Circles of imports, one for each arrow that closes one."""
+    found, done = [], set()
+
+    def visit(name: str, way: list[str]) -> None:
+        if name in way:
+            found.append([*way[way.index(name) :], name])
+        elif name not in done:
+            for target in sorted(arrows.get(name, ())):
+                visit(target, [*way, name])
+            done.add(name)
+
+    for name in sorted(arrows):
+        visit(name, [])
+    return found
+
+
 def check_python(path: Path) -> list[str]:
     parts = path.relative_to(ROOT / "python/flashbsr").parts
     if parts[0] in FRAMEWORK_FOLDERS:
@@ -135,7 +237,7 @@ def check_python(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module]
         problems += [
-            f"line {node.lineno}: only adapters/ may import {name}"
+            f"line {node.lineno}: only arrays/ and integrations/ may import {name}"
             for name in names
             if name.split(".")[0] in FRAMEWORKS
         ]
@@ -157,6 +259,7 @@ def main() -> int:
             if SPDX not in "\n".join(path.read_text().splitlines()[:2]):
                 found.append("the first two lines are not the SPDX header")
             problems += [f"{path.relative_to(ROOT)}: {text}" for text in found]
+    problems += check_rooms(sorted((ROOT / "python/flashbsr").rglob("*.py")))
     for problem in problems:
         print(problem)
     print(f"layering: {count} files, {len(problems)} problem{'s' * (len(problems) != 1)}")

@@ -30,7 +30,7 @@ EXCLUDED = (
     "python/flashbsr/cli.py",
     "python/flashbsr/__main__.py",
     "python/flashbsr/info.py",
-    "python/flashbsr/explain.py",
+    "python/flashbsr/engine/explain.py",
 )
 # A string, or a comment; strings are matched first, so that a comment inside one is none.
 _CXX = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -55,7 +55,7 @@ class RaggedEmbedder:
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
-        self.attention = flashbsr.BatchPrefillWithRaggedKVCacheWrapper()
+        self.attention = flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
         self.attention_seconds = 0.0
 
     def _attend(self, q: Rows, k: Rows, v: Rows) -> Rows:

@@ -110,7 +110,7 @@ class Model:
         self._embed = tensors["embed"].astype(np.float32)
         self._unembed = columns("embed")
         self._norm = tensors["norm"].astype(np.float32)
-        self._attention = flashbsr.BatchAttention(kv_layout="NHD")
+        self._attention = flashbsr.flashinfer.BatchAttention(kv_layout="NHD")
 
     def forward(self, batch: Batch) -> Floats:
         """Appends the batch to the caches; the final hidden states `(n, hidden)`, normalised."""

@@ -8,7 +8,8 @@ import math
 import operator
 from typing import Any
 
-from . import _core
+import flashbsr._core as _core
+
 from .errors import DTypeError, FlashbsrError, UnsupportedError
 
 __all__ = [

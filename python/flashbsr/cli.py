@@ -199,7 +199,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _warm(args: argparse.Namespace) -> int:
-    from .jit.warm import run
+    from .warm import run
 
     return run(args)
 

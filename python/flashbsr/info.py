@@ -30,16 +30,15 @@ def engine_info() -> dict[str, Any]:
         head_dim, kv, rows, variant, targets, threads, smem_bytes, blocks_per_sm, kv_tile,
         image_bytes).
     """
-    import flashbsr
+    import flashbsr._core as _core
 
-    from . import _core
     from .jit.cxx import compiler
 
     kernels = [dict(kernel) for kernel in _core.kernels()]
     problem = _core.cuda_problem()
     backends = {kernel["backend"] for kernel in kernels} | (set() if problem else {"cuda"})
     return {
-        "version": flashbsr.__version__,
+        "version": _core.__version__,
         "backends": sorted(backends),
         "isa": _core.isa(),
         "isas": list(_core.isa_levels()),

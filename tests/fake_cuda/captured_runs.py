@@ -275,11 +275,11 @@ def test_wrappers_in_graph_mode(driver: Driver, fake_torch: FakeTorch, kind: str
     world = World()
     indptr, indices = (torch.zeros(n, dtype=torch.int32) for n in (9, 200))
     if kind == "decode":
-        wrapper: Any = flashbsr.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper: Any = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             None, "NHD", True, False, indptr, indices, torch.zeros(8, dtype=torch.int32)
         )
     else:
-        wrapper = flashbsr.BatchPrefillWithPagedKVCacheWrapper(
+        wrapper = flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             None, "NHD", True, indptr, indptr, indices, max_q_tokens=64
         )
     assert wrapper.is_cuda_graph_enabled

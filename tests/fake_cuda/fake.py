@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch_device
-from flashbsr.adapters import torch as adapter
+from flashbsr.arrays import torch as adapter
 from harness import Device
 
 CUDA = 2  # DLPack's device type

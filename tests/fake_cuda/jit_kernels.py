@@ -24,7 +24,7 @@ from flashbsr import errors
 from flashbsr.jit import cuda as jit_cuda
 from flashbsr.jit.kernel_source import Wish
 from flashbsr.jit.provider import Provider
-from flashbsr.jit.warm import warm
+from flashbsr.warm import warm
 
 from fake_cuda.fake import Driver, FakeTorch
 from fake_cuda.world import CAPACITY, DECODE, DIM, HEADS, KV_HEADS, PAGE, PREFILL, World

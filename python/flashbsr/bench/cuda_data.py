@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashbsr.dtypes import output_dtype
+from flashbsr.arrays.dtypes import output_dtype
 
 from .cuda_timing import Gpu
 from .data import TOLERANCE, Pages, page_table

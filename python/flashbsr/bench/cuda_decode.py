@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flashbsr
+import flashbsr.flashinfer
 
 from .cuda_data import check_rows, normal, paged_kv, paged_sets, sample_rows
 from .cuda_timing import Gpu
@@ -26,7 +27,7 @@ def decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int], 
         A row is something else than float64 attention.
     """
     caches, pages = paged_sets(gpu, w)
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
+    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
     plan_decode(wrapper, w, pages)
     q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import flashbsr
+import flashbsr.flashinfer
 
 from .cuda_data import check_rows, normal, paged_kv, paged_sets, sample_rows
 from .cuda_decode import decode_call
@@ -29,10 +30,12 @@ def _half(w: Workload, *, decodes: bool) -> Workload:
     return replace(w, q_lens=q_lens, kv_lens=kv_lens)
 
 
-def _together(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int, flashbsr.BatchAttention]:
+def _together(
+    w: Workload, gpu: Gpu
+) -> tuple[Callable[[int], Any], int, flashbsr.flashinfer.BatchAttention]:
     """Plan, run and check all of it in one launch; the call, its sets, and the wrapper."""
     caches, pages = paged_sets(gpu, w)
-    wrapper = flashbsr.BatchAttention(device=gpu.device)
+    wrapper = flashbsr.flashinfer.BatchAttention(device=gpu.device)
     assert w.page_size is not None
     wrapper.plan(
         np.cumsum([0, *w.q_lens]), pages.indptr, pages.indices, np.array(w.kv_lens),

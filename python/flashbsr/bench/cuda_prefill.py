@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-from flashbsr.dtypes import output_dtype
+import flashbsr.flashinfer
+from flashbsr.arrays.dtypes import output_dtype
 
 from .cuda_data import (
     SIGMOID_BIAS,
@@ -94,11 +95,11 @@ def _plan(w: Workload, gpu: Gpu, pages: Pages | None) -> _Run:
     extra = {"sinks": make_sinks(gpu, w)} if w.variant == "sinks" else {}
     heads = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
     if pages is None:
-        ragged = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None, backend=gpu.backend)
+        ragged = flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(None, backend=gpu.backend)
         ragged.plan(_indptr(w.q_lens), _indptr(w.kv_lens), *heads, **options)
         return lambda q, kv, out: ragged.run(q, *kv, out=out, **extra)
     assert w.page_size is not None
-    paged = flashbsr.BatchPrefillWithPagedKVCacheWrapper(None, backend=gpu.backend)
+    paged = flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, backend=gpu.backend)
     table = (pages.indptr, pages.indices, pages.last_page_len)
     paged.plan(_indptr(w.q_lens), *table, *heads, w.page_size, **options)
     return lambda q, kv, out: paged.run(q, kv, out=out, **extra)

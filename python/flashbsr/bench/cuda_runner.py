@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import flashbsr
+import flashbsr.flashinfer
 from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
@@ -244,7 +245,9 @@ def _run_merge(w: Workload, session: CudaSession) -> Result:
 
 
 def _run_plan(w: Workload, session: CudaSession) -> Result:
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=session.gpu.backend)
+    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        None, backend=session.gpu.backend
+    )
     return time_plan(w, wrapper, session.tick)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import flashbsr
+import flashbsr.flashinfer
 
 from .cuda_data import Row, check_rows, normal, set_count
 from .cuda_timing import Gpu, measure
@@ -60,12 +61,12 @@ def _sample(w: Workload, lists: list[Any], q: Any, cache: Any, out: Any) -> list
 
 def _call(
     w: Workload, gpu: Gpu, lists: list[Any], caches: list[Any], share: str
-) -> tuple[Callable[[int], Any], flashbsr.BatchDecodeWithPagedKVCacheWrapper]:
+) -> tuple[Callable[[int], Any], flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper]:
     assert w.page_size is not None
     heads = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
     indptr = np.cumsum([0, *map(len, lists)]).astype(np.int32)
     last = np.array([(n - 1) % w.page_size + 1 for n in w.kv_lens], np.int32)
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
+    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
     wrapper.plan(
         indptr, np.concatenate(lists).astype(np.int32), last, *heads, w.page_size,
         q_data_type=w.dtype, kv_data_type=w.dtype, share_prefixes=share,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import flashbsr
+import flashbsr.flashinfer
 
 from .cuda_data import Row, check_rows, normal, set_count
 from .cuda_timing import Gpu, measure
@@ -55,10 +56,10 @@ def _sample(w: Workload, blocks: flashbsr.BlockMask, q: Any, kv: Any, out: Any) 
 
 def _call(
     w: Workload, gpu: Gpu, blocks: flashbsr.BlockMask
-) -> tuple[Callable[[int], Any], int, flashbsr.BlockSparseAttentionWrapper]:
+) -> tuple[Callable[[int], Any], int, flashbsr.flashinfer.BlockSparseAttentionWrapper]:
     """Plan, run and check; the call, its sets, and the wrapper."""
     (m, n), heads = blocks.shape, (w.num_qo_heads, w.num_kv_heads, w.head_dim)
-    wrapper = flashbsr.BlockSparseAttentionWrapper(None, gpu.backend)
+    wrapper = flashbsr.flashinfer.BlockSparseAttentionWrapper(None, gpu.backend)
     wrapper.plan(
         blocks.indptr, blocks.indices, m, n, *blocks.block, *heads,
         q_data_type=w.dtype, kv_data_type=w.dtype,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import flashbsr
+import flashbsr.flashinfer
 
 from .data import Arrays, Pages, check_rows, page_table, supports
 from .machine import describe_machine
@@ -128,7 +129,7 @@ def _run_prefill(w: Workload, session: Session) -> Result:
     v = k[::-1].copy()
     out = np.empty_like(q)
     indptr = np.array([0, length], np.int32)
-    wrapper = flashbsr.BatchPrefillWithRaggedKVCacheWrapper(None)
+    wrapper = flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(None)
     wrapper.plan(
         indptr,
         indptr,
@@ -187,7 +188,9 @@ class _Decode:
     ) -> _Decode:
         assert w.page_size is not None
         pages = page_table(kv_lens, w.page_size)
-        wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
+        wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            None, kv_layout=w.kv_layout
+        )
         plan_decode(wrapper, w, pages)
         return cls(w, kv_lens, q, caches, pages, wrapper, np.empty_like(q))
 
@@ -323,7 +326,7 @@ def time_plan(w: Workload, wrapper: Any, tick: Callable[[float], None]) -> Resul
 
 
 def _run_plan(w: Workload, session: Session) -> Result:
-    wrapper = flashbsr.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
+    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
     return time_plan(w, wrapper, session.tick)
 
 

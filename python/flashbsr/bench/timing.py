@@ -141,7 +141,7 @@ def measure_bandwidth(threads: int) -> dict[str, float]:
         ``triad_gbs``: STREAM triad ``a = b + s * c``, 3 bytes per byte of `a` as STREAM counts.
         ``read_gbs``: a sum over one array.
     """
-    from flashbsr import _core
+    import flashbsr._core as _core
 
     found = _core.measure_bandwidth(BANDWIDTH_BYTES, threads)
     return {"triad_gbs": float(found["triad_gbs"]), "read_gbs": float(found["read_gbs"])}

@@ -41,14 +41,14 @@ def cuda_kernel(wish: Wish, text: str = "", struct: str = "") -> bytes:
     FlashbsrError
         The variant does not compile; the message shows the user's lines.
     """
-    from .. import _core
+    import flashbsr._core as _core
 
     return machine_code(wish, text, struct, _core.cuda_driver_version() // 1000)
 
 
 def machine_code(wish: Wish, text: str, struct: str, cuda_major: int) -> bytes:
     """As `cuda_kernel`, for a driver of another CUDA version; 0: any. No driver is needed."""
-    from .. import get_include
+    from .._installed import get_include
 
     include = Path(get_include())
     templates = include.parent / "kernels"

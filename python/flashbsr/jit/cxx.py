@@ -13,12 +13,12 @@ import subprocess
 from pathlib import Path
 
 from ..errors import FlashbsrError, UnsupportedError
-from ..variant import Variant
+from ..variant.source import cpu_source
+from ..variant.variant import Variant
 from . import cache
 from .cuda import headers_digest
 from .messages import own_errors
 from .notice import compiling
-from .source import cpu_source
 
 __all__ = ["compiler", "cpu_library"]
 
@@ -70,7 +70,9 @@ def cpu_library(variant: Variant, isa: str) -> Path:
         The text does not compile, and the message shows its own lines; or the compiler is none, or
         was killed.
     """
-    from .. import _core, get_include
+    import flashbsr._core as _core
+
+    from .._installed import get_include
 
     command = compiler()
     include = Path(get_include())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..variant import Variant
+from ..variant.variant import Variant
 
 __all__ = ["Provider"]
 
@@ -27,8 +27,8 @@ class Provider:
         self._variant = variant and dataclasses.replace(variant, captured=())
         self._text = self._struct = self.name = ""
         if variant is not None:
+            from ..variant.source import signature_checks, struct_name, variant_source
             from . import cache
-            from .source import signature_checks, struct_name, variant_source
 
             text, self._struct = variant_source(variant, rotates), struct_name(variant)
             checks = signature_checks(variant, "::flashbsr::ThreadMath")

@@ -30,7 +30,7 @@ from .style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from flashbsr.plan import Plan
+    from flashbsr.engine.plan import Plan
 
 MAX_CONNECTED_PARTS = 24
 MAX_LEGEND_REQUESTS = 10

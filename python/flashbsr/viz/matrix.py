@@ -33,8 +33,8 @@ from .style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from flashbsr._plan_parts import SharedPart
-    from flashbsr.plan import Plan
+    from flashbsr.engine.plan import Plan
+    from flashbsr.engine.plan_parts import SharedPart
 
 MAX_COLUMNS = 2048
 MAX_LEGEND_PARTS = 12

@@ -16,7 +16,7 @@ from flashbsr.errors import FlashbsrError, UnsupportedError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from flashbsr.plan import Plan
+    from flashbsr.engine.plan import Plan
 
 Color = tuple[float, float, float]
 

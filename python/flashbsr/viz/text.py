@@ -18,7 +18,7 @@ from .matrix import cells_of_plan
 from .style import Color, count_of, owner_colors, owner_name
 
 if TYPE_CHECKING:
-    from flashbsr.plan import Plan
+    from flashbsr.engine.plan import Plan
 
 _SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PART_SYMBOLS = "#@*%&+=$"

@@ -1,0 +1,110 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""CuPy arrays, with ml_dtypes for bfloat16 and float8.
+
+They live on a GPU. Work goes to CuPy's current stream of that GPU. CuPy is imported where one of
+its functions is needed: the package is documented and checked on machines without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DTypeError
+from .dtypes import normalize_dtype
+
+name = "cupy"
+MUTABLE = True
+WAITS = False
+
+# float8 has no DLPack export in CuPy: a view of the bits goes with the name.
+_BITS = {"float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+_NAMES: dict[np.dtype[Any], str] = {}  # dtype -> name, for those seen
+
+
+def dtype_name(x: Any, argument: str = "array") -> str:
+    """Name the element type."""
+    found = _NAMES.get(x.dtype)
+    if found is None:
+        found = normalize_dtype(x.dtype, argument)
+        assert found is not None
+        _NAMES[x.dtype] = found
+    return found
+
+
+def export(x: Any, writable: bool = False, argument: str = "array") -> Any:  # noqa: ARG001
+    """Make a DLPack capsule, or one of the bits of a float8 array and the name of the type.
+
+    No stream is ordered after another (stream -1): the work follows on CuPy's own.
+    """
+    found = dtype_name(x, argument)
+    try:
+        if found in _BITS:
+            return x.view(_BITS[found]).__dlpack__(stream=-1), found
+        return x.__dlpack__(stream=-1)
+    except (BufferError, TypeError) as error:
+        raise DTypeError(argument, f"{found} ({error})", "a type that CuPy exports") from None
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
+    """Allocate an array on the GPU of `like`."""
+    import cupy
+
+    if dtype_name == "bfloat16":
+        import ml_dtypes  # present: the caller's arrays have its type, or asked for it
+
+        dtype: Any = ml_dtypes.bfloat16
+    else:
+        dtype = dtype_name
+    with like.device:
+        return cupy.empty(shape, dtype)
+
+
+def finish(x: Any) -> Any:
+    """Return the array itself."""
+    return x
+
+
+def to_numpy(x: Any) -> npt.NDArray[Any]:
+    """Copy the array to the host."""
+    return x.get()  # type: ignore[no-any-return]
+
+
+def address(x: Any) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes."""
+    return int(x.data.ptr), x.strides
+
+
+def extend(x: Any, rows: int) -> Any:
+    """View `x` with `rows` rows; None: its allocation has no more."""
+    import cupy
+
+    memory = x.data.mem
+    if x.data.ptr + rows * x.strides[0] > memory.ptr + memory.size:
+        return None
+    return cupy.ndarray((rows, *x.shape[1:]), x.dtype, memptr=x.data, strides=x.strides)
+
+
+def join(parts: list[Any]) -> Any:
+    """Copy the rows of all into one array."""
+    import cupy
+
+    kind = parts[0].dtype
+    bits = {1: np.uint8, 2: np.uint16}.get(kind.itemsize, kind)  # CuPy copies no bfloat16
+    return cupy.concatenate([x.view(bits) for x in parts]).view(kind)
+
+
+def device(x: Any) -> int:
+    """CUDA ordinal."""
+    return int(x.device.id)
+
+
+def stream(device: int) -> int:
+    """Handle of CuPy's current stream on a GPU."""
+    import cupy
+
+    return int(cupy.cuda.get_current_stream(device).ptr)

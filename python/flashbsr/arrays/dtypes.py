@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of element types, the same for every array framework.
+
+A data type travels through the package as its NumPy/ml_dtypes name: ``"float32"``, ``"float16"``,
+``"bfloat16"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``, ``"int32"`` and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError
+
+__all__ = ["FLOAT8", "KV_DTYPES", "O_DTYPES", "Q_DTYPES", "normalize_dtype", "output_dtype"]
+
+O_DTYPES = ("float32", "float16", "bfloat16")
+"""Element types of outputs and states."""
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+Q_DTYPES = (*O_DTYPES, "float8_e4m3fn")
+"""Element types of queries."""
+
+KV_DTYPES = (*O_DTYPES, *FLOAT8)
+"""Element types of keys and values."""
+
+_INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+_KNOWN = frozenset((*KV_DTYPES, *_INTEGERS, "float64", "bool"))
+_ALIASES = {"half": "float16", "float": "float32"}  # as torch spells them
+
+# Types already seen. Data types are few and hashable, so the table stays small.
+_SEEN: dict[Any, str] = {}
+
+
+def normalize_dtype(
+    dtype: Any, argument: str = "dtype", allowed: tuple[str, ...] | None = None
+) -> str | None:
+    """Name of a data type given in any framework's way.
+
+    Parameters
+    ----------
+    dtype : str, numpy.dtype, type, torch.dtype, jax or ml_dtypes type, None
+        None passes through: "as the arrays".
+    argument : str
+        Name for the error message.
+    allowed : tuple of str, optional
+        Names accepted here. Default: every known one.
+
+    Returns
+    -------
+    str or None
+
+    Raises
+    ------
+    DTypeError
+        Not a data type, or not one of `allowed`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> normalize_dtype(np.float16), normalize_dtype("bfloat16"), normalize_dtype("half")
+    ('float16', 'bfloat16', 'float16')
+    """
+    if dtype is None:
+        return None
+    try:
+        name = _SEEN.get(dtype)
+    except TypeError:  # unhashable, so no data type
+        name = None
+    if name is None:
+        name = _name(dtype, argument)
+        _SEEN[dtype] = name
+    if allowed is not None and name not in allowed:
+        raise DTypeError(argument, name, f"one of {', '.join(allowed)}")
+    return name
+
+
+def output_dtype(q_dtype: str) -> str:
+    """Name the type of an output that nobody asked another of: that of q, bfloat16 for float8.
+
+    Examples
+    --------
+    >>> output_dtype("float16"), output_dtype("float8_e4m3fn")
+    ('float16', 'bfloat16')
+    """
+    return "bfloat16" if q_dtype in FLOAT8 else q_dtype
+
+
+def _name(dtype: Any, argument: str) -> str:
+    name: str | None
+    if isinstance(dtype, str):
+        name = _ALIASES.get(dtype, dtype)
+    elif type(dtype).__module__.partition(".")[0] == "torch":
+        name = str(dtype).removeprefix("torch.")
+    else:
+        try:
+            resolved = np.dtype(dtype)  # also takes jax's and ml_dtypes' scalar types
+            name = resolved.name if resolved.isnative else None
+        except TypeError:
+            name = None
+    if name not in _KNOWN:
+        raise DTypeError(argument, repr(dtype), "a data type: a name such as 'bfloat16', or "
+                         "a NumPy, PyTorch, JAX or ml_dtypes type")  # fmt: skip
+    return name

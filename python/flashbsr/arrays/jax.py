@@ -1,0 +1,121 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays on the CPU or a CUDA device.
+
+JAX arrays cannot be written, so ``out=`` and the in-place functions refuse them. Results are
+written into buffers of the core, which JAX then adopts through DLPack without a copy (on the CPU
+they are 64-byte aligned: it copies memory that is aligned less).
+
+JAX has no current stream, and no way to learn that somebody else's kernel still reads its arrays,
+whose memory it reuses as soon as nothing of its own needs it. On a GPU work goes to the legacy
+default stream, which is made to wait for the inputs, and a call returns when its results are there
+(``WAITS``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+import flashbsr._core as _core
+
+from ..errors import DeviceError, DTypeError, UnsupportedError
+from .dtypes import normalize_dtype
+from .numpy import export as export_numpy
+
+name = "jax"
+MUTABLE = False
+WAITS = True
+
+_LEGACY = 1  # CU_STREAM_LEGACY, as DLPack numbers it
+
+_Buffer = type(_core.empty_dlpack((0,), "float32"))
+
+
+def dtype_name(x: Any, argument: str = "array") -> str:
+    """Name the element type."""
+    found = normalize_dtype(x.dtype, argument)
+    assert found is not None
+    return found
+
+
+def _check(x: jax.Array, argument: str) -> None:
+    if isinstance(x, jax.core.Tracer):
+        raise DTypeError(
+            argument, "a traced JAX array", "a concrete one: call outside jit, or jax.pure_callback"
+        )
+    where = x.device  # a Sharding where the array is spread over several devices
+    if getattr(where, "platform", None) not in ("cpu", "gpu"):
+        raise DeviceError(argument, f"device {where}", "one CPU or CUDA device: jax.device_put")
+
+
+def export(x: Any, writable: bool = False, argument: str = "array") -> Any:
+    """View the array's memory, once it has been computed."""
+    if type(x) is _Buffer:
+        return x
+    if writable:
+        raise UnsupportedError(
+            argument,
+            "a JAX array",
+            "an array that can be written; JAX arrays are immutable: use the function that returns "
+            "new ones, or keep this one in NumPy",
+        )
+    _check(x, argument)
+    if x.device.platform == "gpu":
+        return x.__dlpack__(stream=_LEGACY)
+    if x.dtype == jax.numpy.bfloat16:
+        return x.__dlpack__()  # waits for the values; half the time of the way through NumPy
+    return export_numpy(np.asarray(x), False, argument)
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
+    """Allocate a buffer where `like` is, which `finish` turns into a JAX array."""
+    ordinal = device(like)
+    if ordinal is None:
+        return _core.empty_dlpack(shape, dtype_name)
+    return _core.empty_on_device(shape, dtype_name, ordinal)
+
+
+def finish(x: Any) -> jax.Array:
+    """Turn the buffer into a JAX array. It must not be written afterwards."""
+    array: jax.Array = jax.dlpack.from_dlpack(x)
+    return array
+
+
+def to_numpy(x: Any) -> npt.NDArray[Any]:
+    """View a CPU array; copy one that is on a device."""
+    return np.asarray(x)
+
+
+def address(x: Any) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes: rows lie densely."""
+    _check(x, "array")
+    strides = [x.dtype.itemsize]
+    for length in x.shape[:0:-1]:
+        strides.append(strides[-1] * length)
+    return int(x.unsafe_buffer_pointer()), tuple(strides[: x.ndim][::-1])
+
+
+def extend(x: Any, rows: int) -> None:  # noqa: ARG001
+    """None: JAX's arrays are no views."""
+    return
+
+
+def join(parts: list[Any]) -> jax.Array:
+    """Copy the rows of all into one array."""
+    return jax.numpy.concatenate(parts)
+
+
+def device(x: Any) -> int | None:
+    """CUDA ordinal; None on the CPU, and for what `export` refuses."""
+    if isinstance(x, jax.core.Tracer) or getattr(x.device, "platform", None) != "gpu":
+        return None
+    return int(x.device.local_hardware_id)
+
+
+def stream(device: int) -> int:  # noqa: ARG001
+    """Handle of the legacy default stream, after which `export` orders."""
+    return _LEGACY

@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy arrays, with ml_dtypes for bfloat16 and float8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DTypeError
+from .dtypes import normalize_dtype
+
+name = "numpy"
+MUTABLE = True
+WAITS = False
+
+# Element types that ml_dtypes adds: the buffer protocol cannot carry them, so a view of the bits
+# goes with the name.
+_BITS: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype(np.uint16),
+    "float8_e4m3fn": np.dtype(np.uint8),
+    "float8_e5m2": np.dtype(np.uint8),
+}
+
+_NAMES: dict[np.dtype[Any], str] = {}  # dtype -> name, for the native ones seen
+_DTYPES: dict[str, np.dtype[Any]] = {}  # name -> dtype
+
+
+def dtype_name(x: npt.NDArray[Any], argument: str = "array") -> str:
+    """Name the element type."""
+    found = _NAMES.get(x.dtype)
+    if found is None:
+        found = normalize_dtype(x.dtype, argument)  # raises for byte-swapped and unknown types
+        assert found is not None
+        _NAMES[x.dtype] = found
+    return found
+
+
+def export(x: npt.NDArray[Any], writable: bool = False, argument: str = "array") -> Any:
+    """Return the array itself (it speaks the buffer protocol), or its bits and their name."""
+    found = _NAMES.get(x.dtype) or dtype_name(x, argument)
+    if writable and not x.flags.writeable:
+        raise DTypeError(argument, "a read-only NumPy array", "a writable one")
+    bits = _BITS.get(found)
+    return x if bits is None else (x.view(bits), found)
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> npt.NDArray[Any]:  # noqa: ARG001
+    """Allocate an array. Imports ml_dtypes where NumPy lacks the element type."""
+    return np.empty(shape, _DTYPES.get(dtype_name) or _dtype(dtype_name))
+
+
+def _dtype(dtype_name: str) -> np.dtype[Any]:
+    if dtype_name in _BITS:
+        import ml_dtypes  # present: the caller's arrays have its types, or asked for one
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype_name))
+    else:
+        dtype = np.dtype(dtype_name)
+    _DTYPES[dtype_name] = dtype
+    return dtype
+
+
+def finish(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array itself."""
+    return x
+
+
+def to_numpy(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array itself."""
+    return x
+
+
+def address(x: npt.NDArray[Any]) -> tuple[int, tuple[int, ...]]:
+    """Address of the first element, and the strides in bytes."""
+    return x.__array_interface__["data"][0], x.strides
+
+
+def extend(x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """View `x` with `rows` rows."""
+    return np.lib.stride_tricks.as_strided(x, (rows, *x.shape[1:]), x.strides, writeable=False)
+
+
+def join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Copy the rows of all into one array."""
+    return np.concatenate(parts)
+
+
+def device(x: npt.NDArray[Any]) -> None:  # noqa: ARG001
+    """None: NumPy's memory is the host's."""
+    return
+
+
+def stream(device: int) -> int:  # noqa: ARG001
+    """NumPy has no streams: the legacy default one."""
+    return 0

@@ -1,0 +1,180 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is computed on (`TaskInfo`): head counts and dims, data types, capacity, threads."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from .._check import check_backend, check_int, check_name, is_cuda
+from ..arrays.dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
+from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+
+__all__ = ["TaskInfo"]
+
+MAX_HEAD_DIM = 512
+HEAD_DIM_MULTIPLE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """The arrays: head counts and dims, data types, layout, capacity, threads.
+
+    Parameters
+    ----------
+    num_qo_heads, num_kv_heads : int
+        Heads of queries and of keys; the first is a multiple of the second (GQA).
+    head_dim_qk : int
+        Head dim of queries and keys: a multiple of 8, at most 512.
+    head_dim_vo : int, optional
+        Head dim of values and outputs. Default `head_dim_qk`.
+    page_size : int, optional
+        Tokens of a KV page, 1 or more. None: the KV is ragged (contiguous per request).
+    kv_layout : {"NHD", "HND"}
+        Order of tokens and heads within a page (paged), or in the whole array (ragged).
+    q_dtype : data type, optional
+        float32 (on the CPU only), float16, bfloat16 or float8_e4m3fn, in any framework's notation.
+        None: the query array's. float8 queries need a KV of the same type.
+    kv_dtype : data type, optional
+        The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2. None: the KV
+        array's. On a GPU the first ``run`` with other types than the plan expected (float16 at
+        first) plans once more; say them here where that run is captured into a CUDA graph.
+    o_dtype : data type, optional
+        float32, float16 or bfloat16. None: that of q; with float8 q that of a given ``out``,
+        otherwise bfloat16.
+    max_batch_size, max_q_tokens, max_kv_pages : int, optional
+        Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
+        A larger plan raises `CapacityError`, and memory, kernel and grid stay as they are from
+        the first plan on, so that a captured ``run`` may be replayed over later plans; q may then
+        have more rows than the plan names. None: ``plan`` grows as needed (``run`` never does).
+    num_workers : int, optional
+        Queues of the plan. Default: as many as the backend has use for.
+    num_threads : int, optional
+        Threads that run the queues. Default: the machine's cores. Results do not depend on it.
+    fixed_split_size : int, optional
+        Cut every KV range at multiples of this many tokens, so that a request's result does not
+        depend on the rest of the batch (batch invariance). None: the scheduler chooses.
+    disable_split_kv : bool
+        Never split a KV range.
+    lse_base : {"e", "2"}
+        Base of the LSE that ``run`` returns: natural, or 2 as FlashInfer has it.
+    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
+        Where to compute. "auto": on the GPU that the workspace or an index array given to ``plan``
+        is on, otherwise where the q of the first ``run`` is; decided once. Arrays of a run are all
+        in that memory. "fa2" and "fa3" are "cuda" with one family of attention kernels, which
+        "cuda" chooses itself: "fa2" those of every GPU (``mma.sync``), "fa3" those of compute
+        capability 9.0 (``wgmma``); what the family does not have raises `UnsupportedError`.
+    device : int, optional
+        Ordinal of the GPU; only with one of the last three backends. None: that of the arrays.
+    check : bool
+        Validate the page table on the GPU before each run, which then waits for the verdict and
+        raises `IndexRangeError` instead of reading elsewhere. A debugging aid, also switched on by
+        ``FLASHBSR_CHECK=1`` in the environment. The CPU always checks.
+    fp8_accumulation : {"default", "fast"}
+        Products of float8 q and KV on tensor cores that truncate as they accumulate (compute
+        capability 9.0): how often partial sums are promoted to float32. "default": so often that
+        the output over values with a mean is at most 0.25 % too small; "fast": 1.2 %. The same
+        wherever sums are exact, the CPU included.
+
+    Raises
+    ------
+    FlashbsrError, ShapeError, DTypeError
+        A value out of its range or an unknown name.
+    UnsupportedError
+        A backend that this build does not have, a head dim that no kernel has.
+
+    Examples
+    --------
+    >>> TaskInfo(num_qo_heads=32, num_kv_heads=8, head_dim_qk=128, page_size=16).head_dim_vo
+    128
+    >>> TaskInfo(num_qo_heads=30, num_kv_heads=8, head_dim_qk=128)
+    Traceback (most recent call last):
+        ...
+    flashbsr.errors.ShapeError: num_qo_heads: got 30; expected a multiple of num_kv_heads=8
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    _: KW_ONLY
+    head_dim_vo: int | None = None
+    page_size: int | None = None
+    kv_layout: str = "NHD"
+    q_dtype: Any = None
+    kv_dtype: Any = None
+    o_dtype: Any = None
+    max_batch_size: int | None = None
+    max_q_tokens: int | None = None
+    max_kv_pages: int | None = None
+    num_workers: int | None = None
+    num_threads: int | None = None
+    fixed_split_size: int | None = None
+    disable_split_kv: bool = False
+    lse_base: str = "e"
+    backend: str = "auto"
+    device: int | None = None
+    check: bool = False
+    fp8_accumulation: str = "default"
+
+    def __post_init__(self) -> None:
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk"):
+            _set(self, name, check_int(name, getattr(self, name), 1))
+        if self.num_qo_heads % self.num_kv_heads:
+            raise ShapeError(
+                "num_qo_heads", self.num_qo_heads, f"a multiple of num_kv_heads={self.num_kv_heads}"
+            )
+        if self.head_dim_vo is None:
+            _set(self, "head_dim_vo", self.head_dim_qk)
+        _set(self, "head_dim_vo", check_int("head_dim_vo", self.head_dim_vo, 1))
+        for name in ("head_dim_qk", "head_dim_vo"):
+            dim = getattr(self, name)
+            if dim > MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
+                raise UnsupportedError(
+                    name,
+                    dim,
+                    f"a multiple of {HEAD_DIM_MULTIPLE}, at most {MAX_HEAD_DIM} (pad the last "
+                    "dimension with zeros and pass sm_scale=1/sqrt(unpadded dim))",
+                )
+        for name, least in (
+            ("page_size", 1),
+            ("max_batch_size", 0),
+            ("max_q_tokens", 0),
+            ("max_kv_pages", 0),
+            ("num_workers", 1),
+            ("num_threads", 1),
+            ("fixed_split_size", 1),
+            ("device", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _set(self, name, check_int(name, value, least))
+        capacity = ("max_batch_size", "max_q_tokens", "max_kv_pages")
+        missing = [name for name in capacity if getattr(self, name) is None]
+        if missing and len(missing) < len(capacity):
+            raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
+        check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
+        _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
+        _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
+        _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", O_DTYPES))
+        if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
+            raise DTypeError(
+                "kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype; any KV goes with 16-bit q"
+            )
+        if self.q_dtype and self.kv_dtype not in (None, self.q_dtype, *FLOAT8):
+            raise DTypeError("kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype, or a float8")
+        _set(self, "disable_split_kv", bool(self.disable_split_kv))
+        if self.disable_split_kv and self.fixed_split_size is not None:
+            raise FlashbsrError(
+                "fixed_split_size", self.fixed_split_size, "None when disable_split_kv=True"
+            )
+        check_name("lse_base", self.lse_base, ("e", "2"))
+        check_name("fp8_accumulation", self.fp8_accumulation, ("default", "fast"))
+        check_backend(self.backend)
+        if self.device is not None and not is_cuda(self.backend):
+            raise FlashbsrError("device", self.device, "None unless backend='cuda', 'fa2' or 'fa3'")
+        _set(self, "check", bool(self.check))
+
+
+def _set(obj: object, name: str, value: object) -> None:
+    object.__setattr__(obj, name, value)  # the dataclasses are frozen

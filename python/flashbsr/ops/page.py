@@ -1,0 +1,355 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writing to a paged KV cache, and the index arithmetic around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr._core as _core
+
+from .._check import check_float, check_int, check_llama31, check_name
+from ..arrays import adapter_for, float_dtype
+from ..arrays.types import Array
+from ..errors import FlashbsrError, ShapeError
+from .call import Call
+from .rotate import check_frequencies, check_rotary_dim, check_table
+
+__all__ = [
+    "append_paged_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "rope_append_paged_kv_cache",
+]
+
+_NAMES = {"k_cache": "paged_kv_cache[0]", "v_cache": "paged_kv_cache[1]"}
+
+
+def _export_cache(call: Call, paged_kv_cache: Array | tuple[Array, Array]) -> tuple[Any, Any]:
+    """Hand over a stacked cache and None, or k and v."""
+    if not isinstance(paged_kv_cache, (tuple, list)):
+        return call.export(paged_kv_cache, "paged_kv_cache", True), None
+    if len(paged_kv_cache) != 2:
+        raise ShapeError("paged_kv_cache", f"{len(paged_kv_cache)} arrays", "(k, v)")
+    k, v = paged_kv_cache
+    return (
+        call.export(k, "paged_kv_cache[0]", True),
+        call.export(v, "paged_kv_cache[1]", True),
+    )
+
+
+def append_paged_kv_cache(
+    append_key: Array,
+    append_value: Array,
+    batch_indices: Array,
+    positions: Array,
+    paged_kv_cache: Array | tuple[Array, Array],
+    kv_indices: Array,
+    kv_indptr: Array,
+    kv_last_page_len: Array,
+    kv_layout: str = "NHD",
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Write new keys and values into their slots.
+
+    Row *t* goes to position ``positions[t]`` of request ``batch_indices[t]``. On the CPU all
+    indices are checked before anything is written. On a GPU their values are not looked at: rows
+    whose request, position or page does not exist are skipped (``FLASHBSR_CHECK=1`` in the
+    environment has them checked, at the price of a synchronisation).
+
+    Parameters
+    ----------
+    append_key : array [nnz, num_kv_heads, head_dim]
+        float32, float16 or bfloat16. Any strides but the last.
+    append_value : array [nnz, num_kv_heads, head_dim_vo]
+        Likewise.
+    batch_indices : int32 or int64 array [nnz]
+        Request of each row; -1 for rows of padding, which are skipped.
+    positions : int32 or int64 array [nnz]
+        Position of each row in its request, from 0.
+    paged_kv_cache : array or tuple of two
+        Written. Stacked ``[pages, 2, page_size, num_kv_heads, head_dim]`` (HND: ``page_size`` and
+        ``num_kv_heads`` swapped), or ``(k, v)`` without the 2. The type of the new rows, or
+        float8_e4m3fn / float8_e5m2. Not a JAX array: those are immutable.
+    kv_indices : int32 or int64 array [>= kv_indptr[-1]]
+        Page ids.
+    kv_indptr : int32 or int64 array [B + 1]
+        Request *i* has the pages ``kv_indices[kv_indptr[i]:kv_indptr[i + 1]]``.
+    kv_last_page_len : int32 or int64 array [B]
+        Tokens in each request's last page *after* the append.
+    kv_layout : {"NHD", "HND"}
+    k_scale, v_scale : float
+        The rows are divided by these before they are rounded to the type of the cache. Give the
+        same to ``run``.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, IndexRangeError, FlashbsrError
+    UnsupportedError
+        An immutable cache.
+
+    Examples
+    --------
+    Tokens 3 and 4 of one request go to slot 3 of page 2 and slot 0 of page 0.
+
+    >>> import numpy as np
+    >>> cache = np.zeros((3, 2, 4, 1, 8), np.float32)
+    >>> new = np.arange(1, 3, dtype=np.float32)[:, None, None].repeat(8, axis=2)
+    >>> append_paged_kv_cache(
+    ...     new, new, np.array([0, 0], np.int32), np.array([3, 4], np.int32), cache,
+    ...     kv_indices=np.array([2, 0], np.int32), kv_indptr=np.array([0, 2], np.int32),
+    ...     kv_last_page_len=np.array([1], np.int32),
+    ... )
+    >>> cache[2, 0, :, 0, 0].tolist(), cache[0, 1, :, 0, 0].tolist()
+    ([0.0, 0.0, 0.0, 1.0], [2.0, 0.0, 0.0, 0.0])
+    """
+    check_name("kv_layout", kv_layout, ("NHD", "HND"))
+    call = Call(append_key, "append_key")
+    k_cache, v_cache = _export_cache(call, paged_kv_cache)
+    try:
+        _core.append_paged_kv_cache(
+            call.export(append_key, "append_key"),
+            call.export(append_value, "append_value"),
+            call.values(batch_indices, "batch_indices"),
+            call.values(positions, "positions"),
+            k_cache,
+            v_cache,
+            call.values(kv_indices, "kv_indices"),
+            call.values(kv_indptr, "kv_indptr"),
+            call.values(kv_last_page_len, "kv_last_page_len"),
+            kv_layout,
+            check_float("k_scale", k_scale),
+            check_float("v_scale", v_scale),
+            call.stream,
+        )
+    except FlashbsrError as error:
+        raise error.respell(_NAMES) from None
+    call.done()
+
+
+def rope_append_paged_kv_cache(
+    q: Array,
+    append_key: Array,
+    append_value: Array,
+    batch_indices: Array,
+    positions: Array,
+    paged_kv_cache: Array | tuple[Array, Array],
+    kv_indices: Array,
+    kv_indptr: Array,
+    kv_last_page_len: Array,
+    kv_layout: str = "NHD",
+    *,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1.0,
+    rope_theta: float = 1e4,
+    llama31: tuple[float, float, float] | None = None,
+    cos_sin_cache: Array = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    q_out: Array = None,
+) -> Array:
+    """Rotate queries and new keys, and write keys and values into their slots, in one pass.
+
+    The same as `apply_rope_pos_ids` followed by `append_paged_kv_cache`, except that a key is
+    rounded once, to the type of the cache.
+
+    Parameters
+    ----------
+    q : array [nnz, num_qo_heads, head_dim]
+        float32, float16 or bfloat16. Any strides but the last.
+    append_key : array [nnz, num_kv_heads, head_dim]
+        Likewise; not rotated yet.
+    append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, \
+    kv_last_page_len, kv_layout, k_scale, v_scale
+        As for `append_paged_kv_cache`. `positions` give the angles as well.
+    rotary_dim, interleave, rope_scale, rope_theta
+        As for `apply_rope`.
+    llama31 : tuple (low_freq_factor, high_freq_factor, old_context_len), optional
+        Frequencies of Llama 3.1, as for `apply_llama31_rope`.
+    cos_sin_cache : float32 array [max_position, rotary_dim], optional
+        A table of cosines and sines, as for `apply_rope_with_cos_sin_cache`, in place of
+        frequencies.
+    q_out : array [nnz, num_qo_heads, head_dim], optional
+        Written and returned; may be `q`. Not a JAX array.
+
+    Returns
+    -------
+    array [nnz, num_qo_heads, head_dim]
+        Rotated queries, of the kind and type of `q`. Rows of padding are copies.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, IndexRangeError, FlashbsrError
+    UnsupportedError
+        An immutable cache.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cache = np.zeros((1, 2, 4, 1, 8), np.float32)
+    >>> x = np.ones((2, 1, 8), np.float32)
+    >>> q = rope_append_paged_kv_cache(
+    ...     x, x, x, np.array([0, 0], np.int32), np.array([0, 1], np.int32), cache,
+    ...     kv_indices=np.array([0], np.int32), kv_indptr=np.array([0, 1], np.int32),
+    ...     kv_last_page_len=np.array([2], np.int32),
+    ... )
+    >>> bool((q == cache[0, 0, :2]).all()), cache[0, 1, :2, 0, 0].tolist()
+    (True, [1.0, 1.0])
+    """
+    check_name("kv_layout", kv_layout, ("NHD", "HND"))
+    call = Call(q, "q")
+    a = adapter_for(q, "q")
+    shape = tuple(q.shape)
+    if len(shape) != 3:
+        raise ShapeError("q", f"shape {shape}", "[nnz, num_qo_heads, head_dim]")
+    if cos_sin_cache is None:
+        rotary_dim = check_rotary_dim(rotary_dim, shape[2])
+    else:
+        check_table(cos_sin_cache, shape[2], "head_dim")
+        if rotary_dim is not None or llama31 is not None:
+            raise FlashbsrError(
+                "cos_sin_cache",
+                "a table and " + ("rotary_dim" if rotary_dim is not None else "llama31"),
+                "one or the other: the table has the angles and their number",
+            )
+        rotary_dim = 0
+    scale, theta = check_frequencies(rope_scale, rope_theta)
+    if llama31 is not None:
+        llama31 = check_llama31(llama31)
+    out = a.empty(q, shape, float_dtype(q, "q")) if q_out is None else q_out
+    out_adapter = a if q_out is None else adapter_for(q_out, "q_out")
+    k_cache, v_cache = _export_cache(call, paged_kv_cache)
+    try:
+        _core.rope_append_paged_kv_cache(
+            a.export(q, False, "q"),
+            out_adapter.export(out, True, "q_out"),
+            call.export(append_key, "append_key"),
+            call.export(append_value, "append_value"),
+            call.values(batch_indices, "batch_indices"),
+            call.values(positions, "positions"),
+            k_cache,
+            v_cache,
+            call.values(kv_indices, "kv_indices"),
+            call.values(kv_indptr, "kv_indptr"),
+            call.values(kv_last_page_len, "kv_last_page_len"),
+            kv_layout,
+            check_float("k_scale", k_scale),
+            check_float("v_scale", v_scale),
+            rotary_dim,
+            bool(interleave),
+            scale,
+            theta,
+            llama31,
+            None if cos_sin_cache is None else call.export(cos_sin_cache, "cos_sin_cache"),
+            call.stream,
+        )
+    except FlashbsrError as error:
+        raise error.respell(_NAMES) from None
+    call.done()
+    return out_adapter.finish(out)
+
+
+def get_batch_indices_positions(
+    append_indptr: Array,
+    seq_lens: Array,
+    nnz: int,
+    batch_indices: Array = None,
+    positions: Array = None,
+) -> tuple[Array, Array]:
+    """Name the request and the position of each new row, for `append_paged_kv_cache`.
+
+    Parameters
+    ----------
+    append_indptr : int32 or int64 array [B + 1]
+        Request *i* appends the rows ``append_indptr[i]`` to ``append_indptr[i + 1] - 1``.
+    seq_lens : int32 or int64 array [B]
+        Its length *after* the append: row *t* of its *m* new ones gets position
+        ``seq_lens[i] - m + t``.
+    nnz : int
+        Rows of the results; those from ``append_indptr[-1]`` on are padding.
+    batch_indices, positions : int32 array [nnz], optional
+        Written and returned. Not JAX arrays: those are immutable.
+
+    Returns
+    -------
+    batch_indices : int32 array [nnz]
+        -1 for padding.
+    positions : int32 array [nnz]
+        0 for padding.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, IndexRangeError, FlashbsrError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> indptr, lens = np.array([0, 1, 3], np.int32), np.array([5, 2], np.int32)
+    >>> [x.tolist() for x in get_batch_indices_positions(indptr, lens, 4)]
+    [[0, 1, 1, -1], [4, 0, 1, 0]]
+    """
+    nnz = check_int("nnz", nnz, 0)
+    call = Call(append_indptr, "append_indptr")
+    a = adapter_for(append_indptr, "append_indptr")
+    outputs = []
+    for name, given in (("batch_indices", batch_indices), ("positions", positions)):
+        if given is None:
+            given = a.empty(append_indptr, (nnz,), "int32")
+            outputs.append((a, given, a.export(given, True)))
+        else:
+            b = adapter_for(given, name)
+            if tuple(given.shape) != (nnz,):
+                raise ShapeError(name, f"shape {tuple(given.shape)}", f"({nnz},): nnz")
+            outputs.append((b, given, b.export(given, True, name)))
+    _core.get_batch_indices_positions(
+        call.values(append_indptr, "append_indptr"),
+        call.values(seq_lens, "seq_lens"),
+        outputs[0][2],
+        outputs[1][2],
+        call.stream,
+    )
+    call.done()
+    return outputs[0][0].finish(outputs[0][1]), outputs[1][0].finish(outputs[1][1])
+
+
+def get_seq_lens(kv_indptr: Array, kv_last_page_len: Array, page_size: int) -> Array:
+    """KV length of each request: ``(pages - 1) * page_size + last_page_len``.
+
+    Parameters
+    ----------
+    kv_indptr : int32 or int64 array [B + 1]
+    kv_last_page_len : int32 or int64 array [B]
+        1 to `page_size`.
+    page_size : int
+
+    Returns
+    -------
+    int32 array [B]
+        Of the kind of `kv_indptr`. 0 for a request without pages, whatever its last_page_len.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, IndexRangeError, FlashbsrError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> get_seq_lens(np.array([0, 2, 2], np.int32), np.array([3, 0], np.int32), 16).tolist()
+    [19, 0]
+    """
+    call = Call(kv_indptr, "kv_indptr")
+    a = adapter_for(kv_indptr, "kv_indptr")
+    adapter_for(kv_last_page_len, "kv_last_page_len")  # before its shape is read
+    out = a.empty(kv_indptr, tuple(kv_last_page_len.shape), "int32")
+    _core.get_seq_lens(
+        call.values(kv_indptr, "kv_indptr"),
+        call.values(kv_last_page_len, "kv_last_page_len"),
+        check_int("page_size", page_size, 1),
+        a.export(out, True),
+        call.stream,
+    )
+    call.done()
+    return a.finish(out)

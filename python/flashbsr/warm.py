@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""``flashbsr warm``: compile ahead of the first request what a server will need."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import flashbsr._core as _core
+
+from ._check import is_cuda
+from .arrays import numpy as host
+from .engine.attention import Attention
+from .engine.task import TaskInfo
+from .errors import FlashbsrError
+from .variant.spec import AttentionSpec
+from .variant.variant import Variant
+
+__all__ = ["load_spec", "run", "warm"]
+
+
+def warm(spec: AttentionSpec, task: TaskInfo, q_lens: Sequence[int] = (1, 512)) -> list[str]:
+    """Compile the kernels of a spec into the cache of this machine, those that the build lacks.
+
+    Parameters
+    ----------
+    spec : AttentionSpec
+    task : TaskInfo
+        With the data types, and for a GPU ``backend="cuda"`` or one of its families.
+    q_lens : sequence of int
+        Query tokens of a request, which decide about the kernel on a GPU: 1 is decode.
+
+    Returns
+    -------
+    list of str
+        Names of the kernels that will run.
+
+    Raises
+    ------
+    FlashbsrError
+        Types are missing; what `Attention` raises.
+    """
+    if task.kv_dtype is None or task.q_dtype is None:
+        missing = "q_dtype" if task.q_dtype is None else "kv_dtype"
+        raise FlashbsrError(missing, None, "a data type: it decides about the kernel")
+    names = []
+    for q_len in q_lens if is_cuda(task.backend) else q_lens[:1]:
+        attention = Attention(spec, task)
+        indptr = np.array([0, 1 if task.page_size else q_len], np.int32)
+        if task.page_size:
+            length = np.array([min(q_len, task.page_size)])
+            attention.plan(np.array([0, q_len]), indptr, np.zeros(1, np.int32), kv_lens=length)
+        else:
+            attention.plan(np.array([0, q_len]), indptr)
+        if not is_cuda(task.backend):
+            _run_once(attention, spec.variant, task, q_len)
+        names.append(attention._engine.kernel_name())
+    return names
+
+
+def _run_once(attention: Attention, variant: Variant | None, task: TaskInfo, q_len: int) -> None:
+    """On a CPU the first run compiles. One request, whose keys are one page or `q_len` rows."""
+    assert task.q_dtype is not None
+    assert task.kv_dtype is not None
+    dims = (task.head_dim_qk, task.head_dim_vo or task.head_dim_qk)
+    kv_heads = task.num_kv_heads
+    tokens = (1, task.page_size) if task.page_size else (q_len,)
+    rows = (*tokens[:-1], kv_heads, tokens[-1]) if task.kv_layout == "HND" else (*tokens, kv_heads)
+    extras: dict[str, Any] = {}
+    captured = {name for name, _ in variant.captured} if variant else set()
+    for extra in variant.extras if variant else ():
+        if extra.name not in captured:
+            extras[extra.name] = _zeros((1,) * extra.rank, extra.dtype) if extra.rank else 0
+    attention.run(
+        _zeros((q_len, task.num_qo_heads, dims[0]), task.q_dtype),
+        (_zeros((*rows, dims[0]), task.kv_dtype), _zeros((*rows, dims[1]), task.kv_dtype)),
+        **extras,
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    try:
+        zeros = host.empty(None, shape, dtype)
+    except ImportError:
+        raise FlashbsrError(
+            "dtype", dtype, "pip install ml_dtypes: NumPy has no such type"
+        ) from None
+    zeros[...] = 0
+    return zeros
+
+
+def load_spec(text: str) -> AttentionSpec:
+    """``package.module:NAME`` or ``file.py:NAME`` -> that `AttentionSpec`.
+
+    Raises
+    ------
+    FlashbsrError
+        There is no such module or name, or it is something else.
+    """
+    where, colon, name = text.rpartition(":")
+    if not colon:
+        raise FlashbsrError("--spec", repr(text), "module:NAME or file.py:NAME")
+    try:
+        if where.endswith(".py"):
+            found: Any = runpy.run_path(where)[name]
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            try:
+                found = getattr(importlib.import_module(where), name)
+            finally:
+                sys.path.pop(0)
+    except (ImportError, OSError, KeyError, AttributeError) as error:
+        raise FlashbsrError("--spec", repr(text), f"a spec ({error!r})") from None
+    if not isinstance(found, AttentionSpec):
+        raise FlashbsrError("--spec", type(found).__name__, "an AttentionSpec")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, and print the names of the kernels."""
+    task = TaskInfo(
+        num_qo_heads=args.num_qo_heads,
+        num_kv_heads=args.num_kv_heads,
+        head_dim_qk=args.head_dim,
+        head_dim_vo=args.head_dim_vo,
+        page_size=args.page_size,
+        q_dtype=args.dtype,
+        kv_dtype=args.kv_dtype or args.dtype,
+        backend=args.backend or ("cpu" if _core.cuda_problem() else "cuda"),
+    )
+    for spec in args.spec:
+        for name in dict.fromkeys(warm(load_spec(spec), task, args.qo_lens)):
+            print(f"{spec}: {name}")
+    return 0

@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""One binary, several instruction sets: each level that this machine has gives right results.
+
+The level is fixed when the module is loaded, so each runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import flashbsr
+import pytest
+
+HERE = Path(__file__).parents[1]
+LEVELS = list(flashbsr._core.isa_levels())
+SCRIPT = """
+import sys
+sys.path.insert(0, {here!r})
+import flashbsr, matrix
+from compare import MismatchError
+from harness import check_case
+assert flashbsr._core.isa() == {level!r}, flashbsr._core.isa()
+failed = []
+for case in matrix.matrix():
+    try:
+        check_case(case)
+    except MismatchError as error:
+        failed.append(str(error))
+print(*failed, sep="\\n")
+sys.exit(len(failed) > 0)
+"""
+
+
+def run(level: str, script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "FLASHBSR_ISA": level, "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("level", [x for x in LEVELS if x != flashbsr._core.isa()])
+def test_matrix(level: str) -> None:
+    """At the level in use the matrix is in test_attention.py."""
+    result = run(level, SCRIPT.format(here=str(HERE), level=level))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_levels_of_this_machine() -> None:
+    """There is always a portable level, and on x86 one for each set that the CPU reports."""
+    if platform.machine() == "x86_64":
+        flags = (
+            set(Path("/proc/cpuinfo").read_text(encoding="ascii").split())
+            if sys.platform == ("linux")
+            else set()
+        )
+        assert LEVELS[0] == "baseline"
+        if {"avx2", "fma", "f16c"} <= flags:
+            assert "avx2" in LEVELS
+        if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+            assert "avx512" in LEVELS
+        if "avx512_bf16" in flags:
+            assert "avx512_bf16" in LEVELS
+    assert len(set(LEVELS)) == len(LEVELS) >= 1
+
+
+def test_default_is_the_best_level() -> None:
+    script = "import flashbsr; print(flashbsr._core.isa())"
+    env = {name: value for name, value in os.environ.items() if name != "FLASHBSR_ISA"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env
+    )
+    assert result.stdout.strip() == LEVELS[-1]
+
+
+def test_unknown_level_is_refused() -> None:
+    """A misspelt level does not quietly run another one."""
+    script = (
+        "import numpy as np, flashbsr\n"
+        "x = np.ones((1, 1, 8), np.float32)\n"
+        "flashbsr.flashinfer.single_prefill_with_kv_cache(x, x, x)"
+    )
+    result = run("avx9000", script)
+    assert result.returncode == 1
+    assert "FLASHBSR_ISA" in result.stderr
+    assert "avx9000" in result.stderr

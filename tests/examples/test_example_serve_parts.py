@@ -1,0 +1,173 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The serving example's parts: page allocator, sampling, tokenizer, weights, training."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from harness import framework
+from serve import dense, weights, workload
+from serve.pages import OutOfPagesError, PagePool, page_digests
+from serve.sampling import sample
+from serve.tokenizer import END, Tokenizer, train_merges
+
+
+@given(st.data())
+def test_allocator_states(data: st.DataObject) -> None:
+    """Random holders of random token prefixes: no page has two contents or is lost."""
+    pool = PagePool(num_pages=data.draw(st.integers(1, 9)), page_size=2)
+    holders: list[list[int]] = []
+    content: dict[int, bytes] = {}
+    for _ in range(data.draw(st.integers(1, 40))):
+        if holders and data.draw(st.booleans()):
+            pool.release(holders.pop(data.draw(st.integers(0, len(holders) - 1))))
+        else:
+            tokens = data.draw(st.lists(st.integers(0, 1), min_size=2, max_size=8))
+            digests = page_digests(tokens, 2, len(tokens) // 2)
+            pages = pool.share(digests)
+            assert [content[page] for page in pages] == digests[: len(pages)]
+            for digest in digests[len(pages) :]:
+                if not pool.available:
+                    with pytest.raises(OutOfPagesError):
+                        pool.allocate()
+                    break
+                page = pool.allocate()
+                assert page not in itertools.chain(pages, *holders)
+                content[page] = digest
+                pool.publish(page, digest)
+                pages.append(page)
+            holders.append(pages)
+        pool.check()
+        counts = [sum(page in pages for pages in holders) for page in range(pool.num_pages)]
+        assert counts == pool.references
+    for pages in holders:
+        pool.release(pages)
+    assert pool.available == pool.num_pages
+
+
+def test_allocator_refuses_what_nobody_holds() -> None:
+    pool = PagePool(2, 4)
+    page = pool.allocate()
+    pool.release([page])
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.release([page])
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.publish(page, b"digest")
+
+
+def test_prefixes_outlive_their_tails() -> None:
+    """When a released text is partly overwritten, its end goes first."""
+    pool = PagePool(3, 1)
+    digests = page_digests([1, 2, 3], 1, 3)
+    pages = [pool.allocate() for _ in digests]
+    for page, digest in zip(pages, digests, strict=True):
+        pool.publish(page, digest)
+    pool.release(pages)
+    assert pool.allocate() == pages[2]
+    assert pool.share(digests) == pages[:2]
+
+
+def test_digests_name_the_whole_prefix() -> None:
+    a, b = page_digests([1, 2, 3, 4, 5], 2, 2), page_digests([9, 2, 3, 4], 2, 2)
+    assert len({*a, *b}) == 4
+    assert page_digests([1, 2, 3, 4, 5, 6], 2, 3, known=a)[:2] == a
+    assert page_digests([1, 2, 3, 4], 2, 1, known=a) == a[:1]
+
+
+def test_sampling() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=50).astype(np.float32)
+    assert sample(logits, 0.0, 1.0, rng) == sample(logits, 1.0, 1e-9, rng) == logits.argmax()
+    for temperature, top_p in ((1.0, 1.0), (0.5, 0.8)):
+        p = dense.softmax(logits.astype(np.float64) / temperature)
+        order = np.argsort(-p)
+        kept = order[: np.searchsorted(np.cumsum(p[order]), top_p) + 1]
+        drawn = np.bincount(
+            [sample(logits, temperature, top_p, rng) for _ in range(4000)], minlength=50
+        )
+        assert set(np.flatnonzero(drawn)) <= set(kept)
+        expected = np.where(np.isin(np.arange(50), kept), p, 0)
+        assert np.abs(drawn / 4000 - expected / expected.sum()).max() < 0.04
+
+
+@given(st.text(max_size=60))
+def test_tokenizer_round_trip(text: str) -> None:
+    tokenizer = Tokenizer.load(weights.TOKENIZER)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode([END, *ids, END]) == text
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_merges_by_frequency() -> None:
+    merges = train_merges(["abab abab", "cd"], 257 + 3)
+    a, b = b"ab"
+    assert merges == [(a, b), (257, 257), (32, 258)]
+    assert Tokenizer(merges).encode("abab ab") == [258, 32, 257]
+
+
+def test_safetensors_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.safetensors"
+    shape = weights.Config(vocab_size=300, hidden=16, layers=1, q_heads=2, kv_heads=1, ffn=8)
+    rng = np.random.default_rng(0)
+    half = {name: rng.normal(size=s).astype(np.float16) for name, s in shape.shapes().items()}
+    weights.save(path, shape, half, note="x")
+    config, tensors = weights.load(path)
+    assert config == shape
+    assert list(tensors) == list(half)
+    for name, tensor in half.items():
+        np.testing.assert_array_equal(tensors[name], tensor)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-2])
+    with pytest.raises(ValueError, match="got bytes"):
+        weights.read(path)
+    path.write_bytes(raw.replace(b'"F16"', b'"I16"'))
+    with pytest.raises(ValueError, match="got I16"):
+        weights.read(path)
+
+
+def test_the_model_has_learnt_english() -> None:
+    assert weights.WEIGHTS.stat().st_size <= 5_000_000
+    config, tensors = weights.load()
+    ids = workload.encode_prompt(
+        "The optional argument is the name of the file. If the file cannot be opened, an exception "
+        "is raised.",
+        Tokenizer.load(weights.TOKENIZER),
+    )
+    p = dense.softmax(dense.forward(config, tensors, ids))
+    loss = -np.log(p[np.arange(len(ids) - 1), ids[1:]]).mean()
+    assert loss < 3.5  # nats per token; a uniform guess has 7.3
+
+
+def test_training_writes_what_the_dense_forward_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = framework("torch")
+    from serve import train
+
+    (tmp_path / "corpus.json").write_text(json.dumps(["The lock is released. " * 40] * 50))
+    arguments = ["--corpus", str(tmp_path / "corpus.json"), "--steps", "2", "--batch", "1"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two that wait for each other take minutes on a busy machine
+    train.main([*arguments, "--vocab", "270", "--sample", "2", "--out", str(tmp_path)])
+    torch.set_num_threads(threads)
+    assert "step     2/2" in capsys.readouterr().out
+    config, tensors = weights.load(tmp_path / "model.safetensors")
+    assert config.vocab_size == Tokenizer.load(tmp_path / "tokenizer.json").vocab_size == 270
+    model = train.Transformer(config, dropout=0.0)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            model.w(name).copy_(torch.tensor(tensor.astype(np.float32)))
+        ids = np.arange(60) * 4
+        logits = model(torch.tensor(ids)[None])[0].numpy()
+    np.testing.assert_allclose(logits, dense.forward(config, tensors, ids), atol=1e-5)

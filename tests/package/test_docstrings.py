@@ -1,0 +1,42 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The examples in the docstrings run as printed."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import flashbsr
+import pytest
+from harness import framework
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(flashbsr.__path__, "flashbsr.")
+    # CuPy needs a GPU; __main__ is the command itself.
+    if module.name not in {"flashbsr.arrays.cupy", "flashbsr.__main__"}
+]
+
+
+@pytest.mark.parametrize("name", ["flashbsr", *MODULES])
+def test_examples(name: str) -> None:
+    if name in {"flashbsr.arrays.jax", "flashbsr.arrays.torch"}:
+        framework(name.rpartition(".")[2])
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+def test_public_names_have_examples() -> None:
+    """Each public function and class shows how it is called; twins refer to their first."""
+    finder = doctest.DocTestFinder(recurse=False)
+    without = [
+        name
+        for name in flashbsr.__all__
+        if callable(getattr(flashbsr, name))
+        and not name.endswith(("Error", "_inplace"))
+        and "llama31" not in name
+        and not any(test.examples for test in finder.find(getattr(flashbsr, name), name))
+    ]
+    assert not without

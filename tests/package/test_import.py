@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What `import flashbsr` costs and brings in, in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import flashbsr
+
+FRAMEWORKS = ["torch", "jax", "jaxlib", "cupy", "ml_dtypes", "matplotlib", "scipy"]
+SCRIPT = f"""
+import json, sys, time
+begin = time.perf_counter()
+import flashbsr
+seconds = time.perf_counter() - begin
+print(json.dumps([seconds, [name for name in {FRAMEWORKS} if name in sys.modules]]))
+"""
+USE = f"""
+import sys
+import numpy as np, flashbsr
+q, kv = np.ones((1, 2, 8), np.float32), np.ones((5, 1, 8), np.float32)
+out = flashbsr.flashinfer.single_prefill_with_kv_cache(q, kv, kv)
+assert type(out) is np.ndarray and (out == 1).all(), out
+print([name for name in {FRAMEWORKS} if name in sys.modules])
+"""
+
+
+def fresh(script: str) -> str:
+    """What a new interpreter prints; it runs where no file shadows the installed package."""
+    return subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=60,
+    ).stdout
+
+
+def test_import_is_fast_and_lean() -> None:
+    """Under 0.15 s, NumPy included; the best of five, since the machine may be busy."""
+    results = [json.loads(fresh(SCRIPT)) for _ in range(5)]
+    assert all(frameworks == [] for _, frameworks in results)
+    assert min(seconds for seconds, _ in results) < 0.15
+
+
+def test_use_with_numpy_imports_no_framework() -> None:
+    assert fresh(USE).strip() == "[]"
+
+
+def test_all_names_exist() -> None:
+    """`__all__` is true, sorted out of duplicates, and holds the names that the field knows."""
+    names = flashbsr.__all__
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert getattr(flashbsr, name) is not None
+    assert set(names) >= {
+        "Attention",
+        "AttentionSpec",
+        "TaskInfo",
+        "merge_state",
+        "merge_state_in_place",
+        "merge_states",
+        "append_paged_kv_cache",
+        "get_batch_indices_positions",
+        "get_seq_lens",
+        "packbits",
+        "segment_packbits",
+        "apply_rope",
+        "apply_rope_inplace",
+        "apply_rope_pos_ids",
+        "apply_rope_pos_ids_inplace",
+        "apply_llama31_rope",
+        "apply_llama31_rope_inplace",
+        "apply_llama31_rope_pos_ids",
+        "apply_llama31_rope_pos_ids_inplace",
+        "apply_rope_with_cos_sin_cache",
+        "apply_rope_with_cos_sin_cache_inplace",
+        "get_include",
+        "get_cmake_dir",
+    }
+    for name in names:
+        thing = getattr(flashbsr, name)
+        if callable(thing):
+            assert thing.__doc__, name
