@@ -178,7 +178,7 @@ def test_plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         whole(self, *args, **options)
 
     monkeypatch.setattr(flashbsr.Attention, "plan_block_table", counted)
-    monkeypatch.setattr(_tables, "_engines", type(tables._engines)())
+    monkeypatch.setattr(tables, "_engines", type(tables._engines)())
     p = build(DECODE)
     for _ in range(3):
         check(CPU, p, decode(CPU, p, return_lse=True))
