@@ -131,7 +131,10 @@ namespace {
 class Checker {
  public:
   Checker(const AttentionOptions& options, const PlanHeader& plan, Place place)
-      : o_(options), h_(plan), place_(place) {}
+      : o_(options),
+        h_(plan),
+        cache_{(plan.flags & kPlanPaged) != 0, plan.page_size, options.hnd},
+        place_(place) {}
 
   const float* head_vector(const Array* a, int64_t heads) const {
     if (!a) return nullptr;
@@ -180,7 +183,7 @@ class Checker {
   }
 
   void cache(const RunArrays& a, Params& p) const {
-    const CacheViews kv = cache_views(a.k, a.v, o_.cache);
+    const CacheViews kv = cache_views(a.k, a.v, cache_);
     p.k = kv.k;
     p.v = kv.v;
     if (o_.kv_dtype && p.k.dtype != *o_.kv_dtype) {
@@ -285,8 +288,8 @@ class Checker {
     if (view.heads != kv_heads || view.dim != dim) {
       bad_shape(array, std::to_string(kv_heads) + " KV heads of dim " + std::to_string(dim));
     }
-    if (holds_tokens(array, o_.cache)) {
-      const int64_t tokens = array.shape[o_.cache.hnd ? 1 : 0];
+    if (holds_tokens(array, cache_)) {
+      const int64_t tokens = array.shape[cache_.hnd ? 1 : 0];
       const int64_t needed =
           h_.num_kv_tokens ? h_.num_kv_tokens : static_cast<int64_t>(h_.num_kv_rows) * h_.page_size;
       if (tokens < needed) {
@@ -299,7 +302,7 @@ class Checker {
     // Every id was checked against 0 in plan(); the highest decides here.
     if (h_.num_kv_rows > view.pages) {
       throw Error(ErrorCode::kIndexRange, array.name,
-                  std::to_string(view.pages) + (o_.cache.paged ? " pages" : " token rows"),
+                  std::to_string(view.pages) + (cache_.paged ? " pages" : " token rows"),
                   "at least " + std::to_string(h_.num_kv_rows) + ", which the plan refers to");
     }
     here(array);
@@ -314,6 +317,7 @@ class Checker {
 
   const AttentionOptions& o_;
   const PlanHeader& h_;
+  const CacheShape cache_;
   Place place_;
 };
 

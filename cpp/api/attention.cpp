@@ -17,12 +17,6 @@ constexpr int kMixedRows[] = {192, 128};
 /// Most packed rows of a request that has few: what narrow items of a mixed batch hold.
 constexpr int64_t kFewRows = 8;
 
-const IndexView* optional_indices(const Array* a, IndexView& storage) {
-  if (!a) return nullptr;
-  storage = indices(*a);
-  return &storage;
-}
-
 std::string cuda_text(const AttentionOptions& options) {
   return std::string("backend='") + family_backend(options.family) + "'";
 }
@@ -51,12 +45,6 @@ Attention::Attention(const AttentionOptions& options)
     }
   }
   backend_ = make_backend(options_, place);
-  layout_.paged = options_.cache.paged;
-  layout_.page_size = options_.cache.page_size;
-  // Parts see no positions, and their rows are of no one request.
-  options_.shape.may_share = options_.cache.paged && options_.position == Position::kNone &&
-                             !options_.row_hooks && !options_.asks_where &&
-                             options_.split.fixed_size == 0 && !options_.split.disabled;
   if (options_.position == Position::kAlibi) {
     const int32_t heads = options_.shape.num_qo_heads;
     for (int32_t i = 0; i < heads; ++i) slopes_.push_back(standard_alibi_slope(i, heads));
@@ -95,112 +83,35 @@ Place Attention::place() {
   return backend_->place();
 }
 
-void Attention::plan(const Array* qo_indptr, const Array& kv_indptr, const Array* kv_indices,
-                     const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask,
-                     bool share, void* stream) {
+void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
-  start_plan();
-  IndexView qo, pages, last, lens;
-  const IndexView* qo_view = optional_indices(qo_indptr, qo);
-  if (!options_.cache.paged) {
-    const Array* extra = kv_indices ? kv_indices : last_page_len ? last_page_len : kv_lens;
-    if (extra) {
-      throw Error(ErrorCode::kValue, extra->name, "an array",
-                  "None: KV is ragged (TaskInfo.page_size=None)");
-    }
-    ragged_layout(layout_, qo_view, indices(kv_indptr));
-  } else {
-    if (!kv_indices) {
-      throw Error(ErrorCode::kValue, "kv_indices", "None", "the page ids of a paged KV cache");
-    }
-    paged_layout(layout_, qo_view, indices(kv_indptr), *optional_indices(kv_indices, pages),
-                 optional_indices(last_page_len, last), optional_indices(kv_lens, lens),
-                 options_.cache.page_size);
-  }
-  if (mask.given()) take_mask(mask, layout_, mask_);
-  find_prefixes(share);
-  finish_plan(mask.given(), stream);
+  planned_ = scheduled_ = false;
+  ran_.reset();
+  lay_out(arrays, options.mask, laid_);
+  find_shared(options.share);
+  schedule(options.stream);
+  planned_ = true;
 }
 
-void Attention::plan_block_table(const Array* qo_indptr, const Array& block_tables,
-                                 const Array& kv_lens, const MaskArrays& mask, bool share,
-                                 void* stream) {
-  const std::lock_guard<std::mutex> hold(running_);
-  start_plan();
-  IndexView qo;
-  check_element(block_tables, {Element::kI32, Element::kI64});
-  check_rank(block_tables, 2, "[batch_size, max_pages]");
-  check_contiguous(block_tables);
-  Array flat = block_tables;
-  flat.ndim = 1;
-  flat.shape[0] = block_tables.size();
-  flat.stride[0] = 1;
-  if (kv_lens.size() != block_tables.shape[0]) {
-    bad_shape(kv_lens,
-              "shape (" + std::to_string(block_tables.shape[0]) + ",), one per block table");
-  }
-  block_table_layout(layout_, optional_indices(qo_indptr, qo), indices(flat), block_tables.shape[1],
-                     indices(kv_lens), options_.cache.page_size);
-  if (mask.given()) take_mask(mask, layout_, mask_);
-  find_prefixes(share);
-  finish_plan(mask.given(), stream);
-}
-
-void Attention::plan_levels(const std::vector<LevelArrays>& levels, void* stream) {
-  const std::lock_guard<std::mutex> hold(running_);
-  start_plan();
-  std::vector<LevelView> views;
-  for (const LevelArrays& level : levels) {
-    views.push_back({indices(level.qo_indptr), indices(level.kv_indptr), indices(level.kv_indices),
-                     indices(level.last_page_len)});
-  }
-  bool needed = false;
-  levels_layout(layout_, given_, views, options_.cache.page_size, needed);
-  if (!options_.shape.may_share || options_.shape.window_left >= 0) {
+/// What requests share: as given by levels, or found in their page lists.
+void Attention::find_shared(bool share) {
+  prefixes_.clear();
+  // Parts see no positions, and their rows are of no one request.
+  Shape& shape = options_.shape;
+  shape.may_share = laid_.layout.paged && options_.position == Position::kNone &&
+                    !options_.row_hooks && !options_.asks_where && options_.split.fixed_size == 0 &&
+                    !options_.split.disabled;
+  if (!laid_.given.empty() && (!shape.may_share || shape.window_left >= 0)) {
     // The requests' own page lists say the same, as long as positions have no gaps.
-    if (needed) {
-      throw Error(ErrorCode::kUnsupported, "last_page_len_arr",
+    if (laid_.given_needed) {
+      throw Error(ErrorCode::kUnsupported, "last_page_len",
                   "a shared level that ends inside of a page",
                   "levels of whole pages for windows, position encodings, fixed or disabled splits "
                   "and variants that ask for positions");
     }
-    given_.clear();
+    laid_.given.clear();
   }
-  finish_plan(false, stream);
-}
-
-void Attention::plan_bsr(const Array* row_indptr, const Array& indptr, const Array& columns,
-                         const BsrShape& shape, const MaskArrays& mask, void* stream) {
-  const std::lock_guard<std::mutex> hold(running_);
-  start_plan();
-  if (row_indptr) {
-    variable_bsr_layout(layout_, indices(*row_indptr), indices(indptr), indices(columns), shape);
-  } else {
-    bsr_layout(layout_, indices(indptr), indices(columns), shape);
-  }
-  if (mask.given()) {
-    take_block_mask(mask, shape.r, indices(columns), layout_, mask_);
-  } else {
-    join_equal_rows(layout_);
-  }
-  finish_plan(mask.given(), stream);
-}
-
-void Attention::start_plan() {
-  planned_ = scheduled_ = false;
-  given_.clear();
-  prefixes_.clear();
-  ran_.reset();
-}
-
-void Attention::finish_plan(bool masked, void* stream) {
-  masked_ = masked;
-  schedule(stream);
-  planned_ = true;
-}
-
-void Attention::find_prefixes(bool share) {
-  if (share && options_.shape.may_share) prefixes_.find(layout_, options_.shape);
+  if (share && laid_.may_be_shared && shape.may_share) prefixes_.find(laid_.layout, shape);
 }
 
 /// Requests of few rows beside others, or parts of many rows; and nothing that forbids a kernel for
@@ -211,7 +122,7 @@ bool Attention::is_mixed(const Batch& batch, bool shares) const {
   }
   const int32_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
   bool narrow = false, wide = shares;
-  for (const Request& r : layout_.requests) {
+  for (const Request& r : laid_.layout.requests) {
     (r.q_len * int64_t{group} <= kFewRows ? narrow : wide) = true;
     if (narrow && wide) return true;
   }
@@ -222,23 +133,23 @@ void Attention::choose_kernel(const Shape& shape) {
   const Batch batch = this->batch();
   limits_ = limits_for(batch);
   sharing_.clear();
-  const bool shares = !given_.empty() || !prefixes_.nodes.empty();
+  const bool shares = !laid_.given.empty() || !prefixes_.nodes.empty();
   const bool mixed = is_mixed(batch, shares);
   if (!shares && !mixed) return;
   const bool fixed = options_.capacity.fixed();
   const auto choose = [&](const Workers& limits, Sharing& sharing) {
     sharing.clear();
-    if (!given_.empty()) {
-      sharing = given_;
+    if (!laid_.given.empty()) {
+      sharing = laid_.given;
     } else if (shares) {
-      sharer_.choose(prefixes_, layout_, shape, limits, fixed, sharing);
+      sharer_.choose(prefixes_, laid_.layout, shape, limits, fixed, sharing);
     }
-    return Sharer::price(layout_, shape, limits, sharing);
+    return Sharer::price(laid_.layout, shape, limits, sharing);
   };
   int64_t price = choose(limits_, sharing_);
-  if (given_.empty() && Sharer::price(layout_, shape, limits_, {}) <= price) {
+  if (laid_.given.empty() && Sharer::price(laid_.layout, shape, limits_, {}) <= price) {
     sharing_.clear();
-    price = Sharer::price(layout_, shape, limits_, {});
+    price = Sharer::price(laid_.layout, shape, limits_, {});
   }
   // Under a capacity, and once a run was captured, the kernel must not change from plan to plan.
   if (fixed || backend_->captured()) return;
@@ -270,17 +181,19 @@ Batch Attention::batch() const {
   // 16-bit K and V have queries of their own type.
   const std::optional<DType>& kv = options_.kv_dtype;
   const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
-  Batch batch{.requests = static_cast<int64_t>(layout_.requests.size()),
-              .q_tokens = layout_.num_q_tokens,
-              .per_head = !layout_.kv_heads.empty(),
-              .decode = layout_.decode,
-              .masked = masked_,
-              .page_run = layout_.paged ? page_run(layout_.page_size, layout_.num_kv_tokens) : 0,
+  Batch batch{.requests = static_cast<int64_t>(laid_.layout.requests.size()),
+              .q_tokens = laid_.layout.num_q_tokens,
+              .per_head = !laid_.layout.kv_heads.empty(),
+              .decode = laid_.layout.decode,
+              .masked = laid_.masked,
+              .page_run = laid_.layout.paged
+                              ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens)
+                              : 0,
               .q = q_dtype_,
               .kv = kv_dtype_,
               .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
-  if (options_.split.fixed_size <= 0) batch.lengths = &layout_.requests;
+  if (options_.split.fixed_size <= 0) batch.lengths = &laid_.layout.requests;
   if (options_.capacity.fixed()) {
     // The kernel must not change from plan to plan: captured runs hold it.
     batch.requests = options_.capacity.max_requests;
@@ -300,11 +213,11 @@ Workers Attention::limits_for(const Batch& batch) {
 /// parts; those of levels are not ours to drop.
 PlanView Attention::make_plan(const Shape& shape) {
   const auto plan = [&] {
-    return planner_.plan(layout_, shape, limits_, options_.split, options_.capacity, sharing_);
+    return planner_.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
   };
   planner_.hold(backend_->captured());
   PlanView made = plan();
-  if (!made.data && given_.empty() && !sharing_.empty()) {
+  if (!made.data && laid_.given.empty() && !sharing_.empty()) {
     sharing_.clear();
     made = plan();
   }
@@ -316,27 +229,27 @@ PlanView Attention::make_plan(const Shape& shape) {
 
 void Attention::schedule(void* stream) {
   Shape shape = options_.shape;
-  shape.custom_mask = masked_;
+  shape.custom_mask = laid_.masked;
   // A mask says all there is to say: it replaces causality, as in FlashInfer.
-  if (masked_) shape.causal = false;
+  if (laid_.masked) shape.causal = false;
   choose_kernel(shape);
   HostPlan host;
   host.plan = make_plan(shape);
   const PlanHeader& h = host.plan.header();
-  if (masked_) {
-    host.mask = mask_.data();
-    host.mask_bytes = static_cast<int64_t>(mask_.size());
+  if (laid_.masked) {
+    host.mask = laid_.mask.data();
+    host.mask_bytes = static_cast<int64_t>(laid_.mask.size());
   }
   if (options_.position == Position::kRopeLlama) {
     int64_t furthest = h.max_kv_len;
-    for (const Request& r : layout_.requests) {
+    for (const Request& r : laid_.layout.requests) {
       furthest = max_of<int64_t>(furthest, static_cast<int64_t>(r.q_len) - r.kv_len);
     }
     check_positions(furthest);
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
     const Capacity& c = options_.capacity;
-    host.rope_capacity = max_of(c.max_kv_indices * options_.cache.page_size, c.max_q_tokens) + 1;
+    host.rope_capacity = max_of(c.max_kv_indices * laid_.layout.page_size, c.max_q_tokens) + 1;
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
   if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
@@ -347,13 +260,9 @@ void Attention::schedule(void* stream) {
 int64_t Attention::needed_bytes() {
   int64_t rows;
   if (options_.capacity.fixed()) {
-    if (!scheduled_) limits_ = limits_for(batch());
     rows = sizes_for(options_.capacity, options_.shape, limits_.wide, options_.split,
-                     options_.cache.page_size)
+                     laid_.layout.page_size)
                .partial_rows;
-  } else if (planner_.buffer().empty()) {
-    throw Error(ErrorCode::kPlan, "workspace_size", "no plan and no capacity",
-                "plan() first, or a TaskInfo with max_batch_size");
   } else {
     rows = PlanView{planner_.buffer().data()}.header().max_partial_rows;
   }
@@ -362,6 +271,8 @@ int64_t Attention::needed_bytes() {
 
 int64_t Attention::workspace_size() {
   const std::lock_guard<std::mutex> hold(running_);
+  if (!planned_) throw Error(ErrorCode::kPlan, "workspace_size", "no plan", "plan() first");
+  if (!scheduled_) limits_ = limits_for(batch());
   return needed_bytes();
 }
 
@@ -400,7 +311,7 @@ void Attention::set_workspace_bytes(int64_t bytes) {
 
 void Attention::set_bytes(int64_t bytes) {
   workspace_bytes_ = bytes;
-  if (options_.capacity.fixed()) check_workspace(needed_bytes());
+  if (planned_ && options_.capacity.fixed()) check_workspace(needed_bytes());
 }
 
 /// Positions are below `furthest` in magnitude, or the one that no key has.

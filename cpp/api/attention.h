@@ -8,12 +8,10 @@
 #include <memory>
 #include <mutex>
 
-#include <flashbsr/plan/bsr.h>
-#include <flashbsr/plan/levels.h>
 #include <flashbsr/plan/schedule.h>
 
-#include "arrays.h"
 #include "backend.h"
+#include "layouts.h"
 
 namespace flashbsr::api {
 
@@ -21,9 +19,10 @@ struct RunTypes {
   DType q, kv, out;
 };
 
-/// The page table of one level of shared KV.
-struct LevelArrays {
-  Array qo_indptr, kv_indptr, kv_indices, last_page_len;
+struct PlanOptions {
+  MaskArrays mask;         ///< of requests' pairs
+  bool share = true;       ///< look for KV that requests share
+  void* stream = nullptr;  ///< the copies to a device are made on it
 };
 
 class Attention {
@@ -35,18 +34,7 @@ class Attention {
   void settle(Place place, const char* argument);
   Place place();
 
-  // The copies to a device are made on `stream`. `share`: look for KV that requests share.
-  void plan(const Array* qo_indptr, const Array& kv_indptr, const Array* kv_indices,
-            const Array* last_page_len, const Array* kv_lens, const MaskArrays& mask, bool share,
-            void* stream);
-  void plan_block_table(const Array* qo_indptr, const Array& block_tables, const Array& kv_lens,
-                        const MaskArrays& mask, bool share, void* stream);
-  /// KV that requests share, level by level; the last level is the requests' own.
-  void plan_levels(const std::vector<LevelArrays>& levels, void* stream);
-  /// `row_indptr`: where block rows begin; null: every shape.r tokens. shape.heads > 0: every KV
-  /// head has block rows of its own.
-  void plan_bsr(const Array* row_indptr, const Array& indptr, const Array& indices,
-                const BsrShape& shape, const MaskArrays& mask, void* stream);
+  void plan(const LayoutArrays& arrays, const PlanOptions& options);
 
   bool has_provider() const { return options_.provider != nullptr; }
   const std::vector<ExtraOption>& extras() const { return options_.extras; }
@@ -71,9 +59,7 @@ class Attention {
 
  private:
   void settle_locked(Place place, const char* argument);
-  void start_plan();
-  void finish_plan(bool masked, void* stream);
-  void find_prefixes(bool share);
+  void find_shared(bool share);
   /// Limits and what is shared, with the kernel for both.
   void choose_kernel(const Shape& shape);
   bool is_mixed(const Batch& batch, bool shares) const;
@@ -93,15 +79,12 @@ class Attention {
   std::string settled_by_;
 
   // The batch stays, so that the plan can be made again for another place or kernel.
-  Layout layout_;
-  std::vector<uint8_t> mask_;
-  bool masked_ = false;
+  LaidOut laid_;
   DType q_dtype_;
   DType kv_dtype_;
   bool types_seen_ = false;  ///< a run brought them
 
   PrefixTree prefixes_;
-  Sharing given_;    ///< by plan_levels
   Sharing sharing_;  ///< of the last plan
   Sharing trial_;
   Sharer sharer_;

@@ -16,7 +16,7 @@
 #include <flashbsr/plan/prefixes.h>
 #include <flashbsr/variant/rope.h>
 
-#include "array.h"
+#include "layouts.h"
 
 namespace flashbsr::api {
 
@@ -68,10 +68,8 @@ void get_batch_indices_positions(const Array& append_indptr, const Array& seq_le
 void get_seq_lens(const Array& kv_indptr, const Array& last_page_len, int32_t page_size,
                   const Array& out, void* stream);
 
-/// What requests of a page table in host memory begin with together. `qo_indptr` null: one query
-/// token each.
-void find_prefixes(PrefixTree& tree, const Array* qo_indptr, const Array& kv_indptr,
-                   const Array& kv_indices, const Array& kv_lens, int32_t page_size, bool causal);
+/// What requests of a paged layout in host memory begin with together.
+void find_prefixes(PrefixTree& tree, const LayoutArrays& arrays, bool causal);
 
 void packbits(const Array& x, const Array& out, bool little, void* stream);
 /// `indptr` is in host memory. Where x is on a device, `device_indptr` is the same there.

@@ -42,7 +42,7 @@ struct ExtraOption {
 
 struct AttentionOptions {
   Shape shape;
-  CacheShape cache;
+  bool hnd = false;  ///< KV heads before tokens
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   std::optional<DType> q_dtype;   ///< empty: that of the arrays

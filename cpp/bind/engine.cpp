@@ -11,6 +11,7 @@
 #include "../api/attention.h"
 #include "../cpu/dispatch.h"
 #include "array.h"
+#include "layouts.h"
 
 namespace flashbsr::bind {
 
@@ -102,64 +103,15 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
   return out;
 }
 
-api::MaskArrays masks(const OptionalImport& boolean, const OptionalImport& packed,
-                      const OptionalImport& parents) {
-  return {boolean.copy(), packed.copy(), parents.copy()};
-}
-
-void plan(api::Attention& self, nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
-          nb::handle last_page_len, nb::handle kv_lens, nb::handle custom_mask,
+void plan(api::Attention& self, const nb::tuple& layout, nb::handle custom_mask,
           nb::handle packed_custom_mask, nb::handle tree_parents, bool share, uintptr_t stream) {
-  const OptionalImport qo(qo_indptr, "qo_indptr"), pages(kv_indices, "kv_indices"),
-      last(last_page_len, "last_page_len"), lens(kv_lens, "kv_lens"),
-      mask(custom_mask, "custom_mask"), packed(packed_custom_mask, "packed_custom_mask"),
-      parents(tree_parents, "tree_parents");
-  const Import kv(kv_indptr, "kv_indptr");
-  const Unlocked unlocked(self);
-  self.plan(qo.get(), kv.array(), pages.get(), last.get(), lens.get(), masks(mask, packed, parents),
-            share, stream_of(stream));
-}
-
-void plan_block_table(api::Attention& self, nb::handle qo_indptr, nb::handle block_tables,
-                      nb::handle kv_lens, nb::handle custom_mask, nb::handle packed_custom_mask,
-                      nb::handle tree_parents, bool share, uintptr_t stream) {
-  const OptionalImport qo(qo_indptr, "qo_indptr"), mask(custom_mask, "custom_mask"),
+  const LayoutImport laid_out(layout);
+  const OptionalImport mask(custom_mask, "custom_mask"),
       packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents");
-  const Import table(block_tables, "block_tables"), lens(kv_lens, "kv_lens");
   const Unlocked unlocked(self);
-  self.plan_block_table(qo.get(), table.array(), lens.array(), masks(mask, packed, parents), share,
-                        stream_of(stream));
-}
-
-/// Of each list one array per level.
-void plan_levels(api::Attention& self, const nb::list& qo_indptr, const nb::list& kv_indptr,
-                 const nb::list& kv_indices, const nb::list& last_page_len, uintptr_t stream) {
-  std::vector<Import> keep;
-  keep.reserve(4 * qo_indptr.size());
-  std::vector<api::LevelArrays> levels;
-  const auto take = [&](const nb::list& from, size_t level, const char* name) {
-    keep.emplace_back(from[level], name);
-    return keep.back().array();
-  };
-  for (size_t l = 0; l < qo_indptr.size(); ++l) {
-    levels.push_back({take(qo_indptr, l, "qo_indptr_arr"), take(kv_indptr, l, "kv_indptr_arr"),
-                      take(kv_indices, l, "kv_indices_arr"),
-                      take(last_page_len, l, "last_page_len_arr")});
-  }
-  const Unlocked unlocked(self);
-  self.plan_levels(levels, stream_of(stream));
-}
-
-void plan_bsr(api::Attention& self, nb::handle row_indptr, nb::handle indptr, nb::handle indices,
-              const std::tuple<int64_t, int64_t, int64_t, int64_t>& shape, int heads,
-              nb::handle block_mask, nb::handle packed_mask, uintptr_t stream) {
-  const Import rows(indptr, "indptr"), columns(indices, "indices");
-  const OptionalImport first(row_indptr, "R"), mask(block_mask, "mask"),
-      packed(packed_mask, "packed_mask");
-  const auto [m, n, r, c] = shape;
-  const Unlocked unlocked(self);
-  self.plan_bsr(first.get(), rows.array(), columns.array(), {m, n, r, c, heads},
-                {mask.copy(), packed.copy(), {}}, stream_of(stream));
+  self.plan(laid_out.arrays(), {.mask = {mask.copy(), packed.copy(), parents.copy()},
+                                .share = share,
+                                .stream = stream_of(stream)});
 }
 
 /// Bits of `how` in Engine.run.
@@ -263,9 +215,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
              .num_kv_heads = integer("num_kv_heads"),
              .causal = boolean("causal"),
              .window_left = integer("window_left")};
-  o.cache = {.paged = integer("page_size") > 0,
-             .page_size = max_of(integer("page_size"), 1),
-             .hnd = text("kv_layout") == "HND"};
+  o.hnd = text("kv_layout") == "HND";
   o.head_dim_qk = integer("head_dim_qk");
   o.head_dim_vo = integer("head_dim_vo");
   o.sm_scale = static_cast<float>(number("sm_scale"));
@@ -336,19 +286,9 @@ void bind_engine(nb::module_& m) {
            [](api::Attention* self, const nb::dict& options) {
              new (self) api::Attention(options_from(options));
            })
-      .def("plan", &plan, nb::arg("qo_indptr").none(), nb::arg("kv_indptr"),
-           nb::arg("kv_indices").none(), nb::arg("last_page_len").none(), nb::arg("kv_lens").none(),
-           nb::arg("custom_mask").none(), nb::arg("packed_custom_mask").none(),
-           nb::arg("tree_parents").none(), nb::arg("share"), nb::arg("stream"))
-      .def("plan_block_table", &plan_block_table, nb::arg("qo_indptr").none(),
-           nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("custom_mask").none(),
+      .def("plan", &plan, nb::arg("layout"), nb::arg("custom_mask").none(),
            nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
            nb::arg("stream"))
-      .def("plan_levels", &plan_levels, nb::arg("qo_indptr"), nb::arg("kv_indptr"),
-           nb::arg("kv_indices"), nb::arg("last_page_len"), nb::arg("stream"))
-      .def("plan_bsr", &plan_bsr, nb::arg("row_indptr").none(), nb::arg("indptr"),
-           nb::arg("indices"), nb::arg("shape"), nb::arg("heads"), nb::arg("mask").none(),
-           nb::arg("packed_mask").none(), nb::arg("stream"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),

@@ -10,6 +10,7 @@
 
 #include "../api/ops.h"
 #include "array.h"
+#include "layouts.h"
 
 namespace flashbsr::bind {
 
@@ -126,14 +127,10 @@ void rope_append(nb::handle q, nb::handle q_out, nb::handle key, nb::handle valu
 }
 
 /// [(tokens, [request])], parents before their children.
-nb::list find_prefixes(nb::handle qo_indptr, nb::handle kv_indptr, nb::handle kv_indices,
-                       nb::handle kv_lens, int32_t page_size, bool causal) {
-  const OptionalImport qo(qo_indptr, "qo_indptr");
-  const Import indptr(kv_indptr, "kv_indptr"), pages(kv_indices, "kv_indices"),
-      lens(kv_lens, "kv_lens");
+nb::list find_prefixes(const nb::tuple& layout, bool causal) {
+  const LayoutImport laid_out(layout);
   PrefixTree tree;
-  api::find_prefixes(tree, qo.get(), indptr.array(), pages.array(), lens.array(), page_size,
-                     causal);
+  api::find_prefixes(tree, laid_out.arrays(), causal);
   nb::list nodes;
   for (const PrefixNode& node : tree.nodes) {
     nb::list requests;
@@ -179,8 +176,7 @@ void bind_ops(nb::module_& m) {
         api::get_seq_lens(indptr.array(), last.array(), page_size, lens.array(), stream_of(stream));
       },
       "kv_indptr"_a, "kv_last_page_len"_a, "page_size"_a, "out"_a, "stream"_a);
-  m.def("find_prefixes", &find_prefixes, "qo_indptr"_a.none(), "kv_indptr"_a, "kv_indices"_a,
-        "kv_lens"_a, "page_size"_a, "causal"_a);
+  m.def("find_prefixes", &find_prefixes, "layout"_a, "causal"_a);
   m.def(
       "packbits",
       [](nb::handle x, nb::handle out, bool little, uintptr_t stream) {

@@ -34,8 +34,10 @@ struct Captured {
   const KernelRow* kernel = nullptr;
   Need need;  ///< that it was chosen for
   bool masked = false;
-  int32_t kv_tokens = 0;  ///< PlanHeader::num_kv_tokens of the plan then
-  int64_t q_rows = 0;     ///< most of all captured runs
+  bool paged = false;  ///< the plan then
+  int32_t page_size = 1;
+  int32_t kv_tokens = 0;
+  int64_t q_rows = 0;  ///< most of all captured runs
   int64_t kv_rows = 0;
 };
 
@@ -222,6 +224,14 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
   const auto refuse = [](const char* name, const std::string& actual, const std::string& most) {
     throw Error(ErrorCode::kCapacity, name, actual, most + ", since a captured run has that much");
   };
+  if (((h.flags & kPlanPaged) != 0) != c.paged || h.page_size != c.page_size) {
+    const auto text = [](bool paged, int32_t size) {
+      return paged ? "pages of " + std::to_string(size) : std::string("ragged KV");
+    };
+    throw Error(ErrorCode::kPlan, "layout", text((h.flags & kPlanPaged) != 0, h.page_size),
+                text(c.paged, c.page_size) +
+                    ", as for the captured run; another flashbsr.Attention for the other");
+  }
   if ((plan.mask != nullptr) != c.masked) {
     throw Error(ErrorCode::kPlan, "custom_mask", c.masked ? "None" : "an array",
                 std::string(c.masked ? "an array" : "None") +
@@ -232,8 +242,8 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
            "at most " + std::to_string(c.q_rows));
   }
   if (h.num_kv_rows > c.kv_rows) {
-    refuse(o_.cache.paged ? "kv_indices" : "kv_indptr",
-           std::to_string(h.num_kv_rows) + (o_.cache.paged ? " pages" : " token rows"),
+    refuse(c.paged ? "kv_indices" : "kv_indptr",
+           std::to_string(h.num_kv_rows) + (c.paged ? " pages" : " token rows"),
            "at most " + std::to_string(c.kv_rows));
   }
   if (h.num_kv_tokens != c.kv_tokens) {
@@ -411,7 +421,13 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
     launch(*kernel_, where, args);
   }
   if (captured) {
-    if (!captured_) captured_ = Captured{kernel_, need_, masked_, header_.num_kv_tokens};
+    if (!captured_)
+      captured_ = Captured{.kernel = kernel_,
+                           .need = need_,
+                           .masked = masked_,
+                           .paged = (header_.flags & kPlanPaged) != 0,
+                           .page_size = header_.page_size,
+                           .kv_tokens = header_.num_kv_tokens};
     captured_->q_rows = max_of(captured_->q_rows, params.q.tokens);
     captured_->kv_rows = max_of(captured_->kv_rows, min_of(params.k.pages, params.v.pages));
   } else {

@@ -31,6 +31,7 @@ from .errors import (
     UnsupportedError,
 )
 from .layout.block_mask import BlockMask, block_mask
+from .layout.layouts import BlockTable, Bsr, Levels, Paged, Ragged
 from .layout.sharing import find_shared_prefixes
 from .layout.span_mask import SpanMask, span_mask
 from .layout.tree import DraftTrees, draft_trees
@@ -75,14 +76,19 @@ __all__ = [
     "Attention",
     "AttentionSpec",
     "BlockMask",
+    "BlockTable",
+    "Bsr",
     "CapacityError",
     "DTypeError",
     "DeviceError",
     "DraftTrees",
     "FlashbsrError",
     "IndexRangeError",
+    "Levels",
+    "Paged",
     "Plan",
     "PlanError",
+    "Ragged",
     "ShapeError",
     "SpanMask",
     "TaskInfo",

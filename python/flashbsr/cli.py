@@ -134,7 +134,6 @@ def _plan(args: argparse.Namespace) -> int:
             num_qo_heads=args.num_qo_heads,
             num_kv_heads=args.num_kv_heads,
             head_dim_qk=args.head_dim,
-            page_size=args.page_size,
             q_dtype=args.dtype,
             kv_dtype=args.dtype,
             num_workers=args.workers,
@@ -144,12 +143,11 @@ def _plan(args: argparse.Namespace) -> int:
     )
     qo_indptr = np.concatenate(([0], np.cumsum(qo_lens)))
     if args.page_size is None:
-        attention.plan(qo_indptr, np.concatenate(([0], np.cumsum(kv_lens))))
+        attention.plan(flashbsr.Ragged(qo_indptr, np.concatenate(([0], np.cumsum(kv_lens)))))
     else:
-        indptr, indices = _page_table(kv_lens, args.page_size, args.shared_prefix)
-        attention.plan(
-            qo_indptr, indptr, indices, kv_lens=kv_lens, share_prefixes=args.share_prefixes
-        )
+        table = _page_table(kv_lens, args.page_size, args.shared_prefix)
+        layout = flashbsr.Paged(qo_indptr, *table, kv_lens=kv_lens, page_size=args.page_size)
+        attention.plan(layout, share_prefixes=args.share_prefixes)
     plan = attention.plan_info
     print(plan)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -21,13 +21,19 @@ from .arrays import numpy as host
 from .engine.attention import Attention
 from .engine.task import TaskInfo
 from .errors import FlashbsrError
+from .layout.layouts import Layout, Paged, Ragged
 from .variant.spec import AttentionSpec
 from .variant.variant import Variant
 
 __all__ = ["load_spec", "run", "warm"]
 
 
-def warm(spec: AttentionSpec, task: TaskInfo, q_lens: Sequence[int] = (1, 512)) -> list[str]:
+def warm(
+    spec: AttentionSpec,
+    task: TaskInfo,
+    q_lens: Sequence[int] = (1, 512),
+    page_size: int | None = None,
+) -> list[str]:
     """Compile the kernels of a spec into the cache of this machine, those that the build lacks.
 
     Parameters
@@ -37,6 +43,8 @@ def warm(spec: AttentionSpec, task: TaskInfo, q_lens: Sequence[int] = (1, 512)) 
         With the data types, and for a GPU ``backend="cuda"`` or one of its families.
     q_lens : sequence of int
         Query tokens of a request, which decide about the kernel on a GPU: 1 is decode.
+    page_size : int, optional
+        Tokens of a KV page. None: ragged KV.
 
     Returns
     -------
@@ -54,25 +62,28 @@ def warm(spec: AttentionSpec, task: TaskInfo, q_lens: Sequence[int] = (1, 512)) 
     names = []
     for q_len in q_lens if is_cuda(task.backend) else q_lens[:1]:
         attention = Attention(spec, task)
-        indptr = np.array([0, 1 if task.page_size else q_len], np.int32)
-        if task.page_size:
-            length = np.array([min(q_len, task.page_size)])
-            attention.plan(np.array([0, q_len]), indptr, np.zeros(1, np.int32), kv_lens=length)
-        else:
-            attention.plan(np.array([0, q_len]), indptr)
+        rows = np.array([0, q_len])
+        layout: Layout = Ragged(rows, rows)
+        if page_size:
+            length = np.array([min(q_len, page_size)])
+            one = np.array([0, 1])
+            layout = Paged(rows, one, np.zeros(1, np.int32), kv_lens=length, page_size=page_size)
+        attention.plan(layout)
         if not is_cuda(task.backend):
-            _run_once(attention, spec.variant, task, q_len)
+            _run_once(attention, spec.variant, task, q_len, page_size)
         names.append(attention._engine.kernel_name())
     return names
 
 
-def _run_once(attention: Attention, variant: Variant | None, task: TaskInfo, q_len: int) -> None:
+def _run_once(
+    attention: Attention, variant: Variant | None, task: TaskInfo, q_len: int, page_size: int | None
+) -> None:
     """On a CPU the first run compiles. One request, whose keys are one page or `q_len` rows."""
     assert task.q_dtype is not None
     assert task.kv_dtype is not None
     dims = (task.head_dim_qk, task.head_dim_vo or task.head_dim_qk)
     kv_heads = task.num_kv_heads
-    tokens = (1, task.page_size) if task.page_size else (q_len,)
+    tokens = (1, page_size) if page_size else (q_len,)
     rows = (*tokens[:-1], kv_heads, tokens[-1]) if task.kv_layout == "HND" else (*tokens, kv_heads)
     extras: dict[str, Any] = {}
     captured = {name for name, _ in variant.captured} if variant else set()
@@ -131,12 +142,11 @@ def run(args: argparse.Namespace) -> int:
         num_kv_heads=args.num_kv_heads,
         head_dim_qk=args.head_dim,
         head_dim_vo=args.head_dim_vo,
-        page_size=args.page_size,
         q_dtype=args.dtype,
         kv_dtype=args.kv_dtype or args.dtype,
         backend=args.backend or ("cpu" if _core.cuda_problem() else "cuda"),
     )
     for spec in args.spec:
-        for name in dict.fromkeys(warm(load_spec(spec), task, args.qo_lens)):
+        for name in dict.fromkeys(warm(load_spec(spec), task, args.qo_lens, args.page_size)):
             print(f"{spec}: {name}")
     return 0

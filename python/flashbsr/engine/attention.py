@@ -63,11 +63,11 @@ class Attention(Planned):
     Examples
     --------
     >>> import numpy as np
-    >>> from flashbsr import Attention, AttentionSpec, TaskInfo
+    >>> from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo
     >>> attention = Attention(
     ...     AttentionSpec(causal=True), TaskInfo(num_qo_heads=4, num_kv_heads=2, head_dim_qk=64)
     ... )
-    >>> attention.plan(np.array([0, 3, 5]), np.array([0, 10, 12]))  # two ragged requests
+    >>> attention.plan(Ragged(np.array([0, 3, 5]), np.array([0, 10, 12])))  # two requests
     >>> q = np.ones((5, 4, 64), np.float32)
     >>> k = v = np.ones((12, 2, 64), np.float32)
     >>> attention.run(q, (k, v)).shape
@@ -106,7 +106,7 @@ class Attention(Planned):
             A stacked cache ``(pages, 2, page_size, H_kv, D)`` (NHD) or
             ``(pages, 2, H_kv, page_size, D)`` (HND), or a tuple ``(k, v)`` of its halves with
             strides of their own; for ragged KV, and for pages of several tokens one after another
-            (the last may be short after `plan_bsr`), a tuple of ``(tokens, H_kv, D)`` (HND:
+            (the last may be short with `Bsr`), a tuple of ``(tokens, H_kv, D)`` (HND:
             ``(H_kv, tokens, D)``). The type of q, and unless q is float8 also float8_e4m3fn or
             float8_e5m2. The last dimension is contiguous.
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
@@ -253,11 +253,11 @@ class Attention(Planned):
         Examples
         --------
         >>> import numpy as np
-        >>> from flashbsr import Attention, AttentionSpec, TaskInfo
+        >>> from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo
         >>> attention = Attention(
         ...     AttentionSpec(), TaskInfo(num_qo_heads=4, num_kv_heads=2, head_dim_qk=64)
         ... )
-        >>> attention.plan(None, np.array([0, 10, 12]))
+        >>> attention.plan(Ragged(None, np.array([0, 10, 12])))
         >>> attention.explain(bandwidth=50e9).limit
         'memory'
         """

@@ -78,7 +78,7 @@ class Plan(PlanRecords):
     ...     flashbsr.AttentionSpec(causal=True),
     ...     flashbsr.TaskInfo(num_qo_heads=4, num_kv_heads=2, head_dim_qk=64),
     ... )
-    >>> attention.plan(np.array([0, 3, 5]), np.array([0, 8, 13]))
+    >>> attention.plan(flashbsr.Ragged(np.array([0, 3, 5]), np.array([0, 8, 13])))
     >>> plan = attention.plan_info
     >>> plan.requests["kv_len"].tolist(), plan.header.num_q_tokens
     ([8, 5], 5)

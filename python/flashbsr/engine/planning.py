@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 import flashbsr._core as _core
 
-from .._check import check_int, check_name, is_cuda
+from .._check import check_name, is_cuda
 from ..arrays import Adapter, adapter_for, device_of, stream_handle, to_values
 from ..arrays.types import Array
-from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+from ..errors import DTypeError, FlashbsrError
 from ..jit.provider import Provider
+from ..layout.layouts import Layout
 from ..layout.tree import check_tree_spec
 from ..variant.rotary import rotation
 from ..variant.spec import AttentionSpec
@@ -90,13 +88,6 @@ class Planned:
             self._engine.settle(-1 if device is None else device, argument)
             self._settled_by(adapter, device)
 
-    def _settle_on_gpu(self, **arrays: Array) -> None:
-        """Let index arrays on a GPU decide where to compute."""
-        for name, x in arrays.items():
-            if device_of(x, name) is not None:
-                self.settle(x, name)
-                break
-
     def _plan_stream(self, stream: Any) -> int:
         """Stream to copy the plan on."""
         if stream is not None:
@@ -105,37 +96,25 @@ class Planned:
 
     def plan(
         self,
-        qo_indptr: Array | None,
-        kv_indptr: Array,
-        kv_indices: Array | None = None,
+        layout: Layout,
         *,
-        last_page_len: Array | None = None,
-        kv_lens: Array | None = None,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
         tree_parents: Array | None = None,
         share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
-        """Plan a ragged or a paged batch.
+        """Plan a batch.
 
         On a GPU the plan is on its way there, asynchronously, when this returns.
 
         Parameters
         ----------
-        qo_indptr : int32 or int64 array, shape (batch_size + 1,), or None
-            Rows of q of request b: ``qo_indptr[b]`` to ``qo_indptr[b + 1]``. None: one each
-            (decode).
-        kv_indptr : int32 or int64 array, shape (batch_size + 1,)
-            Paged: entries of `kv_indices`. Ragged: rows of k and v.
-        kv_indices : int32 or int64 array, shape (>= kv_indptr[-1],), optional
-            Page ids (paged only).
-        last_page_len : int32 or int64 array, shape (batch_size,), optional
-            Tokens in each request's last page, 1 to page_size. Ignored for requests without pages.
-        kv_lens : int32 or int64 array, shape (batch_size,), optional
-            Instead: tokens of each request; it may hold more pages than it needs.
+        layout : Ragged, Paged, BlockTable, Levels or Bsr
+            Who meets whom.
         custom_mask : bool or uint8 array, shape (sum of q_len * kv_len,), optional
-            Row-major per request; True keeps. It replaces causality; a window still applies.
+            Row-major per request; True keeps. It replaces causality; a window still applies. Not
+            with `Levels` and `Bsr`, which has masks of its own.
         packed_custom_mask : uint8 array, shape (sum of ceil(q_len * kv_len / 8),), optional
             The same as little-endian bits, each request starting at a byte.
         tree_parents : int32 or int64 array, shape (num_q_tokens,), optional
@@ -145,10 +124,10 @@ class Planned:
             it of lists. It replaces causality, and no mask goes beside it.
         share_prefixes : {"auto", "off"}
             "auto": KV that several requests begin with, the same pages, is loaded once for all of
-            them where the cost model says that it pays (paged only; docs/sharing.md). The results
-            differ in rounding only. Not with custom masks (trees do share), position encodings
-            inside attention, fixed or disabled splits, variants that ask for positions, and where a
-            window cuts it.
+            them where the cost model says that it pays (`Paged` and `BlockTable`; docs/sharing.md).
+            The results differ in rounding only. Not with custom masks (trees do share), position
+            encodings inside attention, fixed or disabled splits, variants that ask for positions,
+            and where a window cuts it.
         stream : CUDA stream or int, optional
             Where the copy to the GPU is made. Default: the current stream of the framework whose
             arrays were seen last (before the first: the legacy default stream). Runs on other
@@ -162,223 +141,36 @@ class Planned:
         ------
         ShapeError, DTypeError, IndexRangeError
             Wrong lengths or types; indptr that does not start at 0 or decreases; page ids, lengths
-            out of range.
+            out of range; levels that are not nested.
         CapacityError
             More than the capacity of `TaskInfo`, than the caller's workspace, or than a captured
             run has.
         UnsupportedError
-            No kernel for this on the GPU; a window or an encoding of positions with a tree.
+            No kernel for this on the GPU; a window or an encoding of positions with a tree, with a
+            block-sparse matrix, or with levels that end inside of a page.
         CudaError
             The driver refused.
         """
-        if tree_parents is not None:
-            check_tree_spec(self.spec)
-        if self._open:
-            self._settle_on_gpu(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
-        self._engine.plan(
-            None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
-            to_values(kv_indptr, "kv_indptr"),
-            None if kv_indices is None else to_values(kv_indices, "kv_indices"),
-            None if last_page_len is None else to_values(last_page_len, "last_page_len"),
-            None if kv_lens is None else to_values(kv_lens, "kv_lens"),
-            _optional(custom_mask, "custom_mask"),
-            _optional(packed_custom_mask, "packed_custom_mask"),
-            _optional(tree_parents, "tree_parents"),
-            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
-            self._plan_stream(stream),
-        )
-
-    def plan_block_table(
-        self,
-        qo_indptr: Array | None,
-        block_tables: Array,
-        kv_lens: Array,
-        *,
-        custom_mask: Array | None = None,
-        packed_custom_mask: Array | None = None,
-        tree_parents: Array | None = None,
-        share_prefixes: str = "auto",
-        stream: Any = None,
-    ) -> None:
-        """Plan a paged batch from a dense table of pages.
-
-        Parameters
-        ----------
-        qo_indptr : int32 or int64 array, shape (batch_size + 1,), or None
-            As in `plan`.
-        block_tables : int32 or int64 array, shape (batch_size, max_pages)
-            Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
-        kv_lens : int32 or int64 array, shape (batch_size,)
-            Tokens of each request.
-        custom_mask, packed_custom_mask, tree_parents, share_prefixes, stream
-            As in `plan`.
-
-        Raises
-        ------
-        As `plan`; also `FlashbsrError` where the task has no page size.
-        """
-        if tree_parents is not None:
-            check_tree_spec(self.spec)
-        if self.task.page_size is None:
-            raise FlashbsrError("block_tables", "an array", "a task with a page_size; KV is ragged")
-        if self._open:
-            self._settle_on_gpu(qo_indptr=qo_indptr, block_tables=block_tables, kv_lens=kv_lens)
-        self._engine.plan_block_table(
-            _optional(qo_indptr, "qo_indptr"),
-            to_values(block_tables, "block_tables"),
-            to_values(kv_lens, "kv_lens"),
-            _optional(custom_mask, "custom_mask"),
-            _optional(packed_custom_mask, "packed_custom_mask"),
-            _optional(tree_parents, "tree_parents"),
-            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
-            self._plan_stream(stream),
-        )
-
-    def plan_levels(
-        self,
-        qo_indptr_arr: Sequence[Array],
-        kv_indptr_arr: Sequence[Array],
-        kv_indices_arr: Sequence[Array],
-        last_page_len_arr: Sequence[Array],
-        *,
-        stream: Any = None,
-    ) -> None:
-        """Plan a paged batch whose shared KV is given, level by level.
-
-        The queries of a group see the group's pages on every level, one level after another;
-        causality is that of the last level. Each level's KV is loaded once per group, in one launch
-        with the others.
-
-        Parameters
-        ----------
-        qo_indptr_arr : list of int32 or int64 arrays, shape (num_groups + 1,)
-            Rows of q of the groups of a level; level 0 has the largest groups, the last level the
-            requests. Groups are made of whole groups of the next level.
-        kv_indptr_arr, kv_indices_arr, last_page_len_arr : lists of int32 or int64 arrays
-            The page table of every level, as in `plan`.
-        stream
-            As in `plan`.
-
-        Raises
-        ------
-        As `plan`; also `IndexRangeError` where groups are not nested, and `UnsupportedError` where
-        a shared level ends inside of a page and the spec has a window or asks for positions.
-        """
-        lists = (qo_indptr_arr, kv_indptr_arr, kv_indices_arr, last_page_len_arr)
-        names = ("qo_indptr_arr", "kv_indptr_arr", "kv_indices_arr", "last_page_len_arr")
-        if self.task.page_size is None:
-            raise FlashbsrError("kv_indices_arr", "a list", "a task with a page_size; KV is ragged")
-        for name, arrays in zip(names, lists, strict=True):
-            if len(arrays) != len(qo_indptr_arr) or not len(arrays):
-                raise ShapeError(
-                    name,
-                    f"{len(arrays)} arrays",
-                    f"one per level, {len(qo_indptr_arr) or 'at least 1'}",
-                )
-        if self._open:
-            self._settle_on_gpu(qo_indptr_arr=qo_indptr_arr[-1], kv_indices_arr=kv_indices_arr[-1])
-        qo, indptr, pages, last = (
-            [to_values(x, name) for x in xs] for name, xs in zip(names, lists, strict=True)
-        )
-        self._engine.plan_levels(qo, indptr, pages, last, self._plan_stream(stream))
-
-    def plan_bsr(
-        self,
-        indptr: Array,
-        indices: Array,
-        m: int,
-        n: int,
-        r: int | Array,
-        c: int,
-        *,
-        mask: Array | None = None,
-        packed_mask: Array | None = None,
-        per_head: bool = False,
-        stream: Any = None,
-    ) -> None:
-        """Plan attention over a block-sparse matrix of `m` query rows and `n` KV columns.
-
-        The task's page_size must be `c`: a block column is a page. `run` takes k and v as tokens
-        then, ``(n, num_kv_heads, head_dim)``, or as pages.
-
-        Parameters
-        ----------
-        indptr : int32 or int64 array, shape (block rows + 1,)
-            Blocks of each block row.
-        indices : int32 or int64 array, shape (indptr[-1],)
-            Block columns, each below ``ceil(n / c)``, in any order.
-        m, n, c : int
-            Shape of the matrix, width of a block. Where `n` is no multiple of `c` the last block
-            column is short, and at most once in a block row.
-        r : int, or int32 or int64 array of shape (block rows + 1,)
-            Height of a block, the last block row may be short; or where block rows begin, from 0 to
-            `m`.
-        mask : bool or uint8 array, shape (indptr[-1], r, c), optional
-            True keeps; rows past `m` and columns past `n` are ignored.
-        packed_mask : uint8 array, shape (ceil(indptr[-1] * r * c / 8),), optional
-            The same flattened, as little-endian bits without gaps.
-        per_head : bool
-            Each KV head has a matrix of its own: `indptr` has the block rows of all heads, head
-            after head, and an array `r` has shape (num_kv_heads, block rows + 1).
-        stream
-            As in `plan`.
-
-        Raises
-        ------
-        As `plan`; also `UnsupportedError` for causality, windows and position encodings, whose
-        positions a block-sparse matrix does not have.
-        """
-        if self.task.page_size != c:
-            raise FlashbsrError("C", c, f"the task's page_size = {self.task.page_size}")
-        spec = self.spec
-        for name, on in (
-            ("causal", spec.causal),
-            ("window_left", spec.window_left >= 0),
-            ("pos_encoding_mode", spec.pos_encoding_mode != "NONE"),
-        ):
-            if on:
-                raise UnsupportedError(
-                    name,
-                    getattr(spec, name),
-                    "the default with plan_bsr: write it into the blocks and the mask (for causal "
-                    "BlockSparseAttentionWrapper does so), rotate with apply_rope first",
-                )
-        if spec.variant is not None and spec.variant.uses_positions:
-            raise UnsupportedError(
-                "variant",
-                f"{spec.variant.name}, which asks for positions or the request",
-                "one that does not with plan_bsr, whose rows count along their own blocks: write "
-                "the mask into the blocks (flashbsr.block_mask)",
+        if not isinstance(layout, Layout):
+            raise DTypeError(
+                "layout",
+                type(layout).__name__,
+                "flashbsr.Ragged, Paged, BlockTable, Levels or Bsr (a mask's layout())",
             )
-        if self._open:
-            self._settle_on_gpu(indptr=indptr, indices=indices)
-        heads = self.task.num_kv_heads if per_head else 0
-        starts = None
-        if not isinstance(r, (int, np.integer)):
-            if mask is not None or packed_mask is not None:
-                raise UnsupportedError(
-                    "packed_mask" if mask is None else "mask",
-                    "an array",
-                    "None with an array of rows: blocks of one height have masks",
-                )
-            starts = to_values(r, "R")
-            if starts.ndim != (2 if heads else 1) or (heads and len(starts) != heads):
-                rows = f"({heads}, block rows + 1)" if heads else "(block rows + 1,)"
-                raise ShapeError("R", f"shape {starts.shape}", rows)
-            starts = starts.reshape(-1)
-        self._engine.plan_bsr(
-            starts,
-            to_values(indptr, "indptr"),
-            to_values(indices, "indices"),
-            (
-                check_int("M", m, 0),
-                check_int("N", n, 0),
-                check_int("R", r if starts is None else 1, 1),
-                check_int("C", c, 1),
-            ),
-            heads,
-            _optional(mask, "mask"),
-            _optional(packed_mask, "packed_mask"),
+        layout.check(self.spec)
+        if tree_parents is not None:
+            check_tree_spec(self.spec)
+        if self._open:  # index arrays on a GPU decide where to compute
+            for name, x in layout.arrays():
+                if device_of(x, name) is not None:
+                    self.settle(x, name)
+                    break
+        self._engine.plan(
+            layout.views(self.task.num_kv_heads),
+            _optional(custom_mask, "custom_mask"),
+            _optional(packed_custom_mask, "packed_custom_mask"),
+            _optional(tree_parents, "tree_parents"),
+            share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
 
@@ -391,8 +183,8 @@ class Planned:
     def workspace_size(self) -> int:
         """Bytes of partial states: of the capacity if one is fixed, otherwise of the last plan.
 
-        Of the place that is decided. With ``backend="auto"`` that is the CPU until an array on a
-        GPU is seen (`settle`).
+        Raises `PlanError` before `plan`. Of the place that is decided: with ``backend="auto"`` the
+        CPU until an array on a GPU is seen (`settle`).
         """
         return int(self._engine.workspace_size())
 
@@ -412,7 +204,6 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "num_kv_heads": task.num_kv_heads,
         "head_dim_qk": task.head_dim_qk,
         "head_dim_vo": task.head_dim_vo or task.head_dim_qk,
-        "page_size": task.page_size or 0,
         "kv_layout": task.kv_layout,
         "causal": spec.causal,
         "window_left": spec.window_left,

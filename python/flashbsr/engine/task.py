@@ -29,8 +29,6 @@ class TaskInfo:
         Head dim of queries and keys: a multiple of 8, at most 512.
     head_dim_vo : int, optional
         Head dim of values and outputs. Default `head_dim_qk`.
-    page_size : int, optional
-        Tokens of a KV page, 1 or more. None: the KV is ragged (contiguous per request).
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads within a page (paged), or in the whole array (ragged).
     q_dtype : data type, optional
@@ -86,7 +84,7 @@ class TaskInfo:
 
     Examples
     --------
-    >>> TaskInfo(num_qo_heads=32, num_kv_heads=8, head_dim_qk=128, page_size=16).head_dim_vo
+    >>> TaskInfo(num_qo_heads=32, num_kv_heads=8, head_dim_qk=128).head_dim_vo
     128
     >>> TaskInfo(num_qo_heads=30, num_kv_heads=8, head_dim_qk=128)
     Traceback (most recent call last):
@@ -99,7 +97,6 @@ class TaskInfo:
     head_dim_qk: int
     _: KW_ONLY
     head_dim_vo: int | None = None
-    page_size: int | None = None
     kv_layout: str = "NHD"
     q_dtype: Any = None
     kv_dtype: Any = None
@@ -137,7 +134,6 @@ class TaskInfo:
                     "dimension with zeros and pass sm_scale=1/sqrt(unpadded dim))",
                 )
         for name, least in (
-            ("page_size", 1),
             ("max_batch_size", 0),
             ("max_q_tokens", 0),
             ("max_kv_pages", 0),

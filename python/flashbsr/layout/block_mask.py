@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from .._check import check_int
 from ..arrays import to_numpy
-from ..engine.attention import Attention
 from ..errors import DTypeError, ShapeError, UnsupportedError
 from .block_builders import from_elements, pick_elements, scipy_arrays
+from .layouts import Bsr
 
 __all__ = ["BlockMask", "block_mask"]
 
@@ -25,9 +25,7 @@ class BlockMask:
     """A block-sparse matrix, or one for each KV head, with what is kept within its blocks.
 
     `block_mask` makes it of a mask function, `from_block_map` of booleans for blocks, `from_scipy`
-    of a sparse matrix. `plan` plans an `Attention` over it; a `BlockSparseAttentionWrapper` takes
-    ``blocks.indptr, blocks.indices, *blocks.shape, *blocks.block``, ``mask=blocks.mask`` and
-    ``per_head=blocks.per_head``.
+    of a sparse matrix. ``attention.plan(blocks.layout())`` plans it.
 
     Attributes
     ----------
@@ -172,31 +170,15 @@ class BlockMask:
         columns = -(-self.shape[1] // self.block[1])
         return len(self.indices) / max((len(self.indptr) - 1) * columns, 1)
 
-    def plan(self, attention: Attention, *, stream: Any = None) -> None:
-        """Plan an attention whose task has ``page_size = C``.
-
-        Its k and v are ``(N, H, D)``, or pages ``(ceil(N / C), C, H, D)``.
-
-        Raises
-        ------
-        As `Attention.plan_bsr`.
-        """
-        heads = attention.task.num_kv_heads
-        blocks = -(-self.shape[0] // self.block[0])
-        if self.per_head and len(self.indptr) - 1 != heads * blocks:
-            raise ShapeError(
-                "attention",
-                f"num_kv_heads={heads}",
-                f"{(len(self.indptr) - 1) // max(blocks, 1)}, as there are matrices",
-            )
-        attention.plan_bsr(
+    def layout(self) -> Bsr:
+        """Make the layout to plan. Its k and v are ``(N, H, D)``, or pages ``(n, C, H, D)``."""
+        return Bsr(
             self.indptr,
             self.indices,
-            *self.shape,
-            *self.block,
+            self.shape,
+            self.block,
             mask=self.mask,
             per_head=self.per_head,
-            stream=stream,
         )
 
 

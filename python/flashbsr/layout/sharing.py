@@ -6,21 +6,14 @@ from __future__ import annotations
 
 import flashbsr._core as _core
 
-from .._check import check_int
-from ..arrays import to_values
-from ..arrays.types import Array
+from ..errors import DTypeError
+from .layouts import BlockTable, Paged
 
 __all__ = ["find_shared_prefixes"]
 
 
 def find_shared_prefixes(
-    kv_indptr: Array,
-    kv_indices: Array,
-    kv_lens: Array,
-    page_size: int,
-    *,
-    qo_indptr: Array | None = None,
-    causal: bool = False,
+    layout: Paged | BlockTable, *, causal: bool = False
 ) -> list[tuple[int, list[int]]]:
     """Find the requests of a page table that begin with the same pages.
 
@@ -29,16 +22,9 @@ def find_shared_prefixes(
 
     Parameters
     ----------
-    kv_indptr : int32 or int64 array, shape (batch_size + 1,)
-        Entries of `kv_indices` of request b: ``kv_indptr[b]`` to ``kv_indptr[b + 1]``.
-    kv_indices : int32 or int64 array, shape (>= kv_indptr[-1],)
-        Page ids.
-    kv_lens : int32 or int64 array, shape (batch_size,)
-        Tokens of each request. A page that is not full is nobody else's.
-    page_size : int
-        Tokens of a page.
-    qo_indptr : int32 or int64 array, shape (batch_size + 1,), optional
-        Query tokens of the requests; one without any shares nothing. Default: one each.
+    layout : Paged or BlockTable
+        A request without query tokens shares nothing, nor is a page that is not full anybody
+        else's.
     causal : bool
         Whether the last tokens of a request are hidden from its first query; what one query does
         not see does not count.
@@ -54,8 +40,6 @@ def find_shared_prefixes(
     ------
     ShapeError, DTypeError, IndexRangeError
         As ``Attention.plan``.
-    FlashbsrError
-        `page_size` is not positive.
 
     Notes
     -----
@@ -70,18 +54,16 @@ def find_shared_prefixes(
 
     >>> import numpy as np
     >>> find_shared_prefixes(
-    ...     kv_indptr=np.array([0, 2, 5, 6, 8]),
-    ...     kv_indices=np.array([7, 1, 7, 2, 3, 5, 7, 2]),
-    ...     kv_lens=np.array([20, 41, 16, 32]),
-    ...     page_size=16,
+    ...     Paged(
+    ...         None,
+    ...         kv_indptr=np.array([0, 2, 5, 6, 8]),
+    ...         kv_indices=np.array([7, 1, 7, 2, 3, 5, 7, 2]),
+    ...         kv_lens=np.array([20, 41, 16, 32]),
+    ...         page_size=16,
+    ...     )
     ... )
     [(16, [1, 3, 0]), (32, [1, 3])]
     """
-    return _core.find_prefixes(
-        None if qo_indptr is None else to_values(qo_indptr, "qo_indptr"),
-        to_values(kv_indptr, "kv_indptr"),
-        to_values(kv_indices, "kv_indices"),
-        to_values(kv_lens, "kv_lens"),
-        check_int("page_size", page_size, 1),
-        causal,
-    )
+    if not isinstance(layout, (Paged, BlockTable)):
+        raise DTypeError("layout", type(layout).__name__, "flashbsr.Paged or BlockTable")
+    return _core.find_prefixes(layout.views(1), causal)

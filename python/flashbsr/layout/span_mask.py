@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.attention import Attention
 from ..errors import UnsupportedError
+from ..variant.spec import AttentionSpec
 from .block_mask import SeenBy, check_lengths, trace_for_heads
+from .layouts import Ragged
 
 __all__ = ["SpanMask", "span_mask"]
 
@@ -30,7 +31,7 @@ class SpanMask:
     qo_indptr, kv_indptr : int32 arrays, shape (segments + 1,)
         Rows of q and of k of each segment: requests, cut where documents end.
     causal, window_left
-        Fields of the `AttentionSpec` that `plan` needs.
+        Fields of the `AttentionSpec` that the layout needs.
 
     Examples
     --------
@@ -49,30 +50,33 @@ class SpanMask:
         """Arguments of `AttentionSpec`."""
         return {"causal": self.causal, "window_left": self.window_left}
 
-    def plan(self, attention: Attention, *, stream: Any = None) -> None:
-        """Plan an attention over ragged KV whose spec has `fields`.
+    def layout(self) -> Ragged:
+        """Make the layout to plan, with a spec of `fields`; ragged KV, positions by segment."""
+        return SpannedRagged(self.qo_indptr, self.kv_indptr, (self.causal, self.window_left))
 
-        Raises
-        ------
-        UnsupportedError
-            Its spec has others, or a variant that asks for positions.
-        Others as `Attention.plan`.
-        """
-        spec = attention.spec
-        if (spec.causal, spec.window_left) != (self.causal, self.window_left):
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class SpannedRagged(Ragged):
+    """Segments of a `SpanMask`, which are right with its own causality and window only."""
+
+    fields: tuple[bool, int]
+
+    def check(self, spec: AttentionSpec) -> None:
+        """Raise `UnsupportedError` where the spec has other spans or asks for positions."""
+        if (spec.causal, spec.window_left) != self.fields:
+            causal, window_left = self.fields
             raise UnsupportedError(
-                "attention",
-                f"a spec with causal={spec.causal}, window_left={spec.window_left}",
-                f"AttentionSpec(causal={self.causal}, window_left={self.window_left}), which are "
-                "the mask's fields",
+                "layout",
+                f"spans of causal={causal}, window_left={window_left}",
+                f"those of the spec, causal={spec.causal}, window_left={spec.window_left}: "
+                "AttentionSpec(**spans.fields)",
             )
         if spec.variant is not None and spec.variant.uses_positions:
             raise UnsupportedError(
-                "attention",
-                f"the variant {spec.variant.name}, which asks for positions or the request",
-                "one that does not: positions are those within a segment",
+                "variant",
+                f"{spec.variant.name}, which asks for positions or the request",
+                "one that does not with spans: positions are those within a segment",
             )
-        attention.plan(self.qo_indptr, self.kv_indptr, stream=stream)
 
 
 def span_mask(

@@ -175,14 +175,13 @@ def draft_trees(parents: Sequence[Sequence[int] | Array]) -> DraftTrees:
     One request with a tree of four drafts behind 16 tokens, one that decodes a single token.
 
     >>> import numpy as np
-    >>> from flashbsr import Attention, AttentionSpec, TaskInfo, draft_trees
+    >>> from flashbsr import Attention, AttentionSpec, Paged, TaskInfo, draft_trees
     >>> trees = draft_trees([[-1, 0, 0, 1], [-1]])
-    >>> attention = Attention(AttentionSpec(), TaskInfo(4, 2, 64, page_size=16))
+    >>> attention = Attention(AttentionSpec(), TaskInfo(4, 2, 64))
     >>> kv_lens = np.array([20, 5])
-    >>> attention.plan(
-    ...     trees.qo_indptr, np.array([0, 2, 3]), np.array([5, 3, 0]), kv_lens=kv_lens,
-    ...     tree_parents=trees.parents,
-    ... )
+    >>> pages = np.array([0, 2, 3]), np.array([5, 3, 0])
+    >>> layout = Paged(trees.qo_indptr, *pages, kv_lens=kv_lens, page_size=16)
+    >>> attention.plan(layout, tree_parents=trees.parents)
     >>> q, cache = np.ones((5, 4, 64), np.float32), np.ones((8, 2, 16, 2, 64), np.float32)
     >>> attention.run(q, cache).shape
     (5, 4, 64)

@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "layouts.h"
+
+namespace flashbsr::api {
+
+namespace {
+
+const IndexView* optional_indices(const std::optional<Array>& a, IndexView& storage) {
+  if (!a) return nullptr;
+  storage = indices(*a);
+  return &storage;
+}
+
+void write(const RaggedArrays& a, LaidOut& to) {
+  IndexView qo;
+  ragged_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(a.kv_indptr));
+}
+
+void write(const PagedArrays& a, LaidOut& to) {
+  IndexView qo, last, lens;
+  paged_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(a.kv_indptr),
+               indices(a.kv_indices), optional_indices(a.last_page_len, last),
+               optional_indices(a.kv_lens, lens), a.page_size);
+  to.may_be_shared = true;
+}
+
+void write(const BlockTableArrays& a, LaidOut& to) {
+  const Array& table = a.block_tables;
+  check_element(table, {Element::kI32, Element::kI64});
+  check_rank(table, 2, "[batch_size, max_pages]");
+  check_contiguous(table);
+  Array flat = table;
+  flat.ndim = 1;
+  flat.shape[0] = table.size();
+  flat.stride[0] = 1;
+  if (a.kv_lens.size() != table.shape[0]) {
+    bad_shape(a.kv_lens, "shape (" + std::to_string(table.shape[0]) + ",), one per block table");
+  }
+  IndexView qo;
+  block_table_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(flat), table.shape[1],
+                     indices(a.kv_lens), a.page_size);
+  to.may_be_shared = true;
+}
+
+void write(const LevelsArrays& a, LaidOut& to) {
+  std::vector<LevelView> views;
+  for (const LevelsArrays::Level& level : a.levels) {
+    views.push_back({indices(level.qo_indptr), indices(level.kv_indptr), indices(level.kv_indices),
+                     indices(level.last_page_len)});
+  }
+  levels_layout(to.layout, to.given, views, a.page_size, to.given_needed);
+}
+
+void write(const BsrArrays& a, LaidOut& to) {
+  if (a.row_indptr) {
+    variable_bsr_layout(to.layout, indices(*a.row_indptr), indices(a.indptr), indices(a.indices),
+                        a.shape);
+  } else {
+    bsr_layout(to.layout, indices(a.indptr), indices(a.indices), a.shape);
+  }
+  to.masked = a.mask.given();
+  if (to.masked) {
+    take_block_mask(a.mask, a.shape.r, indices(a.indices), to.layout, to.mask);
+  } else {
+    join_equal_rows(to.layout);
+  }
+}
+
+}  // namespace
+
+void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, LaidOut& to) {
+  to.masked = to.given_needed = to.may_be_shared = false;
+  to.given.clear();
+  std::visit([&](const auto& a) { write(a, to); }, arrays);
+  if (!mask.given()) return;
+  if (std::holds_alternative<LevelsArrays>(arrays) || std::holds_alternative<BsrArrays>(arrays)) {
+    const Array& one = mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
+    throw Error(
+        ErrorCode::kUnsupported, one.name, "an array",
+        "None with this layout: a block-sparse matrix has masks of its blocks, levels none");
+  }
+  take_mask(mask, to.layout, to.mask);
+  to.masked = true;
+}
+
+}  // namespace flashbsr::api
