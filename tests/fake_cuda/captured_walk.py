@@ -1,0 +1,81 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""A random walk over captures on the fake driver. test_fake_cuda.py runs this file."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import captures
+import flashbsr
+import numpy as np
+import pytest
+import torch
+
+from fake_cuda.fake import Driver, FakeTorch
+
+
+class FakeRig:
+    """The fake driver as what `captures.Walk` needs."""
+
+    def __init__(self, driver: Driver, fake_torch: FakeTorch) -> None:
+        self.driver, self.torch = driver, fake_torch
+        self.streams = [driver.stream() for _ in range(3)]
+
+    def put(self, x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x.copy())
+
+    def get(self, x: torch.Tensor) -> np.ndarray:
+        self.driver.drain()
+        return x.float().numpy()
+
+    def poison(self, x: torch.Tensor) -> None:
+        self.driver.drain()
+        x.fill_(float("nan"))
+
+    @contextlib.contextmanager
+    def use(self, stream: int) -> Iterator[None]:
+        before, self.torch.current = self.torch.current, stream
+        try:
+            yield
+        finally:
+            self.torch.current = before
+
+    @contextlib.contextmanager
+    def capture(self, stream: int) -> Iterator[Any]:
+        with self.use(stream), self.driver.capture(stream) as graph:
+            yield graph
+
+    def replay(self, graph: Any, stream: int) -> None:
+        self.driver.replay(graph, stream)
+
+    def destroy(self, graph: Any) -> None:
+        self.driver.destroy_graph(graph)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replay_computes_what_the_model_says(
+    driver: Driver, fake_torch: FakeTorch, seed: int
+) -> None:
+    """And when everything is gone, so is its memory, at the next plan."""
+    gc.collect()
+    before = driver.allocations
+
+    def body() -> None:  # in a thread, whose engines of functions end with it
+        walk = captures.Walk(FakeRig(driver, fake_torch), seed)
+        for _ in range(200):
+            walk.step()
+        walk.finish()
+        assert walk.counts["replay"] > 30
+        assert walk.counts["capture"] > 10
+
+    captures.in_a_thread(body)
+    gc.collect()
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(), flashbsr.TaskInfo(1, 1, 64, backend="cpu")
+    )
+    attention.plan(flashbsr.Ragged(None, np.array([0, 1])))
+    assert driver.allocations == before
