@@ -64,8 +64,8 @@ class Adapter(Protocol):
     def empty(self, like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
         """Allocate an array on the device of `like`; `export` it, then `finish` it."""
 
-    def finish(self, x: Any) -> Any:
-        """Turn what `empty` made into an array of the framework. Zero copy."""
+    def finish(self, x: Any, *inputs: Any) -> Any:
+        """Turn what `empty` made of `inputs` into an array of the framework. Zero copy."""
 
     def to_numpy(self, x: Any) -> npt.NDArray[Any]:
         """View `x` as a NumPy array on the host, for reading; zero copy on the CPU."""
@@ -124,6 +124,8 @@ def adapter_for(x: Any, argument: str = "array") -> Adapter:
 
 
 def _find(kind: type, argument: str) -> Adapter:
+    if issubclass(kind, np.ma.MaskedArray):
+        raise DTypeError(argument, "a masked array", "one without a mask: x.filled(value)")
     for base in kind.__mro__:
         # ndarray is asked for by identity: numpy's scalars and dtypes live in the same module.
         module = _MODULES.get(base.__module__.partition(".")[0])

@@ -13,10 +13,12 @@ from ..arrays import adapter_for, device_of, float_dtype, to_numpy
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array
 from ..errors import FlashbsrError, UnsupportedError
+from ..variant.spec import AttentionSpec
 from ..variant.variant import extra_values
 from .explain import Explanation, explain
 from .launch import launch_options, refuse_on_host, wait_for
 from .planning import Planned
+from .task import TaskInfo
 
 __all__ = ["Attention"]
 
@@ -73,6 +75,11 @@ class Attention(Planned):
     >>> attention.run(q, (k, v)).shape
     (5, 4, 64)
     """
+
+    def __init__(
+        self, spec: AttentionSpec, task: TaskInfo, workspace: Array | int | None = None
+    ) -> None:
+        super().__init__(spec, task, workspace)  # errors name this class
 
     def run(
         self,
@@ -206,8 +213,8 @@ class Attention(Planned):
         )
         self._open = False
         if out is None:
-            result = adapter.finish(result)
-        return (result, lse_adapter.finish(lse)) if return_lse else result
+            result = adapter.finish(result, q, kv)
+        return (result, lse_adapter.finish(lse, q, kv)) if return_lse else result
 
     def run_stats(self) -> dict[str, Any]:
         """Measurements of the last run.
