@@ -9,7 +9,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 from ..errors import FlashbsrError, UnsupportedError
@@ -18,6 +17,7 @@ from . import cache
 from .cuda import headers_digest
 from .messages import own_errors
 from .notice import compiling
+from .process import compile_text
 from .source import cpu_source
 
 __all__ = ["compiler", "cpu_library"]
@@ -67,8 +67,8 @@ def cpu_library(variant: Variant, isa: str) -> Path:
     UnsupportedError
         There is no compiler.
     FlashbsrError
-        The text does not compile, and the message shows its own lines; or the compiler is none, or
-        was killed.
+        The text does not compile, and the message shows its own lines; the compiler is none, or
+        was killed; what `cache.get_or_build` raises.
     """
     from .. import _core, get_include
 
@@ -98,16 +98,13 @@ def cpu_library(variant: Variant, isa: str) -> Path:
 
 
 def _compile(command: list[str], source: str, path: Path) -> None:
-    done = subprocess.run(
-        [*command, "-x", "c++", "-", "-o", str(path)],
-        input=source.encode(),
-        capture_output=True,
-        check=False,
+    status, messages = compile_text(
+        [*command, "-x", "c++", "-", "-o", str(path)], source, path.parent
     )
-    if done.returncode == 0 and path.exists():
+    if status == 0 and path.exists():
         return
-    messages = done.stderr.decode(errors="replace")
-    raise _failure(shlex.join(command), done.returncode, messages, own_errors(messages, source))
+    own = own_errors(messages, source)
+    raise _failure(shlex.join(command), status, messages, own)
 
 
 def _failure(command: str, status: int, messages: str, own: list[str]) -> FlashbsrError:
