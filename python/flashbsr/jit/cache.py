@@ -16,6 +16,7 @@ goes first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -35,7 +36,12 @@ __all__ = ["Entry", "clear", "entries", "folder", "get_or_build", "key_of"]
 # Not evicted: another process may just have been given the path and not opened it yet.
 _RECENT_S = 60.0
 _KEY = "[0-9a-f]" * 64  # as a pattern of names
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WANTED_FOLDER = "a folder that this user may write, to keep compiled kernels in"
+_WANTED_ROOM = (
+    "a folder on a disk with room: set it to another one, or make room (flashbsr cache clear "
+    "removes the kernels that were compiled)"
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def get_or_build(key: str, suffix: str, build: Callable[[Path], None], *, label:
     Raises
     ------
     FlashbsrError
-        The folder cannot be written.
+        The folder cannot be written or its disk is full.
     """
     path = folder() / f"{key}{suffix}"
     _content(path, build, label)
@@ -170,14 +176,21 @@ def _stored(path: Path) -> bytes | None:
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[None]:
+def _writing(*, only_full: bool = False) -> Iterator[None]:
     """Say of an error of the file system which folder it was, and how to name another."""
     try:
         yield
     except OSError as error:
+        full = error.errno in _FULL
+        if only_full and not full:
+            raise
         given = "" if os.environ.get("FLASHBSR_CACHE_DIR") else ", the default,"
         raise FlashbsrError(
-            "FLASHBSR_CACHE_DIR", f"{folder()}{given} and {error}", _WANTED_FOLDER
+            "FLASHBSR_CACHE_DIR",
+            f"{folder()}{given} on a full disk ({error.strerror})"
+            if full
+            else f"{folder()}{given} and {error}",
+            _WANTED_ROOM if full else _WANTED_FOLDER,
         ) from None
 
 
@@ -249,7 +262,8 @@ def _build(path: Path, build: Callable[[Path], None], label: str) -> bytes:
         work.mkdir(mode=0o700)
     made = work / path.name
     try:
-        build(made)
+        with _writing(only_full=True):
+            build(made)
         with _writing():
             content = made.read_bytes()
             about = _about(made)

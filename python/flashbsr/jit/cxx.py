@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -32,6 +33,7 @@ _FLAGS = [
 
 _GCC_FLAGS = ["-fvect-cost-model=dynamic"]  # clang vectorises at -O2 as at -O3
 _MOST_LINES = 12  # of a compiler's messages
+_FULL_DISK = re.compile("No space left on device|Disk quota exceeded")
 _ERROR = re.compile(r":\d+: error:")  # fatal ones are headers of the compiler's that are missing
 
 
@@ -104,6 +106,9 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     if status == 0 and path.exists():
         return
     own = own_errors(messages, source)
+    full = _FULL_DISK.search(messages)
+    if full and not own:
+        raise OSError(errno.ENOSPC, f"{Path(command[0]).name}: {full[0]}", str(path))
     raise _failure(shlex.join(command), status, messages, own)
 
 
