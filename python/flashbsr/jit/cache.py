@@ -6,7 +6,7 @@ An entry is a file ``<key><suffix>`` and beside it ``<key><suffix>.json`` with i
 written last: a process that dies at any point leaves an entry that is complete or is none. Any
 number of processes and threads may ask at once; one builds, the others wait for it. It does so
 under a lock, in a folder ``tmp/<key>``: one whose lock nobody holds was left by a process that was
-killed.
+killed. What others own or may write is refused (`trust`).
 
 The folder is ``$FLASHBSR_CACHE_DIR``, else ``$XDG_CACHE_HOME/flashbsr``, else
 ``~/.cache/flashbsr``. ``$FLASHBSR_CACHE_MAX_MB`` (1024) bounds it: what was not used for longest
@@ -30,8 +30,9 @@ from pathlib import Path
 from ..errors import FlashbsrError
 from .notice import waiting
 from .process import unshared
+from .trust import check_folder, read_file
 
-__all__ = ["Entry", "clear", "entries", "folder", "get_or_build", "key_of"]
+__all__ = ["Entry", "clear", "content_or_build", "entries", "folder", "get_or_build", "key_of"]
 
 # Not evicted: another process may just have been given the path and not opened it yet.
 _RECENT_S = 60.0
@@ -99,11 +100,19 @@ def get_or_build(key: str, suffix: str, build: Callable[[Path], None], *, label:
     Raises
     ------
     FlashbsrError
-        The folder cannot be written or its disk is full.
+        The folder cannot be written or its disk is full; others own it or what is in it, or may
+        write there.
     """
     path = folder() / f"{key}{suffix}"
     _content(path, build, label)
     return path
+
+
+def content_or_build(
+    key: str, suffix: str, build: Callable[[Path], None], *, label: str = ""
+) -> bytes:
+    """As `get_or_build`, but what was read where it was checked, which nobody can exchange."""
+    return _content(folder() / f"{key}{suffix}", build, label)
 
 
 def _content(path: Path, build: Callable[[Path], None], label: str) -> bytes:
@@ -162,7 +171,7 @@ def _stored(path: Path) -> bytes | None:
     """Content of the entry, if it is there as it was stored; notes that it is used."""
     about = _about(path)
     try:
-        described, content = about.read_bytes(), path.read_bytes()
+        described, content = read_file(about), read_file(path)
     except OSError:
         return None
     try:
@@ -200,6 +209,7 @@ def _make_folder(name: str) -> Path:
     with _writing():
         for path in (folder(), at):
             path.mkdir(mode=0o700, parents=path != at, exist_ok=True)
+            check_folder(path)
     return at
 
 
@@ -268,6 +278,8 @@ def _build(path: Path, build: Callable[[Path], None], label: str) -> bytes:
             content = made.read_bytes()
             about = _about(made)
             about.write_text(json.dumps({"digest": _digest(content), "label": label}))
+            for file in (made, about):
+                file.chmod(file.stat().st_mode & ~0o022)  # a umask may let the group write
             made.replace(path)
             about.replace(_about(path))
     finally:
