@@ -23,7 +23,6 @@ WAITS = False
 _BITS = {"float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 
 
-
 def dtype_name(x: Any, argument: str = "array") -> str:  # noqa: ARG001
     """Name the element type."""
     return str(x.dtype.name)
