@@ -116,3 +116,23 @@ def test_torch_tensors_without_usable_memory(
     for args, name in (((tensor(), x, x), "q"), ((x, tensor(), x), "k"), ((x, x, tensor()), "v")):
         with pytest.raises(error, match=rf"^{name}\b"):
             flashbsr.flashinfer.single_prefill_with_kv_cache(*args)
+
+
+def test_a_gradient_raises_when_it_is_asked_for() -> None:
+    """A tensor that requires one computes forward; the way back says that there is none."""
+    q, k, v = (torch.randn(n, h, 64, requires_grad=True) for n, h in ((3, 4), (5, 2), (5, 2)))
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64))
+    attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 5])))
+    plain = attention.run(q.detach(), (k.detach(), v.detach()))
+    for arrays in ((q, k.detach(), v.detach()), (q.detach(), k.detach(), v)):
+        out, lse = attention.run(arrays[0], arrays[1:], return_lse=True)
+        torch.testing.assert_close(out.detach(), plain)
+        for result in (out, lse):
+            with pytest.raises(flashbsr.UnsupportedError, match=r"^backward: .*torch\.no_grad"):
+                (result * 2).sum().backward(retain_graph=True)
+    with torch.no_grad():
+        assert not attention.run(q, (k, v)).requires_grad
+    v_a, s_a = torch.randn(2, 3, 4, 64, requires_grad=True), torch.zeros(2, 3, 4)
+    merged, _ = flashbsr.merge_state(v_a[0], s_a[0], v_a[1], s_a[1])
+    with pytest.raises(flashbsr.UnsupportedError, match=r"^backward"):
+        merged.sum().backward()
