@@ -76,7 +76,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
     return _core.empty_on_device(shape, dtype_name, ordinal)
 
 
-def finish(x: Any, *inputs: Any) -> jax.Array:  # noqa: ARG001
+def finish(x: Any, a: Any = None, b: Any = None) -> jax.Array:  # noqa: ARG001
     """Turn the buffer into a JAX array. It must not be written afterwards."""
     array: jax.Array = jax.dlpack.from_dlpack(x)
     return array
