@@ -358,7 +358,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   const PlanHeader& header = placed->header();
   KernelArgs args = placed->args(params);
   args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
-  if (order) order->before(stream);
+  if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }
