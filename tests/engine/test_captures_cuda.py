@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import capture_cases
 import captures
 import flashbsr.flashinfer as flashinfer
-import numpy as np
 import pytest
+from gpu_rig import GpuRig
 from harness import DEVICES, framework
 
 if not any(device.is_cuda for device in DEVICES):
@@ -21,44 +19,6 @@ if not any(device.is_cuda for device in DEVICES):
 
 torch = framework("torch")
 STEPS = int(os.environ.get("FLASHBSR_CAPTURE_STEPS", "2000"))
-
-
-class GpuRig:
-    """PyTorch's graphs and streams as what `captures.Walk` needs."""
-
-    def __init__(self) -> None:
-        self.streams = [torch.cuda.Stream() for _ in range(3)]
-
-    def put(self, x: np.ndarray) -> Any:
-        on_device = torch.from_numpy(x.copy()).cuda()
-        torch.cuda.synchronize()  # no stream of ours waits for it
-        return on_device
-
-    def get(self, x: Any) -> np.ndarray:
-        torch.cuda.synchronize()
-        return x.float().cpu().numpy()
-
-    def poison(self, x: Any) -> None:
-        torch.cuda.synchronize()
-        x.fill_(float("nan"))
-        torch.cuda.synchronize()
-
-    def use(self, stream: Any) -> Any:
-        return torch.cuda.stream(stream)
-
-    @contextlib.contextmanager
-    def capture(self, stream: Any) -> Iterator[Any]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            yield graph
-
-    def replay(self, graph: Any, stream: Any) -> None:
-        with torch.cuda.stream(stream):
-            graph.replay()
-
-    def destroy(self, graph: Any) -> None:
-        torch.cuda.synchronize()
-        graph.reset()
 
 
 @pytest.fixture
