@@ -73,6 +73,9 @@ class Adapter(Protocol):
     def address(self, x: Any) -> tuple[int, tuple[int, ...]]:
         """Address of the first element, and the strides in bytes."""
 
+    def strides(self, x: Any) -> tuple[int, ...]:
+        """Strides in bytes; `DTypeError` or what the framework raises where there are none."""
+
     def extend(self, x: Any, rows: int) -> Any:
         """View `x` with `rows` rows, from its first one on in steps of its first stride.
 

@@ -71,6 +71,11 @@ def address(x: Any) -> tuple[int, tuple[int, ...]]:
     return int(x.data.ptr), x.strides
 
 
+def strides(x: Any) -> tuple[int, ...]:
+    """Strides in bytes."""
+    return x.strides  # type: ignore[no-any-return]
+
+
 def extend(x: Any, rows: int) -> Any:
     """View `x` with `rows` rows; None: its allocation has no more."""
     import cupy

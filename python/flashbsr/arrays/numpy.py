@@ -85,6 +85,11 @@ def address(x: npt.NDArray[Any]) -> tuple[int, tuple[int, ...]]:
     return x.__array_interface__["data"][0], x.strides
 
 
+def strides(x: npt.NDArray[Any]) -> tuple[int, ...]:
+    """Strides in bytes."""
+    return x.strides
+
+
 def extend(x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     """View `x` with `rows` rows."""
     return np.lib.stride_tricks.as_strided(x, (rows, *x.shape[1:]), x.strides, writeable=False)

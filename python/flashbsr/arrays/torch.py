@@ -125,7 +125,12 @@ def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
 
 def address(x: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     """Address of the first element, and the strides in bytes."""
-    return x.data_ptr(), tuple(step * x.element_size() for step in x.stride())
+    return x.data_ptr(), strides(x)
+
+
+def strides(x: torch.Tensor) -> tuple[int, ...]:
+    """Strides in bytes."""
+    return tuple(step * x.element_size() for step in x.stride())
 
 
 def extend(x: torch.Tensor, rows: int) -> torch.Tensor | None:
