@@ -9,12 +9,15 @@ to the world's device, and the world remembers what must not change.
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flashbsr
 import ml_dtypes
 import numpy as np
+import pytest
 from harness import CPU, Device
 
 F32 = np.float32
@@ -96,20 +99,27 @@ PAGED: dict[str, Any] = {
     "kv_indptr": i32(0, 3, 4, 5),
     "kv_indices": i32(6, 0, 2, 5, 1),
     "last_page_len": i32(2, 4, 3),
+    "page_size": 4,
 }
 RAGGED: dict[str, Any] = {"qo_indptr": i32(0, 3, 4, 6), "kv_indptr": i32(0, 10, 14, 17)}
 TABLE: dict[str, Any] = {
     "qo_indptr": i32(0, 3, 4, 6),
     "kv_lens": i32(10, 4, 3),
     "block_tables": np.array([[6, 0, 2], [5, -1, -1], [1, -1, -1]], I32),
+    "page_size": 4,
+}
+LEVELS: dict[str, Any] = {
+    "qo_indptr": (i32(0, 6), i32(0, 3, 4, 6)),
+    "kv_indptr": (i32(0, 2), i32(0, 1, 2, 3)),
+    "kv_indices": (i32(6, 0), i32(2, 5, 1)),
+    "last_page_len": (i32(4), i32(2, 4, 3)),
+    "page_size": 4,
 }
 BSR: dict[str, Any] = {
     "indptr": i32(0, 2, 3),
     "indices": i32(0, 3, 1),
-    "m": 6,
-    "n": 16,
-    "r": 3,
-    "c": 4,
+    "shape": (6, 16),
+    "block": (3, 4),
 }
 TASK: dict[str, Any] = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
 
@@ -142,49 +152,61 @@ def make_engine(w: World, **changes: Any) -> Any:
     return w.call(flashbsr.Attention, **{**arguments, **changes})
 
 
-def plan_paged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(w, **{"page_size": 4, **(task or {})})
-    w.call(attention.plan, **{**PAGED, **changes})
+def planned(
+    w: World,
+    layout: Any,
+    fields: dict[str, Any],
+    attention: flashbsr.Attention,
+    changes: dict[str, Any],
+) -> flashbsr.Attention:
+    """Plan the layout of `fields` with `changes`, of which those it has not are plan's."""
+    names = {field.name for field in dataclasses.fields(layout)}
+    own = {name: value for name, value in changes.items() if name in names}
+    options = {name: value for name, value in changes.items() if name not in names}
+    w.call(attention.plan, w.call(layout, **{**fields, **own}), **options)
     return attention
+
+
+def plan_paged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
+    return planned(w, flashbsr.Paged, PAGED, engine(w, **(task or {})), changes)
 
 
 def plan_ragged(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(w, **(task or {}))
-    w.call(attention.plan, **{**RAGGED, **changes})
-    return attention
+    return planned(w, flashbsr.Ragged, RAGGED, engine(w, **(task or {})), changes)
 
 
 def plan_table(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(w, **{"page_size": 4, **(task or {})})
-    w.call(attention.plan_block_table, **{**TABLE, **changes})
-    return attention
+    return planned(w, flashbsr.BlockTable, TABLE, engine(w, **(task or {})), changes)
+
+
+def plan_levels(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
+    return planned(w, flashbsr.Levels, LEVELS, engine(w, **(task or {})), changes)
 
 
 def plan_bsr(w: World, task: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(w, **{"page_size": 4, **(task or {})})
-    w.call(attention.plan_bsr, **{**BSR, **changes})
-    return attention
+    return planned(w, flashbsr.Bsr, BSR, engine(w, **(task or {})), changes)
+
+
+def plan_anything(w: World, layout: Any = None) -> Any:
+    engine(w).plan(flashbsr.Ragged(**RAGGED) if layout is None else layout)
 
 
 def run_paged(
     w: World, spec: dict[str, Any] | None = None, task: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    attention = engine(w, spec, **{"page_size": 4, **(task or {})})
-    w.call(attention.plan, **PAGED)
+    attention = planned(w, flashbsr.Paged, PAGED, engine(w, spec, **(task or {})), {})
     return w.call(attention.run, **{"q": w.q, "kv": w.cache, **changes})
 
 
 def run_pair(w: World, task: dict[str, Any] | None = None, k: Any = None, v: Any = None) -> Any:
-    attention = engine(w, **{"page_size": 4, **(task or {})})
-    w.call(attention.plan, **PAGED)
+    attention = planned(w, flashbsr.Paged, PAGED, engine(w, **(task or {})), {})
     return w.call(
         attention.run, w.q, (w.k_cache if k is None else k, w.v_cache if v is None else v)
     )
 
 
 def run_ragged(w: World, spec: dict[str, Any] | None = None, **changes: Any) -> Any:
-    attention = engine(w, spec)
-    w.call(attention.plan, **RAGGED)
+    attention = planned(w, flashbsr.Ragged, RAGGED, engine(w, spec), {})
     return w.call(attention.run, **{"q": w.q, "kv": (w.k, w.v), **changes})
 
 
@@ -287,96 +309,6 @@ def batch_positions(w: World, **changes: Any) -> Any:
     return w.call(flashbsr.get_batch_indices_positions, **{**arguments, **changes})
 
 
-def single_prefill(w: World, **changes: Any) -> Any:
-    arguments = {"q": w.q, "k": w.k, "v": w.v}
-    return w.call(flashbsr.flashinfer.single_prefill_with_kv_cache, **{**arguments, **changes})
-
-
-def single_decode(w: World, **changes: Any) -> Any:
-    arguments = {"q": w.q[0], "k": w.k, "v": w.v}
-    return w.call(flashbsr.flashinfer.single_decode_with_kv_cache, **{**arguments, **changes})
-
-
-def decode_wrapper(
-    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
-) -> Any:
-    wrapper = w.call(flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper, None, **(make or {}))
-    arguments = {
-        "indptr": PAGED["kv_indptr"],
-        "indices": PAGED["kv_indices"],
-        "last_page_len": PAGED["last_page_len"],
-        "num_qo_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "page_size": 4,
-    }
-    w.call(wrapper.plan, **{**arguments, **changes})
-    return w.call(wrapper.run, **{"q": w.q[:3], "paged_kv_cache": w.cache, **(run or {})})
-
-
-def prefill_wrapper(
-    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
-) -> Any:
-    wrapper = w.call(flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper, None, **(make or {}))
-    arguments = {
-        "qo_indptr": PAGED["qo_indptr"],
-        "paged_kv_indptr": PAGED["kv_indptr"],
-        "paged_kv_indices": PAGED["kv_indices"],
-        "paged_kv_last_page_len": PAGED["last_page_len"],
-        "num_qo_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim_qk": 16,
-        "page_size": 4,
-    }
-    w.call(wrapper.plan, **{**arguments, **changes})
-    return w.call(wrapper.run, **{"q": w.q, "paged_kv_cache": w.cache, **(run or {})})
-
-
-def ragged_wrapper(
-    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
-) -> Any:
-    wrapper = w.call(flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper, None, **(make or {}))
-    arguments = {**RAGGED, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 16}
-    w.call(wrapper.plan, **{**arguments, **changes})
-    return w.call(wrapper.run, **{"q": w.q, "k": w.k, "v": w.v, **(run or {})})
-
-
-def batch_attention(
-    w: World, make: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **changes: Any
-) -> Any:
-    wrapper = flashbsr.flashinfer.BatchAttention(**(make or {}))
-    arguments = {
-        "qo_indptr": PAGED["qo_indptr"],
-        "kv_indptr": PAGED["kv_indptr"],
-        "kv_indices": PAGED["kv_indices"],
-        "kv_len_arr": i32(10, 4, 3),
-        "num_qo_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim_qk": 16,
-        "head_dim_vo": 16,
-        "page_size": 4,
-    }
-    w.call(wrapper.plan, **{**arguments, **changes})
-    return w.call(wrapper.run, **{"q": w.q, "kv_cache": w.cache, **(run or {})})
-
-
-def sparse_wrapper(w: World, run: dict[str, Any] | None = None, **changes: Any) -> Any:
-    wrapper = flashbsr.flashinfer.BlockSparseAttentionWrapper(None)
-    arguments = {
-        "indptr": BSR["indptr"],
-        "indices": BSR["indices"],
-        "M": 6,
-        "N": 16,
-        "R": 3,
-        "C": 4,
-        "num_qo_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-    }
-    w.call(wrapper.plan, **{**arguments, **changes})
-    return w.call(wrapper.run, **{"q": w.q, "k": w.k[:16], "v": w.v[:16], **(run or {})})
-
-
 GOOD: list[Callable[..., Any]] = [
     make_spec,
     make_yarn,
@@ -385,7 +317,9 @@ GOOD: list[Callable[..., Any]] = [
     plan_paged,
     plan_ragged,
     plan_table,
+    plan_levels,
     plan_bsr,
+    plan_anything,
     run_paged,
     run_pair,
     run_ragged,
@@ -402,13 +336,6 @@ GOOD: list[Callable[..., Any]] = [
     segment_bits,
     seq_lens,
     batch_positions,
-    single_prefill,
-    single_decode,
-    decode_wrapper,
-    prefill_wrapper,
-    ragged_wrapper,
-    batch_attention,
-    sparse_wrapper,
 ]
 
 
@@ -423,3 +350,37 @@ class Bad(NamedTuple):
     contents: bool = False
     #: About what the CPU has not got, or before any array.
     cpu_only: bool = False
+
+
+def check_good(call: Callable[..., Any], device: Device) -> None:
+    """A call is good until something is changed, and leaves the world alone as well."""
+    world = World(device)
+    call(world)
+    assert world.bits() == world.before
+
+
+def check_bad(bad: Bad, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises, names the argument, and leaves every array as it was."""
+    if device.is_cuda and (bad.cpu_only or bad.call in (make_spec, make_task)):
+        pytest.skip("not a matter of arrays on a GPU")
+    if bad.contents:
+        monkeypatch.setenv("FLASHBSR_CHECK", "1")  # the CPU looks anyway
+    world = World(device)
+    changes = bad.changes(world) if callable(bad.changes) else bad.changes
+    with pytest.raises(flashbsr.FlashbsrError) as caught:
+        bad.call(world, **changes)
+    error = caught.value
+    assert re.fullmatch(rf"(?:{bad.names})\b.*", error.argument), error
+    assert str(error) == f"{error.argument}: got {error.actual}; expected {error.expected}"
+    assert error.expected
+    assert error.code in {
+        "value",
+        "shape",
+        "dtype",
+        "device",
+        "index",
+        "capacity",
+        "plan",
+        "unsupported",
+    }
+    assert world.untouched()

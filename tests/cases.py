@@ -15,6 +15,7 @@ import mmap
 from dataclasses import dataclass, field
 from typing import Any
 
+import flashbsr
 import numpy as np
 import reference
 from reference import DTYPES, NO_HOOKS, Hooks, State, Variant
@@ -118,33 +119,37 @@ class Problem:
         }
         if case.kv_layout != "NHD":
             fields["kv_layout"] = case.kv_layout
-        if case.layout != "ragged":
-            fields["page_size"] = case.page_size
         default = "bfloat16" if case.dtypes[0].startswith("float8") else case.dtypes[0]
         if case.dtypes[2] != default:
             fields["o_dtype"] = case.dtypes[2]
         return fields | case.task
 
-    def plan(self, attention: Any) -> None:
-        """Call the `plan` that the case's layout asks for."""
+    def layout(self) -> flashbsr.Ragged | flashbsr.Paged | flashbsr.BlockTable:
+        """Who meets whom, as the case says it."""
         case = self.case
-        masks = {}
-        if case.mask in ("bool", "blocks"):
-            masks["custom_mask"] = self.custom_mask
-        elif case.mask == "packed":
-            masks["packed_custom_mask"] = self.packed_mask
         qo_indptr = None if case.decode else self.qo_indptr
         if case.layout == "ragged":
-            attention.plan(qo_indptr, self.kv_indptr, **masks)
-        elif case.layout == "table":
-            attention.plan_block_table(qo_indptr, self.block_tables, self.kv_lens, **masks)
-        else:
-            lens = (
-                {"kv_lens": self.kv_lens}
-                if case.layout == "paged_lens"
-                else {"last_page_len": self.last_page_len}
-            )
-            attention.plan(qo_indptr, self.kv_indptr, self.kv_indices, **lens, **masks)
+            return flashbsr.Ragged(qo_indptr, self.kv_indptr)
+        size = case.page_size
+        if case.layout == "table":
+            return flashbsr.BlockTable(qo_indptr, self.block_tables, self.kv_lens, page_size=size)
+        lens = "kv_lens" if case.layout == "paged_lens" else "last_page_len"
+        return flashbsr.Paged(
+            qo_indptr,
+            self.kv_indptr,
+            self.kv_indices,
+            page_size=size,
+            **{lens: getattr(self, lens)},
+        )
+
+    def plan(self, attention: flashbsr.Attention) -> None:
+        """Plan the case's layout and mask."""
+        masks = {}
+        if self.case.mask in ("bool", "blocks"):
+            masks["custom_mask"] = self.custom_mask
+        elif self.case.mask == "packed":
+            masks["packed_custom_mask"] = self.packed_mask
+        attention.plan(self.layout(), **masks)
 
     def reference(self, work: str | None = None, hooks: Hooks = NO_HOOKS) -> State:
         """The answer, exact or in the working precision `work`; `hooks` are a user's variant."""

@@ -24,25 +24,26 @@ class World:
     def attention(self, backend: str = "cuda", workspace: Any = None, **task: Any) -> Any:
         return flashbsr.Attention(
             flashbsr.AttentionSpec(causal=True),
-            flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=PAGE, backend=backend, **task),
+            flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend=backend, **task),
             workspace,
         )
 
     @staticmethod
-    def batch(kv_lens: list[int], q_lens: list[int] | None = None) -> dict[str, Any]:
+    def batch(kv_lens: list[int], q_lens: list[int] | None = None) -> flashbsr.Paged:
         counts = [-(-n // PAGE) for n in kv_lens]
         ids = np.random.default_rng(len(kv_lens)).permutation(PAGES)[: sum(counts)]
-        return {
-            "qo_indptr": None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32),
-            "kv_indptr": np.cumsum([0, *counts]).astype(np.int32),
-            "kv_indices": ids.astype(np.int32),
-            "kv_lens": np.array(kv_lens, np.int32),
-        }
+        return flashbsr.Paged(
+            None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32),
+            np.cumsum([0, *counts]).astype(np.int32),
+            ids.astype(np.int32),
+            kv_lens=np.array(kv_lens, np.int32),
+            page_size=PAGE,
+        )
 
-    def check(self, out: Any, batch: dict[str, Any], rows: int) -> None:
+    def check(self, out: Any, batch: flashbsr.Paged, rows: int) -> None:
         """`out` is an array of any kind, on the host or not; finished."""
         reference = self.attention("cpu")
-        reference.plan(**batch)
+        reference.plan(batch)
         want = reference.run(self.q[:rows], self.cache).astype(np.float32)
         got = np.asarray(out.get() if hasattr(out, "get") else out, np.float32)[:rows]
         np.testing.assert_allclose(got, want, atol=4e-3, rtol=4e-3)

@@ -35,14 +35,15 @@ class Batch:
     heads: tuple[int, int] = (8, 2)
     dim: int = 64
 
-    def table(self) -> dict[str, np.ndarray]:
-        """Arguments of `Attention.plan`."""
-        return {
-            "qo_indptr": indptr(self.q_lens),
-            "kv_indptr": indptr([len(p) for p in self.pages]),
-            "kv_indices": np.concatenate([np.zeros(0, np.int32), *self.pages]).astype(np.int32),
-            "kv_lens": np.array(self.kv_lens, np.int32),
-        }
+    def table(self) -> flashbsr.Paged:
+        """Who meets whom."""
+        return flashbsr.Paged(
+            indptr(self.q_lens),
+            indptr([len(p) for p in self.pages]),
+            np.concatenate([np.zeros(0, np.int32), *self.pages]).astype(np.int32),
+            kv_lens=np.array(self.kv_lens, np.int32),
+            page_size=self.page_size,
+        )
 
     def slots(self) -> list[np.ndarray]:
         """Slots of the cache, page by page, that the tokens of each request are in."""
@@ -125,7 +126,6 @@ class Arrays:
         return flashbsr.TaskInfo(
             *self.batch.heads,
             self.batch.dim,
-            page_size=self.batch.page_size,
             **{"backend": device.backend, "num_workers": 4, **task},
         )
 
@@ -191,5 +191,5 @@ def planned(
     """An `Attention` with the batch's page table, and the plan."""
     spec = flashbsr.AttentionSpec(**dataclasses.asdict(variant))
     attention = flashbsr.Attention(spec, arrays.task(device, **task))
-    attention.plan(**arrays.batch.table())
+    attention.plan(arrays.batch.table())
     return attention, attention.plan_info

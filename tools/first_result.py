@@ -30,6 +30,7 @@ PHASES = {"Frontend": "front end", "Optimizer": "optimiser", "PTX": "assembler"}
 
 def child(what: str, name: str, device: str, phases: str) -> None:
     """One process: print its times and its kernel as JSON."""
+    import flashbsr
     import numpy as np
     import torch
     from variant_times import SHAPES, arrays, attention_of
@@ -45,7 +46,7 @@ def child(what: str, name: str, device: str, phases: str) -> None:
     begin = time.perf_counter()
     attention, values = attention_of(what, causal=q_len > 1)
     attention.settle(q)
-    attention.plan(qo if q_len > 1 else None, kv)
+    attention.plan(flashbsr.Ragged(qo if q_len > 1 else None, kv))
     attention.run(q, (k, v), **values)
     wait()
     first = time.perf_counter() - begin

@@ -81,19 +81,20 @@ def ours(torch: Any, problem: Problem, q: Any, k: Any, v: Any) -> dict[str, Call
         flashbsr.AttentionSpec(**problem.fields), flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, **task)
     )
     indptr = np.cumsum([0, *problem.parts])
-    fields.plan(indptr, indptr)
+    fields.plan(flashbsr.Ragged(indptr, indptr))
 
     spans = flashbsr.span_mask(problem.mask_mod, lengths, lengths)
     spanned = flashbsr.Attention(
         flashbsr.AttentionSpec(**spans.fields), flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, **task)
     )
-    spans.plan(spanned)
+    spanned.plan(spans.layout())
 
     blocked = flashbsr.Attention(
         flashbsr.AttentionSpec(),
-        flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=BLOCK, **task),
+        flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, **task),
     )
-    flashbsr.block_mask(problem.mask_mod, lengths, lengths, block_size=BLOCK).plan(blocked)
+    blocks = flashbsr.block_mask(problem.mask_mod, lengths, lengths, block_size=BLOCK)
+    blocked.plan(blocks.layout())
     pages = tuple(x.view(-1, BLOCK, KV_HEADS, DIM) for x in (k, v))
     return {
         "fields of AttentionSpec": run(fields, (k, v)),

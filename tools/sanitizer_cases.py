@@ -139,11 +139,14 @@ def plan_levels(attention: flashbsr.Attention, q_lens: tuple[int, ...], page_siz
     table = [offsets(level) for level in counts]
     first = offsets(tuple(int(level[-1]) for level in table))
     pages = np.random.default_rng(1).permutation(int(first[-1])).astype(np.int32)
-    attention.plan_levels(
-        [offsets(level) for level in groups],
-        table,
-        np.split(pages, first[1:-1]),
-        [np.full(len(level), page_size - 3, np.int32) for level in counts],
+    attention.plan(
+        flashbsr.Levels(
+            [offsets(level) for level in groups],
+            table,
+            np.split(pages, first[1:-1]),
+            [np.full(len(level), page_size - 3, np.int32) for level in counts],
+            page_size=page_size,
+        )
     )
     if attention.plan_info.header.num_shared != 2:
         raise RuntimeError("levels are not shared")
@@ -178,7 +181,6 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             num_kv_heads=2,
             head_dim_qk=dim,
             head_dim_vo=dim_vo,
-            page_size=page_size,
             backend=backend,
             q_dtype=q_dtype,
             kv_dtype=kv_dtype,
@@ -205,10 +207,12 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         pages = offsets(tuple(-(-n // page_size) for n in kv_lens))
         shape = (int(pages[-1]), page_size, 2)
         indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
-        attention.plan(qo_indptr, pages, indices, kv_lens=np.array(kv_lens, np.int32), **masks)
+        lens = np.array(kv_lens, np.int32)
+        layout = flashbsr.Paged(qo_indptr, pages, indices, kv_lens=lens, page_size=page_size)
+        attention.plan(layout, **masks)
     else:
         shape = (sum(kv_lens), 2)
-        attention.plan(qo_indptr, offsets(kv_lens), **masks)
+        attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
     kv = normal((*shape, dim), kv_dtype), normal((*shape, dim_vo), kv_dtype)
     lse = spec.get("activation") != "sigmoid"
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.

@@ -72,9 +72,7 @@ class Problem:
         indptr, indices, last = streaming_table(lengths, PAGE_SIZE, **how)
         self.tokens = PAGE_SIZE * (np.diff(indptr) - 1) + last
         positions = positions_of(indptr, indices, self.pages)
-        where = {"page_size": PAGE_SIZE, "device": None}
-        if args.device == "cuda":
-            where["device"] = 0
+        where = {"device": 0 if args.device == "cuda" else None}
         self.fused, self.plain = (
             flashbsr.Attention(spec, flashbsr.TaskInfo(*heads, DIM, backend=backend, **where))
             for spec, backend in (
@@ -83,7 +81,9 @@ class Problem:
             )
         )
         for attention in (self.fused, self.plain):
-            attention.plan(None, indptr, indices, last_page_len=last)
+            attention.plan(
+                flashbsr.Paged(None, indptr, indices, last_page_len=last, page_size=PAGE_SIZE)
+            )
         put = array_maker(args.device)
         self.positions, self.newest = put(positions), put((self.tokens - 1).astype(np.int32))
         count = max(1, CACHE_BYTES // self.kv_bytes(self.pages * PAGE_SIZE, args.device))

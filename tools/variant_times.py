@@ -108,7 +108,7 @@ def planned(
     attention, values = attention_of(what, built_in, causal=q_len > 1)
     attention.settle(q)
     qo, kv = (np.arange(requests + 1) * n for n in (q_len, kv_len))
-    attention.plan(qo if q_len > 1 else None, kv)
+    attention.plan(flashbsr.Ragged(qo if q_len > 1 else None, kv))
     out = torch.empty_like(q)
 
     def call() -> None:

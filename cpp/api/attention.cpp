@@ -237,7 +237,7 @@ void Attention::schedule(void* stream) {
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
   if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
-  backend_->take_plan(host, workspace_, stream);
+  backend_->take_plan(host, borrowed_, stream);
   scheduled_ = true;
 }
 
@@ -266,7 +266,12 @@ void Attention::check_workspace(int64_t needed) const {
               "at least " + std::to_string(needed) + " bytes (workspace_size())");
 }
 
-void Attention::set_workspace(const Array& workspace, std::shared_ptr<void> owner) {
+void Attention::keep(std::shared_ptr<void> kept) {
+  const std::lock_guard<std::mutex> hold(running_);
+  borrowed_.kept = std::move(kept);
+}
+
+void Attention::set_workspace(const Array& workspace) {
   const std::lock_guard<std::mutex> hold(running_);
   check_element(workspace, {Element::kU8});
   check_rank(workspace, 1, "(bytes)");
@@ -279,7 +284,7 @@ void Attention::set_workspace(const Array& workspace, std::shared_ptr<void> owne
                 "memory not aligned to " + std::to_string(align) + " bytes", "an aligned array");
   }
   set_bytes(workspace.shape[0]);
-  workspace_ = {static_cast<char*>(workspace.data), std::move(owner)};
+  borrowed_.workspace = static_cast<char*>(workspace.data);
 }
 
 void Attention::set_workspace_bytes(int64_t bytes) {
@@ -288,7 +293,7 @@ void Attention::set_workspace_bytes(int64_t bytes) {
 }
 
 void Attention::set_bytes(int64_t bytes) {
-  workspace_ = {};
+  borrowed_.workspace = nullptr;
   scheduled_ = false;
   workspace_bytes_ = bytes;
   if (planned_ && options_.capacity.fixed()) check_workspace(needed_bytes());

@@ -36,13 +36,16 @@ class Attention {
 
   void plan(const LayoutArrays& arrays, const PlanOptions& options);
 
+  /// Objects of the caller's that CUDA graphs keep with what they captured.
+  void keep(std::shared_ptr<void> kept);
+
   bool has_provider() const { return options_.provider != nullptr; }
   const std::vector<ExtraOption>& extras() const { return options_.extras; }
 
   void run(const RunArrays& arrays, const RunOptions& options);
 
-  /// Memory for partial states of the caller's; `owner` keeps it.
-  void set_workspace(const Array& workspace, std::shared_ptr<void> owner);
+  /// Memory for partial states of the caller's.
+  void set_workspace(const Array& workspace);
   /// Memory of its own, but never more than this.
   void set_workspace_bytes(int64_t bytes);
   /// Bytes of partial states: of the capacity where one is fixed, otherwise of the last plan.
@@ -94,7 +97,7 @@ class Attention {
   Workers limits_;
   RopeTableStorage rope_;
   std::vector<float> slopes_;
-  Workspace workspace_;
+  Borrowed borrowed_;
   int64_t workspace_bytes_ = -1;  ///< that there may be; -1: as many as a plan needs
   bool planned_ = false;          ///< there is a batch
   bool scheduled_ = false;        ///< and the backend has its plan

@@ -45,10 +45,10 @@ struct HostPlan {
   const float* slopes = nullptr;  ///< [H_qo] standard ALiBi slopes; null: no ALiBi
 };
 
-/// Memory for partial states of the caller's, kept as long as something may use it; null: none.
-struct Workspace {
-  char* data = nullptr;
-  std::shared_ptr<void> owner;
+/// What of the caller's a plan uses, for as long as something may use the plan.
+struct Borrowed {
+  char* workspace = nullptr;   ///< memory for partial states; null: none
+  std::shared_ptr<void> kept;  ///< the objects that own it, and arrays that a variant has captured
 };
 
 struct RunOptions {
@@ -74,7 +74,7 @@ class Backend {
   /// Chooses the kernel for a batch and says what the scheduler must know of it.
   virtual Workers limits(const Batch& batch) = 0;
   /// Takes a plan that was made with these limits.
-  virtual void take_plan(const HostPlan& plan, const Workspace& workspace, void* stream) = 0;
+  virtual void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) = 0;
   /// Whether the kernel of the plan is one for these arrays: their types, and how they lie.
   virtual bool serves(const Params& params, void* stream) = 0;
   virtual void run(Params& params, const RunOptions& options) = 0;

@@ -305,12 +305,15 @@ void bind_engine(nb::module_& m) {
            nb::arg("extras"), nb::arg("stream"), nb::arg("how"))
       .def(
           "set_workspace",
-          [](api::Attention& self, nb::handle workspace, nb::object owner) {
+          [](api::Attention& self, nb::handle workspace) {
             const Import array(workspace, "workspace", true, Memory::kAny);
             const Unlocked unlocked(self);
-            self.set_workspace(array.array(), shared(std::move(owner)));
+            self.set_workspace(array.array());
           },
-          nb::arg("workspace"), nb::arg("owner"))
+          nb::arg("workspace"))
+      .def(
+          "keep", [](api::Attention& self, nb::object kept) { self.keep(shared(std::move(kept))); },
+          nb::arg("kept"))
       .def("set_workspace_bytes", unlocked(&api::Attention::set_workspace_bytes), nb::arg("bytes"))
       .def(
           "settle",

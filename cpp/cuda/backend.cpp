@@ -55,7 +55,7 @@ class CudaBackend final : public api::Backend {
 
   api::Place place() const override { return {.cuda = true, .device = device_}; }
   Workers limits(const Batch& batch) override;
-  void take_plan(const HostPlan& plan, const api::Workspace& workspace, void* stream) override;
+  void take_plan(const HostPlan& plan, const api::Borrowed& borrowed, void* stream) override;
   bool serves(const Params& params, void* stream) override;
   void run(Params& params, const RunOptions& options) override;
   bool captured() const override { return !captured_.expired(); }
@@ -90,7 +90,7 @@ class CudaBackend final : public api::Backend {
   bool gathers_ = false;  ///< a run has brought K and V that TMA cannot copy
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
-  api::Workspace workspace_;
+  api::Borrowed borrowed_;
   std::shared_ptr<PlacedPlan> own_;  ///< of all runs but captured ones outside of graph mode
   bool placed_ = false;              ///< own_ has the last plan
   /// Captures under way that have the last plan in memory of their own, for each of their streams.
@@ -247,7 +247,7 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
   }
 }
 
-void CudaBackend::take_plan(const HostPlan& plan, const api::Workspace& workspace,
+void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
                             void* stream_handle) {
   const CUstream stream = static_cast<CUstream>(stream_handle);
   const ContextGuard context(device_);
@@ -261,7 +261,7 @@ void CudaBackend::take_plan(const HostPlan& plan, const api::Workspace& workspac
     check_captured(plan);
   }
   host_ = plan;
-  workspace_ = workspace;
+  borrowed_ = borrowed;
   placed_ = false;
   in_captures_.clear();
   if (!captures) place_own(stream);
@@ -270,7 +270,7 @@ void CudaBackend::take_plan(const HostPlan& plan, const api::Workspace& workspac
 void CudaBackend::place_own(CUstream stream) {
   const RelaxedCapture relaxed;
   order_.before(stream);
-  own_->take(host_, workspace_, staging_, stream, captured());
+  own_->take(host_, borrowed_, staging_, stream, captured());
   order_.after(stream);
   placed_ = true;
 }
@@ -285,7 +285,7 @@ PlacedPlan& CudaBackend::place_for(const Capture& capture, CUstream stream) {
   const RelaxedCapture relaxed;
   const auto placed = std::make_shared<PlacedPlan>(o_, device_);
   const CUstream side = side_stream(device_);
-  placed->take(host_, workspace_, staging_, side, false);
+  placed->take(host_, borrowed_, staging_, side, false);
   check(api().stream_synchronize(side), "cuStreamSynchronize of a captured plan");
   pin(capture, placed, nullptr);
   std::erase_if(in_captures_, [](const InCapture& known) { return known.placed.expired(); });
@@ -358,7 +358,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   const PlanHeader& header = placed->header();
   KernelArgs args = placed->args(params);
   args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
-  if (order) order->before(stream);
+  if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }

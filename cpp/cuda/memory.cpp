@@ -91,11 +91,15 @@ void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
   check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
 }
 
-void UseOrder::before(CUstream stream) {
+void UseOrder::before(CUstream stream, bool captures) {
   // A handle may come back as another stream, but not that of a default stream.
   next_id_ = last_id_;
   if (used_ && stream == last_ && is_default(stream)) return;
-  check(api().stream_get_id(stream, &next_id_), "cuStreamGetId");
+  if (captures) {
+    next_id_ = reinterpret_cast<uintptr_t>(stream);
+  } else {
+    check(api().stream_get_id(stream, &next_id_), "cuStreamGetId");
+  }
   if (!used_ || next_id_ == last_id_) return;
   if (!recorded_) check(api().event_record(event_.get(), last_), "cuEventRecord");
   recorded_ = true;

@@ -91,8 +91,9 @@ class UseOrder {
  public:
   explicit UseOrder(int device) : event_(device) {}
 
-  /// Before work is put on `stream`.
-  void before(CUstream stream);
+  /// Before work is put on `stream`. `captures`: during a capture, where a stream has no id to ask
+  /// for but lives as long as the capture.
+  void before(CUstream stream, bool captures = false);
   /// After it was, on the stream of the last before().
   void after(CUstream stream);
   /// Forgets what was before.

@@ -66,7 +66,7 @@ int64_t PlacedPlan::stage(const HostPlan& plan, int64_t mask_at, Staging& stagin
   return bytes;
 }
 
-void PlacedPlan::take(const HostPlan& plan, const api::Workspace& workspace, Staging& staging,
+void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
                       CUstream stream, bool held) {
   const PlanHeader& h = plan.plan.header();
   const int64_t mask_at =
@@ -75,7 +75,7 @@ void PlacedPlan::take(const HostPlan& plan, const api::Workspace& workspace, Sta
   const int64_t counters = 4 * num_counters(h);
   const bool fresh = counters > counters_.size();
   grow(counters_, counters, "plan", held);
-  if (!workspace.data) {
+  if (!borrowed.workspace) {
     const int64_t bytes = partial_bytes(h.max_partial_rows, head_dim_vo_);
     if (bytes) grow(partials_, bytes, "workspace", held);
   }
@@ -92,7 +92,7 @@ void PlacedPlan::take(const HostPlan& plan, const api::Workspace& workspace, Sta
   header_ = h;
   masked_ = plan.mask != nullptr;
   mask_at_ = mask_at;
-  workspace_ = workspace;
+  borrowed_ = borrowed;
 }
 
 /// Copies the tables, whole where they moved, otherwise the rows that are new. Their source is not
@@ -140,7 +140,7 @@ KernelArgs PlacedPlan::args(Params& params) const {
     params.rope = {floats(coarse_), floats(fine_), rope_.half, rope_.interleave};
   }
   if (slopes_.data() && !params.alibi_slopes) params.alibi_slopes = floats(slopes_);
-  api::place_partials(params, header_, workspace_.data ? workspace_.data : partials_.data(),
+  api::place_partials(params, header_, borrowed_.workspace ? borrowed_.workspace : partials_.data(),
                       head_dim_vo_);
   return kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
                      reinterpret_cast<int32_t*>(counters_.data()));

@@ -20,7 +20,7 @@ class PlacedPlan {
   /// Puts a plan there, on `stream`, where the one before was. `held`: CUDA graphs hold the memory,
   /// so that what has no room in it is an error, and nothing is changed. The device's context is
   /// current, captures are relaxed.
-  void take(const api::HostPlan& plan, const api::Workspace& workspace, Staging& staging,
+  void take(const api::HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
             CUstream stream, bool held);
   /// What a kernel is launched with; the caller's arrays are in `params`.
   KernelArgs args(Params& params) const;
@@ -46,7 +46,7 @@ class PlacedPlan {
   DeviceMemory coarse_, fine_;  ///< RoPE tables
   int64_t rope_rows_ = 0;       ///< of the coarse table that are there
   RopeTables rope_;             ///< of the last plan
-  api::Workspace workspace_;    ///< the caller's, kept
+  api::Borrowed borrowed_;      ///< of the caller's, kept
 };
 
 }  // namespace flashbsr::cuda

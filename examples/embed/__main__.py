@@ -55,12 +55,13 @@ class RaggedEmbedder:
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
-        self.attention = flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
+        task = flashbsr.TaskInfo(NUM_HEADS, NUM_HEADS, HEAD_DIM, q_dtype="float32")
+        self.attention = flashbsr.Attention(flashbsr.AttentionSpec(), task)
         self.attention_seconds = 0.0
 
     def _attend(self, q: Rows, k: Rows, v: Rows) -> Rows:
         start = time.perf_counter()
-        out: Rows = self.attention.run(q, k, v)
+        out: Rows = self.attention.run(q, (k, v))
         self.attention_seconds += time.perf_counter() - start
         return out
 
@@ -68,7 +69,7 @@ class RaggedEmbedder:
         """Embed token ids. Returns (sentences, 384) fp32, rows of length 1."""
         lengths = [len(ids) for ids in sentences]
         indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        self.attention.plan(indptr, indptr, NUM_HEADS, NUM_HEADS, HEAD_DIM, q_data_type="float32")
+        self.attention.plan(flashbsr.Ragged(indptr, indptr))
         ids = np.concatenate([np.asarray(sentence, np.int64) for sentence in sentences])
         positions = np.arange(len(ids)) - np.repeat(indptr[:-1], lengths)
         return pool(encode(self.weights, ids, positions, self._attend), indptr)

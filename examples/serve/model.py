@@ -110,24 +110,20 @@ class Model:
         self._embed = tensors["embed"].astype(np.float32)
         self._unembed = columns("embed")
         self._norm = tensors["norm"].astype(np.float32)
-        self._attention = flashbsr.flashinfer.BatchAttention(kv_layout="NHD")
+        task = flashbsr.TaskInfo(config.q_heads, config.kv_heads, config.head_dim)
+        self._attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
 
     def forward(self, batch: Batch) -> Floats:
         """Appends the batch to the caches; the final hidden states `(n, hidden)`, normalised."""
         c, started = self.config, time.perf_counter()
-        self._attention.plan(
+        layout = flashbsr.Paged(
             batch.qo_indptr,
             batch.kv_indptr,
             batch.kv_indices,
-            batch.kv_lens,
-            c.q_heads,
-            c.kv_heads,
-            c.head_dim,
-            c.head_dim,
-            self.page_size,
-            causal=True,
-            share_prefixes=self.share_prefixes,
+            kv_lens=batch.kv_lens,
+            page_size=self.page_size,
         )
+        self._attention.plan(layout, share_prefixes=self.share_prefixes)
         self.timers.plan += time.perf_counter() - started
         n = len(batch.tokens)
         rows, positions = flashbsr.get_batch_indices_positions(batch.qo_indptr, batch.kv_lens, n)
@@ -150,7 +146,7 @@ class Model:
                 last_page_len,
             )
             t1 = time.perf_counter()
-            o, _ = self._attention.run(q, layer.cache)
+            o = self._attention.run(q, layer.cache)
             t2 = time.perf_counter()
             self.timers.cache += t1 - t0
             self.timers.attention += t2 - t1

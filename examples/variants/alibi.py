@@ -8,11 +8,11 @@ Press et al., arXiv:2108.12409, section 3. `AttentionSpec(pos_encoding_mode="ALI
 ``run(..., alibi_slopes=)`` is the same, built in.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
 >>> attention = Attention(alibi(slopes, causal=True), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> attention.run(q, (k, v)).shape
 (5, 4, 64)
 """

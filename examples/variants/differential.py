@@ -9,10 +9,10 @@ of its own, so they are two runs of one plan. The paper's `weight` is learned (l
 have values of twice the dimension, and the result goes through a norm per head.
 
 >>> import numpy as np
->>> from flashbsr import Attention, AttentionSpec, TaskInfo
+>>> from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo
 >>> q, k, v = (np.ones(s, np.float32) for s in ((5, 4, 64), (12, 2, 64), (12, 2, 128)))
 >>> attention = Attention(AttentionSpec(causal=True), TaskInfo(4, 2, 64, head_dim_vo=128))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> differential(attention, (q, q), (k, -k), v, weight=0.8).shape
 (5, 4, 128)
 """

@@ -13,7 +13,7 @@ tests a mask.
 >>> q, k, v = (np.ones((12, h, 64), np.float32) for h in (4, 2, 2))
 >>> spans = documents(np.repeat([0, 1, 2], [3, 4, 5]))
 >>> attention = Attention(AttentionSpec(**spans.fields), TaskInfo(4, 2, 64))
->>> spans.plan(attention)
+>>> attention.plan(spans.layout())
 >>> attention.run(q, (k, v)).shape, spans.kv_indptr.tolist()
 ((12, 4, 64), [0, 3, 7, 12])
 """

@@ -9,10 +9,10 @@ arXiv:2409.04431, eq. 3, where bias = -log(kv_len); the example of a variant in 
 FlashInfer paper, arXiv:2501.01005. There is no LSE: nothing is normalised.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> attention = Attention(flash_sigmoid(), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> attention.run(q, (k, v), bias=-2.5).shape
 (5, 4, 64)
 """

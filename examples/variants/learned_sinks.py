@@ -9,10 +9,10 @@ Miller, "Attention Is Off By One", 2023, is sink = 0. Built in: the term joins t
 the epilogue, so no key is added and the inner loop is the plain one.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> attention = Attention(learned_sinks(window=128), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> attention.run(q, (k, v), sinks=np.zeros(4, np.float32)).shape
 (5, 4, 64)
 """

@@ -9,10 +9,10 @@ supplementary algorithm 7), and `attn_mask` of PyTorch's `scaled_dot_product_att
 floats. Elements of a row lie side by side along the keys: a vector of them is one load.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> attention = Attention(logits_bias(), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> attention.run(q, (k, v), bias=np.zeros((5, 12), np.float32)).shape
 (5, 4, 64)
 """

@@ -8,10 +8,10 @@ Dong et al. (UniLM), arXiv:1905.03197; Raffel et al. (T5), arXiv:1910.10683,
 section 3.2.1; PaliGemma, arXiv:2407.07726.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((12, h, 64), np.float32) for h in (4, 2, 2))
 >>> attention = Attention(prefix_lm(), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5, 12], [0, 5, 12])
+>>> attention.plan(Ragged([0, 5, 12], [0, 5, 12]))
 >>> attention.run(q, (k, v), prefix=np.array([3, 4], np.int32)).shape
 (12, 4, 64)
 """

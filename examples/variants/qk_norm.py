@@ -9,10 +9,10 @@ as in Qwen3, arXiv:2505.09388, section 2. The cache holds keys as they came; a r
 once per row tile and KV head. Who writes the cache may do it there instead, once for all runs.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> attention = Attention(qk_norm(causal=True, pos_encoding_mode="ROPE_LLAMA"), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> w = np.ones(64, np.float32)
 >>> attention.run(q, (k, v), q_weight=w, k_weight=w, epsilon=1e-6).shape
 (5, 4, 64)

@@ -9,11 +9,12 @@ arXiv:2406.10774, section 3. Each KV head chooses for itself: in an HND cache ev
 is a block of memory, which makes (request, head) a request of one KV head.
 
 >>> import numpy as np
->>> from flashbsr import Attention, AttentionSpec, TaskInfo
+>>> from flashbsr import Attention, AttentionSpec, Paged, TaskInfo
 >>> q, k, v = (np.ones(s, np.float32) for s in ((1, 4, 64), (8, 2, 16, 64), (8, 2, 16, 64)))
 >>> indptr, indices = choose_pages(q, page_bounds(k), [0, 6], [5, 3, 1, 0, 2, 7], keep=3)
->>> attention = Attention(AttentionSpec(), TaskInfo(2, 1, 64, page_size=16, kv_layout="HND"))
->>> attention.plan(None, indptr, indices, last_page_len=np.repeat([9], 2))
+>>> attention = Attention(AttentionSpec(), TaskInfo(2, 1, 64, kv_layout="HND"))
+>>> last = np.repeat([9], 2)
+>>> attention.plan(Paged(None, indptr, indices, last_page_len=last, page_size=16))
 >>> kv = k.reshape(16, 1, 16, 64), v.reshape(16, 1, 16, 64)
 >>> attention.run(q.reshape(2, 2, 64), kv).reshape(1, 4, 64).shape
 (1, 4, 64)

@@ -8,11 +8,11 @@ Raffel et al., arXiv:1910.10683, section 2.1. Half of the buckets are one distan
 grow with its logarithm up to `max_distance`; T5 does not scale its logits.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> bias = by_distance(np.zeros((32, 4), np.float32), 12)
 >>> attention = Attention(relative_bias(bias), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> attention.run(q, (k, v)).shape
 (5, 4, 64)
 """

@@ -8,10 +8,10 @@ Gemma 2, arXiv:2408.00118, section 2. `AttentionSpec(logits_soft_cap=cap)` is th
 as a function it can be a step of another, and the cap is a number of the run, not of the spec.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Ragged, TaskInfo
 >>> q, k, v = (np.ones((n, h, 64), np.float32) for n, h in ((5, 4), (12, 2), (12, 2)))
 >>> attention = Attention(soft_cap(causal=True), TaskInfo(4, 2, 64))
->>> attention.plan([0, 5], [0, 12])
+>>> attention.plan(Ragged([0, 5], [0, 12]))
 >>> attention.run(q, (k, v), cap=50.0).shape
 (5, 4, 64)
 """

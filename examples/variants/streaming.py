@@ -9,13 +9,13 @@ arXiv:2309.17453, section 3.2. A key's position changes whenever a page is dropp
 holds keys as they came and they are rotated inside attention.
 
 >>> import numpy as np
->>> from flashbsr import Attention, TaskInfo
+>>> from flashbsr import Attention, Paged, TaskInfo
 >>> q, cache = np.ones((1, 4, 64), np.float32), np.ones((8, 2, 16, 2, 64), np.float32)
 >>> indptr, indices = streaming_pages([0, 6], [5, 3, 1, 0, 2, 7], sink_pages=1, recent_pages=2)
 >>> indices.tolist()
 [5, 2, 7]
->>> attention = Attention(streaming(), TaskInfo(4, 2, 64, page_size=16))
->>> attention.plan(None, indptr, indices, last_page_len=[9])
+>>> attention = Attention(streaming(), TaskInfo(4, 2, 64))
+>>> attention.plan(Paged(None, indptr, indices, last_page_len=[9], page_size=16))
 >>> attention.run(q, cache).shape
 (1, 4, 64)
 
@@ -27,7 +27,7 @@ page takes the place of the oldest recent one, and `streaming_table` says in whi
 ...     indptr, indices, last = streaming_table([length], 16, sink_pages=1, recent_pages=2)
 ...     page, at = streaming_slots([length], 16, sink_pages=1, recent_pages=2)
 ...     cache[page, 0, at], cache[page, 1, at] = k, k
-...     attention.plan(None, indptr, indices, last_page_len=last)
+...     attention.plan(Paged(None, indptr, indices, last_page_len=last, page_size=16))
 ...     out = attention.run(q, cache)
 >>> indices.tolist(), last.tolist()
 ([0, 1, 2], [4])

@@ -10,11 +10,12 @@ one run, by the kernels of a decode step. Here the mask is written out; `flashbs
 ``plan(tree_parents=)`` say the same without the bits of the context.
 
 >>> import numpy as np
->>> from flashbsr import Attention, AttentionSpec, TaskInfo
+>>> from flashbsr import Attention, AttentionSpec, Paged, TaskInfo
 >>> q, cache = np.ones((4, 4, 64), np.float32), np.ones((8, 2, 16, 2, 64), np.float32)
 >>> mask = tree_mask([-1, 0, 0, 1], kv_len=20)  # two guesses after token 0, one after the first
->>> attention = Attention(AttentionSpec(), TaskInfo(4, 2, 64, page_size=16))
->>> attention.plan([0, 4], [0, 2], [5, 3], kv_lens=[20], custom_mask=mask.ravel())
+>>> attention = Attention(AttentionSpec(), TaskInfo(4, 2, 64))
+>>> layout = Paged([0, 4], [0, 2], [5, 3], kv_lens=[20], page_size=16)
+>>> attention.plan(layout, custom_mask=mask.ravel())
 >>> attention.run(q, cache).shape
 (4, 4, 64)
 """

@@ -18,6 +18,7 @@ import flashbsr._core as _core
 
 from ._installed import get_cmake_dir, get_include
 from .engine.attention import Attention
+from .engine.call import attention
 from .engine.plan import Plan
 from .engine.task import TaskInfo
 from .errors import (
@@ -106,6 +107,7 @@ __all__ = [
     "apply_rope_pos_ids_inplace",
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
+    "attention",
     "block_mask",
     "draft_trees",
     "exp",

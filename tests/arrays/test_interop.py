@@ -149,9 +149,10 @@ def test_huge_inputs_are_not_copied(kind: Kind) -> None:
     cache[pages - 1, 1] = 3.0
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(),
-        flashbsr.TaskInfo(num_qo_heads=1, num_kv_heads=1, head_dim_qk=dim, page_size=page_size),
+        flashbsr.TaskInfo(num_qo_heads=1, num_kv_heads=1, head_dim_qk=dim),
     )
-    attention.plan(None, np.array([0, 2]), np.array([pages - 1, 7]), last_page_len=np.array([16]))
+    table = np.array([0, 2]), np.array([pages - 1, 7])
+    attention.plan(flashbsr.Paged(None, *table, last_page_len=np.array([16]), page_size=page_size))
     q, x = kind.put(np.ones((1, 1, dim), np.float32)), kind.put(cache)
 
     def resident() -> int:
@@ -183,9 +184,9 @@ def test_outputs_of_consecutive_runs_are_apart(kind: Kind) -> None:
 
 def test_jax_results_are_adopted() -> None:
     """An array that is still being computed goes in; the result is JAX's, usable in jit."""
-    x = jax.random.normal(jax.random.key(0), (40, 2, 16))
+    x = jax.random.normal(jax.random.key(0), (1, 40, 2, 16))
     q = jax.jit(lambda y: y @ jnp.eye(16))(x)
-    out = flashbsr.flashinfer.single_prefill_with_kv_cache(q, x, x, causal=True)
+    out = flashbsr.attention(q, x, x, causal=True)
     assert isinstance(out, jax.Array)
     assert out.devices() == q.devices()
     twice = jax.jit(lambda y: 2 * y)(out)
@@ -197,7 +198,7 @@ def test_jax_results_are_adopted() -> None:
 def test_jax_arrays_are_immutable() -> None:
     x = jnp.ones((3, 2, 8))
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(2, 2, 8))
-    attention.plan(np.array([0, 3]), np.array([0, 3]))
+    attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 3])))
     with pytest.raises(flashbsr.FlashbsrError, match=r"^out\b"):
         attention.run(x, (x, x), out=jnp.zeros((3, 2, 8)))
     with pytest.raises(flashbsr.FlashbsrError, match=r"^lse\b"):
@@ -207,9 +208,14 @@ def test_jax_arrays_are_immutable() -> None:
 
 
 def test_jax_tracers_are_refused() -> None:
-    x = jnp.ones((3, 2, 8))
+    x = jnp.ones((1, 3, 2, 8))
     with pytest.raises(TypeError, match=r"^q\b.*traced"):
-        jax.jit(lambda q: flashbsr.flashinfer.single_prefill_with_kv_cache(q, x, x))(x)
+        jax.jit(lambda q: flashbsr.attention(q, x, x))(x)
+    rows = x[0]
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(2, 2, 8))
+    attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 3])))
+    with pytest.raises(TypeError, match=r"^q\b.*traced"):
+        jax.jit(lambda q: attention.run(q, (rows, rows)))(rows)
 
 
 # --- mixed
@@ -354,17 +360,23 @@ def test_index_functions(kind: Kind) -> None:
 @pytest.mark.skipif(has_gpu(), reason="the stand-in's memory is the host's")
 def test_cupy_arrays_are_refused_by_name() -> None:
     """Without a GPU a CuPy array is refused, naming it. (A stand-in: CuPy itself needs a GPU.)"""
-    memory = np.ones((3, 2, 8), np.float16)
+    memory = np.ones((1, 3, 2, 8), np.float16)
 
     class Ordinal:
         id = 1
 
     class ndarray:  # noqa: N801
-        dtype, shape, device = memory.dtype, memory.shape, Ordinal
+        device = Ordinal
+
+        def __init__(self, x: np.ndarray) -> None:
+            self.x, self.dtype, self.shape, self.strides = x, x.dtype, x.shape, x.strides
+
+        def reshape(self, shape: tuple[int, ...]) -> ndarray:
+            return ndarray(self.x.reshape(shape))
 
         def __dlpack__(self, stream: int) -> Any:
             assert stream == -1
-            capsule = memory.__dlpack__()
+            capsule = self.x.__dlpack__()
             pointer = ctypes.pythonapi.PyCapsule_GetPointer
             pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
             head = ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
@@ -372,8 +384,9 @@ def test_cupy_arrays_are_refused_by_name() -> None:
             return capsule
 
     ndarray.__module__ = "cupy"
-    for args in ((ndarray(), memory, memory), (ndarray(), ndarray(), ndarray())):
+    there = ndarray(memory)
+    for args in ((there, memory, memory), (there, there, there)):
         with pytest.raises(flashbsr.errors.DeviceError, match=r"^q\b.*cuda:1.*host memory"):
-            flashbsr.flashinfer.single_prefill_with_kv_cache(*args)
+            flashbsr.attention(*args)
     with pytest.raises(flashbsr.errors.DeviceError, match=r"^k\b.*cuda:1.*host memory"):
-        flashbsr.flashinfer.single_prefill_with_kv_cache(memory, ndarray(), memory)
+        flashbsr.attention(memory, there, memory)

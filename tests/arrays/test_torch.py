@@ -41,9 +41,8 @@ def test_torch_packed_qkv_slices() -> None:
     qkv = torch.randn(tokens, 3 * heads * dim, generator=torch.Generator().manual_seed(0))
     q, k, v = qkv.view(tokens, 3, heads, dim).unbind(1)
     assert not q.is_contiguous()
-    out, lse = flashbsr.flashinfer.single_prefill_with_kv_cache(
-        q, k, v, causal=True, return_lse=True
-    )
+    out, lse = flashbsr.attention(q[None], k[None], v[None], causal=True, return_lse=True)
+    out, lse = out[0], lse[0]
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(0, 1).double() for x in (q, k, v)), is_causal=True
     )
@@ -55,24 +54,23 @@ def test_torch_gradients() -> None:
     """Tensors that require a gradient are read as if detached; they cannot be written."""
     x = torch.ones(3, 2, 8, requires_grad=True)
     y = x * 2  # has a history
-    out = flashbsr.flashinfer.single_prefill_with_kv_cache(
-        y, x, torch.nn.Parameter(torch.ones(3, 2, 8))
-    )
+    parameter = torch.nn.Parameter(torch.ones(1, 3, 2, 8))
+    out = flashbsr.attention(y[None], x[None], parameter)
     assert not out.requires_grad
     assert (out == 1).all()
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(2, 2, 8))
-    attention.plan(np.array([0, 3]), np.array([0, 3]))
+    attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 3])))
     with pytest.raises(TypeError, match="out.*gradient"):
         attention.run(y, (x, x), out=torch.zeros(3, 2, 8, requires_grad=True))
 
 
 def test_torch_inference_mode() -> None:
     with torch.inference_mode():
-        x = torch.randn(3, 2, 8)
-        out = flashbsr.flashinfer.single_prefill_with_kv_cache(x, x, x)
+        x = torch.randn(1, 3, 2, 8)
+        out = flashbsr.attention(x, x, x)
     assert torch.isfinite(out).all()
-    x = torch.ones(3, 2, 8)
-    assert flashbsr.flashinfer.single_prefill_with_kv_cache(x, x, x).equal(x)
+    x = torch.ones(1, 3, 2, 8)
+    assert flashbsr.attention(x, x, x).equal(x)
 
 
 def fake_tensor() -> torch.Tensor:
@@ -80,23 +78,23 @@ def fake_tensor() -> torch.Tensor:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        return torch.ones(3, 2, 8)
+        return torch.ones(1, 3, 2, 8)
 
 
 @pytest.mark.parametrize(
     ("tensor", "error"),
     [
-        (lambda: torch.ones(3, 2, 8, device="meta"), flashbsr.errors.DeviceError),
+        (lambda: torch.ones(1, 3, 2, 8, device="meta"), flashbsr.errors.DeviceError),
         (fake_tensor, flashbsr.errors.DeviceError),
-        (lambda: torch._neg_view(torch.ones(3, 2, 8)), flashbsr.errors.DTypeError),
+        (lambda: torch._neg_view(torch.ones(1, 3, 2, 8)), flashbsr.errors.DTypeError),
         (
-            lambda: torch.ones(3, 2, 8, dtype=torch.complex64).conj().imag,
+            lambda: torch.ones(1, 3, 2, 8, dtype=torch.complex64).conj().imag,
             flashbsr.errors.DTypeError,
         ),
-        (lambda: torch.ones(3, 2, 8).to_mkldnn(), flashbsr.errors.DTypeError),
-        (lambda: torch.ones(3, 2, 8).to_sparse(), flashbsr.errors.DTypeError),
-        (lambda: torch.ones(3, 2, 8, dtype=torch.complex64), flashbsr.errors.DTypeError),
-        (lambda: torch.ones(3, 2, 8, dtype=torch.float64), flashbsr.errors.DTypeError),
+        (lambda: torch.ones(1, 3, 2, 8).to_mkldnn(), flashbsr.errors.DTypeError),
+        (lambda: torch.ones(1, 3, 2, 8).to_sparse(), flashbsr.errors.DTypeError),
+        (lambda: torch.ones(1, 3, 2, 8, dtype=torch.complex64), flashbsr.errors.DTypeError),
+        (lambda: torch.ones(1, 3, 2, 8, dtype=torch.float64), flashbsr.errors.DTypeError),
     ],
     ids=[
         "meta",
@@ -112,7 +110,27 @@ def fake_tensor() -> torch.Tensor:
 def test_torch_tensors_without_usable_memory(
     tensor: Callable[[], torch.Tensor], error: type
 ) -> None:
-    x = torch.ones(3, 2, 8)
+    x = torch.ones(1, 3, 2, 8)
     for args, name in (((tensor(), x, x), "q"), ((x, tensor(), x), "k"), ((x, x, tensor()), "v")):
         with pytest.raises(error, match=rf"^{name}\b"):
-            flashbsr.flashinfer.single_prefill_with_kv_cache(*args)
+            flashbsr.attention(*args)
+
+
+def test_a_gradient_raises_when_it_is_asked_for() -> None:
+    """A tensor that requires one computes forward; the way back says that there is none."""
+    q, k, v = (torch.randn(n, h, 64, requires_grad=True) for n, h in ((3, 4), (5, 2), (5, 2)))
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64))
+    attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 5])))
+    plain = attention.run(q.detach(), (k.detach(), v.detach()))
+    for arrays in ((q, k.detach(), v.detach()), (q.detach(), k.detach(), v)):
+        out, lse = attention.run(arrays[0], arrays[1:], return_lse=True)
+        torch.testing.assert_close(out.detach(), plain)
+        for result in (out, lse):
+            with pytest.raises(flashbsr.UnsupportedError, match=r"^backward: .*torch\.no_grad"):
+                (result * 2).sum().backward(retain_graph=True)
+    with torch.no_grad():
+        assert not attention.run(q, (k, v)).requires_grad
+    v_a, s_a = torch.randn(2, 3, 4, 64, requires_grad=True), torch.zeros(2, 3, 4)
+    merged, _ = flashbsr.merge_state(v_a[0], s_a[0], v_a[1], s_a[1])
+    with pytest.raises(flashbsr.UnsupportedError, match=r"^backward"):
+        merged.sum().backward()

@@ -28,7 +28,7 @@ def attend(
         flashbsr.TaskInfo(HEADS, 1, DIM, backend=device.backend, **task),
     )
     indptr = (np.array([0, len(x)], np.int32) for x in (q, kv[0]))
-    attention.plan(*indptr)
+    attention.plan(flashbsr.Ragged(*indptr))
     out = attention.run(device.put(q), device.put_kv(kv))
     return device.get(out).astype(np.float32), attention
 

@@ -148,7 +148,11 @@ def test_workspace_of_the_caller(device: Device) -> None:
     for changes in ({}, {"task": {"num_workers": 9}}, {"dtypes": BF16, "heads": (8, 1)}):
         problem = device.build(cases.DECODE.but("workspace", **changes))
         capacity = {"max_batch_size": 5, "max_q_tokens": 5, "max_kv_pages": 40}
-        size = attention_for(problem, device.backend, **capacity).workspace_size()
+        sized = attention_for(problem, device.backend, **capacity)
+        with pytest.raises(flashbsr.PlanError):
+            sized.workspace_size()
+        problem.plan(sized)
+        size = sized.workspace_size()
         assert size > 0
         guard = 4096
         arena = np.full(size + 2 * guard, 0xFF, np.uint8)

@@ -8,16 +8,16 @@ compared with the CPU engine's.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import flashbsr
 import numpy as np
 import pytest
-from cuda_world import DIM, HEADS, KV_HEADS, PAGE, WORLD, on_gpu
+from cuda_world import DIM, HEADS, WORLD, on_gpu
 from flashbsr import errors
 from harness import DEVICES, framework
 
@@ -73,7 +73,8 @@ def test_kinds(kind: str, shape: Any) -> None:
     lens, q_lens, rows = shape
     batch = WORLD.batch(lens, q_lens)
     attention = WORLD.attention("auto")
-    attention.plan(**{name: None if x is None else put(x) for name, x in batch.items()})
+    on_gpu_too = {name: put(x) for name, x in batch.arrays()}
+    attention.plan(dataclasses.replace(batch, **on_gpu_too))
     q, cache = put(WORLD.q[:rows]), put(WORLD.cache)
     out, lse = attention.run(q, cache, return_lse=True)
     assert type(out) is type(q)
@@ -104,10 +105,10 @@ def test_extended_types_of_jax(dtype: str) -> None:
     cache = jax.numpy.asarray(WORLD.cache).astype(dtype)
     q = jax.numpy.asarray(WORLD.q[:4]).astype("bfloat16")
     attention = WORLD.attention("auto")
-    attention.plan(**WORLD.batch(DECODE[0]))
+    attention.plan(WORLD.batch(DECODE[0]))
     out = attention.run(q, cache)
     reference = WORLD.attention("cpu")
-    reference.plan(**WORLD.batch(DECODE[0]))
+    reference.plan(WORLD.batch(DECODE[0]))
     want = reference.run(np.asarray(q), np.asarray(cache))
     np.testing.assert_allclose(np.asarray(out, "f4"), np.asarray(want, "f4"), atol=3e-2, rtol=3e-2)
 
@@ -116,7 +117,7 @@ def test_memory_of_jax_results_is_given_back() -> None:
     jax = _jax()
     put, _ = KINDS["jax"]()
     attention = WORLD.attention("auto")
-    attention.plan(**WORLD.batch(DECODE[0]))
+    attention.plan(WORLD.batch(DECODE[0]))
     q, cache = put(WORLD.q[:4]), put(WORLD.cache)
     for _ in range(50):
         out = attention.run(q, cache)
@@ -136,7 +137,7 @@ def test_torch_bfloat16_and_out() -> None:
     """`out` and `lse` are written where they are, strided or not."""
     q, cache = on_gpu(WORLD.q[:4]).bfloat16(), on_gpu(WORLD.cache).bfloat16()
     attention = WORLD.attention(kv_dtype=torch.bfloat16)
-    attention.plan(**WORLD.batch(DECODE[0]))
+    attention.plan(WORLD.batch(DECODE[0]))
     wide = torch.full((4, HEADS, 2 * DIM), torch.nan, dtype=torch.bfloat16, device="cuda")
     lse = torch.empty(4, HEADS, device="cuda")
     out = wide[..., :DIM]
@@ -151,7 +152,7 @@ def test_no_memory_is_taken_by_a_run() -> None:
     """With `out` given neither PyTorch's allocator nor the driver gives memory away."""
     q, cache, out = on_gpu(WORLD.q[:4]), on_gpu(WORLD.cache), on_gpu(WORLD.q[:4])
     attention = WORLD.attention()
-    attention.plan(**WORLD.batch(DECODE[0]))
+    attention.plan(WORLD.batch(DECODE[0]))
     attention.run(q, cache, out=out)
     torch.cuda.synchronize()
     allocations = torch.cuda.memory_stats()["allocation.all.allocated"]
@@ -181,7 +182,7 @@ def test_current_stream_is_honoured() -> None:
     for step in range(6):
         rows = 3 + step
         batch = WORLD.batch([200 + 30 * step] * rows)
-        attention.plan(**batch, stream=sides[2])
+        attention.plan(batch, stream=sides[2])
         side = sides[step % 2]
         with torch.cuda.stream(side):
             late.zero_()
@@ -199,13 +200,13 @@ def test_plans_pile_up() -> None:
     """Many plans and runs behind a busy stream: pinned buffers in flight stay as they are."""
     attention = WORLD.attention()
     q, cache = on_gpu(WORLD.q), on_gpu(WORLD.cache)
-    attention.plan(**WORLD.batch([5]))
+    attention.plan(WORLD.batch([5]))
     attention.run(q[:1], cache)
     torch.cuda._sleep(20_000_000)
     pending = []
     for step in range(12):
         batch = WORLD.batch([40 * (step + 1), 7])
-        attention.plan(**batch)
+        attention.plan(batch)
         pending.append((batch, attention.run(q[:2], cache)))
     for batch, out in pending:
         WORLD.check(out.cpu(), batch, 2)
@@ -219,7 +220,7 @@ def test_cupy_streams() -> None:
     for step in range(5):  # streams come and go
         batch = WORLD.batch([100 + step, 5, 6, 7])
         with cupy.cuda.Stream(non_blocking=True) as stream:
-            attention.plan(**batch)
+            attention.plan(batch)
             out = attention.run(q, cache)
             stream.synchronize()
         WORLD.check(out, batch, 4)
@@ -243,12 +244,12 @@ def test_replays_over_later_plans(first: Any, later: list[Any]) -> None:
     """One captured run serves every batch size and length up to the capacity."""
     attention = WORLD.attention(**CAPACITY)
     q, cache, out = on_gpu(WORLD.q), on_gpu(WORLD.cache), on_gpu(WORLD.q)
-    attention.plan(**WORLD.batch(*first[:2]))
+    attention.plan(WORLD.batch(*first[:2]))
     attention.run(q, cache, out=out)
     graph = capture(attention, q, cache, out)
     for lens, q_lens, rows in later:
         batch = WORLD.batch(lens, q_lens)
-        attention.plan(**batch)
+        attention.plan(batch)
         out.fill_(torch.nan)
         graph.replay()
         host = out.cpu()
@@ -261,7 +262,7 @@ def test_capture_without_out() -> None:
     attention = WORLD.attention(**CAPACITY)
     q, cache = on_gpu(WORLD.q[:4]), on_gpu(WORLD.cache)
     batch = WORLD.batch(DECODE[0])
-    attention.plan(**batch)
+    attention.plan(batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):  # layers
@@ -269,30 +270,6 @@ def test_capture_without_out() -> None:
     graph.replay()
     WORLD.check(out.cpu(), batch, 4)
     assert not lse.isnan().any()
-
-
-def test_wrapper_graph_mode() -> None:
-    world, rows = WORLD, 8
-    buffers = [torch.zeros(n, dtype=torch.int32, device="cuda") for n in (rows + 1, 500, rows)]
-    workspace = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        workspace, "NHD", True, False, *buffers
-    )
-    q, cache, out = on_gpu(world.q[:rows]), on_gpu(world.cache), on_gpu(world.q[:rows])
-    graph = None
-    for lens in ([100] * 8, [7, 900, 33, 1, 2, 3, 4, 5], [800]):
-        batch = world.batch(lens)
-        last = np.array([(n - 1) % PAGE + 1 for n in lens], np.int32)
-        wrapper.plan(
-            batch["kv_indptr"], batch["kv_indices"], last, HEADS, KV_HEADS, DIM, PAGE,
-            q_data_type=torch.float16,
-        )  # fmt: skip
-        if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                wrapper.run(q, cache, out=out)
-        graph.replay()
-        world.check(out.cpu(), batch, len(lens))
 
 
 # --- threads, devices, workspace
@@ -303,7 +280,7 @@ def test_threads() -> None:
     q, cache = on_gpu(WORLD.q), on_gpu(WORLD.cache)
     shared, failures = WORLD.attention(), []
     shared_batch = WORLD.batch(PREFILL[0], PREFILL[1])
-    shared.plan(**shared_batch)
+    shared.plan(shared_batch)
     torch.cuda.synchronize()
 
     def work(seed: int) -> None:
@@ -312,7 +289,7 @@ def test_threads() -> None:
                 own = WORLD.attention()
                 for step in range(10):
                     batch = WORLD.batch([100 * seed + 17 * step + 1, 5, 9])
-                    own.plan(**batch)
+                    own.plan(batch)
                     out, other = own.run(q[:3], cache), shared.run(q[:190], cache)
                     WORLD.check(out.cpu(), batch, 3)
                     WORLD.check(other.cpu(), shared_batch, 190)
@@ -332,7 +309,7 @@ def test_two_plans_in_flight() -> None:
     engines = []
     for lens, q_lens, rows in (DECODE, PREFILL):
         attention, batch = WORLD.attention(), WORLD.batch(lens, q_lens)
-        attention.plan(**batch)
+        attention.plan(batch)
         engines.append((attention, batch, rows))
     results = [(a.run(q[:rows], cache), batch, rows) for a, batch, rows in engines * 4]
     for out, batch, rows in results:
@@ -345,7 +322,7 @@ def test_two_gpus() -> None:
     results = []
     for ordinal in (0, 1):
         attention = WORLD.attention("auto")
-        attention.plan(**WORLD.batch(DECODE[0]))
+        attention.plan(WORLD.batch(DECODE[0]))
         q, cache = (on_gpu(x).to(f"cuda:{ordinal}") for x in (WORLD.q[:4], WORLD.cache))
         results.append((attention.run(q, cache), q, cache, attention))
     for ordinal, (out, *_) in enumerate(results):
@@ -356,21 +333,23 @@ def test_two_gpus() -> None:
 
 
 def test_workspace_is_exact() -> None:
-    """The size asked for beforehand is enough, and what is behind it stays as it is."""
-    size = WORLD.attention(device=0, **CAPACITY).workspace_size()
+    """The size that any plan tells is enough, and what is behind it stays as it is."""
+    sized = WORLD.attention(device=0, **CAPACITY)
+    sized.plan(WORLD.batch([1]))
+    size = sized.workspace_size()
     memory = torch.full((size + 256,), 0xAB, dtype=torch.uint8, device="cuda")
     attention = WORLD.attention("auto", memory[:size], **CAPACITY)
     q, cache = on_gpu(WORLD.q), on_gpu(WORLD.cache)
     for lens, q_lens, rows in (DECODE, PREFILL, ([8000], None, 1), ([3000, 4000], [1, 9], 10)):
         batch = WORLD.batch(lens, q_lens)
-        attention.plan(**batch)
+        attention.plan(batch)
         WORLD.check(attention.run(q, cache).cpu(), batch, rows)
     assert (memory[size:] == 0xAB).all()
 
 
 def test_wrong_places() -> None:
     attention = WORLD.attention()
-    attention.plan(**WORLD.batch(DECODE[0]))
+    attention.plan(WORLD.batch(DECODE[0]))
     q, cache = on_gpu(WORLD.q[:4]), on_gpu(WORLD.cache)
     for match, arrays, options in (
         (r"^q\b.*host memory", (q.cpu(), cache.cpu()), {}),

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flashbsr
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ def test_mixed_batches_have_a_kernel() -> None:
         pytest.skip("family mixed is made of instructions that sm_90a alone has")
     attention = WORLD.attention()
     batch = WORLD.batch([700, 16, 1, 333, 900], [180, 1, 1, 2, 1])
-    attention.plan(**batch)
+    attention.plan(batch)
     out = attention.run(on_gpu(WORLD.q[:185]), on_gpu(WORLD.cache))
     assert attention.explain().kernel.startswith("mixed_sm90a")
     WORLD.check(to_host(out), batch, 185)
@@ -33,11 +35,13 @@ def test_mixed_batches_of_single_tokens_have_a_kernel() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("family mixed_gather is made of instructions that sm_90a alone has")
     batch = WORLD.batch([704, 16, 320, 896], [180, 1, 2, 1])
-    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=1, backend="cuda")
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda")
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
-    tokens = batch["kv_indices"][:, None] * PAGE + np.arange(PAGE, dtype=np.int32)
+    tokens = batch.kv_indices[:, None] * PAGE + np.arange(PAGE, dtype=np.int32)
     attention.plan(
-        batch["qo_indptr"], batch["kv_indptr"] * PAGE, tokens.ravel(), kv_lens=batch["kv_lens"]
+        dataclasses.replace(
+            batch, kv_indptr=batch.kv_indptr * PAGE, kv_indices=tokens.ravel(), page_size=1
+        )
     )
     k, v = (WORLD.cache[:, i].reshape(-1, 1, KV_HEADS, DIM) for i in range(2))
     out = attention.run(on_gpu(WORLD.q[:184]), (on_gpu(k), on_gpu(v)))
@@ -53,7 +57,7 @@ def test_long_sums_have_a_kernel(accumulation: str) -> None:
     q, k, v = (torch.randn(300, 4, 128, device="cuda").to(torch.float8_e4m3fn) for _ in range(3))
     task = flashbsr.TaskInfo(4, 4, 128, fp8_accumulation=accumulation)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), task)
-    attention.plan([0, 300], [0, 300])
+    attention.plan(flashbsr.Ragged([0, 300], [0, 300]))
     attention.run(q, (k, v))
     family = "hopper_fast" if accumulation == "fast" else "hopper"
     assert attention.explain().kernel == f"{family}_sm90a_d128_e4m3_r192_plain"
@@ -66,16 +70,17 @@ def test_mixed_kernels_side_by_side() -> None:
         pytest.skip("family mixed is made of instructions that sm_90a alone has")
     prefix = np.arange(400, dtype=np.int32)
     pages = [np.append(prefix, 400 + i).astype(np.int32) for i in range(64)]
-    batch = {
-        "qo_indptr": None,
-        "kv_indptr": np.arange(65, dtype=np.int32) * 401,
-        "kv_indices": np.concatenate(pages),
-        "kv_lens": np.full(64, 401 * PAGE, np.int32) - np.arange(64, dtype=np.int32) % PAGE,
-    }
+    batch = flashbsr.Paged(
+        None,
+        np.arange(65, dtype=np.int32) * 401,
+        np.concatenate(pages),
+        kv_lens=np.full(64, 401 * PAGE, np.int32) - np.arange(64, dtype=np.int32) % PAGE,
+        page_size=PAGE,
+    )
     q, cache = on_gpu(WORLD.q[:64]), on_gpu(WORLD.cache)
     objects = [WORLD.attention() for _ in range(3)]
     for attention in objects:
-        attention.plan(**batch)
+        attention.plan(batch)
         assert attention.explain().kernel.startswith("mixed_")
     want = objects[0].run(q, cache)
     WORLD.check(to_host(want), batch, 64)

@@ -299,7 +299,7 @@ def test_nan_and_infinity_of_a_variant_are_where_it_put_them() -> None:
 def test_graphs_replay_kernels_compiled_at_run_time() -> None:
     spec, _, extras = variant("soft_cap", True, -1)
     task = flashbsr.TaskInfo(
-        8, 2, 128, page_size=16, backend="cuda", kv_dtype="bfloat16",
+        8, 2, 128, backend="cuda", kv_dtype="bfloat16",
         max_batch_size=4, max_q_tokens=4, max_kv_pages=64,
     )  # fmt: skip
     attention = flashbsr.Attention(spec, task)
@@ -310,7 +310,8 @@ def test_graphs_replay_kernels_compiled_at_run_time() -> None:
     def plan(pages: list[int]) -> None:
         indptr = np.cumsum([0, *pages]).astype(np.int32)
         lens = np.array([16 * n - 3 for n in pages], np.int32)
-        attention.plan(None, indptr, np.arange(indptr[-1], dtype=np.int32), kv_lens=lens)
+        ids = np.arange(indptr[-1], dtype=np.int32)
+        attention.plan(flashbsr.Paged(None, indptr, ids, kv_lens=lens, page_size=16))
 
     plan([4, 3, 2, 1])
     graph = torch.cuda.CUDAGraph()
@@ -340,7 +341,7 @@ def test_eight_processes_ask_at_once(tmp_path: Path) -> None:
         q = torch.ones(1, 8, 128, device="cuda", dtype=torch.bfloat16)
         kv = torch.ones(16, 2, 128, device="cuda", dtype=torch.bfloat16)
         a = flashbsr.Attention(spec, flashbsr.TaskInfo(8, 2, 128, kv_dtype="bfloat16"))
-        a.plan(None, np.array([0, 16], np.int32))
+        a.plan(flashbsr.Ragged(None, np.array([0, 16], np.int32)))
         out = a.run(q, (kv, kv), cap=5.0)
         assert (out == 1).all()
         """)
@@ -363,5 +364,5 @@ def test_an_error_names_the_users_line() -> None:
         spec, flashbsr.TaskInfo(8, 2, 128, backend="cuda", kv_dtype="bfloat16")
     )
     with pytest.raises(errors.FlashbsrError, match=r"SoftCap\(5\): error"):
-        attention.plan(None, np.array([0, 16], np.int32))
+        attention.plan(flashbsr.Ragged(None, np.array([0, 16], np.int32)))
     assert all("tan" not in entry.label for entry in cache.entries())

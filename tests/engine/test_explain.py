@@ -12,7 +12,7 @@ import flashbsr
 import numpy as np
 import pytest
 from cases import BF16, F16, Case
-from flashbsr.engine.explain import Explanation, _products_of
+from flashbsr.engine.explain import _products_of
 from flashbsr.engine.plan import Plan
 from harness import Device, attention_for, execute
 from hypothesis import given
@@ -34,7 +34,7 @@ def attention_of(kv_lens: list[int], q_lens: list[int] | None = None, **task: An
         flashbsr.TaskInfo(num_qo_heads=4, num_kv_heads=2, head_dim_qk=64, head_dim_vo=32, **rest),
     )
     qo = None if q_lens is None else cases.indptr(np.array(q_lens))
-    attention.plan(qo, cases.indptr(np.array(kv_lens)))
+    attention.plan(flashbsr.Ragged(qo, cases.indptr(np.array(kv_lens))))
     return attention
 
 
@@ -75,10 +75,11 @@ def test_shared_pages_count_once() -> None:
     """A prefix that requests share is read once; of the last page as far as the longest goes."""
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(),
-        flashbsr.TaskInfo(num_qo_heads=1, num_kv_heads=1, head_dim_qk=8, page_size=4),
+        flashbsr.TaskInfo(num_qo_heads=1, num_kv_heads=1, head_dim_qk=8),
     )
     indices = np.array([7, 2, 7, 2, 5])
-    attention.plan(None, np.array([0, 2, 5]), indices, kv_lens=np.array([6, 9]))
+    lens = np.array([6, 9])
+    attention.plan(flashbsr.Paged(None, np.array([0, 2, 5]), indices, kv_lens=lens, page_size=4))
     assert attention.explain().kv_bytes == (4 + 4 + 1) * 16 * 4
 
 
@@ -90,15 +91,16 @@ def test_sharing_changes_the_plan_and_not_the_work() -> None:
     for share in ("auto", "off"):
         attention = flashbsr.Attention(
             flashbsr.AttentionSpec(causal=True),
-            flashbsr.TaskInfo(8, 2, 64, page_size=16, num_workers=4),
+            flashbsr.TaskInfo(8, 2, 64, num_workers=4),
         )
-        attention.plan(
+        layout = flashbsr.Paged(
             np.arange(5) * 2,
             cases.indptr(np.array([len(pages) for pages in lists])),
             np.concatenate(lists),
             kv_lens=lens,
-            share_prefixes=share,
+            page_size=16,
         )
+        attention.plan(layout, share_prefixes=share)
         seen[share] = attention.explain()
     auto, off = seen["auto"], seen["off"]
     assert (auto.plan.header.num_shared, off.plan.header.num_shared) == (1, 0)
@@ -114,14 +116,15 @@ def test_sharing_changes_the_plan_and_not_the_work() -> None:
 
 def test_pairs_of_levels_leave_gaps_out() -> None:
     """Positions between a level that ends inside of a page and the next one are nobody's."""
-    attention = flashbsr.Attention(
-        flashbsr.AttentionSpec(causal=True), flashbsr.TaskInfo(1, 1, 8, page_size=4)
-    )
-    attention.plan_levels(
-        [np.array([0, 5]), np.array([0, 2, 5])],
-        [np.array([0, 2]), np.array([0, 1, 3])],
-        [np.array([0, 1]), np.array([2, 3, 4])],
-        [np.array([3]), np.array([2, 1])],
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), flashbsr.TaskInfo(1, 1, 8))
+    attention.plan(
+        flashbsr.Levels(
+            [np.array([0, 5]), np.array([0, 2, 5])],
+            [np.array([0, 2]), np.array([0, 1, 3])],
+            [np.array([0, 1]), np.array([2, 3, 4])],
+            [np.array([3]), np.array([2, 1])],
+            page_size=4,
+        )
     )
     e = attention.explain()
     assert e.pairs == 7 * 5 + (1 + 2) + (3 + 4 + 5)
@@ -155,8 +158,6 @@ def test_needs_a_plan() -> None:
     )
     with pytest.raises(flashbsr.PlanError):
         attention.explain()
-    with pytest.raises(flashbsr.PlanError):
-        flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper().explain()
 
 
 @pytest.mark.parametrize("case", [MIXED.but("f16", dtypes=F16), MIXED.but("bf16", dtypes=BF16)],
@@ -191,14 +192,6 @@ def test_before_and_after_a_run(case: Case, device: Device) -> None:
         # Another plan has not been timed.
         problem.plan(attention)
         assert attention.explain().time_s is None
-
-
-def test_wrapper() -> None:
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NHD")
-    wrapper.plan(np.array([0, 2]), np.array([1, 0]), np.array([3]), 4, 2, 64, 16)
-    e = wrapper.explain(bandwidth=1e9)
-    assert isinstance(e, Explanation)
-    assert e.limit == "memory"
 
 
 def test_empty_batch() -> None:

@@ -4,33 +4,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from flashbsr import _core
+from fake_cuda.build import driver_folder, run_tests
 from harness import framework
-from toolchain import INCLUDE, compiler
 
-TESTS = Path(__file__).resolve().parents[1]
+__all__ = ["driver_folder"]  # a fixture
 
 torch = framework("torch")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the fake libcuda.so.1 is."""
-    if not _core.cuda_kernels():
-        pytest.skip("this build has no CUDA kernels")
-    sys.path.insert(0, str(TESTS))
-    from fake_cuda import build
-
-    path = tmp_path_factory.mktemp("fake_cuda")
-    if build.build(path, compiler(), INCLUDE) is None:
-        pytest.skip("no cuda.h: the toolkit that built the kernels is gone")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -45,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
-        (["test_float8_q.py"], "without_kernels or families", {}),
-        (["flashinfer/test_sparse.py", "layout/test_block_mask.py"], "cuda or fa2", {}),
+        (["engine/test_float8_q.py"], "without_kernels or families", {}),
+        (["layout/test_block_mask.py", "layout/test_layouts.py"], "cuda and (mask or bsr)", {}),
     ],
     ids=[
         "host path",
@@ -61,21 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_on_the_fake_driver(
-    folder: Path, files: list[str], selection: str, device: dict[str, str]
+    driver_folder: Path, files: list[str], selection: str, device: dict[str, str]
 ) -> None:
-    """Each in a process of its own: a driver is opened once."""
-    environment = {
-        **os.environ,
-        "PYTEST_ADDOPTS": "",  # workers, perhaps: this one is
-        **device,
-        "LD_LIBRARY_PATH": str(folder),
-        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
-    }
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "fake_cuda.plugin", "-p", "no:cacheprovider",
-        *(str(TESTS / f) for f in files), "-k", selection,
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    run_tests(driver_folder, files, selection, device)

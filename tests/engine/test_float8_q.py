@@ -105,28 +105,6 @@ def test_accumulation_is_exact_here() -> None:
     np.testing.assert_array_equal(*outs)
 
 
-def test_wrappers_take_the_options() -> None:
-    problem = cases.build(CASE)
-    tables = problem.kv_indptr, problem.kv_indices, problem.last_page_len
-    sizes = *CASE.heads, CASE.dims[0]
-    types = {"q_data_type": FP8[0], "kv_data_type": FP8[1], "o_data_type": np.float16}
-    options = {**types, "fp8_accumulation": "fast"}
-    expected = planned(problem, o_dtype="float16").run(problem.q, problem.kv)
-
-    prefill = flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(None)
-    prefill.plan(problem.qo_indptr, *tables, *sizes, CASE.page_size, causal=True, **options)
-    mixed = flashbsr.flashinfer.BatchAttention()
-    mixed.plan(
-        problem.qo_indptr, *tables[:2], problem.kv_lens, *sizes, CASE.dims[1], CASE.page_size,
-        causal=True, **options,
-    )  # fmt: skip
-    for out in (prefill.run(problem.q, problem.kv), mixed.run(problem.q, problem.kv)[0]):
-        assert out.dtype == np.float16
-        np.testing.assert_array_equal(out, expected)
-    with pytest.raises(flashbsr.FlashbsrError, match=r"^fp8_accumulation\b.*'fast'"):
-        prefill.plan(problem.qo_indptr, *tables, *sizes, CASE.page_size, fp8_accumulation="slow")
-
-
 def test_cuda_without_kernels_for_them(device: Device) -> None:
     """Refused by name, and not computed with some other type."""
     if not device.is_cuda or device.build(CASE).case.dtypes == FP8:
@@ -141,23 +119,15 @@ def test_cuda_without_kernels_for_them(device: Device) -> None:
 @pytest.mark.parametrize("family", ["fa2", "fa3"])
 def test_kernel_families_are_cuda(family: str) -> None:
     """They are names of the CUDA engine: refused where that is, taken where it is."""
-    x = np.zeros((1, 1, 64), np.float16)
-    calls = [
-        lambda: flashbsr.TaskInfo(1, 1, 64, backend=family, device=0),
-        lambda: flashbsr.flashinfer.single_prefill_with_kv_cache(x, x, x, backend=family),
-        lambda: flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, backend=family),
-        lambda: flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, backend=family),
-        lambda: flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(None, backend=family),
-        lambda: flashbsr.flashinfer.BlockSparseAttentionWrapper(None, backend=family),
-    ]
-    if not _core.cuda_problem():
-        assert calls[0]().backend == family
-        del calls[0]
-        with pytest.raises(errors.DeviceError, match=rf"^q\b.*backend='{family}'"):
-            calls.pop(0)()
-        for call in calls:
-            call()
-        return
-    for call in calls:
+    if _core.cuda_problem():
         with pytest.raises(errors.UnsupportedError, match=rf"^backend: got '{family}'; .*'cpu'"):
-            call()
+            flashbsr.TaskInfo(1, 1, 64, backend=family, device=0)
+        return
+    assert flashbsr.TaskInfo(1, 1, 64, backend=family, device=0).backend == family
+    x = np.zeros((1, 1, 64), np.float16)
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(), flashbsr.TaskInfo(1, 1, 64, backend=family)
+    )
+    attention.plan(flashbsr.Ragged([0, 1], [0, 1]))
+    with pytest.raises(errors.DeviceError, match=rf"^q\b.*backend='{family}'"):
+        attention.run(x, (x, x))

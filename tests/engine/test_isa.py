@@ -85,8 +85,8 @@ def test_unknown_level_is_refused() -> None:
     """A misspelt level does not quietly run another one."""
     script = (
         "import numpy as np, flashbsr\n"
-        "x = np.ones((1, 1, 8), np.float32)\n"
-        "flashbsr.flashinfer.single_prefill_with_kv_cache(x, x, x)"
+        "x = np.ones((1, 1, 1, 8), np.float32)\n"
+        "flashbsr.attention(x, x, x)"
     )
     result = run("avx9000", script)
     assert result.returncode == 1

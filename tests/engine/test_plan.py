@@ -37,7 +37,6 @@ class Problem:
                 num_qo_heads=num_kv_heads * group,
                 num_kv_heads=num_kv_heads,
                 head_dim_qk=16,
-                page_size=self.page_size,
                 **{**dict(self.task), **task},
             ),
         )
@@ -45,14 +44,14 @@ class Problem:
     def plan(self, attention: flashbsr.Attention) -> Plan:
         q_lens, kv_lens = (np.array([n[i] for n in self.lens], np.int32) for i in (0, 1))
         if self.page_size is None:
-            attention.plan(indptr(q_lens), indptr(kv_lens))
+            attention.plan(flashbsr.Ragged(indptr(q_lens), indptr(kv_lens)))
         else:
             pages = indptr(-(-kv_lens // self.page_size))
+            ids = np.arange(pages[-1], dtype=np.int32)[::-1].copy()
             attention.plan(
-                indptr(q_lens),
-                pages,
-                np.arange(pages[-1], dtype=np.int32)[::-1].copy(),
-                kv_lens=kv_lens,
+                flashbsr.Paged(
+                    indptr(q_lens), pages, ids, kv_lens=kv_lens, page_size=self.page_size
+                )
             )
         return attention.plan_info
 
@@ -279,8 +278,9 @@ def test_capacity_fixes_the_sections(problems: list[Problem]) -> None:
     """Under one capacity the buffer, its offsets and its queues stay, whatever the batch."""
     problem, other = problems
     attention = problem.attention(**capacity_for(problem, other))
+    before = problem.plan(attention).header
     size = attention.workspace_size()
-    before, after = problem.plan(attention).header, other.plan(attention).header
+    after = other.plan(attention).header
     fixed = [name for name in before._fields if name.startswith(("max_", "off_", "total"))]
     for name in set(fixed) - {"max_kv_len", "max_cost", "max_rows"}:
         assert getattr(before, name) == getattr(after, name)
@@ -351,10 +351,13 @@ def test_page_table_and_rows() -> None:
     problem = Problem(((2, 9), (0, 4), (3, 5)), (1, 2), True, -1, 4, ())
     attention = problem.attention()
     attention.plan(
-        np.array([0, 2, 2, 5]),
-        np.array([0, 3, 4, 6]),
-        np.array([7, 2, 9, 0, 3, 1]),
-        kv_lens=np.array([9, 4, 5]),
+        flashbsr.Paged(
+            np.array([0, 2, 2, 5]),
+            np.array([0, 3, 4, 6]),
+            np.array([7, 2, 9, 0, 3, 1]),
+            kv_lens=np.array([9, 4, 5]),
+            page_size=4,
+        )
     )
     plan = attention.plan_info
     assert plan.requests["q_begin"].tolist() == [0, 2, 2]

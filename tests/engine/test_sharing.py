@@ -91,12 +91,12 @@ def test_masks_are_not_shared(device: Device, rng: np.random.Generator) -> None:
     masks = [rng.random((3, n)) < 0.6 for n in arrays.batch.kv_lens]
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), arrays.task(device))
     attention.plan(
-        **arrays.batch.table(), custom_mask=np.concatenate([mask.ravel() for mask in masks])
+        arrays.batch.table(), custom_mask=np.concatenate([mask.ravel() for mask in masks])
     )
     assert attention.plan_info.header.num_shared == 0
     arrays.check(attention, device, "mask", masks=masks)
     # The next plan of the same object is free to share again.
-    attention.plan(**arrays.batch.table())
+    attention.plan(arrays.batch.table())
     assert_shares(attention.plan_info, device)
     arrays.check(attention, device, "without mask")
 
@@ -115,15 +115,16 @@ def test_off(device: Device) -> None:
     arrays = Arrays.of(family(), dtype_of(device))
     table = arrays.batch.table()
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), arrays.task(device))
-    attention.plan(**table)
+    attention.plan(table)
     found = [(p.kv_begin, p.kv_end, p.requests.tolist()) for p in attention.plan_info.parts]
     assert found == [(0, 2048, [*range(8)])]
-    attention.plan(**table, share_prefixes="off")
+    attention.plan(table, share_prefixes="off")
     assert not attention.plan_info.parts
     arrays.check(attention, device, "off")
     tables = np.array(arrays.batch.pages, np.int32)
     for share in ("auto", "off"):
-        attention.plan_block_table(None, tables, table["kv_lens"], share_prefixes=share)
+        blocks = flashbsr.BlockTable(None, tables, table.kv_lens, page_size=16)
+        attention.plan(blocks, share_prefixes=share)
         parts = attention.plan_info.parts
         assert len(parts) == (share == "auto")
         arrays.check(attention, device, f"table {share}")
@@ -180,7 +181,7 @@ def test_plans_of_one_object_do_not_remember(device: Device) -> None:
         arrays = Arrays.of(batch, dtype_of(device), seed)
         fresh, plan = planned(arrays, device, num_workers=8, **CAPACITY)
         used = used or fresh
-        used.plan(**batch.table())
+        used.plan(batch.table())
         again = used.plan_info
         assert again.header == plan.header
         for name in ("owners", "items", "merges", "merge_parts", "q_rows", "queue_items"):
@@ -199,7 +200,7 @@ class Level:
 def level_batch(
     levels: list[Level], q_lens: list[int], page_size: int, rng: np.random.Generator
 ) -> tuple[Batch, list[np.ndarray], list[list[np.ndarray]]]:
-    """Pages for every group; the slots that each request sees; the arguments of `plan_levels`."""
+    """Pages for every group; the slots that each request sees; the arrays of `Levels`."""
     counts = [[-(-n // page_size) for n in level.tokens] for level in levels]
     order = iter(rng.permutation(sum(map(sum, counts))).tolist())
     arguments: list[list[np.ndarray]] = [[], [], [], []]
@@ -244,7 +245,7 @@ def test_levels(name: str, causal: bool, page_size: int, device: Device) -> None
     batch, slots, arguments = level_batch(levels, q_lens, page_size, rng)
     arrays = Arrays.of(batch, dtype_of(device), slots=slots)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=causal), arrays.task(device))
-    attention.plan_levels(*arguments)
+    attention.plan(flashbsr.Levels(*arguments, page_size=page_size))
     masks = None
     if causal:
         masks = []
@@ -265,7 +266,7 @@ def test_levels_of_what_is_not_shared(name: str, device: Device) -> None:
     arrays = Arrays.of(batch, dtype_of(device), slots=slots)
     spec = flashbsr.AttentionSpec(**dataclasses.asdict(variant))
     attention = flashbsr.Attention(spec, arrays.task(device))
-    attention.plan_levels(*arguments)
+    attention.plan(flashbsr.Levels(*arguments, page_size=16))
     assert attention.plan_info.header.num_shared == 0
     arrays.check(attention, device, name, variant)
 
@@ -276,19 +277,18 @@ def test_bad_levels(device: Device) -> None:
 
     def attempt(**change: Any) -> None:
         spec = flashbsr.AttentionSpec(window_left=change.pop("window_left", -1))
-        task = flashbsr.TaskInfo(
-            8, 2, 64, page_size=change.pop("page_size", 16), backend=device.backend
-        )
+        task = flashbsr.TaskInfo(8, 2, 64, backend=device.backend)
+        page_size = change.pop("page_size", 16)
         arguments = [list(x) for x in good]
         for where, value in change.items():
             arguments[int(where[1])][int(where[2])] = value
-        flashbsr.Attention(spec, task).plan_levels(*arguments)
+        flashbsr.Attention(spec, task).plan(flashbsr.Levels(*arguments, page_size=page_size))
 
     attempt()
     # A group of level 0 ends between two groups of level 1; all end before the last query.
-    with pytest.raises(flashbsr.IndexRangeError, match=r"qo_indptr_arr\[0\]\[1\]"):
+    with pytest.raises(flashbsr.IndexRangeError, match=r"qo_indptr(_arr)?\[0\]\[1\]"):
         attempt(_00=np.array([0, 2, 5]), _01=np.array([0, 1, 3, 3, 4, 5]))
-    with pytest.raises(flashbsr.IndexRangeError, match=r"qo_indptr_arr\[0\]\[2\]"):
+    with pytest.raises(flashbsr.IndexRangeError, match=r"qo_indptr(_arr)?\[0\]\[2\]"):
         attempt(_00=np.array([0, 2, 4]))
     with pytest.raises(flashbsr.IndexRangeError, match="last_page_len"):
         attempt(_30=np.array([17, 1]))
@@ -298,7 +298,7 @@ def test_bad_levels(device: Device) -> None:
         attempt(page_size=None)
     _, _, good = level_batch(LEVELS["partial pages"], [1] * 6, 16, np.random.default_rng(0))
     attempt()
-    with pytest.raises(flashbsr.UnsupportedError, match="last_page_len_arr"):
+    with pytest.raises(flashbsr.UnsupportedError, match="last_page_len"):
         attempt(window_left=5000)
 
 
@@ -306,9 +306,9 @@ def test_bad_calls(device: Device) -> None:
     arrays = Arrays.of(family(), dtype_of(device))
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), arrays.task(device))
     with pytest.raises(flashbsr.FlashbsrError, match="share_prefixes"):
-        attention.plan(**arrays.batch.table(), share_prefixes="yes")
+        attention.plan(arrays.batch.table(), share_prefixes="yes")
     one = [np.array([0, 1])]
-    with pytest.raises(flashbsr.ShapeError, match="kv_indptr_arr"):
-        attention.plan_levels(one, [], one, one)
-    with pytest.raises(flashbsr.ShapeError, match="qo_indptr_arr"):
-        attention.plan_levels([], [], [], [])
+    with pytest.raises(flashbsr.ShapeError, match="kv_indptr"):
+        attention.plan(flashbsr.Levels(one, [], one, one, page_size=16))
+    with pytest.raises(flashbsr.ShapeError, match="qo_indptr"):
+        attention.plan(flashbsr.Levels([], [], [], [], page_size=16))

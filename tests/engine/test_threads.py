@@ -134,8 +134,8 @@ def test_plan_while_another_thread_runs() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_single_request_functions() -> None:
-    """The plain functions share nothing that a second caller could disturb."""
+def test_one_call() -> None:
+    """`flashbsr.attention` shares nothing that a second caller could disturb."""
 
     def job(seed: int) -> Callable[[], None]:
         problem = cases.build(Case("single", (20,), (100 + seed,), seed=seed))
@@ -143,10 +143,8 @@ def test_single_request_functions() -> None:
 
         def run() -> None:
             for _ in range(20):
-                out, lse = flashbsr.flashinfer.single_prefill_with_kv_cache(
-                    problem.q, k, v, return_lse=True
-                )
-                compare(problem, out, lse)
+                out, lse = flashbsr.attention(problem.q[None], k[None], v[None], return_lse=True)
+                compare(problem, out[0], lse[0])
 
         return run
 

@@ -18,7 +18,7 @@ import pytest
 import reference
 from cases import Case, Problem
 from compare import SINGLE, UNIT, assert_attention
-from flashbsr import Attention, AttentionSpec, FlashbsrError, TaskInfo
+from flashbsr import Attention, AttentionSpec, FlashbsrError, Paged, TaskInfo
 from harness import check_variant
 from reference import Hooks, State, Variant
 
@@ -206,7 +206,7 @@ def test_documents(lengths, device):
     spans = documents.documents(document)
     assert np.diff(spans.kv_indptr).tolist() == list(lengths)
     attention = attention_for(problem, AttentionSpec(**spans.fields), device)
-    spans.plan(attention)
+    attention.plan(spans.layout())
     there = device.upload(problem)
     found = attention.run(there.q, there.kv, return_lse=True)
     [(q, k, v, _)] = problem.requests
@@ -262,7 +262,8 @@ def test_streaming(kept, q_len, device):
         problem.kv_indptr, problem.kv_indices, sink_pages=sink_pages, recent_pages=recent_pages
     )
     attention = attention_for(problem, streaming.streaming(rope_theta=5e3), device)
-    attention.plan(problem.qo_indptr, indptr, indices, last_page_len=problem.last_page_len)
+    last = problem.last_page_len
+    attention.plan(Paged(problem.qo_indptr, indptr, indices, last_page_len=last, page_size=16))
     there = device.upload(problem)
     found = attention.run(there.q, there.kv, return_lse=True)
 
@@ -295,7 +296,7 @@ def test_streaming_decode(window, page_size, device):
     steps = 12 * page_size + 5
     text = rng.standard_normal((2, 2, steps + 8, kv_heads, dim)).astype(types[1])  # request, k or v
     cache = np.full((2 * sum(window), 2, page_size, kv_heads, dim), np.nan).astype(types[1])
-    task = TaskInfo(heads, kv_heads, dim, page_size=page_size, backend=device.backend)
+    task = TaskInfo(heads, kv_heads, dim, backend=device.backend)
     attention = Attention(streaming.streaming(rope_theta=5e3), task)
     variant = Variant(causal=True, pos_encoding_mode="ROPE_LLAMA", rope_theta=5e3)
     for step in range(1 - max(lead), steps):
@@ -307,7 +308,7 @@ def test_streaming_decode(window, page_size, device):
             continue
         indptr, indices, last = streaming.streaming_table(lengths, page_size, **how)
         q = rng.standard_normal((2, heads, dim)).astype(types[0])
-        attention.plan(None, indptr, indices, last_page_len=last)
+        attention.plan(Paged(None, indptr, indices, last_page_len=last, page_size=page_size))
         found = attention.run(device.put(q), device.put(cache), return_lse=True)
         parts = []
         for b, length in enumerate(lengths):
@@ -338,10 +339,10 @@ def run_quest(problem: Problem, keep: int, device) -> tuple[np.ndarray, np.ndarr
     indptr, indices = quest.choose_pages(
         q, quest.page_bounds(k), problem.kv_indptr, problem.kv_indices, keep=keep
     )
-    task = TaskInfo(h // kv_heads, 1, dim, page_size=16, kv_layout="HND", backend=device.backend)
+    task = TaskInfo(h // kv_heads, 1, dim, kv_layout="HND", backend=device.backend)
     attention = Attention(AttentionSpec(), task)
     last_page_len = np.repeat(problem.last_page_len, kv_heads)
-    attention.plan(None, indptr, indices, last_page_len=last_page_len)
+    attention.plan(Paged(None, indptr, indices, last_page_len=last_page_len, page_size=16))
     there = [device.put(x.reshape(-1, 1, 16, dim)) for x in (k, v)]
     found = attention.run(
         device.put(q.reshape(-1, h // kv_heads, dim)), tuple(there), return_lse=True

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flashbsr
@@ -18,8 +19,6 @@ from fake_cuda.world import (
     DECODE,
     DIM,
     HEADS,
-    KV_HEADS,
-    PAGE,
     PREFILL,
     World,
     check,
@@ -52,7 +51,7 @@ def test_replays_over_later_plans(
         attention.run(world.q, world.cache, out=out)
     for lens, q_lens, rows in [first, *later]:
         batch = world.batch(lens, q_lens, seed=rows)
-        attention.plan(**batch)
+        attention.plan(batch)
         driver.replay(graph, stream)
         driver.synchronize(stream)
         check(world, out, batch, rows)
@@ -70,7 +69,7 @@ def test_an_empty_batch_between_replays(driver: Driver, fake_torch: FakeTorch) -
         attention.run(world.q, world.cache, out=out)
     for lens, q_lens, rows in (([20, 3], [4, 2], 6), empty, ([9], [9], 9)):
         batch = world.batch(lens, q_lens)
-        attention.plan(**batch)
+        attention.plan(batch)
         driver.replay(graph, stream)
         driver.synchronize(stream)
         check(world, out, batch, rows)
@@ -79,23 +78,24 @@ def test_an_empty_batch_between_replays(driver: Driver, fake_torch: FakeTorch) -
 def test_plans_that_a_captured_run_cannot_have(driver: Driver, fake_torch: FakeTorch) -> None:
     world = World()
     attention = world.attention(**CAPACITY)
-    attention.plan(None, np.array([0, 1]), np.array([99]), kv_lens=np.array([1]))
+    one = world.batch([1])
+    attention.plan(dataclasses.replace(one, kv_indices=np.array([99])))
     fake_torch.current = stream = driver.stream()
     with driver.capture(stream):
         attention.run(world.q[:4], world.cache[:100])
     with pytest.raises(errors.CapacityError, match=r"qo_indptr.*5 query tokens.*4.*captured"):
-        attention.plan(**world.batch([1] * 5))
+        attention.plan(world.batch([1] * 5))
     with pytest.raises(errors.CapacityError, match=r"kv_indices.*pages.*100.*captured"):
-        attention.plan(None, np.array([0, 1]), np.array([100]), kv_lens=np.array([1]))
+        attention.plan(dataclasses.replace(one, kv_indices=np.array([100])))
     with pytest.raises(errors.PlanError, match="captured"):
-        attention.plan(**world.batch([3]), custom_mask=np.ones(3, bool))
-    attention.plan(**world.batch([1] * 4) | {"kv_indices": np.arange(4)})
+        attention.plan(world.batch([3]), custom_mask=np.ones(3, bool))
+    attention.plan(dataclasses.replace(world.batch([1] * 4), kv_indices=np.arange(4)))
 
     grows, _, _ = planned(world, ([10, 20], None, 2))
     with driver.capture(stream):
         grows.run(world.q[:2], world.cache)
     with pytest.raises(errors.FlashbsrError, match=r"captured.*|outgrows"):
-        grows.plan(**world.batch([100] * 8))
+        grows.plan(world.batch([100] * 8))
 
 
 class Family:
@@ -110,24 +110,25 @@ class Family:
     def attention(**task: Any) -> Any:
         return flashbsr.Attention(
             flashbsr.AttentionSpec(),
-            flashbsr.TaskInfo(4, 1, 128, page_size=64, kv_dtype="float16", **task),
+            flashbsr.TaskInfo(4, 1, 128, kv_dtype="float16", **task),
         )
 
     @staticmethod
-    def batch(shared: bool, count: int = 16) -> dict[str, Any]:
+    def batch(shared: bool, count: int = 16) -> flashbsr.Paged:
         pages = np.arange(33 * count).reshape(count, 33)
         if shared:
             pages[1:, :32] = pages[0, :32]
-        return {
-            "qo_indptr": None,
-            "kv_indptr": 33 * np.arange(count + 1),
-            "kv_indices": pages.ravel(),
-            "kv_lens": 33 * 64 - np.arange(count),
-        }
+        return flashbsr.Paged(
+            None,
+            33 * np.arange(count + 1),
+            pages.ravel(),
+            kv_lens=33 * 64 - np.arange(count),
+            page_size=64,
+        )
 
-    def check(self, out: torch.Tensor, batch: dict[str, Any]) -> None:
-        reference, rows = self.attention(backend="cpu"), len(batch["kv_lens"])
-        reference.plan(**batch)
+    def check(self, out: torch.Tensor, batch: flashbsr.Paged) -> None:
+        reference, rows = self.attention(backend="cpu"), len(batch.kv_lens)
+        reference.plan(batch)
         want = reference.run(self.q[:rows].numpy(), self.cache.numpy())
         np.testing.assert_allclose(out[:rows].numpy().astype("f4"), want.astype("f4"), atol=2e-3)
 
@@ -143,19 +144,19 @@ def test_sharing_keeps_to_a_captured_run(
     with driver.memory_of_h200():
         for shared in (False, True):
             attention = family.attention(backend="cuda")
-            attention.plan(**family.batch(shared))
+            attention.plan(family.batch(shared))
             kernels[shared] = attention._engine.kernel_name()
             assert attention.plan_info.header.num_shared == shared
         assert kernels[False].startswith("decode")
         assert kernels[True].startswith("mixed")
 
         attention = family.attention(backend="cuda")
-        attention.plan(**family.batch(first))
+        attention.plan(family.batch(first))
         with driver.capture(stream) as graph:
             attention.run(family.q, family.cache, out=out)
         for shared, count in ((True, 16), (False, 16), (True, 12)):
             batch = family.batch(shared, count)
-            attention.plan(**batch)
+            attention.plan(batch)
             assert attention._engine.kernel_name() == kernels[first]
             assert attention.plan_info.header.num_shared == (shared and first)
             driver.replay(graph, stream)
@@ -168,19 +169,19 @@ def test_a_plan_that_outgrows_a_captured_run_leaves_it_as_it_was(
 ) -> None:
     family = Family()
     attention, batch = family.attention(backend="cuda"), family.batch(False, 4)
-    attention.plan(**batch)
+    attention.plan(batch)
     out = torch.zeros_like(family.q)
     fake_torch.current = stream = driver.stream()
     with driver.capture(stream) as graph:
         attention.run(family.q[:4], family.cache, out=out[:4])
     with pytest.raises(errors.CapacityError, match="outgrows"):
-        attention.plan(**family.batch(False, 16))
+        attention.plan(family.batch(False, 16))
     with pytest.raises(errors.CapacityError, match="outgrows"):
-        attention.plan_levels(
+        attention.plan(flashbsr.Levels(
             [[0, 4], [0, 1, 2, 3, 4]], [[0, 32], [0, 1, 2, 3, 4]],
-            [np.arange(32), np.arange(32, 36)], [[64], [64] * 4],
-        )  # fmt: skip
-    attention.plan(**batch)
+            [np.arange(32), np.arange(32, 36)], [[64], [64] * 4], page_size=64,
+        ))  # fmt: skip
+    attention.plan(batch)
     driver.replay(graph, stream)
     driver.synchronize(stream)
     family.check(out, batch)
@@ -197,7 +198,7 @@ def test_average_lengths_change_no_captured_kernel(driver: Driver, fake_torch: F
         attention.run(world.q[:rows], world.cache, out=out[:rows])
     for lens, q_lens, rows in (([4], [4], 4), DECODE):
         batch = world.batch(lens, q_lens)
-        attention.plan(**batch)
+        attention.plan(batch)
         assert attention._engine.kernel_name() == name
         driver.replay(graph, stream)
         driver.synchronize(stream)
@@ -211,12 +212,15 @@ def test_short_last_pages_of_a_captured_run(driver: Driver, fake_torch: FakeTorc
         torch.randn(n, h, 64, generator=random).half() for n, h in ((9, 4), (70, 2), (70, 2))
     )
 
+    def blocks(n: int, *columns: int) -> flashbsr.Bsr:
+        return flashbsr.Bsr([0, 2], columns, (9, n), (9, 16))
+
     def attention(n: int) -> flashbsr.Attention:
         made = flashbsr.Attention(
             flashbsr.AttentionSpec(),
-            flashbsr.TaskInfo(4, 2, 64, page_size=16, kv_dtype="float16", backend="fa2"),
+            flashbsr.TaskInfo(4, 2, 64, kv_dtype="float16", backend="fa2"),
         )
-        made.plan_bsr([0, 2], [0, 4], 9, n, 9, 16)
+        made.plan(blocks(n, 0, 4))
         return made
 
     short, whole = attention(70), attention(80)
@@ -224,23 +228,23 @@ def test_short_last_pages_of_a_captured_run(driver: Driver, fake_torch: FakeTorc
     out = torch.zeros_like(q)
     with driver.capture(stream) as graph:
         short.run(q, (k, v), out=out)
-    short.plan_bsr([0, 2], [4, 1], 9, 70, 9, 16)
+    short.plan(blocks(70, 4, 1))
     driver.replay(graph, stream)
     driver.synchronize(stream)
-    expected = flashbsr.Attention(short.spec, flashbsr.TaskInfo(4, 2, 64, page_size=16))
-    expected.plan_bsr([0, 2], [4, 1], 9, 70, 9, 16)
+    expected = flashbsr.Attention(short.spec, flashbsr.TaskInfo(4, 2, 64))
+    expected.plan(blocks(70, 4, 1))
     found = expected.run(q.numpy(), (k.numpy(), v.numpy()))
     np.testing.assert_allclose(out.numpy().astype("f4"), found.astype("f4"), atol=2e-3)
     for n in (80, 72):
         with pytest.raises(errors.PlanError, match=r"^N.*captured"):
-            short.plan_bsr([0, 2], [0, 4], 9, n, 9, 16)
+            short.plan(blocks(n, 0, 4))
     with pytest.raises(errors.IndexRangeError, match="at least 80"):
         whole.run(q, (k, v))
-    whole.plan_bsr([0, 2], [0, 3], 9, 64, 9, 16)
+    whole.plan(blocks(64, 0, 3))
     with driver.capture(stream):
         whole.run(q, (k, v), out=out)
     with pytest.raises(errors.CapacityError, match=r"5 pages.*at most 4.*captured"):
-        whole.plan_bsr([0, 2], [0, 4], 9, 80, 9, 16)
+        whole.plan(blocks(80, 0, 4))
 
 
 def test_nothing_is_planned_during_a_capture(driver: Driver, fake_torch: FakeTorch) -> None:
@@ -251,7 +255,7 @@ def test_nothing_is_planned_during_a_capture(driver: Driver, fake_torch: FakeTor
     with driver.capture(stream), pytest.raises(errors.PlanError, match="captured"):
         attention.run(world.q[:rows], world.cache)
     with driver.capture(stream), pytest.raises(errors.PlanError, match="captured"):
-        attention.plan(**batch, stream=stream)
+        attention.plan(batch, stream=stream)
     told, _, _ = planned(world, kv_dtype="bfloat16", **CAPACITY)
     with driver.capture(stream):
         told.run(world.q[:rows], world.cache)
@@ -263,51 +267,7 @@ def test_capture_in_another_thread_is_not_disturbed(driver: Driver, fake_torch: 
     stream = driver.stream()
     with driver.capture(stream):
         attention, _, _ = planned(world)
-        attention.plan(**world.batch([300, 200]))
+        attention.plan(world.batch([300, 200]))
         out = attention.run(world.q[:2], world.cache)
     driver.drain()
     check(world, out, world.batch([300, 200]), 2)
-
-
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
-def test_wrappers_in_graph_mode(driver: Driver, fake_torch: FakeTorch, kind: str) -> None:
-    """FlashInfer's buffers are the capacity."""
-    world = World()
-    indptr, indices = (torch.zeros(n, dtype=torch.int32) for n in (9, 200))
-    if kind == "decode":
-        wrapper: Any = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            None, "NHD", True, False, indptr, indices, torch.zeros(8, dtype=torch.int32)
-        )
-    else:
-        wrapper = flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            None, "NHD", True, indptr, indptr, indices, max_q_tokens=64
-        )
-    assert wrapper.is_cuda_graph_enabled
-
-    def plan(lens: list[int], q_lens: list[int] | None) -> dict[str, Any]:
-        batch = world.batch(lens, q_lens)
-        table = batch["kv_indptr"], batch["kv_indices"], None
-        sizes = {"num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "page_size": PAGE}
-        if kind == "decode":
-            wrapper.plan(*table, head_dim=DIM, seq_lens=batch["kv_lens"], **sizes)
-        else:
-            wrapper.plan(
-                batch["qo_indptr"], *table, head_dim_qk=DIM, seq_lens=batch["kv_lens"], causal=True,
-                **sizes,
-            )  # fmt: skip
-        return batch
-
-    q_lens = None if kind == "decode" else [3, 4]
-    plan([10, 20], q_lens)
-    out = torch.zeros(64, HEADS, DIM, dtype=torch.float16)
-    fake_torch.current = stream = driver.stream()
-    with driver.capture(stream) as graph:
-        wrapper.run(world.q, world.cache, out=out)
-    for lens in ([33, 9], [50] * 8, [1]):
-        q_lens = None if kind == "decode" else [min(8, n) for n in lens]
-        batch = plan(lens, q_lens)
-        driver.replay(graph, stream)
-        driver.synchronize(stream)
-        check(world, out, batch, len(lens) if q_lens is None else sum(q_lens))
-    with pytest.raises(errors.CapacityError):
-        plan([1] * 9, None if kind == "decode" else [1] * 9)

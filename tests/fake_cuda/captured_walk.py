@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""A random walk over captures on the fake driver. test_fake_cuda.py runs this file."""
+"""Captured calls and a random walk over them, on the fake driver; test_fake_cuda.py runs it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import capture_cases
 import captures
 import flashbsr
 import numpy as np
@@ -56,16 +57,30 @@ class FakeRig:
         self.driver.destroy_graph(graph)
 
 
+@pytest.fixture
+def rig(driver: Driver, fake_torch: FakeTorch) -> FakeRig:
+    return FakeRig(driver, fake_torch)
+
+
+@pytest.mark.parametrize("name", capture_cases.FUNCTIONS)
+@pytest.mark.parametrize("case", capture_cases.OF_FUNCTIONS, ids=lambda case: case.__name__)
+def test_functions(rig: FakeRig, case: Any, name: str) -> None:
+    case(rig, name)
+
+
+@pytest.mark.parametrize("case", capture_cases.OF_WRAPPERS, ids=lambda case: case.__name__)
+def test_wrappers(rig: FakeRig, case: Any) -> None:
+    case(rig)
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_a_replay_computes_what_the_model_says(
-    driver: Driver, fake_torch: FakeTorch, seed: int
-) -> None:
+def test_a_replay_computes_what_the_model_says(rig: FakeRig, seed: int) -> None:
     """And when everything is gone, so is its memory, at the next plan."""
     gc.collect()
-    before = driver.allocations
+    before = rig.driver.allocations
 
     def body() -> None:  # in a thread, whose engines of functions end with it
-        walk = captures.Walk(FakeRig(driver, fake_torch), seed)
+        walk = captures.Walk(rig, seed)
         for _ in range(200):
             walk.step()
         walk.finish()
@@ -78,4 +93,4 @@ def test_a_replay_computes_what_the_model_says(
         flashbsr.AttentionSpec(), flashbsr.TaskInfo(1, 1, 64, backend="cpu")
     )
     attention.plan(flashbsr.Ragged(None, np.array([0, 1])))
-    assert driver.allocations == before
+    assert rig.driver.allocations == before

@@ -333,6 +333,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
   return CUDA_SUCCESS;
 }
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  if (stream_of(stream).capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return *id = stream_of(stream).id, CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream stream) {

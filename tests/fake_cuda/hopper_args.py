@@ -44,18 +44,17 @@ def attend(
     """Run a batch over `arrays`: q, k, v."""
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(causal=True),
-        flashbsr.TaskInfo(
-            *heads, dims[0], head_dim_vo=dims[1], page_size=page_size, backend=backend
-        ),
+        flashbsr.TaskInfo(*heads, dims[0], head_dim_vo=dims[1], backend=backend),
     )
     qo_indptr = np.cumsum([0, *Q_LENS]).astype(np.int32)
     if page_size is None:
-        attention.plan(qo_indptr, np.cumsum([0, *KV_LENS]).astype(np.int32))
+        attention.plan(flashbsr.Ragged(qo_indptr, np.cumsum([0, *KV_LENS]).astype(np.int32)))
     else:
         counts = [-(-n // page_size) for n in KV_LENS]
         pages = np.random.default_rng(0).permutation(sum(counts)).astype(np.int32)
         indptr = np.cumsum([0, *counts]).astype(np.int32)
-        attention.plan(qo_indptr, indptr, pages, kv_lens=np.array(KV_LENS, np.int32))
+        lens = np.array(KV_LENS, np.int32)
+        attention.plan(flashbsr.Paged(qo_indptr, indptr, pages, kv_lens=lens, page_size=page_size))
     return attention.run(arrays[0], (arrays[1], arrays[2]))
 
 
@@ -120,9 +119,10 @@ def test_short_last_page(driver: Driver, n: int, path: str, box: int) -> None:
     for backend, arrays in (("fa3", (q, k, v)), ("cpu", [x.numpy() for x in (q, k, v)])):
         attention = flashbsr.Attention(
             flashbsr.AttentionSpec(),
-            flashbsr.TaskInfo(*heads, dim, page_size=page, backend=backend),
+            flashbsr.TaskInfo(*heads, dim, backend=backend),
         )
-        attention.plan_bsr(indptr, np.array(indices, np.int32), rows, n, rows, page, per_head=True)
+        blocks = np.array(indices, np.int32)
+        attention.plan(flashbsr.Bsr(indptr, blocks, (rows, n), (rows, page), per_head=True))
         results.append(attention.run(arrays[0], tuple(arrays[1:])))
         if backend == "fa3":
             assert driver.path == path
@@ -147,13 +147,16 @@ def test_maps_of_the_run_before(driver: Driver) -> None:
     for backend in ("fa3", "cpu"):
         attention = flashbsr.Attention(
             flashbsr.AttentionSpec(causal=True),
-            flashbsr.TaskInfo(*heads, dim, page_size=page_size, backend=backend),
+            flashbsr.TaskInfo(*heads, dim, backend=backend),
         )
         attention.plan(
-            np.cumsum([0, *Q_LENS]).astype(np.int32),
-            np.array([0, 5, 8], np.int32),
-            np.arange(8, dtype=np.int32)[::-1].copy(),
-            kv_lens=np.array(KV_LENS, np.int32),
+            flashbsr.Paged(
+                np.cumsum([0, *Q_LENS]).astype(np.int32),
+                np.array([0, 5, 8], np.int32),
+                np.arange(8, dtype=np.int32)[::-1].copy(),
+                kv_lens=np.array(KV_LENS, np.int32),
+                page_size=page_size,
+            )
         )
         attentions.append(attention)
     longer = torch.cat([cache, cache])

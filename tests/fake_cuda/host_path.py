@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -20,7 +21,6 @@ from fake_cuda.world import (
     DIM,
     HEADS,
     KV_HEADS,
-    PAGE,
     PREFILL,
     World,
     check,
@@ -62,7 +62,7 @@ def test_one_copy_per_plan(driver: Driver) -> None:
         batch = world.batch([40 + step, 9], [3, 2])
         mask = np.random.default_rng(step).random(3 * (40 + step) + 18) < 0.7
         before = [driver.calls(n) for n in ("cuMemcpyHtoDAsync", "cuMemAlloc", "cuMemHostAlloc")]
-        attention.plan(**batch, custom_mask=mask)
+        attention.plan(batch, custom_mask=mask)
         after = [driver.calls(n) for n in ("cuMemcpyHtoDAsync", "cuMemAlloc", "cuMemHostAlloc")]
         assert after[0] == before[0] + 1
         if step >= 4:
@@ -70,7 +70,7 @@ def test_one_copy_per_plan(driver: Driver) -> None:
         out = attention.run(world.q[:5], world.cache)
         driver.drain()
         reference = world.attention("cpu", causal=False)
-        reference.plan(**batch, custom_mask=mask)
+        reference.plan(batch, custom_mask=mask)
         want = reference.run(world.q[:5].numpy(), world.cache.numpy())
         np.testing.assert_allclose(out.numpy().astype("f4"), want.astype("f4"), atol=2e-3)
 
@@ -81,7 +81,7 @@ def test_pinned_buffers_in_flight_are_not_overwritten(driver: Driver) -> None:
     attention, outs = world.attention(), []
     for step in range(7):
         batch = world.batch([30 + 11 * step, 5 + step], seed=step)
-        attention.plan(**batch)
+        attention.plan(batch)
         outs.append((batch, attention.run(world.q[:2], world.cache)))
     driver.drain()
     for batch, out in outs:
@@ -159,7 +159,7 @@ def test_variants(
     for longer in (0, 150, 400):
         if longer:
             batch = world.batch([longer, *shape[0][1:]], shape[1])
-            attention.plan(**batch)
+            attention.plan(batch)
         out = attention.run(world.q[:rows], world.cache)
         kernel = hopper if driver.kernel.startswith("hopper") else others
         assert driver.kernel.endswith(f"_{kernel}")
@@ -183,9 +183,7 @@ def test_overlap_options(driver: Driver) -> None:
 def test_empty_batches(driver: Driver) -> None:
     world = World()
     attention = world.attention()
-    attention.plan(
-        np.array([0]), np.array([0]), np.zeros(0, np.int32), kv_lens=np.zeros(0, np.int32)
-    )
+    attention.plan(world.batch([], []))
     launches = driver.calls("cuLaunchKernelEx")
     assert attention.run(world.q[:0], world.cache).shape == (0, HEADS, DIM)
     assert driver.calls("cuLaunchKernelEx") == launches
@@ -212,7 +210,7 @@ def test_uses_on_different_streams_follow_each_other(driver: Driver, fake_torch:
     for step in range(6):
         streams = [driver.stream(), driver.stream()]
         batch = world.batch([50 + 20 * step, 9], seed=step)
-        attention.plan(**batch, stream=streams[0])
+        attention.plan(batch, stream=streams[0])
         fake_torch.current = streams[1]
         checks.append((batch, attention.run(world.q[:2], world.cache), streams))
     for batch, out, streams in reversed(checks):  # the last first: the others by its waits
@@ -229,7 +227,7 @@ def test_plan_uses_the_frameworks_stream(driver: Driver, fake_torch: FakeTorch) 
     attention, _, rows = planned(world)
     attention.run(world.q[:rows], world.cache)
     fake_torch.current = driver.stream()
-    attention.plan(**world.batch([20, 21]))
+    attention.plan(world.batch([20, 21]))
     waits = driver.calls("cuStreamWaitEvent")
     out = attention.run(world.q[:2], world.cache)
     assert driver.calls("cuStreamWaitEvent") == waits
@@ -267,7 +265,7 @@ def test_threads(driver: Driver) -> None:
             own = world.attention()
             for step in range(8):
                 batch = world.batch([10 + seed + 9 * step, 5], seed=seed)
-                own.plan(**batch)
+                own.plan(batch)
                 out = own.run(world.q[:2], world.cache)
                 other = shared.run(world.q[:shared_rows], world.cache)
                 driver.drain()
@@ -290,7 +288,7 @@ def test_devices(driver: Driver, fake_torch: FakeTorch) -> None:
     fake_torch.other = {x.data_ptr(): 1 for x in (other.q, other.cache)}
     first, batch, rows = planned(world)
     second = other.attention(device=1)
-    second.plan(**batch)
+    second.plan(batch)
     out = torch.empty(rows, HEADS, DIM, dtype=torch.float16)
     fake_torch.other[out.data_ptr()] = 1
     check_out = first.run(world.q[:rows], world.cache)
@@ -317,7 +315,7 @@ def test_auto_is_decided_by_the_first_run(driver: Driver) -> None:
     assert attention._engine.place() == 0
     driver.drain()
     check(world, out, batch, rows)
-    attention.plan(**world.batch([5, 6, 7]))
+    attention.plan(world.batch([5, 6, 7]))
     with pytest.raises(errors.DeviceError, match=r"^q\b.*host memory.*cuda:0.*decided by q"):
         attention.run(world.q[:3].numpy(), world.cache.numpy())
 
@@ -337,8 +335,8 @@ def test_auto_is_decided_by_arrays_on_the_gpu(driver: Driver, what: str) -> None
     workspace = torch.empty(1 << 22, dtype=torch.uint8) if what == "workspace" else None
     attention = world.attention("auto", workspace)
     if workspace is None:
-        batch[what] = torch.from_numpy(batch[what])
-    attention.plan(**batch)
+        batch = dataclasses.replace(batch, **{what: torch.from_numpy(getattr(batch, what))})
+    attention.plan(batch)
     assert attention._engine.place() == 0
     out = attention.run(world.q[:2], world.cache)
     driver.drain()
@@ -352,7 +350,7 @@ def test_a_type_that_the_plan_did_not_expect(driver: Driver) -> None:
     attention.run(world.q[:rows], world.cache)
     assert driver.kernel == "decode_sm90_d64_bf16_r8_plain"
     copies = driver.calls("cuMemcpyHtoDAsync")
-    attention.plan(**world.batch([9, 9]))
+    attention.plan(world.batch([9, 9]))
     attention.run(world.q[:2], world.cache)
     assert driver.calls("cuMemcpyHtoDAsync") == copies + 1
     fp8 = world.cache.to(torch.float8_e4m3fn)
@@ -376,7 +374,7 @@ def test_long_sums_of_float8(
     x = torch.zeros(9, 2, dim).to(torch.float8_e4m3fn)
     task = flashbsr.TaskInfo(2, 2, dim, backend="cuda", fp8_accumulation=accumulation)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(**options), task)
-    attention.plan([0, 9], [0, 9])
+    attention.plan(flashbsr.Ragged([0, 9], [0, 9]))
     attention.run(x, (x, x))
     assert driver.kernel == attention._engine.kernel_name() == kernel
 
@@ -385,15 +383,19 @@ def test_long_sums_of_float8(
 
 
 def test_workspace(driver: Driver, fake_torch: FakeTorch) -> None:
-    """Its size is known before any array exists, and is enough exactly."""
+    """With a capacity any plan tells its size, without an array; it is enough exactly."""
     world = World()
     # Hopper's kernels would split nothing as short as what is in the cache.
-    size = world.attention("fa2", device=0, **CAPACITY).workspace_size()
+    sized = world.attention("fa2", device=0, **CAPACITY)
+    with pytest.raises(errors.PlanError):
+        sized.workspace_size()
+    sized.plan(world.batch([1]))
+    size = sized.workspace_size()
     assert size > 0
     memory = torch.full((size,), 0xFF, dtype=torch.uint8)
     attention = world.attention("fa2", memory, **CAPACITY)
     batch = world.batch([700, 3])
-    attention.plan(**batch)
+    attention.plan(batch)
     assert attention.workspace_size() == size
     assert attention.plan_info.header.num_slots > 0
     out = attention.run(world.q[:2], world.cache)
@@ -402,14 +404,14 @@ def test_workspace(driver: Driver, fake_torch: FakeTorch) -> None:
     assert (memory != 0xFF).any()
     short = torch.empty(size - 1, dtype=torch.uint8)
     with pytest.raises(errors.CapacityError, match=rf"^workspace.*{size - 1}.*{size} bytes"):
-        world.attention("fa2", short, **CAPACITY)
+        world.attention("fa2", short, **CAPACITY).plan(batch)
     with pytest.raises(errors.CapacityError, match="^workspace"):
-        world.attention("fa2", size - 1, device=0, **CAPACITY)
+        world.attention("fa2", size - 1, device=0, **CAPACITY).plan(batch)
     with pytest.raises(errors.DeviceError, match="^workspace.*host memory"):
         world.attention("cuda", np.empty(size, np.uint8), **CAPACITY)
     attention = world.attention("cuda", torch.empty(64, dtype=torch.uint8), fixed_split_size=16)
     with pytest.raises(errors.CapacityError, match="^workspace.*64 bytes"):
-        attention.plan(**world.batch([1000]))
+        attention.plan(world.batch([1000]))
 
 
 # --- bad calls that only a GPU knows
@@ -450,16 +452,16 @@ def test_arrays_of_the_wrong_kind(fake_torch: FakeTorch) -> None:
 def test_computations_without_a_kernel() -> None:
     world = World()
     with pytest.raises(errors.UnsupportedError, match="^kv_dtype.*float32"):
-        world.attention(kv_dtype="float32").plan(**world.batch([4]))
+        world.attention(kv_dtype="float32").plan(world.batch([4]))
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(pos_encoding_mode="ROPE_LLAMA"),
-        flashbsr.TaskInfo(HEADS, KV_HEADS, 96, page_size=PAGE, backend="cuda"),
+        flashbsr.TaskInfo(HEADS, KV_HEADS, 96, backend="cuda"),
     )
     with pytest.raises(errors.UnsupportedError, match=r"^pos_encoding_mode.*96.*apply_rope"):
-        attention.plan(**world.batch([4]))
+        attention.plan(world.batch([4]))
     partial = world.attention(pos_encoding_mode="ROPE_LLAMA", rotary_dim=48)
     with pytest.raises(errors.UnsupportedError, match=r"^rotary_dim: got 48 .*multiple of 32"):
-        partial.plan(**world.batch([4]))
+        partial.plan(world.batch([4]))
 
 
 def test_gpu_options_on_the_host() -> None:

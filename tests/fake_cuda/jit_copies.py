@@ -39,9 +39,7 @@ def arrays(page: int | None) -> tuple[Any, Any, Any]:
 
 def planned(which: Any, page: int | None, **task: Any) -> Any:
     """Attention with a plan over such arrays."""
-    attention = flashbsr.Attention(
-        which, flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=page, **task)
-    )
+    attention = flashbsr.Attention(which, flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, **task))
     plan(attention, page)
     return attention
 
@@ -49,12 +47,13 @@ def planned(which: Any, page: int | None, **task: Any) -> Any:
 def plan(attention: Any, page: int | None) -> None:
     qo_indptr = np.cumsum([0, *Q_LENS]).astype(np.int32)
     if page is None:
-        attention.plan(qo_indptr, np.cumsum([0, *KV_LENS]).astype(np.int32))
+        attention.plan(flashbsr.Ragged(qo_indptr, np.cumsum([0, *KV_LENS]).astype(np.int32)))
         return
     counts = [-(-n // page) for n in KV_LENS]
     indptr = np.cumsum([0, *counts]).astype(np.int32)
     pages = np.random.default_rng(0).permutation(sum(counts)).astype(np.int32)
-    attention.plan(qo_indptr, indptr, pages, kv_lens=np.array(KV_LENS, np.int32))
+    lens = np.array(KV_LENS, np.int32)
+    attention.plan(flashbsr.Paged(qo_indptr, indptr, pages, kv_lens=lens, page_size=page))
 
 
 def expected(q: Any, k: Any, v: Any, page: int | None) -> np.ndarray:
@@ -68,7 +67,7 @@ def over_blocks(tag: str) -> Any:
         f"// {tag}\nstruct Halved : VariantBase {{ template <class M> typename M::Float "
         "logits_transform(typename M::Float x, const LogitsAt<M>&) const { return 0.5f * x; } };"
     )
-    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=16, backend="cuda", kv_dtype="float16")
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda", kv_dtype="float16")
     return flashbsr.Attention(flashbsr.AttentionSpec.from_source(text), task)
 
 
@@ -76,7 +75,7 @@ def plan_blocks(attention: Any, tokens: int) -> None:
     """One row of blocks of 16 tokens, the last as short as the matrix."""
     columns = -(-tokens // 16)
     indptr, indices = np.array([0, columns], np.int32), np.arange(columns, dtype=np.int32)
-    attention.plan_bsr(indptr, indices, 40, tokens, 40, 16)
+    attention.plan(flashbsr.Bsr(indptr, indices, (40, tokens), (40, 16)))
 
 
 @pytest.mark.parametrize(
@@ -135,18 +134,18 @@ def test_strides_decide(driver: Driver, wishes: list[Wish]) -> None:
     assert [wish.gathers for wish in wishes] == [False, True]
 
 
-def test_workspace_size_before_a_plan(driver: Driver, wishes: list[Wish]) -> None:
-    """It asks for the kernel: that of the pages to come."""
+def test_a_plan_with_a_capacity_asks_for_the_kernel(driver: Driver, wishes: list[Wish]) -> None:
+    """Once: that of its pages. Before it nothing can be asked for, nor a size be told."""
     sizes = {"max_batch_size": 4, "max_q_tokens": 64, "max_kv_pages": 200}
     for page in (16, 4):
         attention = flashbsr.Attention(
             spec(f"workspace {page}"),
-            flashbsr.TaskInfo(
-                HEADS, KV_HEADS, DIM, page_size=page, backend="cuda", kv_dtype="float16", **sizes
-            ),
+            flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda", kv_dtype="float16", **sizes),
         )
-        attention.workspace_size()
+        with pytest.raises(errors.PlanError):
+            attention.workspace_size()
         plan(attention, page)
+        assert attention.workspace_size() > 0
     assert [wish.gathers for wish in wishes] == [False, True]
 
 
@@ -177,9 +176,10 @@ def test_other_families_are_as_they_were(
     """Their kernels copy any K and V: what Hopper's need is not asked of them in every run."""
     attention = flashbsr.Attention(
         spec("decode"),
-        flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=12, backend="cuda", kv_dtype="float16"),
+        flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda", kv_dtype="float16"),
     )
-    attention.plan(None, np.array([0, 2, 3]), np.arange(3), last_page_len=np.array([5, 12]))
+    table = np.array([0, 2, 3]), np.arange(3)
+    attention.plan(flashbsr.Paged(None, *table, last_page_len=np.array([5, 12]), page_size=12))
     q, k = torch.zeros(2, HEADS, DIM).half(), torch.zeros(3, 12, KV_HEADS, DIM).half()
     values = extras()
     attention.run(q, (k, k), **values)

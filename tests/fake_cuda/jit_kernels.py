@@ -79,9 +79,9 @@ def computes(driver: Driver, mine: Any) -> str:
     return name
 
 
-def expected(world: World, batch: dict[str, Any], rows: int) -> np.ndarray:
+def expected(world: World, batch: flashbsr.Paged, rows: int) -> np.ndarray:
     reference = attention(SPEC, "cpu")
-    reference.plan(**batch)
+    reference.plan(batch)
     return reference.run(world.q[:rows].numpy(), world.cache.numpy(), **extras(on_gpu=False))
 
 
@@ -92,9 +92,7 @@ def close(out: Any, want: np.ndarray) -> None:
 
 def attention(spec: Any, backend: str = "cuda", dim: int = DIM, **task: Any) -> Any:
     sizes = {"num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim_qk": dim}
-    return flashbsr.Attention(
-        spec, flashbsr.TaskInfo(**sizes, page_size=PAGE, backend=backend, **task)
-    )
+    return flashbsr.Attention(spec, flashbsr.TaskInfo(**sizes, backend=backend, **task))
 
 
 def extras(on_gpu: bool = True) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def test_a_variant_has_its_extras(driver: Driver, wishes: list[Wish], shape: Any
     lens, q_lens, rows = shape
     world, gpu = World(), attention(mine, kv_dtype="float16")
     batch = world.batch(lens, q_lens)
-    gpu.plan(**batch)
+    gpu.plan(batch)
     out = gpu.run(world.q[:rows], world.cache, **extras())
     driver.drain()
     assert driver.kernel.endswith(f"{name}_gather" if shape is PREFILL else name)
@@ -127,9 +125,9 @@ def test_a_plan_with_a_mask_has_a_kernel_of_its_own(driver: Driver, wishes: list
     world, gpu, cpu = World(), attention(mine, kv_dtype="float16"), attention(SPEC, "cpu")
     batch = world.batch(lens, q_lens)
     pairs = sum(q * kv for q, kv in zip(q_lens, lens, strict=True))
-    batch["custom_mask"] = np.random.default_rng(4).random(pairs) < 0.7
-    gpu.plan(**batch)
-    cpu.plan(**batch)
+    mask = np.random.default_rng(4).random(pairs) < 0.7
+    gpu.plan(batch, custom_mask=mask)
+    cpu.plan(batch, custom_mask=mask)
     out = gpu.run(world.q[:rows], world.cache, **extras())
     driver.drain()
     assert driver.kernel.endswith(f"{name}_masked_gather")
@@ -144,7 +142,7 @@ def test_wishes_name_the_tile_that_the_table_prefers(wishes: list[Wish]) -> None
         (PREFILL, "hopper", "sm90a", "sm_90a", 192),
     ):
         gathers = family == "hopper"  # pages of 4 tokens
-        attention(mine, kv_dtype="bfloat16").plan(**world.batch(*shape[:2]))
+        attention(mine, kv_dtype="bfloat16").plan(world.batch(*shape[:2]))
         wish = wishes.pop()
         assert not wishes
         assert (wish.family, wish.arch, wish.target, wish.rows) == (family, arch, target, rows)
@@ -157,7 +155,7 @@ def test_wishes_name_the_tile_that_the_table_prefers(wishes: list[Wish]) -> None
 
 @pytest.mark.parametrize(("dim", "padded"), [(8, 64), (72, 128), (200, 256), (264, 512)])
 def test_head_dims_are_padded_to_a_template(wishes: list[Wish], dim: int, padded: int) -> None:
-    attention(spec(f"dims {dim}"), dim=dim, kv_dtype="float16").plan(**World.batch([5, 9]))
+    attention(spec(f"dims {dim}"), dim=dim, kv_dtype="float16").plan(World.batch([5, 9]))
     assert [(wish.head_dim, wish.head_dim_vo) for wish in wishes] == [(padded, padded)]
 
 
@@ -166,14 +164,14 @@ def test_head_dims_are_padded_to_a_template(wishes: list[Wish], dim: int, padded
 def test_wide_heads_are_compiled(wishes: list[Wish], shape: Any, kv: str) -> None:
     """The build has none above 256, plain attention neither; Hopper's own family none at all."""
     sizes = {"q_dtype": "bfloat16", "kv_dtype": kv, "dim": 512}
-    attention(flashbsr.AttentionSpec(), **sizes).plan(**World.batch(*shape[:2]))
+    attention(flashbsr.AttentionSpec(), **sizes).plan(World.batch(*shape[:2]))
     family, arch, rows = ("decode", "sm90", 8) if shape is DECODE else ("prefill", "sm80", 64)
     short = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}[kv]
     name = f"{family}_{arch}_d512_{short}_r{rows}_plain"
     assert {wish.name for wish in wishes} <= {name}  # no other test asks for it
     assert len(wishes) == 1
     with pytest.raises(errors.UnsupportedError, match="512"):
-        attention(flashbsr.AttentionSpec(), backend="fa3", **sizes).plan(**World.batch(*shape[:2]))
+        attention(flashbsr.AttentionSpec(), backend="fa3", **sizes).plan(World.batch(*shape[:2]))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,7 @@ def test_shapes_are_those_of_the_builds_kernels(
     capped = flashbsr.AttentionSpec(logits_soft_cap=30.0, causal=True)
     for which, values in ((capped, {}), (SPEC, extras())):
         layer = attention(which, dim=dim, q_dtype=types[0], kv_dtype=types[1])
-        layer.plan(**World.batch(lens, q_lens))
+        layer.plan(World.batch(lens, q_lens))
         layer.run(q, cache, **values)
         launched.append((driver.kernel.split("_r")[0], driver.block, driver.grid))
         driver.drain()
@@ -212,9 +210,9 @@ def test_a_kernel_is_compiled_once_in_a_process(driver: Driver, wishes: list[Wis
     for _ in range(3):
         layer = attention(mine, kv_dtype="float16")
         for lens in ([4], [9, 9]):
-            layer.plan(**world.batch(lens))
+            layer.plan(world.batch(lens))
     # Another text is another variant, though its struct has the same name.
-    attention(spec("once more"), kv_dtype="float16").plan(**world.batch([4]))
+    attention(spec("once more"), kv_dtype="float16").plan(world.batch([4]))
     assert len(wishes) == 2
     assert wishes[0].name != wishes[1].name
     assert driver.calls("cuLibraryLoadData") == loaded + 2
@@ -224,14 +222,14 @@ def test_types_that_are_not_known_are_not_compiled_for(wishes: list[Wish]) -> No
     """Until the first run tells them: a guess would cost a second."""
     world = World(torch.bfloat16)
     layer = attention(spec("types"))
-    layer.plan(**world.batch([4, 4]))
+    layer.plan(world.batch([4, 4]))
     assert not wishes
     layer.run(world.q[:2], world.cache, **extras())
     assert [wish.kv for wish in wishes] == ["bfloat16"]
-    layer.plan(**world.batch([400], [300]))
+    layer.plan(world.batch([400], [300]))
     assert [wish.family for wish in wishes] == ["decode", "hopper"]
     guessed = attention(spec("a guess that was right"))
-    guessed.plan(**World.batch([4, 4]))
+    guessed.plan(World.batch([4, 4]))
     right = World(torch.float16)
     guessed.run(right.q[:2], right.cache, **extras())
     assert [wish.kv for wish in wishes[2:]] == ["float16"]
@@ -247,7 +245,7 @@ def test_arrays_of_a_variant_are_not_kept() -> None:
             return score + slopes[h] * (kv_idx - q_idx)
 
         mine = flashbsr.AttentionSpec.from_functions(score_mod=alibi)
-        attention(mine, kv_dtype="float16").plan(**World.batch([4]))
+        attention(mine, kv_dtype="float16").plan(World.batch([4]))
         return weakref.ref(slopes)
 
     kept = captured()
@@ -267,11 +265,11 @@ def test_a_kernel_that_fails_to_compile_is_asked_for_again(
         patch.setattr(jit_cuda, "cuda_kernel", fail)
         for _ in range(2):
             with pytest.raises(errors.FlashbsrError, match="does not compile.*line 3"):
-                layer.plan(**world.batch([4]))
+                layer.plan(world.batch([4]))
             with pytest.raises(errors.PlanError):
                 layer.run(world.q[:1], world.cache, **extras())
     assert not wishes
-    layer.plan(**world.batch([4]))
+    layer.plan(world.batch([4]))
     layer.run(world.q[:1], world.cache, **extras())
     assert len(wishes) == 1
 
@@ -293,7 +291,7 @@ def test_threads_that_ask_at_once(wishes: list[Wish], monkeypatch: pytest.Monkey
         started.wait()
         layer = (shared, plain, attention(mine, kv_dtype="float16"))[i % 3]
         for _ in range(5):
-            layer.plan(**world.batch([4 + i]))
+            layer.plan(world.batch([4 + i]))
             assert layer.device is not None  # takes the lock too
 
     with ThreadPoolExecutor(8) as pool:
@@ -308,10 +306,10 @@ def test_what_the_build_has_is_never_compiled(wishes: list[Wish]) -> None:
             flashbsr.AttentionSpec(logits_soft_cap=30.0),
             flashbsr.AttentionSpec(activation="sigmoid"),
         ):
-            attention(spec, kv_dtype="float16").plan(**world.batch(*shape[:2]))
+            attention(spec, kv_dtype="float16").plan(world.batch(*shape[:2]))
     odd = attention(flashbsr.AttentionSpec(), "fa3", q_dtype="float16", kv_dtype="float8_e5m2")
     with pytest.raises(errors.UnsupportedError, match="cpp/instances.txt"):
-        odd.plan(**world.batch([4]))
+        odd.plan(world.batch([4]))
     assert not wishes
 
 
@@ -320,14 +318,14 @@ def test_captured_runs_replay(driver: Driver, fake_torch: FakeTorch, wishes: lis
     computes(driver, mine)
     world, out = World(), torch.zeros(64, HEADS, DIM, dtype=torch.float16)
     layer = attention(mine, kv_dtype="float16", **CAPACITY)
-    layer.plan(**world.batch([10, 20, 30]))
+    layer.plan(world.batch([10, 20, 30]))
     values = extras()
     fake_torch.current = stream = driver.stream()
     with driver.capture(stream) as graph:
         layer.run(world.q, world.cache, out=out, **values)
     for lens in ([9], [70, 1, 3]):
         batch = world.batch(lens)
-        layer.plan(**batch)
+        layer.plan(batch)
         driver.replay(graph, stream)
         driver.synchronize(stream)
         close(out[: len(lens)], expected(world, batch, len(lens)))
@@ -343,25 +341,25 @@ def test_what_no_template_does_is_refused(wishes: list[Wish]) -> None:
     for backend, types in (("fa3", ("float16", "float16")), ("cuda", ("float16", "float8_e4m3fn"))):
         refused = attention(rows, backend, q_dtype=types[0], kv_dtype=types[1])
         with pytest.raises(errors.UnsupportedError, match=r"variant.*16-bit.*whole rows"):
-            refused.plan(**world.batch([4]))
+            refused.plan(world.batch([4]))
     assert not wishes
-    attention(rows, kv_dtype="float16").plan(**world.batch([4]))
+    attention(rows, kv_dtype="float16").plan(world.batch([4]))
     assert [wish.family for wish in wishes] == ["prefill"]
 
 
 def test_warm_compiles_what_lengths_ask_for(wishes: list[Wish]) -> None:
     types = {"q_dtype": "bfloat16", "kv_dtype": "bfloat16"}
-    task = flashbsr.TaskInfo(HEADS, KV_HEADS, 128, page_size=16, backend="cuda", **types)
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, 128, backend="cuda", **types)
     mine = spec("warm")
-    names = warm(mine, task)
+    names = warm(mine, task, page_size=16)
     assert names == [wish.name for wish in wishes]
     assert [wish.family for wish in wishes] == ["decode", "hopper"]
-    assert warm(mine, dataclasses.replace(task, page_size=None), [512]) == names[1:]
+    assert warm(mine, task, [512]) == names[1:]
     assert len(wishes) == 2
 
 
 def test_a_variants_kernel_is_not_in_the_table() -> None:
-    attention(spec("table"), kv_dtype="float16").plan(**World.batch([4]))
+    attention(spec("table"), kv_dtype="float16").plan(World.batch([4]))
     names = {kernel["name"] for kernel in flashbsr._core.cuda_kernels()}
     assert not any("Biased" in name for name in names)
 

@@ -30,29 +30,30 @@ class World:
         spec = {k: task.pop(k) for k in tuple(task) if k in flashbsr.AttentionSpec.__slots__}
         return flashbsr.Attention(
             flashbsr.AttentionSpec(**{"causal": True, **spec}),
-            flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, page_size=PAGE, backend=backend, **task),
+            flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend=backend, **task),
             workspace,
         )
 
     @staticmethod
-    def batch(kv_lens: list[int], q_lens: list[int] | None = None, seed: int = 0) -> dict[str, Any]:
+    def batch(kv_lens: list[int], q_lens: list[int] | None = None, seed: int = 0) -> flashbsr.Paged:
         counts = [-(-n // PAGE) for n in kv_lens]
         ids = np.random.default_rng(seed).permutation(PAGES)[: sum(counts)]
-        return {
-            "qo_indptr": None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32),
-            "kv_indptr": np.cumsum([0, *counts]).astype(np.int32),
-            "kv_indices": ids.astype(np.int32),
-            "kv_lens": np.array(kv_lens, np.int32),
-        }
+        return flashbsr.Paged(
+            None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32),
+            np.cumsum([0, *counts]).astype(np.int32),
+            ids.astype(np.int32),
+            kv_lens=np.array(kv_lens, np.int32),
+            page_size=PAGE,
+        )
 
-    def expected(self, batch: dict[str, Any], rows: int, **options: Any) -> np.ndarray:
+    def expected(self, batch: flashbsr.Paged, rows: int, **options: Any) -> np.ndarray:
         reference = self.attention("cpu", **options)
-        reference.plan(**batch)
+        reference.plan(batch)
         return reference.run(self.q[:rows].numpy(), self.cache.numpy())
 
 
 def check(
-    world: World, out: torch.Tensor, batch: dict[str, Any], rows: int, **options: Any
+    world: World, out: torch.Tensor, batch: flashbsr.Paged, rows: int, **options: Any
 ) -> None:
     got, want = out[:rows].numpy(), world.expected(batch, rows, **options)
     np.testing.assert_allclose(
@@ -64,8 +65,8 @@ DECODE = ([40, 7, 100, 1], None, 4)
 PREFILL = ([40, 7, 100], [20, 3, 30], 53)
 
 
-def planned(world: World, shape: Any = DECODE, **options: Any) -> tuple[Any, dict[str, Any], int]:
+def planned(world: World, shape: Any = DECODE, **options: Any) -> tuple[Any, flashbsr.Paged, int]:
     lens, q_lens, rows = shape
     attention, batch = world.attention(**options), world.batch(lens, q_lens)
-    attention.plan(**batch)
+    attention.plan(batch)
     return attention, batch, rows

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashbsr import Attention, AttentionSpec, FlashbsrError, TaskInfo
+from flashbsr import Attention, AttentionSpec, FlashbsrError, Ragged, TaskInfo
 from flashbsr.jit import cache
 
 KEY = cache.key_of("a test")
@@ -50,7 +50,7 @@ def says_where(caught: pytest.ExceptionInfo[FlashbsrError], folder: Path) -> str
 
 def run_variant() -> None:
     attention = Attention(AttentionSpec.from_source(TEXT), TaskInfo(1, 1, 16))
-    attention.plan([0, 2], [0, 2])
+    attention.plan(Ragged([0, 2], [0, 2]))
     q = np.ones((2, 1, 16), np.float32)
     assert np.all(attention.run(q, (q, q)) == 1)
 

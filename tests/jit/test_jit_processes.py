@@ -23,7 +23,7 @@ from flashbsr.jit import cache, cxx
 PROGRAM = '''
 import sys
 import numpy as np
-from flashbsr import Attention, AttentionSpec, TaskInfo
+from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo
 TEXT = """struct Wavy : flashbsr::VariantBase {
   static constexpr bool use_softmax = false;
   template <class M> auto activation(typename M::Float x) const {
@@ -33,7 +33,7 @@ TEXT = """struct Wavy : flashbsr::VariantBase {
 q, k, v = np.load(sys.argv[1])
 spec = AttentionSpec.from_source(TEXT, extras={"slope": "float32"})
 attention = Attention(spec, TaskInfo(2, 2, 16))
-attention.plan([0, 7], [0, 7])
+attention.plan(Ragged([0, 7], [0, 7]))
 print("ready", flush=True)
 sys.stdin.readline()
 print(attention.run(q, (k, v), slope=0.75).tobytes().hex())

@@ -64,7 +64,7 @@ def task(**changes: object) -> TaskInfo:
 @pytest.mark.parametrize("page_size", [None, 8])
 def test_what_the_build_has_is_not_compiled(kv_layout: str, page_size: int | None) -> None:
     spec = AttentionSpec(causal=True)
-    assert warm(spec, task(kv_layout=kv_layout, page_size=page_size, head_dim_vo=8))
+    assert warm(spec, task(kv_layout=kv_layout, head_dim_vo=8), page_size=page_size)
     assert cache.entries() == []
 
 

@@ -112,9 +112,9 @@ def test_attention(mask_mod, dtype, device):
     )
     attention = Attention(
         AttentionSpec(),
-        TaskInfo(4, 2, 64, page_size=c, q_dtype=dtype, kv_dtype=dtype, backend=device.backend),
+        TaskInfo(4, 2, 64, q_dtype=dtype, kv_dtype=dtype, backend=device.backend),
     )
-    block_mask(mask_mod, q_len, kv_len, block_size=(r, c)).plan(attention)
+    attention.plan(block_mask(mask_mod, q_len, kv_len, block_size=(r, c)).layout())
     pages = tuple(device.put(x.reshape(kv_len // c, c, 2, 64)) for x in (k, v))
     out, lse = map(device.get, attention.run(device.put(q), pages, return_lse=True))
     mask = expected(mask_mod, q_len, kv_len)
@@ -159,9 +159,9 @@ def test_refused():
     with pytest.raises(flashbsr.FlashbsrError, match="a parameter 'x'"):
         block_mask(lambda b, h, q, k, x: q >= x, 128, 128)
     spec = AttentionSpec.from_functions(score_mod=lambda s, b, h, q, k: s + q)
-    attention = Attention(spec, TaskInfo(1, 1, 8, page_size=8))
+    attention = Attention(spec, TaskInfo(1, 1, 8))
     with pytest.raises(UnsupportedError, match="asks for positions"):
-        block_mask(everything, 8, 8, block_size=8).plan(attention)
+        attention.plan(block_mask(everything, 8, 8, block_size=8).layout())
 
 
 def test_a_variant_without_positions_goes_with_blocks(monkeypatch, tmp_path):
@@ -170,8 +170,8 @@ def test_a_variant_without_positions_goes_with_blocks(monkeypatch, tmp_path):
     spec = AttentionSpec.from_functions(score_mod=lambda s, b, h, q, k: s * (h + 1))
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((128, 2, 16)).astype(np.float32) for _ in "qkv")
-    attention = Attention(spec, TaskInfo(2, 2, 16, page_size=16))
-    block_mask(window, 128, 128, block_size=16).plan(attention)
+    attention = Attention(spec, TaskInfo(2, 2, 16))
+    attention.plan(block_mask(window, 128, 128, block_size=16).layout())
     out = attention.run(q, (k.reshape(8, 16, 2, 16), v.reshape(8, 16, 2, 16)))
     hooks = reference.Hooks(score=lambda x, b, h, q, k: x * (h + 1))
     mask = dense(window, 128, 128)
@@ -193,12 +193,12 @@ def test_a_function_of_the_head():
     assert found.per_head and len(found.indptr) == 2 * 5 + 1
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((q_len, n, 32)).astype(np.float32) for n in (4, 2, 2))
-    attention = Attention(AttentionSpec(), TaskInfo(*heads, 32, page_size=32))
-    found.plan(attention)
+    attention = Attention(AttentionSpec(), TaskInfo(*heads, 32))
+    attention.plan(found.layout())
     out, lse = attention.run(q, (k, v), return_lse=True)
     check_heads(q, k, v, [dense(bands, q_len, q_len, h=2 * h) for h in range(2)], out, lse)
-    with pytest.raises(ShapeError, match="attention: got num_kv_heads=1; expected 2"):
-        found.plan(Attention(AttentionSpec(), TaskInfo(4, 1, 32, page_size=32)))
+    with pytest.raises(ShapeError, match="indptr: .*1"):  # heads of the task
+        Attention(AttentionSpec(), TaskInfo(4, 1, 32)).plan(found.layout())
     alike = block_mask(window, 64, 64, block_size=16, heads=heads)
     assert not alike.per_head
     by_name = block_mask(
@@ -233,7 +233,7 @@ def test_block_maps(heads):
 @pytest.mark.parametrize("form", ["bsr", "csr"])
 @pytest.mark.parametrize("size", [None, (8, 16), (5, 7), (64, 64)])
 def test_scipy(form, size, device):
-    """Entries that are not zero, in blocks of any size, through the wrapper; a matrix per head."""
+    """Entries that are not zero, in blocks of any size; a matrix per head."""
     sparse = framework("scipy.sparse")
     rng, (m, n), heads = np.random.default_rng(2), (48, 80), 2
     masks = np.kron(rng.random((heads, 6, 5)) < 0.5, np.ones((8, 16))) > 0
@@ -249,12 +249,9 @@ def test_scipy(form, size, device):
     default = (8, 16) if form == "bsr" else (1, 1)
     assert found.block == (default if size is None else size)
     q, k, v = (rng.standard_normal((x, h, 64)).astype("f2") for x, h in ((m, 4), (n, 2), (n, 2)))
-    wrapper = flashbsr.flashinfer.BlockSparseAttentionWrapper(None, device.backend)
-    wrapper.plan(
-        found.indptr, found.indices, *found.shape, *found.block, 4, 2, 64,
-        mask=found.mask, per_head=found.per_head,
-    )  # fmt: skip
-    result = wrapper.run(*map(device.put, (q, k, v)), return_lse=True)
+    attention = Attention(AttentionSpec(), TaskInfo(4, 2, 64, backend=device.backend))
+    attention.plan(found.layout())
+    result = attention.run(device.put(q), (device.put(k), device.put(v)), return_lse=True)
     check_heads(q, k, v, masks, *map(device.get, result))
     alone = BlockMask.from_scipy(matrices[1], block_size=size)
     assert not alone.per_head

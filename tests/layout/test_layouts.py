@@ -82,30 +82,29 @@ def test_ragged_and_paged_are_equal(
 
 @per_device
 @given(CASES)
-def test_contiguous_and_ragged_are_equal(device: Device, case: Case) -> None:
-    """`single_prefill_with_kv_cache`, request by request."""
+def test_dense_and_ragged_are_equal(device: Device, case: Case) -> None:
+    """`flashbsr.attention`, request by request; with a mask, an engine for each request."""
     case = device.adapt(case)
     problem = cases.build(case)
     out, lse = execute(problem, attention_for(problem, device.backend), device)
-    v = case.variant
+    spec = flashbsr.AttentionSpec(**problem.spec_fields())
     k_all, v_all = problem.kv
     work = case.dtypes[0]
     for i, (*_, mask) in enumerate(problem.requests):
         rows = slice(*problem.qo_indptr[i : i + 2])
         keys = slice(*problem.kv_indptr[i : i + 2])
-        if "sinks" in problem.run_options:
-            return  # not an argument of the single-request functions
-        one, one_lse = flashbsr.flashinfer.single_prefill_with_kv_cache(
-            device.put(problem.q[rows]),
-            device.put(k_all[keys]),
-            device.put(v_all[keys]),
-            custom_mask=mask,
-            causal=v.causal,
-            pos_encoding_mode=v.pos_encoding_mode,
-            window_left=v.window_left,
-            logits_soft_cap=v.logits_soft_cap,
-            return_lse=True,
-        )
+        options = {name: device.put(x) for name, x in problem.run_options.items()}
+        options["return_lse"] = True
+        arrays = [device.put(x) for x in (problem.q[rows], k_all[keys], v_all[keys])]
+        if mask is None:
+            both = flashbsr.attention(*(x[None] for x in arrays), spec=spec, **options)
+            one, one_lse = (x[0] for x in both)
+        else:
+            attention = attention_for(problem, device.backend)
+            attention.plan(
+                flashbsr.Ragged([0, mask.shape[0]], [0, mask.shape[1]]), custom_mask=mask.ravel()
+            )
+            one, one_lse = attention.run(arrays[0], tuple(arrays[1:]), **options)
         alone = dataclasses.replace(problem, requests=[problem.requests[i]])
         exact, working = alone.reference(), alone.reference(work)
         one, one_lse = device.get(one), device.get(one_lse)
@@ -148,13 +147,13 @@ def test_bsr_equals_its_dense_mask(
     problem = device.build(case)
     if n % c == 0 and seed % 3:  # pages; otherwise tokens
         problem.kv = tuple(x.reshape(block_columns, c, 2, 16) for x in problem.kv)
-    attention = attention_for(problem, device.backend, page_size=c)
+    attention = attention_for(problem, device.backend)
     masks = {}
     if mask is not None and packed:
         masks = {"packed_mask": reference.packbits(mask.ravel(), "little")}
     elif mask is not None:
         masks = {"mask": mask}
-    attention.plan_bsr(bsr_indptr, indices, m, n, r, c, **masks)
+    attention.plan(flashbsr.Bsr(bsr_indptr, indices, (m, n), (r, c), **masks))
     out, lse = execute(problem, attention, device, plan=False)
     queries, keys, values, _ = problem.requests[0]
     problem.requests[0] = (queries, keys, values, dense)

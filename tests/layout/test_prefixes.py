@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flashbsr
@@ -43,8 +44,9 @@ def test_find_shared_prefixes(
     """The nodes of the tree, each once; parents before children, whose requests are neighbours."""
     lens = [max(size * len(own) - random.randrange(size), 0) for own in pages]
     batch = Batch(size, pages, lens, [random.choice([0, 1, 1, 4]) for _ in pages])
-    table = {name: x.astype(kind) for name, x in batch.table().items()}
-    found = flashbsr.find_shared_prefixes(**table, page_size=size, causal=causal)
+    table = batch.table()
+    table = dataclasses.replace(table, **{name: x.astype(kind) for name, x in table.arrays()})
+    found = flashbsr.find_shared_prefixes(table, causal=causal)
     expected = tree_of(batch, causal)
     assert {(tokens, frozenset(who)) for tokens, who in found} == expected
     assert len(found) == len(expected)
@@ -54,9 +56,9 @@ def test_find_shared_prefixes(
                 assert parent_tokens < tokens
                 first = parent.index(who[0])
                 assert parent[first : first + len(who)] == who
-    del table["qo_indptr"]
     batch.q_lens = [1] * len(pages)
-    found = flashbsr.find_shared_prefixes(**table, page_size=size, causal=causal)
+    decode = dataclasses.replace(table, qo_indptr=None)
+    found = flashbsr.find_shared_prefixes(decode, causal=causal)
     assert {(tokens, frozenset(who)) for tokens, who in found} == tree_of(batch, causal)
 
 
@@ -70,12 +72,15 @@ def test_find_shared_prefixes_of_a_large_table(kind: str, rng: np.random.Generat
 
     all_of, groups, pairs, own = new(1, 100), new(16, 200), new(128, 211), new(256, 1)
     lists = [all_of[0] + groups[b // 16] + pairs[b // 2] + own[b] for b in range(256)]
-    found = flashbsr.find_shared_prefixes(
-        np.arange(257).astype(kind) * 512,
-        np.concatenate(lists).astype(kind),
-        np.full(256, 512 * 16, kind),
-        16,
+    lens = np.full(256, 512 * 16, kind)
+    tables = np.array(lists).astype(kind)
+    indptr = np.arange(257).astype(kind) * 512
+    layouts = (
+        flashbsr.Paged(None, indptr, tables.ravel(), kv_lens=lens, page_size=16),
+        flashbsr.BlockTable(None, tables, lens, page_size=16),
     )
+    found, of_table = map(flashbsr.find_shared_prefixes, layouts)
+    assert found == of_table
     expected = {(1600, frozenset(range(256)))}
     expected |= {(4800, frozenset(range(b, b + 16))) for b in range(0, 256, 16)}
     expected |= {(8176, frozenset((b, b + 1))) for b in range(0, 256, 2)}
@@ -84,8 +89,9 @@ def test_find_shared_prefixes_of_a_large_table(kind: str, rng: np.random.Generat
 
 def test_find_shared_prefixes_of_bad_tables() -> None:
     i32 = np.array
-    good = (i32([0, 2, 4]), i32([5, 6, 5, 7]), i32([8, 7]), 4)
-    assert flashbsr.find_shared_prefixes(*good) == [(4, [0, 1])]
+    good = flashbsr.Paged(None, i32([0, 2, 4]), i32([5, 6, 5, 7]), kv_lens=i32([8, 7]), page_size=4)
+    assert flashbsr.find_shared_prefixes(good) == [(4, [0, 1])]
+    names = ("kv_indptr", "kv_indices", "kv_lens", "page_size")
     for at, value, error in (
         (0, i32([0, 2, 5]), flashbsr.ShapeError),
         (0, i32([0, 3, 2]), flashbsr.IndexRangeError),
@@ -97,7 +103,8 @@ def test_find_shared_prefixes_of_bad_tables() -> None:
         (3, 0, flashbsr.FlashbsrError),
         (3, 2.0, flashbsr.DTypeError),
     ):
-        bad: list[Any] = list(good)
-        bad[at] = value
         with pytest.raises(error):
-            flashbsr.find_shared_prefixes(*bad)
+            flashbsr.find_shared_prefixes(dataclasses.replace(good, **{names[at]: value}))
+    for other in (flashbsr.Ragged(None, [0, 2]), i32([0, 2, 4]), None):
+        with pytest.raises(flashbsr.DTypeError, match="^layout"):
+            flashbsr.find_shared_prefixes(other)

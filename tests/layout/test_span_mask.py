@@ -126,7 +126,7 @@ def test_attention(mask_mod, device):
     )
     spans = span_mask(mask_mod, *lengths)
     attention = Attention(AttentionSpec(**spans.fields), TaskInfo(4, 2, 64, backend=device.backend))
-    spans.plan(attention)
+    attention.plan(spans.layout())
     result = attention.run(*map(device.put, (q,)), tuple(map(device.put, (k, v))), return_lse=True)
     mask = whole(mask_mod, *lengths)
     exact, working = (
@@ -158,11 +158,14 @@ def test_other_masks_are_refused(mask_mod, message):
 
 def test_plan_wants_its_own_spec():
     spans = span_mask(window, 100, 100)
-    with pytest.raises(UnsupportedError, match=r"AttentionSpec\(causal=True, window_left=40\)"):
-        spans.plan(Attention(AttentionSpec(causal=True), TaskInfo(1, 1, 8)))
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^layout: got spans of causal=True, window_left=40; .*window_left=-1",
+    ):
+        Attention(AttentionSpec(causal=True), TaskInfo(1, 1, 8)).plan(spans.layout())
     spec = AttentionSpec.from_functions(score_mod=lambda s, b, h, q, k: s + k, **spans.fields)
     with pytest.raises(UnsupportedError, match="asks for positions"):
-        spans.plan(Attention(spec, TaskInfo(1, 1, 8)))
+        Attention(spec, TaskInfo(1, 1, 8)).plan(spans.layout())
 
 
 def test_functions_of_torch():

@@ -42,13 +42,7 @@ def tree_problem(
 def plan_tree(
     problem: cases.Problem, attention: flashbsr.Attention, trees: flashbsr.DraftTrees
 ) -> None:
-    p, tree = problem, {"tree_parents": trees.parents}
-    if p.case.layout == "ragged":
-        attention.plan(p.qo_indptr, p.kv_indptr, **tree)
-    elif p.case.layout == "table":
-        attention.plan_block_table(p.qo_indptr, p.block_tables, p.kv_lens, **tree)
-    else:
-        attention.plan(p.qo_indptr, p.kv_indptr, p.kv_indices, kv_lens=p.kv_lens, **tree)
+    attention.plan(problem.layout(), tree_parents=trees.parents)
 
 
 def check_tree(device: Device, case: Case, seed: int = 0, **task: Any) -> None:
@@ -150,10 +144,7 @@ def test_as_a_mask(device: Device) -> None:
     """`DraftTrees.mask` says the same."""
     problem, trees = tree_problem(device, TREES)
     attention = attention_for(problem, device.backend)
-    attention.plan(
-        problem.qo_indptr, problem.kv_indptr, problem.kv_indices, kv_lens=problem.kv_lens,
-        custom_mask=trees.mask(problem.kv_lens),
-    )  # fmt: skip
+    attention.plan(problem.layout(), custom_mask=trees.mask(problem.kv_lens))
     compare(problem, *execute(problem, attention, device, plan=False))
 
 
@@ -212,24 +203,12 @@ def test_drafts_are_not_shared(device: Device) -> None:
     compare(problem, *execute(problem, attention, device, plan=False))
 
 
-def test_wrapper(device: Device) -> None:
-    problem, trees = tree_problem(device, TREES)
-    wrapper = flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(backend=device.backend)
-    (num_qo, num_kv), p = TREES.heads, problem
-    wrapper.plan(
-        trees.qo_indptr, p.kv_indptr, p.kv_indices, p.last_page_len, num_qo, num_kv, 64,
-        TREES.page_size, causal=True, tree_parents=device.put(trees.parents),
-    )  # fmt: skip
-    sent = device.upload(problem)
-    out, lse = wrapper.run(sent.q, sent.kv, return_lse=True)
-    compare(problem, device.get(out), device.get(lse))
-
-
 def test_the_plan_has_few_bits() -> None:
     """8 drafts behind 131072 tokens: 8 bytes, not 131080."""
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64))
     trees = flashbsr.draft_trees([np.full(8, -1)] * 3)
-    attention.plan(trees.qo_indptr, np.arange(4) * 131080, tree_parents=trees.parents)
+    layout = flashbsr.Ragged(trees.qo_indptr, np.arange(4) * 131080)
+    attention.plan(layout, tree_parents=trees.parents)
     requests = attention.plan_info.requests
     assert requests["mask_lo"].tolist() == [0, 8, 16]
     assert requests["mask_begin"].tolist() == 3 * [131072]
@@ -262,13 +241,12 @@ def test_rotated_by_depth(device: Device) -> None:
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64, backend=device.backend)
     )
-    attention.plan(trees.qo_indptr, np.array([0, context + 6]), tree_parents=trees.parents)
+    layout = flashbsr.Ragged(trees.qo_indptr, np.array([0, context + 6]))
+    attention.plan(layout, tree_parents=trees.parents)
     out = device.get(attention.run(q_turned[context:], (k_turned, device.put(v))))
     own = [*range(context), *(context + i for i in branch)]
-    alone = flashbsr.flashinfer.single_prefill_with_kv_cache(
-        device.put(q[own]), device.put(k[own]), device.put(v[own]), causal=True,
-        pos_encoding_mode="ROPE_LLAMA",
-    )  # fmt: skip
+    spec = flashbsr.AttentionSpec(causal=True, pos_encoding_mode="ROPE_LLAMA")
+    alone = flashbsr.attention(*(device.put(x[None, own]) for x in (q, k, v)), spec=spec)[0]
     # Twice the rounding of q and k, which is where the two differ.
     np.testing.assert_allclose(
         out[branch].astype(np.float32), device.get(alone)[-4:].astype(np.float32), atol=4e-3
@@ -287,8 +265,9 @@ def test_rotated_by_depth(device: Device) -> None:
 )
 def test_bad_parents(parents: list[int], name: str) -> None:
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64))
+    layout = flashbsr.Ragged([0, len(parents)], [0, 100])
     with pytest.raises(flashbsr.IndexRangeError) as caught:
-        attention.plan([0, len(parents)], [0, 100], tree_parents=np.array(parents))
+        attention.plan(layout, tree_parents=np.array(parents))
     assert caught.value.argument == name
     with pytest.raises(flashbsr.IndexRangeError, match=r"parents\[1\]"):
         flashbsr.draft_trees([[], parents])
@@ -303,27 +282,28 @@ def test_bad_parents(parents: list[int], name: str) -> None:
     ],
 )
 def test_positions_are_depths(spec: dict[str, Any], name: str) -> None:
-    task = flashbsr.TaskInfo(4, 2, 64, page_size=16)
+    task = flashbsr.TaskInfo(4, 2, 64)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(**spec), task)
-    for plan in (
-        lambda: attention.plan([0, 1], [0, 1], [0], kv_lens=[1], tree_parents=[-1]),
-        lambda: attention.plan_block_table([0, 1], np.array([[0]]), [1], tree_parents=[-1]),
+    for layout in (
+        flashbsr.Paged([0, 1], [0, 1], [0], kv_lens=[1], page_size=16),
+        flashbsr.BlockTable([0, 1], np.array([[0]]), [1], page_size=16),
     ):
         with pytest.raises(flashbsr.UnsupportedError) as caught:
-            plan()
+            attention.plan(layout, tree_parents=[-1])
         assert caught.value.argument == name
 
 
 def test_bad_calls() -> None:
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64))
     with pytest.raises(flashbsr.ShapeError, match="tree_parents"):
-        attention.plan([0, 2], [0, 9], tree_parents=[-1])
+        attention.plan(flashbsr.Ragged([0, 2], [0, 9]), tree_parents=[-1])
     with pytest.raises(flashbsr.FlashbsrError, match="tree_parents.*KV that include"):
-        attention.plan([0, 2], [0, 1], tree_parents=[-1, 0])
+        attention.plan(flashbsr.Ragged([0, 2], [0, 1]), tree_parents=[-1, 0])
+    one = flashbsr.Ragged([0, 1], [0, 1])
     with pytest.raises(flashbsr.FlashbsrError, match="tree_parents.*mask"):
-        attention.plan([0, 1], [0, 1], tree_parents=[-1], custom_mask=np.ones(1, bool))
+        attention.plan(one, tree_parents=[-1], custom_mask=np.ones(1, bool))
     with pytest.raises(flashbsr.DTypeError, match="tree_parents"):
-        attention.plan([0, 1], [0, 1], tree_parents=np.array([-1.0]))
+        attention.plan(one, tree_parents=np.array([-1.0]))
     with pytest.raises(flashbsr.FlashbsrError, match="parents"):
         flashbsr.draft_trees(np.array([-1]))
     trees = flashbsr.draft_trees([[-1, 0]])

@@ -155,7 +155,7 @@ def test_states_of_kv_parts_merge_to_the_whole(device: Device) -> None:
         states = []
         for a, b in ((k0, half), (half, k1)):
             attention = attention_for(whole, device.backend)
-            attention.plan(np.array([0, q1 - q0]), np.array([0, b - a]))
+            attention.plan(flashbsr.Ragged(np.array([0, q1 - q0]), np.array([0, b - a])))
             q, *kv = map(device.put, (whole.q[q0:q1], k[a:b], v[a:b]))
             states.append(attention.run(q, tuple(kv), return_lse=True))
         parts.append(flashbsr.merge_state(*states[0], *states[1]))

@@ -189,15 +189,13 @@ def test_rope_in_attention_is_rope_before_attention(
     dtype = "float32" if device is CPU else "float16"
     q, k = (device.put(x) for x in some_heads(rng, 30, 64, dtype))
     v = device.put(rng.standard_normal(tuple(k.shape)).astype(DTYPES[dtype]))
-    prefill, scaling = (
-        flashbsr.flashinfer.single_prefill_with_kv_cache,
-        {"rope_scale": 2.0, "rope_theta": 1e5},
-    )
-    fused = prefill(q, k, v, causal=True, pos_encoding_mode="ROPE_LLAMA", **scaling)
+    scaling = {"rope_scale": 2.0, "rope_theta": 1e5}
+    spec = flashbsr.AttentionSpec(causal=True, pos_encoding_mode="ROPE_LLAMA", **scaling)
+    fused = flashbsr.attention(q[None], k[None], v[None], spec=spec)
     for shift in (0, 1000):
         positions = device.put(np.arange(shift, shift + 30, dtype=np.int32))
         q_rot, k_rot = flashbsr.apply_rope_pos_ids(q, k, positions, **scaling)
-        apart = prefill(q_rot, k_rot, v, causal=True)
+        apart = flashbsr.attention(q_rot[None], k_rot[None], v[None], causal=True)
         # Angles of up to 1000 radians in float32; rotated rows that are rounded to float16.
         atol = 1e-2 if dtype == "float16" else 2e-4 if shift else 2e-6
         np.testing.assert_allclose(device.get(fused), device.get(apart), atol=atol)

@@ -21,8 +21,8 @@ print(json.dumps([seconds, [name for name in {FRAMEWORKS} if name in sys.modules
 USE = f"""
 import sys
 import numpy as np, flashbsr
-q, kv = np.ones((1, 2, 8), np.float32), np.ones((5, 1, 8), np.float32)
-out = flashbsr.flashinfer.single_prefill_with_kv_cache(q, kv, kv)
+q, kv = np.ones((1, 1, 2, 8), np.float32), np.ones((1, 5, 1, 8), np.float32)
+out = flashbsr.attention(q, kv, kv)
 assert type(out) is np.ndarray and (out == 1).all(), out
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
@@ -61,6 +61,12 @@ def test_all_names_exist() -> None:
         "Attention",
         "AttentionSpec",
         "TaskInfo",
+        "Ragged",
+        "Paged",
+        "BlockTable",
+        "Levels",
+        "Bsr",
+        "attention",
         "merge_state",
         "merge_state_in_place",
         "merge_states",

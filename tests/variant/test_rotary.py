@@ -176,7 +176,7 @@ def test_the_same_as_rotating_first(
     ):
         scaling = {"rope_scale": 2.0, "rope_theta": 1e5}
         attention = flashbsr.Attention(AttentionSpec(causal=True, **scaling, **fields), task)
-        attention.plan(indptr, indptr)
+        attention.plan(flashbsr.Ragged(indptr, indptr))
         results.append(attention.run(a, (b, v)))
     np.testing.assert_allclose(*results, atol=3e-6)
 
@@ -187,7 +187,7 @@ def test_infinite_dims_that_stay_are_their_own(rng: np.random.Generator) -> None
     k[2, 0, 40] = -np.inf
     fields = {"rotary_dim": 32, **ROPE}
     attention = flashbsr.Attention(AttentionSpec(**fields), flashbsr.TaskInfo(1, 1, 64))
-    attention.plan([0, 5], [0, 5])
+    attention.plan(flashbsr.Ragged([0, 5], [0, 5]))
     out = attention.run(q, (k, v))
     at = np.arange(5)
     x = rotate(q, at, rope_frequencies(32))[:, 0] @ rotate(k, at, rope_frequencies(32))[:, 0].T / 8

@@ -18,6 +18,7 @@ from flashbsr import (
     DeviceError,
     DTypeError,
     FlashbsrError,
+    Ragged,
     ShapeError,
     TaskInfo,
     UnsupportedError,
@@ -244,7 +245,7 @@ def test_the_source_can_be_printed():
 
 def small_attention(spec: AttentionSpec) -> tuple[Attention, tuple]:
     attention = Attention(spec, TaskInfo(num_qo_heads=1, num_kv_heads=1, head_dim_qk=8))
-    attention.plan(None, [0, 3])
+    attention.plan(Ragged(None, [0, 3]))
     q, k = np.ones((1, 1, 8), np.float32), np.ones((3, 1, 8), np.float32)
     return attention, (q, (k, k))
 
@@ -473,7 +474,7 @@ def test_threads_may_ask_while_another_compiles():
             attention.run_stats,
             lambda: attention.plan_info,
             lambda: attention.device,
-            lambda: attention.plan(None, [0, 3]),
+            lambda: attention.plan(Ragged(None, [0, 3])),
         )
     ]
     for thread in threads:

@@ -52,7 +52,6 @@ def make_plan(
                 "num_qo_heads": 8,
                 "num_kv_heads": 2,
                 "head_dim_qk": 64,
-                "page_size": page_size,
                 "q_dtype": "float32",
                 "kv_dtype": "float32",
                 **task,
@@ -61,7 +60,7 @@ def make_plan(
     )
     qo_indptr = np.cumsum([0, *q_lens])
     if page_size is None:
-        attention.plan(qo_indptr, np.cumsum([0, *kv_lens]))
+        attention.plan(flashbsr.Ragged(qo_indptr, np.cumsum([0, *kv_lens])))
     else:
         pages = [-(-n // page_size) for n in kv_lens]
         indices, unused = [], shared_pages
@@ -70,10 +69,13 @@ def make_plan(
             indices += [*range(common), *range(unused, unused + count - common)]
             unused += count - common
         attention.plan(
-            qo_indptr,
-            np.cumsum([0, *pages]),
-            np.asarray(indices, np.int32),
-            kv_lens=np.asarray(kv_lens, np.int64),
+            flashbsr.Paged(
+                qo_indptr,
+                np.cumsum([0, *pages]),
+                np.asarray(indices, np.int32),
+                kv_lens=np.asarray(kv_lens, np.int64),
+                page_size=page_size,
+            )
         )
     return attention.plan_info
 
@@ -216,12 +218,11 @@ def shared_tree() -> tuple[Plan, list[list[int]]]:
         lists.append([*stem, *(left if request > 5 else right if request % 4 == 1 else []), *own])
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(),
-        flashbsr.TaskInfo(8, 2, 64, page_size=16, q_dtype="float32", num_workers=4),
+        flashbsr.TaskInfo(8, 2, 64, q_dtype="float32", num_workers=4),
     )
     lens = np.array([16 * len(pages) - 5 for pages in lists])
-    attention.plan(
-        np.arange(11) * 3, np.cumsum([0, *map(len, lists)]), np.concatenate(lists), kv_lens=lens
-    )
+    table = np.cumsum([0, *map(len, lists)]), np.concatenate(lists)
+    attention.plan(flashbsr.Paged(np.arange(11) * 3, *table, kv_lens=lens, page_size=16))
     return attention.plan_info, lists
 
 

@@ -64,14 +64,17 @@ class Adapter(Protocol):
     def empty(self, like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
         """Allocate an array on the device of `like`; `export` it, then `finish` it."""
 
-    def finish(self, x: Any, *inputs: Any) -> Any:
-        """Turn what `empty` made of `inputs` into an array of the framework. Zero copy."""
+    def finish(self, x: Any, a: Any = None, b: Any = None) -> Any:
+        """Turn what `empty` made into an array of the framework, computed of `a` and `b`."""
 
     def to_numpy(self, x: Any) -> npt.NDArray[Any]:
         """View `x` as a NumPy array on the host, for reading; zero copy on the CPU."""
 
     def address(self, x: Any) -> tuple[int, tuple[int, ...]]:
         """Address of the first element, and the strides in bytes."""
+
+    def strides(self, x: Any) -> tuple[int, ...]:
+        """Strides in bytes; `DTypeError` or what the framework raises where there are none."""
 
     def extend(self, x: Any, rows: int) -> Any:
         """View `x` with `rows` rows, from its first one on in steps of its first stride.

@@ -56,7 +56,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
         return cupy.empty(shape, dtype)
 
 
-def finish(x: Any, *inputs: Any) -> Any:  # noqa: ARG001
+def finish(x: Any, a: Any = None, b: Any = None) -> Any:  # noqa: ARG001
     """Return the array itself."""
     return x
 
@@ -69,6 +69,11 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
 def address(x: Any) -> tuple[int, tuple[int, ...]]:
     """Address of the first element, and the strides in bytes."""
     return int(x.data.ptr), x.strides
+
+
+def strides(x: Any) -> tuple[int, ...]:
+    """Strides in bytes."""
+    return x.strides  # type: ignore[no-any-return]
 
 
 def extend(x: Any, rows: int) -> Any:

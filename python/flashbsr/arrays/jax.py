@@ -76,7 +76,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
     return _core.empty_on_device(shape, dtype_name, ordinal)
 
 
-def finish(x: Any, *inputs: Any) -> jax.Array:  # noqa: ARG001
+def finish(x: Any, a: Any = None, b: Any = None) -> jax.Array:  # noqa: ARG001
     """Turn the buffer into a JAX array. It must not be written afterwards."""
     array: jax.Array = jax.dlpack.from_dlpack(x)
     return array
@@ -88,12 +88,17 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
 
 
 def address(x: Any) -> tuple[int, tuple[int, ...]]:
-    """Address of the first element, and the strides in bytes: rows lie densely."""
+    """Address of the first element, and the strides in bytes."""
     _check(x, "array")
-    strides = [x.dtype.itemsize]
+    return int(x.unsafe_buffer_pointer()), strides(x)
+
+
+def strides(x: Any) -> tuple[int, ...]:
+    """Strides in bytes: rows lie densely."""
+    found = [x.dtype.itemsize]
     for length in x.shape[:0:-1]:
-        strides.append(strides[-1] * length)
-    return int(x.unsafe_buffer_pointer()), tuple(strides[: x.ndim][::-1])
+        found.append(found[-1] * length)
+    return tuple(found[: x.ndim][::-1])
 
 
 def extend(x: Any, rows: int) -> None:  # noqa: ARG001

@@ -70,7 +70,7 @@ def _dtype(dtype_name: str) -> np.dtype[Any]:
     return dtype
 
 
-def finish(x: npt.NDArray[Any], *inputs: Any) -> npt.NDArray[Any]:  # noqa: ARG001
+def finish(x: npt.NDArray[Any], a: Any = None, b: Any = None) -> npt.NDArray[Any]:  # noqa: ARG001
     """Return the array itself."""
     return x
 
@@ -83,6 +83,11 @@ def to_numpy(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def address(x: npt.NDArray[Any]) -> tuple[int, tuple[int, ...]]:
     """Address of the first element, and the strides in bytes."""
     return x.__array_interface__["data"][0], x.strides
+
+
+def strides(x: npt.NDArray[Any]) -> tuple[int, ...]:
+    """Strides in bytes."""
+    return x.strides
 
 
 def extend(x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:

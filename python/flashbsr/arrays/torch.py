@@ -100,14 +100,15 @@ class _ForwardOnly(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
-def finish(x: torch.Tensor, *inputs: Any) -> torch.Tensor:
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def finish(x: torch.Tensor, a: Any = None, b: Any = None) -> torch.Tensor:
     """Return the tensor, in the graph of gradients where an input is: then ``backward`` raises."""
-    if not torch.is_grad_enabled():
-        return x
-    for y in inputs:
-        for z in y if isinstance(y, tuple) else (y,):
-            if isinstance(z, torch.Tensor) and z.requires_grad:
-                result: torch.Tensor = _ForwardOnly.apply(x, z)
+    if _is_grad_enabled():
+        for y in (a, *b) if type(b) is tuple else (a, b):
+            if getattr(y, "requires_grad", False):
+                result: torch.Tensor = _ForwardOnly.apply(x, y)
                 return result
     return x
 
@@ -124,7 +125,12 @@ def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:
 
 def address(x: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     """Address of the first element, and the strides in bytes."""
-    return x.data_ptr(), tuple(step * x.element_size() for step in x.stride())
+    return x.data_ptr(), strides(x)
+
+
+def strides(x: torch.Tensor) -> tuple[int, ...]:
+    """Strides in bytes."""
+    return tuple(step * x.element_size() for step in x.stride())
 
 
 def extend(x: torch.Tensor, rows: int) -> torch.Tensor | None:

@@ -110,11 +110,9 @@ class Row:
 
 def paged_kv(w: Workload, cache: Any, pages: Pages) -> Callable[[int], tuple[Any, Any]]:
     """Look up K and V of a request in the pages, both (kv_len, num_kv_heads, head_dim)."""
-    page_size = w.page_size
-    assert page_size is not None
 
     def of(request: int) -> tuple[Any, Any]:
-        page, slot = (x.tolist() for x in pages.tokens(request, w.kv_lens[request], page_size))
+        page, slot = (x.tolist() for x in pages.tokens(request, w.kv_lens[request]))
         return cache[page, 0, slot], cache[page, 1, slot]
 
     return of

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import flashbsr
-import flashbsr.flashinfer
 
 from .cuda_data import check_rows, normal, paged_kv, paged_sets, sample_rows
 from .cuda_timing import Gpu
-from .runner import plan_decode
+from .data import task_info
 from .workloads import Workload
 
 __all__ = ["decode_call"]
@@ -27,13 +26,13 @@ def decode_call(w: Workload, gpu: Gpu, **options: Any) -> tuple[Callable[[int], 
         A row is something else than float64 attention.
     """
     caches, pages = paged_sets(gpu, w)
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
-    plan_decode(wrapper, w, pages)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, gpu.backend))
+    attention.plan(pages.layout())
     q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))
 
     def call(index: int) -> Any:
-        return wrapper.run(q, caches[index], out=out, **options)
+        return attention.run(q, caches[index], out=out, **options)
 
     call(0)
     check_rows(gpu, "flashbsr", sample_rows(w, q, out, paged_kv(w, caches[0], pages)), w)

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 import flashbsr
-import flashbsr.flashinfer
 
 from .cuda_data import check_rows, normal, paged_kv, paged_sets, sample_rows
 from .cuda_decode import decode_call
 from .cuda_prefill import prefill_call
 from .cuda_timing import Gpu, measure
+from .data import task_info
 from .results import Result
 from .timing import Samples
 from .workloads import Workload
@@ -30,28 +28,22 @@ def _half(w: Workload, *, decodes: bool) -> Workload:
     return replace(w, q_lens=q_lens, kv_lens=kv_lens)
 
 
-def _together(
-    w: Workload, gpu: Gpu
-) -> tuple[Callable[[int], Any], int, flashbsr.flashinfer.BatchAttention]:
-    """Plan, run and check all of it in one launch; the call, its sets, and the wrapper."""
+def _together(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int, flashbsr.Attention]:
+    """Plan, run and check all of it in one launch; the call, its sets, and the engine."""
     caches, pages = paged_sets(gpu, w)
-    wrapper = flashbsr.flashinfer.BatchAttention(device=gpu.device)
-    assert w.page_size is not None
-    wrapper.plan(
-        np.cumsum([0, *w.q_lens]), pages.indptr, pages.indices, np.array(w.kv_lens),
-        w.num_qo_heads, w.num_kv_heads, w.head_dim, w.head_dim, w.page_size, w.causal,
-        q_data_type=w.dtype, kv_data_type=w.dtype,
-    )  # fmt: skip
+    spec = flashbsr.AttentionSpec(causal=w.causal)
+    attention = flashbsr.Attention(spec, task_info(w, gpu.backend))
+    attention.plan(pages.layout(w.q_lens))
     q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))
     lse = gpu.torch.empty(q.shape[:2], dtype=gpu.torch.float32, device=gpu.device)
 
     def call(index: int) -> Any:
-        return wrapper.run(q, caches[index], out=out, lse=lse)
+        return attention.run(q, caches[index], out=out, lse=lse)
 
     call(0)
     check_rows(gpu, "flashbsr", sample_rows(w, q, out, paged_kv(w, caches[0], pages)), w)
-    return call, len(caches), wrapper
+    return call, len(caches), attention
 
 
 def run_mixed(w: Workload, gpu: Gpu) -> Result:
@@ -66,7 +58,7 @@ def run_mixed(w: Workload, gpu: Gpu) -> Result:
     def timed(call: Callable[[int], Any], sets: int) -> Samples:
         return measure(gpu.clock, call, sets, compute_bound=True)
 
-    call, sets, wrapper = _together(w, gpu)
+    call, sets, attention = _together(w, gpu)
     together = timed(call, sets)
     prefills = timed(*prefill_call(_half(w, decodes=False), gpu))
     decodes = timed(*decode_call(_half(w, decodes=True), gpu))
@@ -79,4 +71,4 @@ def run_mixed(w: Workload, gpu: Gpu) -> Result:
         "over_larger": together.median / max(halves),
     }
     times = {"flashbsr": together, "prefills": prefills, "decodes": decodes}
-    return Result(w, times, metrics, note=wrapper.explain().kernel)
+    return Result(w, times, metrics, note=attention.explain().kernel)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-import flashbsr.flashinfer
 from flashbsr.arrays.dtypes import output_dtype
 
 from .cuda_data import (
@@ -32,7 +31,7 @@ from .cuda_data import (
 )
 from .cuda_peers import add_peers
 from .cuda_timing import Gpu, measure
-from .data import Pages
+from .data import Pages, task_info
 from .results import Result
 from .timing import Samples
 from .workloads import Workload, attention_flops, kv_bytes
@@ -56,53 +55,28 @@ def causal_bits(w: Workload) -> np.ndarray:
     return np.concatenate([parts[lens] for lens in zip(w.q_lens, w.kv_lens, strict=True)])
 
 
-def _plan_sigmoid(w: Workload, gpu: Gpu) -> _Run:
-    """Plan an engine of its own: no wrapper has another activation."""
-    engine = flashbsr.Attention(
-        flashbsr.AttentionSpec(causal=w.causal, activation="sigmoid", sigmoid_bias=SIGMOID_BIAS),
-        flashbsr.TaskInfo(
-            w.num_qo_heads,
-            w.num_kv_heads,
-            w.head_dim,
-            q_dtype=w.dtype,
-            kv_dtype=w.dtype,
-            backend=gpu.backend,
-        ),
-    )
-    engine.plan(_indptr(w.q_lens), _indptr(w.kv_lens))
-    return lambda q, kv, out: engine.run(q, kv, out=out)
-
-
 def _plan(w: Workload, gpu: Gpu, pages: Pages | None) -> _Run:
-    """Plan the wrapper of the layout with what the variant asks for."""
+    """Plan the layout with what the variant asks for."""
+    fields: dict[str, Any] = {"causal": w.causal, "window_left": w.window_left}
+    options: dict[str, Any] = {}
     if w.variant == "sigmoid":
-        return _plan_sigmoid(w, gpu)
-    options: dict[str, Any] = {
-        "causal": w.causal,
-        "window_left": w.window_left,
-        "q_data_type": w.dtype,
-        "kv_data_type": w.kv_dtype or w.dtype,
-        "fp8_accumulation": w.fp8_accumulation,
-    }
-    if w.variant == "soft-cap":
-        options["logits_soft_cap"] = SOFT_CAP
+        fields |= {"activation": "sigmoid", "sigmoid_bias": SIGMOID_BIAS}
+    elif w.variant == "soft-cap":
+        fields["logits_soft_cap"] = SOFT_CAP
     elif w.variant == "alibi":
-        options["pos_encoding_mode"] = "ALIBI"
+        fields["pos_encoding_mode"] = "ALIBI"
     elif w.variant == "mask":
-        options |= {"causal": False, "packed_custom_mask": causal_bits(w)}
+        fields["causal"] = False
+        options["packed_custom_mask"] = causal_bits(w)
     elif w.variant == "tree":
         options["tree_parents"] = np.concatenate([tree_parents(n) for n in w.q_lens])
     extra = {"sinks": make_sinks(gpu, w)} if w.variant == "sinks" else {}
-    heads = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(**fields), task_info(w, gpu.backend))
     if pages is None:
-        ragged = flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(None, backend=gpu.backend)
-        ragged.plan(_indptr(w.q_lens), _indptr(w.kv_lens), *heads, **options)
-        return lambda q, kv, out: ragged.run(q, *kv, out=out, **extra)
-    assert w.page_size is not None
-    paged = flashbsr.flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, backend=gpu.backend)
-    table = (pages.indptr, pages.indices, pages.last_page_len)
-    paged.plan(_indptr(w.q_lens), *table, *heads, w.page_size, **options)
-    return lambda q, kv, out: paged.run(q, kv, out=out, **extra)
+        attention.plan(flashbsr.Ragged(_indptr(w.q_lens), _indptr(w.kv_lens)), **options)
+    else:
+        attention.plan(pages.layout(w.q_lens), **options)
+    return lambda q, kv, out: attention.run(q, kv, out=out, **extra)
 
 
 def prefill_call(w: Workload, gpu: Gpu) -> tuple[Callable[[int], Any], int]:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-import flashbsr.flashinfer
 from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
@@ -210,8 +209,7 @@ def _run_append(w: Workload, session: CudaSession) -> Result:
 
     caches[0].fill_(float("nan"))
     call(0)
-    assert w.page_size is not None
-    page, slot = (x.tolist() for x in pages.tokens(len(w.q_lens) - 1, w.kv_lens[-1], w.page_size))
+    page, slot = (x.tolist() for x in pages.tokens(len(w.q_lens) - 1, w.kv_lens[-1]))
     for side in (0, 1):
         if not torch.equal(caches[0][page, side, slot], rows[0][side][-w.kv_lens[-1] :]):
             raise RuntimeError("append_paged_kv_cache: wrong result")
@@ -245,10 +243,7 @@ def _run_merge(w: Workload, session: CudaSession) -> Result:
 
 
 def _run_plan(w: Workload, session: CudaSession) -> Result:
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        None, backend=session.gpu.backend
-    )
-    return time_plan(w, wrapper, session.tick)
+    return time_plan(w, session.gpu.backend, session.tick)
 
 
 def _run_host(w: Workload, session: CudaSession) -> Result:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-import flashbsr.flashinfer
 
 from .cuda_data import Row, check_rows, normal, set_count
 from .cuda_timing import Gpu, measure
+from .data import task_info
 from .results import Result
 from .workloads import ITEMSIZE, Workload
 
@@ -61,25 +61,22 @@ def _sample(w: Workload, lists: list[Any], q: Any, cache: Any, out: Any) -> list
 
 def _call(
     w: Workload, gpu: Gpu, lists: list[Any], caches: list[Any], share: str
-) -> tuple[Callable[[int], Any], flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper]:
+) -> tuple[Callable[[int], Any], flashbsr.Attention]:
     assert w.page_size is not None
-    heads = (w.num_qo_heads, w.num_kv_heads, w.head_dim)
     indptr = np.cumsum([0, *map(len, lists)]).astype(np.int32)
-    last = np.array([(n - 1) % w.page_size + 1 for n in w.kv_lens], np.int32)
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, backend=gpu.backend)
-    wrapper.plan(
-        indptr, np.concatenate(lists).astype(np.int32), last, *heads, w.page_size,
-        q_data_type=w.dtype, kv_data_type=w.dtype, share_prefixes=share,
-    )  # fmt: skip
+    indices, lens = np.concatenate(lists).astype(np.int32), np.array(w.kv_lens, np.int32)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, gpu.backend))
+    layout = flashbsr.Paged(None, indptr, indices, kv_lens=lens, page_size=w.page_size)
+    attention.plan(layout, share_prefixes=share)
     q = normal(gpu, (len(lists), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))
 
     def call(index: int) -> Any:
-        return wrapper.run(q, caches[index], out=out)
+        return attention.run(q, caches[index], out=out)
 
     call(0)
     check_rows(gpu, f"flashbsr, share_prefixes={share!r}", _sample(w, lists, q, caches[0], out), w)
-    return call, wrapper
+    return call, attention
 
 
 def run_share(w: Workload, gpu: Gpu) -> Result:
@@ -95,9 +92,9 @@ def run_share(w: Workload, gpu: Gpu) -> Result:
     shape = (count, 2, w.page_size, w.num_kv_heads, w.head_dim)
     sets = max(2, set_count(math.prod(shape) * ITEMSIZE[w.dtype]))
     caches = [normal(gpu, shape, w.dtype) for _ in range(sets)]
-    call, wrapper = _call(w, gpu, lists, caches, "auto")
+    call, attention = _call(w, gpu, lists, caches, "auto")
     shared = measure(gpu.clock, call, len(caches))
-    kernel = wrapper.explain().kernel
+    kernel = attention.explain().kernel
     apart = measure(gpu.clock, _call(w, gpu, lists, caches, "off")[0], len(caches))
     metrics = {
         "us": shared.median * 1e6,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-import flashbsr.flashinfer
 
 from .cuda_data import Row, check_rows, normal, set_count
 from .cuda_timing import Gpu, measure
+from .data import task_info
 from .results import Result
 from .workloads import Workload, kv_bytes
 
@@ -56,26 +56,22 @@ def _sample(w: Workload, blocks: flashbsr.BlockMask, q: Any, kv: Any, out: Any) 
 
 def _call(
     w: Workload, gpu: Gpu, blocks: flashbsr.BlockMask
-) -> tuple[Callable[[int], Any], int, flashbsr.flashinfer.BlockSparseAttentionWrapper]:
-    """Plan, run and check; the call, its sets, and the wrapper."""
-    (m, n), heads = blocks.shape, (w.num_qo_heads, w.num_kv_heads, w.head_dim)
-    wrapper = flashbsr.flashinfer.BlockSparseAttentionWrapper(None, gpu.backend)
-    wrapper.plan(
-        blocks.indptr, blocks.indices, m, n, *blocks.block, *heads,
-        q_data_type=w.dtype, kv_data_type=w.dtype,
-    )  # fmt: skip
+) -> tuple[Callable[[int], Any], int, flashbsr.Attention]:
+    """Plan, run and check; the call, its sets, and the engine."""
+    m, n = blocks.shape
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, gpu.backend))
+    attention.plan(blocks.layout())
     q = normal(gpu, (m, w.num_qo_heads, w.head_dim), w.dtype)
     shape, count = (n, w.num_kv_heads, w.head_dim), set_count(kv_bytes(w))
     sets = [(normal(gpu, shape, w.dtype), normal(gpu, shape, w.dtype)) for _ in range(count)]
     out = gpu.torch.full_like(q, float("nan"))
 
     def call(index: int) -> Any:
-        k, v = sets[index]
-        return wrapper.run(q, k, v, out=out)
+        return attention.run(q, sets[index], out=out)
 
     call(0)
     check_rows(gpu, "flashbsr", _sample(w, blocks, q, sets[0], out), w)
-    return call, count, wrapper
+    return call, count, attention
 
 
 def run_sparse(w: Workload, gpu: Gpu) -> Result:
@@ -87,8 +83,8 @@ def run_sparse(w: Workload, gpu: Gpu) -> Result:
         A row is something else than float64 attention over its blocks.
     """
     blocks = random_blocks(w)
-    call, count, wrapper = _call(w, gpu, blocks)
+    call, count, attention = _call(w, gpu, blocks)
     samples = measure(gpu.clock, call, count, compute_bound=True)
     tflops = sparse_flops(w, blocks) / samples.median * 1e-12
     metrics = {"us": samples.median * 1e6, "tflops": tflops}
-    return Result(w, {"flashbsr": samples}, metrics, note=wrapper.explain().kernel)
+    return Result(w, {"flashbsr": samples}, metrics, note=attention.explain().kernel)

@@ -32,7 +32,7 @@ CUDA_KINDS = {
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
     "gpu-merge": "merge_states, bf16",
-    "gpu-plan": "plan(), decode wrapper, host time",
+    "gpu-plan": "plan(), decode, host time",
     "gpu-run": "run(), host time of the call",
 }
 

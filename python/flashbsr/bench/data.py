@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Arrays", "Pages", "check_rows", "numpy_dtype", "page_table", "supports"]
+from flashbsr.engine.task import TaskInfo
+from flashbsr.layout.layouts import Paged
+
+from .workloads import Workload
+
+__all__ = ["Arrays", "Pages", "check_rows", "numpy_dtype", "page_table", "supports", "task_info"]
 
 # Relative to the largest value of the checked rows; P and O are rounded to the dtype at least once
 # (of float8 only P is; a float64 reference that rounds its P to e4m3 is off by 2.7e-2 on average,
@@ -84,22 +89,34 @@ def _fill(out: np.ndarray, chunk: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A page table as the wrappers take it; int32 arrays."""
+    """A page table; int32 arrays."""
 
     indptr: np.ndarray
     indices: np.ndarray
     last_page_len: np.ndarray
+    page_size: int
+
+    def layout(self, q_lens: tuple[int, ...] | None = None) -> Paged:
+        """Who meets whom; without lengths of queries one each."""
+        qo_indptr = None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32)
+        return Paged(
+            qo_indptr,
+            self.indptr,
+            self.indices,
+            last_page_len=self.last_page_len,
+            page_size=self.page_size,
+        )
 
     @property
     def count(self) -> int:
         """Pages in the table."""
         return int(self.indptr[-1])
 
-    def tokens(self, request: int, kv_len: int, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+    def tokens(self, request: int, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         """(page, offset in the page) of every token of a request."""
         position = np.arange(kv_len)
         pages = self.indices[self.indptr[request] : self.indptr[request + 1]]
-        return pages[position // page_size], position % page_size
+        return pages[position // self.page_size], position % self.page_size
 
 
 def page_table(kv_lens: tuple[int, ...], page_size: int, seed: int = 0) -> Pages:
@@ -110,7 +127,21 @@ def page_table(kv_lens: tuple[int, ...], page_size: int, seed: int = 0) -> Pages
     np.cumsum(pages, out=indptr[1:])
     indices = np.random.default_rng(seed).permutation(int(indptr[-1])).astype(np.int32)
     last = (lengths - (pages - 1) * page_size).astype(np.int32)
-    return Pages(indptr, indices, last)
+    return Pages(indptr, indices, last, page_size)
+
+
+def task_info(w: Workload, backend: str = "cpu") -> TaskInfo:
+    """Heads and types of a workload, where it runs."""
+    return TaskInfo(
+        w.num_qo_heads,
+        w.num_kv_heads,
+        w.head_dim,
+        kv_layout=w.kv_layout,
+        q_dtype=w.dtype,
+        kv_dtype=w.kv_dtype or w.dtype,
+        backend=backend,
+        fp8_accumulation=w.fp8_accumulation,
+    )
 
 
 def check_rows(

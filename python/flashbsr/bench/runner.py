@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 import flashbsr
-import flashbsr.flashinfer
 
-from .data import Arrays, Pages, check_rows, page_table, supports
+from .data import Arrays, Pages, check_rows, page_table, supports, task_info
 from .machine import describe_machine
 from .peers import as_torch, torch_decode, torch_or_none, torch_prefill
 from .results import Result
 from .timing import Budget, Side, interleave, matmul_gflops, measure_bandwidth
 from .workloads import Workload, attention_flops, equal_lengths, kv_bytes
 
-__all__ = ["Session", "plan_decode", "run_workload", "time_plan", "usable_cores"]
+__all__ = ["Session", "run_workload", "time_plan", "usable_cores"]
 
 #: K/V that decode calls rotate over, so that it comes from memory, not from the CPU's caches.
 ROTATE_BYTES = 512 << 20
@@ -129,18 +128,9 @@ def _run_prefill(w: Workload, session: Session) -> Result:
     v = k[::-1].copy()
     out = np.empty_like(q)
     indptr = np.array([0, length], np.int32)
-    wrapper = flashbsr.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(None)
-    wrapper.plan(
-        indptr,
-        indptr,
-        w.num_qo_heads,
-        w.num_kv_heads,
-        w.head_dim,
-        causal=w.causal,
-        q_data_type=w.dtype,
-        kv_data_type=w.dtype,
-    )
-    sides = {"flashbsr": Side(lambda _: wrapper.run(q, k, v, out=out))}
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=w.causal), task_info(w))
+    attention.plan(flashbsr.Ragged(indptr, indptr))
+    sides = {"flashbsr": Side(lambda _: attention.run(q, (k, v), out=out))}
 
     tokens, heads = (0, length // 2, length - 1), (0, w.num_qo_heads - 1)
     group = w.num_qo_heads // w.num_kv_heads
@@ -149,7 +139,7 @@ def _run_prefill(w: Workload, session: Session) -> Result:
         (q[t, h], k[: t + 1, h // group], v[: t + 1, h // group], np.float64(_scale(w)))
         for t, h in picks
     ]
-    wrapper.run(q, k, v, out=out)
+    attention.run(q, (k, v), out=out)
     check_rows("flashbsr", np.stack([out[t, h] for t, h in picks]), rows, w.dtype)
 
     result = Result(w)
@@ -179,7 +169,7 @@ class _Decode:
     q: np.ndarray
     caches: list[np.ndarray]
     pages: Pages
-    wrapper: Any
+    attention: flashbsr.Attention
     out: np.ndarray
 
     @classmethod
@@ -188,25 +178,22 @@ class _Decode:
     ) -> _Decode:
         assert w.page_size is not None
         pages = page_table(kv_lens, w.page_size)
-        wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            None, kv_layout=w.kv_layout
-        )
-        plan_decode(wrapper, w, pages)
-        return cls(w, kv_lens, q, caches, pages, wrapper, np.empty_like(q))
+        attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w))
+        attention.plan(pages.layout())
+        return cls(w, kv_lens, q, caches, pages, attention, np.empty_like(q))
 
     def call(self, index: int) -> Any:
-        return self.wrapper.run(self.q, self.caches[index % len(self.caches)], out=self.out)
+        return self.attention.run(self.q, self.caches[index % len(self.caches)], out=self.out)
 
     def check(self) -> None:
         """Compare two heads of the shortest and the longest request with float64 attention."""
         w = self.workload
-        assert w.page_size is not None
         self.call(0)
         cache = self.caches[0]
         group = w.num_qo_heads // w.num_kv_heads
         picks, rows = [], []
         for request in {int(np.argmin(self.kv_lens)), int(np.argmax(self.kv_lens))}:
-            page, slot = self.pages.tokens(request, self.kv_lens[request], w.page_size)
+            page, slot = self.pages.tokens(request, self.kv_lens[request])
             for head in (0, w.num_qo_heads - 1):
                 kv_head = head // group
                 inner = (slot, kv_head) if w.kv_layout == "NHD" else (kv_head, slot)
@@ -214,21 +201,6 @@ class _Decode:
                 picks.append(self.out[request, head])
                 rows.append((self.q[request, head], k, v, np.float64(_scale(w))))
         check_rows("flashbsr", np.stack(picks), rows, w.dtype)
-
-
-def plan_decode(wrapper: Any, w: Workload, pages: Pages) -> None:
-    """Plan the decode batch of `w` over `pages`."""
-    wrapper.plan(
-        pages.indptr,
-        pages.indices,
-        pages.last_page_len,
-        w.num_qo_heads,
-        w.num_kv_heads,
-        w.head_dim,
-        w.page_size,
-        q_data_type=w.dtype,
-        kv_data_type=w.kv_dtype or w.dtype,
-    )
 
 
 def _caches(
@@ -286,7 +258,7 @@ def _run_decode(w: Workload, session: Session) -> Result:
     gaps: list[float] = []
 
     def busy(_: float) -> None:
-        seconds = decodes["flashbsr"].wrapper.attention.run_stats()["busy_s"]
+        seconds = decodes["flashbsr"].attention.run_stats()["busy_s"]
         gaps.append(1.0 - min(seconds) / max(seconds))
 
     sides: dict[str, Side] = {}
@@ -312,22 +284,22 @@ def _run_decode(w: Workload, session: Session) -> Result:
     return result
 
 
-def time_plan(w: Workload, wrapper: Any, tick: Callable[[float], None]) -> Result:
+def time_plan(w: Workload, backend: str, tick: Callable[[float], None]) -> Result:
     """Median of `plan()` over page tables that differ, so that nothing can be remembered."""
     assert w.page_size is not None
     tables = [
         page_table(w.kv_lens[shift:] + w.kv_lens[:shift], w.page_size, seed=shift)
         for shift in range(8)
     ]
-    side = Side(lambda i: plan_decode(wrapper, w, tables[i % len(tables)]))
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, backend))
+    side = Side(lambda i: attention.plan(tables[i % len(tables)].layout()))
     budget = Budget(0.5, 4, 20, calls_per_round=40)
     times = interleave({"flashbsr": side}, budget, tick=tick)
     return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})
 
 
 def _run_plan(w: Workload, session: Session) -> Result:
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout=w.kv_layout)
-    return time_plan(w, wrapper, session.tick)
+    return time_plan(w, "cpu", session.tick)
 
 
 def _run_overhead(w: Workload, session: Session) -> Result:
@@ -350,11 +322,11 @@ def _run_overhead(w: Workload, session: Session) -> Result:
     above: list[float] = []
 
     def after(elapsed: float) -> None:
-        seconds = decode.wrapper.attention.run_stats()["kernel_s"]
+        seconds = decode.attention.run_stats()["kernel_s"]
         kernel.append(seconds)
         above.append(elapsed - seconds)
 
-    side = Side(lambda _: decode.wrapper.run(q, cache, out=out), after)
+    side = Side(lambda _: decode.attention.run(q, cache, out=out), after)
     budget = Budget(0.5, 4, 20, calls_per_round=100)
     times = interleave({"flashbsr": side}, budget, tick=session.tick)
     metrics = {

@@ -19,7 +19,7 @@ KINDS = {
     "decode": "Decode, paged, equal lengths",
     "skew": "Decode, paged, Zipf lengths against equal ones of the same total",
     "balance": "Decode, paged, one very long request",
-    "plan": "plan(), decode wrapper",
+    "plan": "plan(), decode",
     "overhead": "run() above the kernel",
 }
 

@@ -57,10 +57,12 @@ class Attention(Planned):
 
     over the keys that causality, window and mask leave (FlashInfer, MLSys 2025, sections 2 and 3).
 
-    On a GPU, a ``run`` captured into a CUDA graph may be replayed over later plans when the task
-    has a capacity; plan on the stream that the graph is replayed on. Without one it may be replayed
-    as long as plans do not outgrow the first (`CapacityError`, as for whatever else a replay could
-    not serve). The graph holds memory of this object: keep the object as long.
+    On a GPU, a ``run`` that is captured into a CUDA graph stays right. Without a capacity the graph
+    has the plan in memory of its own: a replay computes what was captured, whatever is planned, run
+    or deleted later, and ``plan`` may be called within the capture. With a capacity (graph mode)
+    replays follow later plans: plan on the stream that the graph is replayed on; a plan that the
+    captured launch could not serve raises and changes nothing. Graphs keep what they use, this
+    object need not be kept.
 
     Examples
     --------

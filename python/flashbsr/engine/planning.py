@@ -44,6 +44,7 @@ class Planned:
         self._captured = {} if variant is None else {name: c.array for name, c in variant.captured}
         self._engine = _core.Engine(_options(spec, task))
         self._how = always(task.check)
+        self._engine.keep((workspace, *self._captured.values()))
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
         self._open = task.backend == "auto" or (is_cuda(task.backend) and task.device is None)
         self._streams: tuple[Adapter, int] | None = None
@@ -53,7 +54,7 @@ class Planned:
             self._engine.set_workspace_bytes(workspace)
         elif workspace is not None:
             adapter = adapter_for(workspace, "workspace")
-            self._engine.set_workspace(adapter.export(workspace, True, "workspace"), workspace)
+            self._engine.set_workspace(adapter.export(workspace, True, "workspace"))
             self._settled_by(adapter, adapter.device(workspace))
 
     def _settled_by(self, adapter: Adapter, device: int | None) -> None:
