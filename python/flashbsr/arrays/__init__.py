@@ -86,6 +86,12 @@ class Adapter(Protocol):
     def join(self, parts: list[Any]) -> Any:
         """Copy the rows of arrays of one type into one array."""
 
+    def as_bytes(self, x: Any) -> Any:
+        """View a contiguous array as a vector of uint8; any other one is given back as it is."""
+
+    def cast(self, x: Any, dtype_name: str) -> Any:
+        """Convert the elements, into a new array unless they are of that type."""
+
     def device(self, x: Any) -> int | None:
         """CUDA ordinal of the device that `x` is on; None for host memory."""
 

@@ -95,6 +95,16 @@ def join(parts: list[Any]) -> Any:
     return cupy.concatenate([x.view(bits) for x in parts]).view(kind)
 
 
+def as_bytes(x: Any) -> Any:
+    """View a contiguous array as a vector of uint8."""
+    return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else x
+
+
+def cast(x: Any, dtype_name: str) -> Any:
+    """Convert the elements."""
+    return x.astype(dtype_name, copy=False)
+
+
 def device(x: Any) -> int:
     """CUDA ordinal."""
     return int(x.device.id)

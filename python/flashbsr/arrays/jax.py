@@ -111,6 +111,17 @@ def join(parts: list[Any]) -> jax.Array:
     return jax.numpy.concatenate(parts)
 
 
+def as_bytes(x: Any) -> Any:
+    """Return the array itself: nothing can be written into it anyway."""
+    return x
+
+
+def cast(x: Any, dtype_name: str) -> jax.Array:
+    """Convert the elements."""
+    converted: jax.Array = x.astype(dtype_name)
+    return converted
+
+
 def device(x: Any) -> int | None:
     """CUDA ordinal; None on the CPU, and for what `export` refuses."""
     if isinstance(x, jax.core.Tracer) or getattr(x.device, "platform", None) != "gpu":

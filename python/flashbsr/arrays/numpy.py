@@ -100,6 +100,16 @@ def join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(parts)
 
 
+def as_bytes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """View a contiguous array as a vector of uint8."""
+    return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else x
+
+
+def cast(x: npt.NDArray[Any], dtype_name: str) -> npt.NDArray[Any]:
+    """Convert the elements."""
+    return x.astype(_DTYPES.get(dtype_name) or _dtype(dtype_name), copy=False)
+
+
 def device(x: npt.NDArray[Any]) -> None:  # noqa: ARG001
     """None: NumPy's memory is the host's."""
     return

@@ -146,6 +146,16 @@ def join(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([x.detach() for x in parts])
 
 
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as a vector of uint8."""
+    return x.detach().view(-1).view(torch.uint8) if x.is_contiguous() else x
+
+
+def cast(x: torch.Tensor, dtype_name: str) -> torch.Tensor:
+    """Convert the elements."""
+    return x.to(_DTYPES[dtype_name])
+
+
 def device(x: torch.Tensor) -> int | None:
     """CUDA ordinal; None on the CPU."""
     return x.get_device() if x.is_cuda else None
