@@ -8,9 +8,10 @@
     python tools/gpu_record.py --check                      no GPU: is the record good and current?
 
 Steps: ``tests`` (pytest, every test of the device), ``bench`` (`flashbsr bench --device cuda`, also
-into benchmarks/results), ``consumer`` (an own kernel, compiled by nvcc and run), and
-compute-sanitizer over a small case of every kernel: ``memcheck``, ``racecheck``, ``initcheck``,
-``synccheck``, together ``sanitize``. A step that ran out of time, or could not run, is a failure.
+into benchmarks/results), ``consumer`` (an own kernel, compiled by nvcc and run), ``captures``
+(memcheck and racecheck over a random walk of captures and replays), and compute-sanitizer over a
+small case of every kernel: ``memcheck``, ``racecheck``, ``initcheck``, ``synccheck``, together
+``sanitize``. A step that ran out of time, or could not run, is a failure.
 The record keeps the hash of the sources (gpu_hash.py says of what) with every step: --merge drops
 steps of other sources, --check names them. Missed performance goals are reported, not failed.
 """
@@ -33,7 +34,7 @@ from gpu_hash import ROOT, source_hash
 SCHEMA = 1
 RECORDS = ROOT / "tests" / "records"
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-STEPS = ("tests", "bench", "consumer", *SANITIZERS)
+STEPS = ("tests", "bench", "consumer", "captures", *SANITIZERS)
 
 Step = Callable[[float, int], dict[str, Any]]
 
@@ -55,7 +56,11 @@ def runner(name: str, bench_files: tuple[Path, Path]) -> Step:
         return lambda limit, _: gpu_steps.sanitize(name, limit)
     if name == "bench":
         return lambda limit, _: gpu_steps.bench(limit, *bench_files)
-    return {"tests": gpu_steps.tests, "consumer": lambda limit, _: gpu_steps.consumer(limit)}[name]
+    return {
+        "tests": gpu_steps.tests,
+        "consumer": lambda limit, _: gpu_steps.consumer(limit),
+        "captures": lambda limit, _: gpu_steps.captures(limit),
+    }[name]
 
 
 def run_step(name: str, step: Step, limit: float, jobs: int) -> dict[str, Any]:
@@ -89,7 +94,7 @@ def record(args: argparse.Namespace) -> int:
     steps = {name: runner(name, files) for name in args.only}
     # Sanitizers run side by side: they wait for the host, not for the GPU. Nothing else may: bench
     # measures, and a test asks how much memory is free.
-    together = [name for name in steps if name in SANITIZERS]
+    together = [name for name in steps if name in ("captures", *SANITIZERS)]
     for name in steps:
         if name not in together:
             content["steps"][name] = run_step(name, steps[name], args.limit, args.jobs)

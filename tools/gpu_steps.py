@@ -176,6 +176,22 @@ def sanitize(tool: str, limit: float) -> dict[str, Any]:
         return join_parts(list(pool.map(run_part, range(parts))))
 
 
+def captures(limit: float) -> dict[str, Any]:
+    """Run memcheck and racecheck over a random walk of captures and replays."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(program).exists():
+        raise StepError("compute-sanitizer is not installed")
+    script = str(ROOT / "tools" / "capture_walk.py")
+
+    def run_tool(tool: str) -> dict[str, Any]:
+        command = [program, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+        done = run([*command, sys.executable, script], limit, FEW_THREADS)
+        return read_sanitizer(done.stdout, done.returncode)
+
+    with ThreadPoolExecutor(2) as pool:
+        return join_parts(list(pool.map(run_tool, ("memcheck", "racecheck"))))
+
+
 def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Make one outcome of the sanitizer's parts."""
     outcome: dict[str, Any] = {

@@ -13,13 +13,29 @@
 
 namespace flashbsr::api {
 
-enum class Element : int32_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI32, kI64, kU8, kBool };
+enum class Element : int32_t {
+  kF32,
+  kF16,
+  kBF16,
+  kE4M3,
+  kE5M2,
+  kI32,
+  kI64,
+  kU8,
+  kBool,
+  kOther  ///< one that nothing takes: whoever asks for a type says which would do
+};
 
 constexpr const char* element_name(Element e) {
-  constexpr const char* kNames[] = {"float32",       "float16",     "bfloat16",
-                                    "float8_e4m3fn", "float8_e5m2", "int32",
-                                    "int64",         "uint8",       "bool"};
+  constexpr const char* kNames[] = {"float32",     "float16",     "bfloat16", "float8_e4m3fn",
+                                    "float8_e5m2", "int32",       "int64",    "uint8",
+                                    "bool",        "another type"};
   return kNames[static_cast<int>(e)];
+}
+
+constexpr int64_t element_bytes(Element e) {
+  constexpr int64_t kBytes[] = {4, 2, 2, 1, 1, 4, 8, 1, 1, 1};
+  return kBytes[static_cast<int>(e)];
 }
 
 /// Where an array's memory is.
@@ -40,6 +56,7 @@ struct Array {
   const char* name = "";
   void* data = nullptr;
   Element element = Element::kF32;
+  const char* other = nullptr;  ///< name of Element::kOther, which lives as long as the process
   int ndim = 0;
   int64_t shape[kMaxDims] = {};
   int64_t stride[kMaxDims] = {};  ///< in elements
@@ -99,7 +116,7 @@ inline void check_shape(const Array& a, std::initializer_list<int64_t> expected)
   for (const Element e : allowed) {
     text += (text.empty() ? "" : ", ") + std::string(element_name(e));
   }
-  throw Error(ErrorCode::kDType, a.name, element_name(a.element), text);
+  throw Error(ErrorCode::kDType, a.name, a.other ? a.other : element_name(a.element), text);
 }
 
 inline void check_element(const Array& a, std::initializer_list<Element> allowed) {

@@ -3,11 +3,14 @@
 #include "arrays.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
 #include <flashbsr/core/math.h>
 #include <flashbsr/cpu/bits.h>
+
+#include "overlap.h"
 
 namespace flashbsr::api {
 
@@ -216,6 +219,7 @@ class Checker {
     }
     check_shape(a.out, {p.q.tokens, o_.shape.num_qo_heads, o_.head_dim_vo});
     check_no_overlap(a.out);
+    check_apart(a.out, a, true);
     here(a.out);
     aligned_rows(a.out);
     if (!a.lse) return;
@@ -227,10 +231,32 @@ class Checker {
     check_element(*a.lse, {Element::kF32});
     check_shape(*a.lse, {p.q.tokens, o_.shape.num_qo_heads});
     check_no_overlap(*a.lse);
+    check_apart(*a.lse, a, false);
+    if (overlaps(*a.lse, a.out)) shares(*a.lse, a.out, "memory of its own");
     here(*a.lse);
     p.lse = static_cast<float*>(a.lse->data);
     p.lse_stride_token = a.lse->stride[0];
     p.lse_stride_head = a.lse->stride[1];
+  }
+
+  /// What is written is read by nobody: rows are computed in any order. A tile of q is read before
+  /// the same tile of the output is written, so that the output may be q itself.
+  void check_apart(const Array& written, const RunArrays& a, bool may_be_q) const {
+    const char* const own = may_be_q ? "memory of its own, or exactly q" : "memory of its own";
+    if (!(may_be_q && same_view(written, a.q)) && overlaps(written, a.q)) shares(written, a.q, own);
+    if (overlaps(written, a.k)) shares(written, a.k, own);
+    if (a.v && overlaps(written, *a.v)) shares(written, *a.v, own);
+  }
+
+  [[noreturn]] static void shares(const Array& a, const Array& with, const char* expected) {
+    throw Error(ErrorCode::kValue, a.name, std::string("memory that ") + with.name + " has too",
+                expected);
+  }
+
+  /// A scale of NaN or infinity is a mistake that would show much later.
+  static float finite(const Scale& scale, const char* name) {
+    if (std::isfinite(scale.number)) return scale.number;
+    throw Error(ErrorCode::kValue, name, std::to_string(scale.number), "a finite float32");
   }
 
   void scalars(const RunArrays& a, Params& p) const {
@@ -239,8 +265,12 @@ class Checker {
                   "None: sinks join a softmax denominator");
     }
     const int64_t qo_heads = o_.shape.num_qo_heads, kv_heads = o_.shape.num_kv_heads;
-    p.sm_scale = o_.sm_scale * a.q_scale.number * a.k_scale.number;
-    p.out_scale = a.v_scale.number;
+    p.sm_scale = o_.sm_scale * finite(a.q_scale, "q_scale") * finite(a.k_scale, "k_scale");
+    if (!std::isfinite(p.sm_scale)) {
+      throw Error(ErrorCode::kValue, "q_scale", std::to_string(p.sm_scale) + " with k_scale",
+                  "a finite float32 as sm_scale * q_scale * k_scale");
+    }
+    p.out_scale = finite(a.v_scale, "v_scale");
     p.q_head_scale = head_vector(a.q_scale.per_head, qo_heads);
     p.k_head_scale = head_vector(a.k_scale.per_head, kv_heads);
     p.v_head_scale = head_vector(a.v_scale.per_head, kv_heads);

@@ -151,8 +151,8 @@ void Attention::choose_kernel(const Shape& shape) {
     sharing_.clear();
     price = Sharer::price(laid_.layout, shape, limits_, {});
   }
-  // Under a capacity, and once a run was captured, the kernel must not change from plan to plan.
-  if (fixed || backend_->captured()) return;
+  // Under a capacity the kernel must not change from plan to plan: captured runs hold it.
+  if (fixed) return;
   Batch taken = batch;
   const auto try_kernel = [&](const Batch& other) {
     const Workers limits = limits_for(other);
@@ -209,32 +209,16 @@ Workers Attention::limits_for(const Batch& batch) {
   return limits;
 }
 
-/// A captured run finds the sections where they were. Parts that they have no room for are no
-/// parts; those of levels are not ours to drop.
-PlanView Attention::make_plan(const Shape& shape) {
-  const auto plan = [&] {
-    return planner_.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
-  };
-  planner_.hold(backend_->captured());
-  PlanView made = plan();
-  if (!made.data && laid_.given.empty() && !sharing_.empty()) {
-    sharing_.clear();
-    made = plan();
-  }
-  if (made.data) return made;
-  throw Error(ErrorCode::kCapacity, "plan", "a batch that outgrows the plan of a captured run",
-              "TaskInfo(max_batch_size=, max_q_tokens=, max_kv_pages=): a capacity fixes the "
-              "memory");
-}
-
 void Attention::schedule(void* stream) {
+  scheduled_ = false;
   Shape shape = options_.shape;
   shape.custom_mask = laid_.masked;
   // A mask says all there is to say: it replaces causality, as in FlashInfer.
   if (laid_.masked) shape.causal = false;
   choose_kernel(shape);
   HostPlan host;
-  host.plan = make_plan(shape);
+  host.plan =
+      planner_.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
   const PlanHeader& h = host.plan.header();
   if (laid_.masked) {
     host.mask = laid_.mask.data();
@@ -253,7 +237,7 @@ void Attention::schedule(void* stream) {
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
   if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
-  backend_->take_plan(host, workspace_, stream);
+  backend_->take_plan(host, borrowed_, stream);
   scheduled_ = true;
 }
 
@@ -282,34 +266,35 @@ void Attention::check_workspace(int64_t needed) const {
               "at least " + std::to_string(needed) + " bytes (workspace_size())");
 }
 
-void Attention::set_workspace(const Array* workspace) {
+void Attention::keep(std::shared_ptr<void> kept) {
   const std::lock_guard<std::mutex> hold(running_);
-  workspace_ = nullptr;
-  workspace_bytes_ = -1;
-  scheduled_ = false;
-  if (!workspace) return;
-  check_element(*workspace, {Element::kU8});
-  check_rank(*workspace, 1, "(bytes)");
-  check_contiguous(*workspace);
-  settle_locked(workspace->place, workspace->name);
+  borrowed_.kept = std::move(kept);
+}
+
+void Attention::set_workspace(const Array& workspace) {
+  const std::lock_guard<std::mutex> hold(running_);
+  check_element(workspace, {Element::kU8});
+  check_rank(workspace, 1, "(bytes)");
+  check_contiguous(workspace);
+  settle_locked(workspace.place, workspace.name);
   // Rows of partial states are read and written in vectors on a device.
-  const uintptr_t align = workspace->place.cuda ? 16 : alignof(float);
-  if (reinterpret_cast<uintptr_t>(workspace->data) % align != 0) {
-    throw Error(ErrorCode::kValue, workspace->name,
+  const uintptr_t align = workspace.place.cuda ? 16 : alignof(float);
+  if (reinterpret_cast<uintptr_t>(workspace.data) % align != 0) {
+    throw Error(ErrorCode::kValue, workspace.name,
                 "memory not aligned to " + std::to_string(align) + " bytes", "an aligned array");
   }
-  set_bytes(workspace->shape[0]);
-  workspace_ = static_cast<char*>(workspace->data);
+  set_bytes(workspace.shape[0]);
+  borrowed_.workspace = static_cast<char*>(workspace.data);
 }
 
 void Attention::set_workspace_bytes(int64_t bytes) {
   const std::lock_guard<std::mutex> hold(running_);
-  workspace_ = nullptr;
-  scheduled_ = false;
   set_bytes(bytes);
 }
 
 void Attention::set_bytes(int64_t bytes) {
+  borrowed_.workspace = nullptr;
+  scheduled_ = false;
   workspace_bytes_ = bytes;
   if (planned_ && options_.capacity.fixed()) check_workspace(needed_bytes());
 }
@@ -337,6 +322,11 @@ RunStats Attention::stats() {
 std::optional<RunTypes> Attention::run_types() {
   const std::lock_guard<std::mutex> hold(running_);
   return ran_;
+}
+
+bool Attention::captured() {
+  const std::lock_guard<std::mutex> hold(running_);
+  return backend_->captured();
 }
 
 std::string Attention::kernel_name() {

@@ -36,13 +36,16 @@ class Attention {
 
   void plan(const LayoutArrays& arrays, const PlanOptions& options);
 
+  /// Objects of the caller's that CUDA graphs keep with what they captured.
+  void keep(std::shared_ptr<void> kept);
+
   bool has_provider() const { return options_.provider != nullptr; }
   const std::vector<ExtraOption>& extras() const { return options_.extras; }
 
   void run(const RunArrays& arrays, const RunOptions& options);
 
-  /// Memory for partial states of the caller's; null goes back to owned memory.
-  void set_workspace(const Array* workspace);
+  /// Memory for partial states of the caller's.
+  void set_workspace(const Array& workspace);
   /// Memory of its own, but never more than this.
   void set_workspace_bytes(int64_t bytes);
   /// Bytes of partial states: of the capacity where one is fixed, otherwise of the last plan.
@@ -53,6 +56,8 @@ class Attention {
   RunStats stats();
   /// Of q, KV and out in the last run of this plan; empty before it.
   std::optional<RunTypes> run_types();
+  /// Whether CUDA graphs replay over later plans.
+  bool captured();
   std::string kernel_name();
   std::string device_name();
   double bandwidth();
@@ -66,7 +71,6 @@ class Attention {
   void schedule(void* stream);
   Workers limits_for(const Batch& batch);
   Batch batch() const;
-  PlanView make_plan(const Shape& shape);
   int64_t needed_bytes();
   void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;
@@ -93,7 +97,7 @@ class Attention {
   Workers limits_;
   RopeTableStorage rope_;
   std::vector<float> slopes_;
-  char* workspace_ = nullptr;
+  Borrowed borrowed_;
   int64_t workspace_bytes_ = -1;  ///< that there may be; -1: as many as a plan needs
   bool planned_ = false;          ///< there is a batch
   bool scheduled_ = false;        ///< and the backend has its plan

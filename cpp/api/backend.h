@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,12 @@ struct HostPlan {
   const float* slopes = nullptr;  ///< [H_qo] standard ALiBi slopes; null: no ALiBi
 };
 
+/// What of the caller's a plan uses, for as long as something may use the plan.
+struct Borrowed {
+  char* workspace = nullptr;   ///< memory for partial states; null: none
+  std::shared_ptr<void> kept;  ///< the objects that own it, and arrays that a variant has captured
+};
+
 struct RunOptions {
   void* stream = nullptr;
   Overlap overlap = Overlap::kNone;
@@ -66,14 +73,13 @@ class Backend {
   virtual Place place() const = 0;
   /// Chooses the kernel for a batch and says what the scheduler must know of it.
   virtual Workers limits(const Batch& batch) = 0;
-  /// Takes a plan that was made with these limits. `workspace`: memory for partial states of the
-  /// caller's; null: of its own.
-  virtual void take_plan(const HostPlan& plan, char* workspace, void* stream) = 0;
+  /// Takes a plan that was made with these limits.
+  virtual void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) = 0;
   /// Whether the kernel of the plan is one for these arrays: their types, and how they lie.
   virtual bool serves(const Params& params, void* stream) = 0;
   virtual void run(Params& params, const RunOptions& options) = 0;
-  /// Whether a run was captured: its replays have the kernel of then, and find the plan's sections
-  /// where they were.
+  /// Whether CUDA graphs replay over later plans: their launches have the kernel and the memory of
+  /// when they were captured.
   virtual bool captured() const = 0;
 
   virtual std::string kernel_name() const = 0;

@@ -20,11 +20,12 @@ Workers CpuBackend::limits(const Batch&) {
   return limits;
 }
 
-void CpuBackend::take_plan(const HostPlan& plan, char* workspace, void*) {
+void CpuBackend::take_plan(const HostPlan& plan, const Borrowed& borrowed, void*) {
   plan_ = plan;
   const PlanHeader& h = plan.plan.header();
-  workspace_ =
-      workspace ? workspace : owned_.fit(partial_bytes(h.max_partial_rows, options_.head_dim_vo));
+  workspace_ = borrowed.workspace
+                   ? borrowed.workspace
+                   : owned_.fit(partial_bytes(h.max_partial_rows, options_.head_dim_vo));
 }
 
 /// Which type products are made in, and so which kernels to compile, depends on the arrays.

@@ -17,7 +17,7 @@ class CpuBackend final : public Backend {
 
   Place place() const override { return {}; }
   Workers limits(const Batch& batch) override;
-  void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
+  void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) override;
   bool serves(const Params&, void*) override { return true; }
   void run(Params& params, const RunOptions& options) override;
   bool captured() const override { return false; }

@@ -34,12 +34,13 @@ void write(const BlockTableArrays& a, LaidOut& to) {
   flat.ndim = 1;
   flat.shape[0] = table.size();
   flat.stride[0] = 1;
-  if (a.kv_lens.size() != table.shape[0]) {
+  const IndexView lens = indices(a.kv_lens);
+  if (lens.size != table.shape[0]) {
     bad_shape(a.kv_lens, "shape (" + std::to_string(table.shape[0]) + ",), one per block table");
   }
   IndexView qo;
   block_table_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(flat), table.shape[1],
-                     indices(a.kv_lens), a.page_size);
+                     lens, a.page_size);
   to.may_be_shared = true;
 }
 

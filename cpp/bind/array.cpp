@@ -3,8 +3,12 @@
 #include "array.h"
 
 #include <atomic>
+#include <mutex>
+#include <set>
 
 #include <nanobind/stl/string.h>
+
+#include "exchange.h"
 
 namespace flashbsr::bind {
 
@@ -40,30 +44,29 @@ std::optional<api::Place> place_of(int device_type, int device_id) {
 
 std::string text_of(nb::dlpack::dtype t) {
   constexpr const char* kKinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
-  const std::string kind =
-      t.code < 7 ? kKinds[t.code] : "type code " + std::to_string(t.code) + ", ";
-  return kind + std::to_string(t.bits);
+  constexpr const char* kSmall[] = {"float8_e3m4",     "float8_e4m3",     "float8_e4m3b11fnuz",
+                                    "float8_e4m3fn",   "float8_e4m3fnuz", "float8_e5m2",
+                                    "float8_e5m2fnuz", "float8_e8m0fnu",  "float6_e2m3fn",
+                                    "float6_e3m2fn",   "float4_e2m1fn"};
+  if (t.code < 7) return kKinds[t.code] + std::to_string(t.bits);
+  if (t.code < 18) return kSmall[t.code - 7];
+  return "type code " + std::to_string(t.code) + " of " + std::to_string(t.bits) + " bits";
 }
 
-Element named_element(const std::string& text, const char* argument) {
+/// A name that stays: few types are ever met.
+const char* kept(const std::string& text) {
+  static std::mutex mutex;
+  static std::set<std::string>* const names = new std::set<std::string>;
+  const std::lock_guard<std::mutex> hold(mutex);
+  return names->insert(text).first->c_str();
+}
+
+Element named_element(const std::string& text) {
   for (const Element e : {Element::kBF16, Element::kE4M3, Element::kE5M2}) {
     if (text == api::element_name(e)) return e;
   }
-  throw Error(ErrorCode::kDType, argument, text, "bfloat16, float8_e4m3fn, float8_e5m2");
+  return Element::kOther;
 }
-
-/// DLPackExchangeAPI of dlpack.h, up to what is used: a table of functions that a framework offers
-/// to C code. describe() is dltensor_from_py_object_no_sync: it fills in a view of an array, which
-/// owns nothing, in a tenth of the time that a capsule takes (PyTorch 2.13, Zen 5: 30 and 300 ns).
-struct ExchangeHeader {
-  uint32_t major, minor;
-  const ExchangeHeader* previous;
-};
-struct ExchangeApi {
-  ExchangeHeader header;
-  void* others[3];
-  int (*describe)(void* object, nb::dlpack::dltensor* out);
-};
 
 /// A type and who describes its objects. Frameworks add theirs when they are first met.
 struct Exchange {
@@ -112,7 +115,7 @@ bool use_exchange_api(nb::handle type, nb::handle capsule) {
   if (!pointer) nb::raise_python_error();
   const auto* header = static_cast<const ExchangeHeader*>(pointer);
   while (header && header->major != 1) header = header->previous;
-  const auto* functions = reinterpret_cast<const ExchangeApi*>(header);
+  const auto* functions = reinterpret_cast<const ExchangeApi<nb::dlpack::dltensor>*>(header);
   if (!functions || !functions->describe) return false;
   // Never freed: the type and its functions live as long as the process.
   exchange = new Exchange{nb::borrow(type).release().ptr(), functions->describe, exchange.load()};
@@ -138,10 +141,18 @@ Import::Import(nb::handle object, const char* name, bool writable, Memory memory
   if (nb::isinstance<nb::tuple>(object)) {
     const nb::tuple pair = nb::borrow<nb::tuple>(object);
     source = nb::borrow(pair[0]);
-    named = named_element(nb::cast<std::string>(pair[1]), name);
+    const std::string text = nb::cast<std::string>(pair[1]);
+    named = named_element(text);
+    if (named == Element::kOther) array_.other = kept(text);
   }
   const bool imported =
       writable ? nb::try_cast(source, write_, false) : nb::try_cast(source, read_, false);
+  if (!imported && !writable && nb::hasattr(source, "dtype")) {  // bytes swapped, or objects
+    array_.element = Element::kOther;
+    const nb::object type = source.attr("dtype");
+    array_.other = kept(nb::cast<std::string>(nb::str(type)));
+    return;
+  }
   if (!imported) {
     const std::string type = nb::cast<std::string>(nb::str(source.type().attr("__name__")));
     throw Error(ErrorCode::kDType, name, "a " + type,
@@ -168,11 +179,8 @@ void Import::take(const nb::dlpack::dltensor& t, std::optional<Element> named, M
                 "at most " + std::to_string(api::Array::kMaxDims));
   }
   const std::optional<Element> element = named ? named : element_of(t.dtype);
-  if (!element) {
-    throw Error(ErrorCode::kDType, array_.name, text_of(t.dtype),
-                "float32, float16, bfloat16, float8, int32, int64, uint8 or bool");
-  }
-  array_.element = *element;
+  array_.element = element.value_or(Element::kOther);
+  if (!element) array_.other = kept(text_of(t.dtype));
   array_.ndim = t.ndim;
   for (int i = 0; i < t.ndim; ++i) {
     array_.shape[i] = t.shape[i];

@@ -10,12 +10,21 @@
 
 #include "../api/attention.h"
 #include "../cpu/dispatch.h"
+#include "../cuda/backend.h"
 #include "array.h"
 #include "layouts.h"
 
 namespace flashbsr::bind {
 
 namespace {
+
+/// Keeps a Python object; the last who lets go of it may be without the GIL.
+std::shared_ptr<void> shared(nb::object object) {
+  return {new nb::object(std::move(object)), [](void* kept) {
+            const nb::gil_scoped_acquire locked;
+            delete static_cast<nb::object*>(kept);
+          }};
+}
 
 void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
 
@@ -105,6 +114,7 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
 
 void plan(api::Attention& self, const nb::tuple& layout, nb::handle custom_mask,
           nb::handle packed_custom_mask, nb::handle tree_parents, bool share, uintptr_t stream) {
+  cuda::sweep();
   const LayoutImport laid_out(layout);
   const OptionalImport mask(custom_mask, "custom_mask"),
       packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents");
@@ -296,11 +306,14 @@ void bind_engine(nb::module_& m) {
       .def(
           "set_workspace",
           [](api::Attention& self, nb::handle workspace) {
-            const OptionalImport array(workspace, "workspace", true, Memory::kAny);
+            const Import array(workspace, "workspace", true, Memory::kAny);
             const Unlocked unlocked(self);
-            self.set_workspace(array.get());
+            self.set_workspace(array.array());
           },
-          nb::arg("workspace").none())
+          nb::arg("workspace"))
+      .def(
+          "keep", [](api::Attention& self, nb::object kept) { self.keep(shared(std::move(kept))); },
+          nb::arg("kept"))
       .def("set_workspace_bytes", unlocked(&api::Attention::set_workspace_bytes), nb::arg("bytes"))
       .def(
           "settle",
@@ -311,6 +324,7 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("device"), nb::arg("argument"))
       .def("place", &place)
+      .def("captured", unlocked(&api::Attention::captured))
       .def("kernel_name", unlocked(&api::Attention::kernel_name))
       .def("device_name", unlocked(&api::Attention::device_name))
       .def("bandwidth", unlocked(&api::Attention::bandwidth))

@@ -84,7 +84,7 @@ api::RopeSettings settings(int32_t rotary_dim, bool interleave, double scale, do
                            const Llama31& llama31, const api::Array* cos_sin) {
   api::RopeSettings rope{.rotary_dim = rotary_dim,
                          .interleave = interleave,
-                         .frequencies = {.theta = theta, .scale = scale},
+                         .frequencies = {.theta = theta, .scale = scale, .given = {}},
                          .cos_sin = std::nullopt};
   if (llama31) {
     RopeFrequencies& f = rope.frequencies;

@@ -43,11 +43,17 @@ struct Api {
   decltype(&::cuMemcpyDtoHAsync) memcpy_dtoh_async;
   decltype(&::cuMemsetD8Async) memset_d8_async;
   decltype(&::cuMemsetD32Async) memset_d32_async;
+  decltype(&::cuStreamCreate) stream_create;
   decltype(&::cuStreamSynchronize) stream_synchronize;
   decltype(&::cuStreamWaitEvent) stream_wait_event;
   decltype(&::cuStreamIsCapturing) stream_is_capturing;
+  /// _v2: later versions add data of edges, and toolkits before 13 do not declare them.
+  CUresult(CUDAAPI* stream_get_capture_info)(CUstream, CUstreamCaptureStatus*, cuuint64_t*,
+                                             CUgraph*, const CUgraphNode**, size_t*);
   decltype(&::cuStreamGetId) stream_get_id;
   decltype(&::cuThreadExchangeStreamCaptureMode) thread_exchange_stream_capture_mode;
+  decltype(&::cuUserObjectCreate) user_object_create;
+  decltype(&::cuGraphRetainUserObject) graph_retain_user_object;
   decltype(&::cuEventCreate) event_create;
   decltype(&::cuEventDestroy) event_destroy;
   decltype(&::cuEventRecord) event_record;

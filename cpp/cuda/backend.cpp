@@ -3,18 +3,19 @@
 #include "backend.h"
 
 #include <array>
-#include <cstring>
-#include <optional>
 #include <utility>
+#include <vector>
 
 #include <flashbsr/core/error.h>
 
 #include "choice.h"
+#include "graph_pin.h"
 #include "hopper_args.h"
 #include "kernel_limits.h"
 #include "launcher.h"
 #include "memory.h"
 #include "page_check.h"
+#include "placed_plan.h"
 
 namespace flashbsr::cuda {
 
@@ -24,15 +25,11 @@ using api::Batch;
 using api::HostPlan;
 using api::RunOptions;
 
-constexpr int64_t kAlign = 256;  // of sections in device memory
 constexpr double kManyRows = 1e9;
-/// Bits are read as words of 32, and a tile's worth of them behind the last.
-constexpr int64_t kMaskSlack = 64;
-
-/// What a captured run holds on to: later plans must leave it where it is.
+/// What launches of a CUDA graph are fixed to. Under a capacity their replays have later plans,
+/// which must be such that they serve.
 struct Captured {
   const KernelRow* kernel = nullptr;
-  Need need;  ///< that it was chosen for
   bool masked = false;
   bool paged = false;  ///< the plan then
   int32_t page_size = 1;
@@ -47,25 +44,21 @@ class CudaBackend final : public api::Backend {
       : o_(options),
         device_(device),
         info_(device_info(device)),
-        plan_(device),
-        counters_(device),
-        partials_(device),
-        slopes_(device),
-        coarse_(device),
-        fine_(device),
+        own_(std::make_shared<PlacedPlan>(options, device)),
         page_check_(device),
         staging_(device),
-        order_(device) {
+        order_(device),
+        order_in_capture_(device) {
     bandwidth_ = memory_bandwidth(device);
     if (o_.custom_variant) variant_ = o_.provider->name();
   }
 
   api::Place place() const override { return {.cuda = true, .device = device_}; }
   Workers limits(const Batch& batch) override;
-  void take_plan(const HostPlan& plan, char* workspace, void* stream) override;
+  void take_plan(const HostPlan& plan, const api::Borrowed& borrowed, void* stream) override;
   bool serves(const Params& params, void* stream) override;
   void run(Params& params, const RunOptions& options) override;
-  bool captured() const override { return captured_.has_value(); }
+  bool captured() const override { return !captured_.expired(); }
 
   std::string kernel_name() const override { return kernel_ ? kernel_->name : ""; }
   std::string device_name() const override { return info_.name; }
@@ -76,11 +69,12 @@ class CudaBackend final : public api::Backend {
   const KernelRow* kernel_for(const Need& need);
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
+  /// Whether replays follow later plans: then all runs share one plan in memory.
+  bool graph_mode() const { return o_.capacity.fixed(); }
   void check_captured(const HostPlan& plan) const;
-  void grow(DeviceMemory& memory, int64_t bytes, const char* what);
-  int64_t stage_plan(const HostPlan& plan, int64_t mask_at);
-  void place_rope(const HostPlan& plan, CUstream stream);
-  void place_slopes(const HostPlan& plan, CUstream stream);
+  void place_own(CUstream stream);
+  PlacedPlan& place_for(const Capture& capture, CUstream stream);
+  void hold_own(const Capture& capture, const Params& params);
 
   const api::AttentionOptions o_;
   const int device_;
@@ -94,22 +88,23 @@ class CudaBackend final : public api::Backend {
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
   bool gathers_ = false;  ///< a run has brought K and V that TMA cannot copy
-  PlanHeader header_{};
-  bool masked_ = false;
-  char* workspace_ = nullptr;
 
-  DeviceMemory plan_;  ///< the plan, and behind it the mask
-  int64_t mask_at_ = 0;
-  DeviceMemory counters_;
-  DeviceMemory partials_;
-  DeviceMemory slopes_;
-  DeviceMemory coarse_, fine_;  ///< RoPE tables
-  int64_t rope_rows_ = 0;       ///< of the coarse table that are there
-  RopeTables rope_;             ///< of the last plan
+  HostPlan host_;  ///< the last plan; its memory is the caller's until the next
+  api::Borrowed borrowed_;
+  std::shared_ptr<PlacedPlan> own_;  ///< of all runs but captured ones outside of graph mode
+  bool placed_ = false;              ///< own_ has the last plan
+  /// Captures under way that have the last plan in memory of their own, for each of their streams.
+  struct InCapture {
+    unsigned long long id;
+    CUstream stream;
+    std::weak_ptr<PlacedPlan> placed;
+  };
+  std::vector<InCapture> in_captures_;
+  std::weak_ptr<Captured> captured_;  ///< of own_, by the graphs that hold it
+  unsigned long long holding_ = 0;    ///< the last capture that holds own_
   PageCheck page_check_;
   Staging staging_;
-  UseOrder order_;
-  std::optional<Captured> captured_;
+  UseOrder order_, order_in_capture_;
   HopperMaps maps_;
 };
 
@@ -123,8 +118,6 @@ Workers CudaBackend::limits(const Batch& batch) {
                 static_cast<double>(max_of<int64_t>(batch.requests, 1));
   if (batch.per_head) rows *= o_.shape.num_kv_heads;
   if (batch.shares) rows = kManyRows;
-  // Replays have the kernel of the capture, which is right for any number of rows.
-  if (captured_) rows = captured_->need.rows;
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
   // 16-bit K and V go with queries of their own type only.
@@ -144,7 +137,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .variant = o_.custom_variant ? &variant_ : nullptr,
             .row_hooks = o_.row_hooks,
             .fast_sums = o_.fast_fp8,
-            .mixed_rows = captured_ ? captured_->need.mixed_rows : batch.mixed_rows,
+            .mixed_rows = batch.mixed_rows,
             .provider = o_.provider};
   if (need.mixed_rows > 0) {
     Need any = need;
@@ -212,8 +205,9 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
 /// A replay has the arguments of the captured launch: pointers, arrays, grid. Whatever they could
 /// not serve must not be planned.
 void CudaBackend::check_captured(const HostPlan& plan) const {
-  if (!captured_) return;
-  const Captured& c = *captured_;
+  const std::shared_ptr<const Captured> held = captured_.lock();
+  if (!held) return;
+  const Captured& c = *held;
   if (c.kernel != kernel_) {
     throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + kernel_->name,
                 std::string("one for ") + c.kernel->name +
@@ -253,116 +247,70 @@ void CudaBackend::check_captured(const HostPlan& plan) const {
   }
 }
 
-void CudaBackend::grow(DeviceMemory& memory, int64_t bytes, const char* what) {
-  if (captured_ && memory.data() && bytes > memory.size()) {
-    throw Error(ErrorCode::kCapacity, what, std::to_string(bytes) + " bytes",
-                "at most " + std::to_string(memory.size()) +
-                    ", which a captured run holds; plan the largest batch before the capture");
-  }
-  memory.fit(bytes);
-}
-
-/// Writes the parts in use at their offsets into the pinned buffer; the gaps between are never
-/// read. Zeros follow the mask. Returns the bytes to copy.
-int64_t CudaBackend::stage_plan(const HostPlan& plan, int64_t mask_at) {
-  const PlanHeader& h = plan.plan.header();
-  int64_t words = static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices;
-  // Last, because most plans have none.
-  if (h.num_shared > 0) words = h.off_merge_parts + 4 * static_cast<int64_t>(h.num_merge_parts);
-  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : 4 * words;
-  char* out = staging_.next(bytes);
-  const auto put = [&](int64_t at, int64_t words) {
-    std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
-  };
-  put(0, h.off_requests + 8 * (static_cast<int64_t>(h.num_requests) + h.num_shared));
-  put(h.off_items, 8 * static_cast<int64_t>(h.num_items));
-  put(h.off_queue_indptr, h.num_workers + 1);
-  put(h.off_queue_items, h.num_items);
-  put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
-  put(h.off_kv_indices, h.num_kv_indices);
-  put(h.off_q_rows, h.num_q_rows);
-  put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
-  if (plan.mask) {
-    std::memset(out + mask_at - kMaskSlack, 0, kMaskSlack);
-    std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
-    std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
-  }
-  return bytes;
-}
-
-void CudaBackend::take_plan(const HostPlan& plan, char* workspace, void* stream_handle) {
+void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
+                            void* stream_handle) {
   const CUstream stream = static_cast<CUstream>(stream_handle);
   const ContextGuard context(device_);
+  const bool captures = capturing(stream);
+  if (graph_mode()) {
+    if (captures) {
+      throw Error(ErrorCode::kPlan, "stream", "a stream that is being captured",
+                  "plan() outside of the capture, and for arrays whose type or device the TaskInfo "
+                  "leaves open one run() before it: with a capacity a replay follows later plans");
+    }
+    check_captured(plan);
+  }
+  host_ = plan;
+  borrowed_ = borrowed;
+  placed_ = false;
+  in_captures_.clear();
+  if (!captures) place_own(stream);
+}
+
+void CudaBackend::place_own(CUstream stream) {
   const RelaxedCapture relaxed;
-  if (capturing(stream)) {
-    throw Error(ErrorCode::kPlan, "stream", "a stream that is being captured",
-                "plan() outside of the capture, and for arrays whose type or device the TaskInfo "
-                "leaves open one run() before it");
-  }
-  check_captured(plan);
-  const PlanHeader& h = plan.plan.header();
-  const int64_t mask_at =
-      round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
-  grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan");
-  const int64_t counters = 4 * num_counters(h);
-  const bool fresh = counters > counters_.size();
-  grow(counters_, counters, "plan");
-  if (!workspace) {
-    const int64_t bytes = partial_bytes(h.max_partial_rows, o_.head_dim_vo);
-    if (bytes) grow(partials_, bytes, "workspace");
-  }
-  const int64_t bytes = stage_plan(plan, mask_at);
   order_.before(stream);
-  staging_.copy(plan_.address(), bytes, stream);
-  if (fresh) {
-    // Zero before a kernel and after it: once is enough.
-    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(counters_.size() / 4),
-                                 stream),
-          "cuMemsetD32Async");
-  }
-  place_rope(plan, stream);
-  place_slopes(plan, stream);
+  own_->take(host_, borrowed_, staging_, stream, captured());
   order_.after(stream);
-  header_ = h;
-  masked_ = plan.mask != nullptr;
-  mask_at_ = mask_at;
-  workspace_ = workspace ? workspace : partials_.data();
+  placed_ = true;
 }
 
-/// Copies the tables, whole where they moved, otherwise the rows that are new. Their source is not
-/// pinned, so that it has been read when the copy returns.
-void CudaBackend::place_rope(const HostPlan& plan, CUstream stream) {
-  if (plan.rope_positions == 0) return;
-  rope_ = plan.rope;
-  const auto rows_for = [](int64_t positions) { return positions / RopeTables::kFine + 1; };
-  const int64_t row_bytes = 4 * static_cast<int64_t>(o_.head_dim_qk);
-  const auto copy = [&](CUdeviceptr to, const float* from, int64_t bytes) {
-    check(api().memcpy_htod_async(to, from, static_cast<size_t>(bytes), stream),
-          "cuMemcpyHtoDAsync of RoPE tables");
-  };
-  if (!fine_.data()) {
-    fine_.fit(RopeTables::kFine * row_bytes);
-    copy(fine_.address(), plan.rope.fine, RopeTables::kFine * row_bytes);
+/// Each capture has the plan in memory of its own, that of its graph: what is planned and run later
+/// is none of its concern. It is put there on another stream, at once, and is no part of the graph.
+PlacedPlan& CudaBackend::place_for(const Capture& capture, CUstream stream) {
+  for (const InCapture& known : in_captures_) {
+    if (known.id != capture.id || known.stream != stream) continue;
+    if (const auto placed = known.placed.lock()) return *placed;
   }
-  const int64_t rows = rows_for(plan.rope_positions);
-  if (rows <= rope_rows_) return;
-  if (rows * row_bytes > coarse_.size()) {
-    const int64_t room = max_of(2 * rows, rows_for(plan.rope_capacity));
-    grow(coarse_, room * row_bytes, "RoPE tables");
-    rope_rows_ = 0;
-  }
-  const int64_t old = rope_rows_ * row_bytes;
-  copy(coarse_.address() + static_cast<CUdeviceptr>(old), plan.rope.coarse + old / 4,
-       rows * row_bytes - old);
-  rope_rows_ = rows;
+  const RelaxedCapture relaxed;
+  const auto placed = std::make_shared<PlacedPlan>(o_, device_);
+  const CUstream side = side_stream(device_);
+  placed->take(host_, borrowed_, staging_, side, false);
+  check(api().stream_synchronize(side), "cuStreamSynchronize of a captured plan");
+  pin(capture, placed, nullptr);
+  std::erase_if(in_captures_, [](const InCapture& known) { return known.placed.expired(); });
+  in_captures_.push_back({capture.id, stream, placed});
+  return *placed;
 }
 
-void CudaBackend::place_slopes(const HostPlan& plan, CUstream stream) {
-  if (!plan.slopes || slopes_.data()) return;
-  const int64_t bytes = 4 * static_cast<int64_t>(o_.shape.num_qo_heads);
-  slopes_.fit(bytes);
-  check(api().memcpy_htod_async(slopes_.address(), plan.slopes, static_cast<size_t>(bytes), stream),
-        "cuMemcpyHtoDAsync of ALiBi slopes");
+/// In graph mode every graph holds the one plan there is.
+void CudaBackend::hold_own(const Capture& capture, const Params& params) {
+  std::shared_ptr<Captured> held = captured_.lock();
+  const PlanHeader& h = own_->header();
+  if (!held) {
+    held = std::make_shared<Captured>(Captured{.kernel = kernel_,
+                                               .masked = own_->masked(),
+                                               .paged = (h.flags & kPlanPaged) != 0,
+                                               .page_size = h.page_size,
+                                               .kv_tokens = h.num_kv_tokens});
+    captured_ = held;
+  }
+  held->q_rows = max_of(held->q_rows, params.q.tokens);
+  held->kv_rows = max_of(held->kv_rows, min_of(params.k.pages, params.v.pages));
+  if (holding_ == capture.id) return;
+  pin(capture, own_, held);
+  holding_ = capture.id;
+  order_in_capture_.restart();
 }
 
 bool CudaBackend::serves(const Params& params, void*) {
@@ -376,7 +324,7 @@ bool CudaBackend::serves(const Params& params, void*) {
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;
   if (kernel_->copies == KvCopies::kBoxes &&
-      !takes_boxes(params.k, params.v, *kernel_, header_, maps_)) {
+      !takes_boxes(params.k, params.v, *kernel_, host_.plan.header(), maps_)) {
     gathers_ = true;
     return false;
   }
@@ -386,59 +334,53 @@ bool CudaBackend::serves(const Params& params, void*) {
 void CudaBackend::run(Params& params, const RunOptions& options) {
   const CUstream stream = static_cast<CUstream>(options.stream);
   const ContextGuard context(device_);
-  const bool captured = capturing(stream);
-  // A replay may find items where there are none now.
-  if (header_.num_items == 0 && !captured) return;
-  const auto floats = [](const DeviceMemory& m) {
-    return reinterpret_cast<const float*>(m.data());
-  };
-  if (masked_) params.custom_mask = reinterpret_cast<const uint8_t*>(plan_.data() + mask_at_);
-  if (o_.position == Position::kRopeLlama) {
-    params.rope = {floats(coarse_), floats(fine_), rope_.half, rope_.interleave};
-  }
-  if (o_.position == Position::kAlibi && !params.alibi_slopes)
-    params.alibi_slopes = floats(slopes_);
-  api::place_partials(params, header_, workspace_, o_.head_dim_vo);
-  KernelArgs args = kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
-                                reinterpret_cast<int32_t*>(counters_.data()));
-  args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
-  if (options.check && captured) {
+  const bool captures = capturing(stream);
+  // A replay in graph mode may find items where there are none now.
+  if (host_.plan.header().num_items == 0 && !(captures && graph_mode())) return;
+  if (options.check && captures) {
     throw Error(ErrorCode::kUnsupported, "check", "True while a CUDA graph is captured",
                 "False there (FLASHBSR_CHECK unset): the verdict has to be waited for");
   }
-  if (!captured) order_.before(stream);
+  PlacedPlan* placed = own_.get();
+  UseOrder* order = &order_;
+  if (captures) {
+    const Capture capture = capture_of(stream);
+    if (graph_mode()) {
+      hold_own(capture, params);
+      order = &order_in_capture_;
+    } else {
+      placed = &place_for(capture, stream);
+      order = nullptr;
+    }
+  } else if (!placed_) {
+    place_own(stream);
+  }
+  const PlanHeader& header = placed->header();
+  KernelArgs args = placed->args(params);
+  args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
+  if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }
   const Launch where{
       .device = device_,
       .stream = stream,
-      .grid_x = header_.num_workers - header_.num_narrow_workers + header_.num_narrow_blocks,
+      .grid_x = header.num_workers - header.num_narrow_workers + header.num_narrow_blocks,
       .overlap = args.overlap != Overlap::kNone};
   if (is_hopper(*kernel_)) {
-    launch(*kernel_, where, hopper_args(args, *kernel_, header_, maps_));
+    launch(*kernel_, where, hopper_args(args, *kernel_, header, maps_));
   } else {
     launch(*kernel_, where, args);
   }
-  if (captured) {
-    if (!captured_)
-      captured_ = Captured{.kernel = kernel_,
-                           .need = need_,
-                           .masked = masked_,
-                           .paged = (header_.flags & kPlanPaged) != 0,
-                           .page_size = header_.page_size,
-                           .kv_tokens = header_.num_kv_tokens};
-    captured_->q_rows = max_of(captured_->q_rows, params.q.tokens);
-    captured_->kv_rows = max_of(captured_->kv_rows, min_of(params.k.pages, params.v.pages));
-  } else {
-    order_.after(stream);
-  }
+  if (order) order->after(stream);
   if (options.wait) check(api().stream_synchronize(stream), "cuStreamSynchronize");
 }
 
 }  // namespace
 
 std::string why_unavailable() { return available() ? "" : unavailable_reason(); }
+
+void sweep() { sweep_pins(); }
 
 int current_device() {
   CUcontext context = nullptr;

@@ -16,6 +16,9 @@ namespace flashbsr::cuda {
 /// Why no GPU can be used in this process; empty where one can.
 std::string why_unavailable();
 
+/// Lets go of what CUDA graphs kept that are gone; it may take the lock of an interpreter.
+void sweep();
+
 /// The device of the calling thread's current context, otherwise 0.
 int current_device();
 

@@ -60,11 +60,15 @@ std::string load_symbols(void* library, Api& a) {
   load(a.memcpy_dtoh_async, "cuMemcpyDtoHAsync_v2");
   load(a.memset_d8_async, "cuMemsetD8Async");
   load(a.memset_d32_async, "cuMemsetD32Async");
+  load(a.stream_create, "cuStreamCreate");
   load(a.stream_synchronize, "cuStreamSynchronize");
   load(a.stream_wait_event, "cuStreamWaitEvent");
   load(a.stream_is_capturing, "cuStreamIsCapturing");
+  load(a.stream_get_capture_info, "cuStreamGetCaptureInfo_v2");
   load(a.stream_get_id, "cuStreamGetId");
   load(a.thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode");
+  load(a.user_object_create, "cuUserObjectCreate");
+  load(a.graph_retain_user_object, "cuGraphRetainUserObject");
   load(a.event_create, "cuEventCreate");
   load(a.event_destroy, "cuEventDestroy_v2");
   load(a.event_record, "cuEventRecord");

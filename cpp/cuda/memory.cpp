@@ -3,6 +3,8 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include <flashbsr/core/error.h>
 #include <flashbsr/core/math.h>
@@ -28,9 +30,6 @@ void quietly(int device, const Free& free) noexcept {
   } catch (const Error&) {
   }
 }
-
-/// The default streams: they live as long as the context, and none of them is ever captured.
-bool is_default(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY; }
 
 }  // namespace
 
@@ -92,11 +91,15 @@ void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
   check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
 }
 
-void UseOrder::before(CUstream stream) {
+void UseOrder::before(CUstream stream, bool captures) {
   // A handle may come back as another stream, but not that of a default stream.
   next_id_ = last_id_;
   if (used_ && stream == last_ && is_default(stream)) return;
-  check(api().stream_get_id(stream, &next_id_), "cuStreamGetId");
+  if (captures) {
+    next_id_ = reinterpret_cast<uintptr_t>(stream);
+  } else {
+    check(api().stream_get_id(stream, &next_id_), "cuStreamGetId");
+  }
   if (!used_ || next_id_ == last_id_) return;
   if (!recorded_) check(api().event_record(event_.get(), last_), "cuEventRecord");
   recorded_ = true;
@@ -119,6 +122,15 @@ bool capturing(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(api().stream_is_capturing(stream, &status), "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUstream side_stream(int device) {
+  static std::mutex mutex;
+  static std::map<int, CUstream> streams;  // never destroyed, as contexts are not
+  const std::lock_guard<std::mutex> hold(mutex);
+  CUstream& stream = streams[device];
+  if (!stream) check(api().stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  return stream;
 }
 
 void* allocate(int device, int64_t bytes) {

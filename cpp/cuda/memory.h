@@ -91,10 +91,13 @@ class UseOrder {
  public:
   explicit UseOrder(int device) : event_(device) {}
 
-  /// Before work is put on `stream`.
-  void before(CUstream stream);
+  /// Before work is put on `stream`. `captures`: during a capture, where a stream has no id to ask
+  /// for but lives as long as the capture.
+  void before(CUstream stream, bool captures = false);
   /// After it was, on the stream of the last before().
   void after(CUstream stream);
+  /// Forgets what was before.
+  void restart() { used_ = recorded_ = false; }
 
  private:
   Event event_;
@@ -104,7 +107,13 @@ class UseOrder {
   bool recorded_ = false;
 };
 
+/// The default streams: they live as long as the context, and none of them is ever captured.
+inline bool is_default(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY; }
+
 /// Whether work put on `stream` now becomes part of a CUDA graph.
 bool capturing(CUstream stream);
+
+/// A stream of the library's own, which waits for no other and is never captured.
+CUstream side_stream(int device);
 
 }  // namespace flashbsr::cuda

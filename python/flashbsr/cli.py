@@ -381,7 +381,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .errors import FlashbsrError
 
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Who read has enough (`flashbsr info | head`): Python would say so at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (FlashbsrError, OSError) as error:
         print(f"flashbsr: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

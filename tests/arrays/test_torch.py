@@ -51,12 +51,12 @@ def test_torch_packed_qkv_slices() -> None:
 
 
 def test_torch_gradients() -> None:
-    """Tensors that require a gradient are read as if detached; they cannot be written."""
+    """Tensors that require a gradient are read; they cannot be written."""
     x = torch.ones(3, 2, 8, requires_grad=True)
     y = x * 2  # has a history
     parameter = torch.nn.Parameter(torch.ones(1, 3, 2, 8))
     out = flashbsr.attention(y[None], x[None], parameter)
-    assert not out.requires_grad
+    assert out.requires_grad  # and raises when one is asked for, below
     assert (out == 1).all()
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(2, 2, 8))
     attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 3])))
@@ -114,3 +114,23 @@ def test_torch_tensors_without_usable_memory(
     for args, name in (((tensor(), x, x), "q"), ((x, tensor(), x), "k"), ((x, x, tensor()), "v")):
         with pytest.raises(error, match=rf"^{name}\b"):
             flashbsr.attention(*args)
+
+
+def test_a_gradient_raises_when_it_is_asked_for() -> None:
+    """A tensor that requires one computes forward; the way back says that there is none."""
+    q, k, v = (torch.randn(n, h, 64, requires_grad=True) for n, h in ((3, 4), (5, 2), (5, 2)))
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64))
+    attention.plan(flashbsr.Ragged(np.array([0, 3]), np.array([0, 5])))
+    plain = attention.run(q.detach(), (k.detach(), v.detach()))
+    for arrays in ((q, k.detach(), v.detach()), (q.detach(), k.detach(), v)):
+        out, lse = attention.run(arrays[0], arrays[1:], return_lse=True)
+        torch.testing.assert_close(out.detach(), plain)
+        for result in (out, lse):
+            with pytest.raises(flashbsr.UnsupportedError, match=r"^backward: .*torch\.no_grad"):
+                (result * 2).sum().backward(retain_graph=True)
+    with torch.no_grad():
+        assert not attention.run(q, (k, v)).requires_grad
+    v_a, s_a = torch.randn(2, 3, 4, 64, requires_grad=True), torch.zeros(2, 3, 4)
+    merged, _ = flashbsr.merge_state(v_a[0], s_a[0], v_a[1], s_a[1])
+    with pytest.raises(flashbsr.UnsupportedError, match=r"^backward"):
+        merged.sum().backward()

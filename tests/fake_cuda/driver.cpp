@@ -16,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <flashbsr/core/launch.h>
 #include <flashbsr/cpu/engine.h>
@@ -104,19 +105,33 @@ void fake_drain() {
 }
 void fake_begin_capture(CUstream stream) {
   const Call call("fake_begin_capture");
-  stream_of(stream).capturing = true;
+  stream_of(stream).capturing = std::make_unique<Graph>();
+  stream_of(stream).capturing->capture = state().next_capture++;
 }
 int fake_end_capture(CUstream stream) {
   const Call call("fake_end_capture");
-  Stream& s = stream_of(stream);
-  s.capturing = false;
-  state().graphs.push_back(std::move(s.captured));
-  s.captured.clear();
+  state().graphs.push_back(std::move(stream_of(stream).capturing));
   return static_cast<int>(state().graphs.size()) - 1;
 }
 void fake_replay(int graph, CUstream stream) {
   const Call call("fake_replay");
-  for (const Op& op : state().graphs[static_cast<size_t>(graph)]) put(stream_of(stream), op);
+  for (const Op& op : state().graphs[static_cast<size_t>(graph)]->ops) put(stream_of(stream), op);
+}
+/// The driver tells about user objects on a thread of its own.
+void fake_destroy_graph(int graph) {
+  std::unique_ptr<Graph> gone;
+  {
+    const Call call("fake_destroy_graph");
+    drain_all();
+    gone = std::move(state().graphs[static_cast<size_t>(graph)]);
+  }
+  std::thread([&] {
+    in_destructor = true;
+    for (UserObject* object : gone->kept) {
+      object->destroy(object->data);
+      delete object;
+    }
+  }).join();
 }
 
 // --- The driver
@@ -305,7 +320,7 @@ CUresult cuPointerGetAttribute(void*, CUpointer_attribute, CUdeviceptr) {
 
 CUresult cuStreamCreate(CUstream* stream, unsigned) {
   const Call call("cuStreamCreate");
-  auto* s = new Stream{.id = state().next_id++};
+  auto* s = new Stream{.id = state().next_id++, .queue = {}, .capturing = nullptr};
   state().streams.insert(s);
   return *stream = reinterpret_cast<CUstream>(s), CUDA_SUCCESS;
 }
@@ -318,6 +333,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
   return CUDA_SUCCESS;
 }
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  if (stream_of(stream).capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return *id = stream_of(stream).id, CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream stream) {
@@ -328,8 +344,33 @@ CUresult cuStreamSynchronize(CUstream stream) {
 CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
   const Call call("cuStreamWaitEvent");
   Event* event = reinterpret_cast<Event*>(handle);
-  if (stream_of(stream).capturing != event->in_capture) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  if ((stream_of(stream).capturing != nullptr) != event->in_capture)
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   if (event->last) put(stream_of(stream), {.work = {}, .wait = event->last});
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                   CUgraph* graph, const CUgraphNode**, size_t*) {
+  const Call call("cuStreamGetCaptureInfo");
+  Graph* found = stream_of(stream).capturing.get();
+  *status = found ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  if (!found) return CUDA_SUCCESS;
+  *id = found->capture;
+  *graph = reinterpret_cast<CUgraph>(found);
+  return CUDA_SUCCESS;
+}
+CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn destroy, unsigned count,
+                            unsigned flags) {
+  const Call call("cuUserObjectCreate");
+  if (count != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) return CUDA_ERROR_INVALID_VALUE;
+  *object = reinterpret_cast<CUuserObject>(new UserObject{data, destroy});
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned count,
+                                 unsigned flags) {
+  const Call call("cuGraphRetainUserObject");
+  if (!graph || count != 1 || flags != CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_INVALID_VALUE;
+  reinterpret_cast<Graph*>(graph)->kept.push_back(reinterpret_cast<UserObject*>(object));
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
@@ -353,7 +394,7 @@ CUresult cuEventRecord(CUevent handle, CUstream stream) {
   const Call call("cuEventRecord");
   Event* event = reinterpret_cast<Event*>(handle);
   Stream& s = stream_of(stream);
-  event->in_capture = s.capturing;
+  event->in_capture = s.capturing != nullptr;
   event->last = std::make_shared<Mark>(Mark{&s});
   put(s, {.work = {}, .record = event->last});
   return CUDA_SUCCESS;

@@ -128,6 +128,15 @@ class Driver:
         """Put a graph on a stream."""
         self.library.fake_replay(graph[0], ctypes.c_void_p(stream))
 
+    def destroy_graph(self, graph: list[int]) -> None:
+        """Destroy a graph, and what only it holds."""
+        self.library.fake_destroy_graph(graph[0])
+
+    @property
+    def allocations(self) -> int:
+        """Pieces of device memory that are there."""
+        return self.calls("cuMemAlloc") - self.calls("cuMemFree")
+
 
 class _Head(ctypes.Structure):
     """Where a DLTensor begins: its memory and its device."""

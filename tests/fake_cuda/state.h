@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -38,11 +39,22 @@ struct Op {
   std::shared_ptr<Mark> record{}, wait{};
 };
 
+/// What the driver calls when the last graph that holds it is gone.
+struct UserObject {
+  void* data;
+  CUhostFn destroy;
+};
+
+struct Graph {
+  uint64_t capture = 0;
+  std::vector<Op> ops;
+  std::vector<UserObject*> kept;
+};
+
 struct Stream {
   uint64_t id = 0;
   std::deque<Op> queue;
-  bool capturing = false;
-  std::vector<Op> captured;
+  std::unique_ptr<Graph> capturing;  ///< null: it does not
 };
 
 struct Event {
@@ -59,7 +71,8 @@ struct State {
   std::map<const char*, size_t> pinned;
   std::set<std::string> names;  ///< kernels; their addresses are the handles
   std::map<std::string, const flashbsr::cpu::KernelTable*> variants;  ///< of users, by their names
-  std::vector<std::vector<Op>> graphs;
+  uint64_t next_capture = 1;
+  std::vector<std::unique_ptr<Graph>> graphs;  ///< null: destroyed
   std::string last_kernel;
   const int32_t* last_pages = nullptr;
   int last_grid = 0, last_threads = 0, last_shared = 0, last_overlap = 0, last_programmatic = 0,
@@ -73,13 +86,17 @@ inline State& state() {
   return *instance;
 }
 
-inline thread_local std::vector<int> contexts;  // devices, innermost last
+inline thread_local std::vector<int> contexts;   // devices, innermost last
+inline thread_local bool in_destructor = false;  // of a user object: no call is allowed
 inline thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 inline char context_of[kDevices];
 
 struct Call {
   std::lock_guard<std::recursive_mutex> hold{state().mutex};
-  explicit Call(const char* name) { ++state().calls[name]; }
+  explicit Call(const char* name) {
+    if (in_destructor) std::abort();
+    ++state().calls[name];
+  }
 };
 
 inline Stream& stream_of(CUstream handle) {
@@ -91,12 +108,12 @@ inline Stream& stream_of(CUstream handle) {
 inline bool forbidden() {
   if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   return std::any_of(state().streams.begin(), state().streams.end(),
-                     [](const Stream* s) { return s->capturing; });
+                     [](const Stream* s) { return s->capturing != nullptr; });
 }
 
 inline void put(Stream& s, Op op) {
   if (s.capturing) {
-    s.captured.push_back(std::move(op));
+    s.capturing->ops.push_back(std::move(op));
   } else {
     s.queue.push_back(std::move(op));
   }

@@ -193,7 +193,7 @@ def test_records(recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "nvidia-abacus-9.json"
     assert list(json.loads(path.read_text())["steps"]) == ["tests", "bench"]
     assert gpu_record.main(["--check"]) == 1, "incomplete"
-    assert gpu_record.main(["--only", "sanitize,consumer", "--merge"]) == 0
+    assert gpu_record.main(["--only", "sanitize,consumer,captures", "--merge"]) == 0
     assert list(json.loads(path.read_text())["steps"]) == list(gpu_record.STEPS)
     assert gpu_record.main(["--check"]) == 0
     monkeypatch.setattr(gpu_record, "source_hash", lambda: "bbbb")

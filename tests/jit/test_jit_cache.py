@@ -18,7 +18,6 @@ from flashbsr.cli import main
 from flashbsr.jit import cache
 
 KEY = cache.key_of("a test")
-FAR_PAST = time.time() - 86400
 
 
 @pytest.fixture(autouse=True)
@@ -160,11 +159,31 @@ def test_a_killed_build_is_taken_over(tmp_path, folder):
     victim.communicate()
     assert waiting.communicate(timeout=60)[0].strip() == "code"
     assert len(log.read_text().split()) == 2
-    # What the victim left is no entry, and goes when it is old enough not to be another's build.
-    (left,) = (folder / "tmp").iterdir()
-    os.utime(left, (FAR_PAST, FAR_PAST))
+    # What the victim left is no entry, and went with the next build.
+    assert len(cache.entries()) == 1 and not list((folder / "tmp").iterdir())
+
+
+def test_what_killed_builds_left_goes_and_what_is_being_built_stays(tmp_path, folder):
+    log = tmp_path / "log"
+    building = start(log, 60)
+    try:
+        while not log.exists():
+            time.sleep(0.01)
+        (mine,) = (folder / "tmp").iterdir()
+        left = [mine.with_name(cache.key_of(str(i))) for i in range(8)]
+        left.append(mine.with_name(mine.name[:2] + left[0].name[2:]))  # behind the same lock
+        for at in left:
+            at.mkdir()
+            (at / "half of.so").write_bytes(b"co")
+        cache.get_or_build(cache.key_of("another"), ".bin", writes(b"x"))
+        assert set((folder / "tmp").iterdir()) == {mine, left[-1]}
+        assert cache.clear() == 1
+        assert list(mine.iterdir()) and building.poll() is None
+    finally:
+        building.kill()
+        building.communicate()
     cache.get_or_build(cache.key_of("another"), ".bin", writes(b"x"))
-    assert not left.exists()
+    assert not list((folder / "tmp").iterdir())
 
 
 def test_least_recently_used_goes_first(monkeypatch):

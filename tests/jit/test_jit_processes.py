@@ -61,7 +61,7 @@ class Workplace:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self) -> subprocess.Popen[str]:
-        """A program in a process group of its own, with the compiler that it starts."""
+        """A program in a process group of its own; its compiler has another."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             self.command, env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
@@ -108,7 +108,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workp
     yield here
     for process in here.started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a compiler that outlived its program
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -131,7 +131,7 @@ def test_a_kill_while_the_compiler_works(workplace: Workplace, whom: str) -> Non
     assert victim.poll() is None and waiting.poll() is None
     assert not cache.entries()
     if whom == "program":
-        victim.kill()  # its compiler goes on, for nobody
+        victim.kill()  # its compiler ends as well (test_jit_orphans.py)
     else:
         os.killpg(victim.pid, signal.SIGKILL)
     workplace.check(waiting)

@@ -349,3 +349,16 @@ def test_bench_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(record.read_text())
     assert [r["name"] for r in found["results"]] == ["plan-16", "run-overhead-numpy"]
     assert plot.exists()
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """``flashbsr info | head``: no message about a broken pipe, and status 0."""
+    program = "import time, flashbsr.cli as c, sys; time.sleep(0.3); sys.exit(c.main(['info']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

@@ -60,10 +60,8 @@ class Planner {
     if (capacity.fixed()) {
       sizes_ = sizes_for(capacity, shape, limits, split, layout.page_size);
       check_capacity(layout, need, capacity);
-    } else if (!held_) {
+    } else {
       grow(need);
-    } else if (!fits(need)) {
-      return {};
     }
     write_header(layout, shape, workers, need);
     header().num_wide_items = static_cast<int32_t>(mixture_.num_wide_chunks(chosen)) * heads;
@@ -91,10 +89,6 @@ class Planner {
 
   const std::vector<int32_t>& buffer() const { return buffer_; }
 
-  /// Whether sections stay where they are from now on, because somebody knows them and does not ask
-  /// again. What they have no room for gives a view of nothing, and leaves the last plan.
-  void hold(bool held) { held_ = held; }
-
  private:
   void check_capacity(const Layout& layout, const PlanSizes& need, const Capacity& c) const {
     const auto check = [](const char* name, int64_t actual, int64_t most) {
@@ -112,13 +106,6 @@ class Planner {
     check("rows of partial states", need.partial_rows, sizes_.partial_rows);
     check("rows of shared parts", need.q_rows, sizes_.q_rows);
     check("parts of merges", need.merge_parts, sizes_.merge_parts);
-  }
-
-  bool fits(const PlanSizes& need) const {
-    return need.requests <= sizes_.requests && need.items <= sizes_.items &&
-           need.merges <= sizes_.merges && need.partial_rows <= sizes_.partial_rows &&
-           need.kv_indices <= sizes_.kv_indices && need.q_rows <= sizes_.q_rows &&
-           need.merge_parts <= sizes_.merge_parts;
   }
 
   void grow(const PlanSizes& need) {
@@ -357,7 +344,6 @@ class Planner {
     }
   }
 
-  bool held_ = false;
   PlanSizes sizes_;
   std::vector<int32_t> buffer_;
   std::vector<detail::Tile> tiles_;

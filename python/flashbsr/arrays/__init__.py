@@ -64,8 +64,8 @@ class Adapter(Protocol):
     def empty(self, like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
         """Allocate an array on the device of `like`; `export` it, then `finish` it."""
 
-    def finish(self, x: Any) -> Any:
-        """Turn what `empty` made into an array of the framework. Zero copy."""
+    def finish(self, x: Any, a: Any = None, b: Any = None) -> Any:
+        """Turn what `empty` made into an array of the framework, computed of `a` and `b`."""
 
     def to_numpy(self, x: Any) -> npt.NDArray[Any]:
         """View `x` as a NumPy array on the host, for reading; zero copy on the CPU."""
@@ -85,6 +85,12 @@ class Adapter(Protocol):
 
     def join(self, parts: list[Any]) -> Any:
         """Copy the rows of arrays of one type into one array."""
+
+    def as_bytes(self, x: Any) -> Any:
+        """View a contiguous array as a vector of uint8; any other one is given back as it is."""
+
+    def cast(self, x: Any, dtype_name: str) -> Any:
+        """Convert the elements, into a new array unless they are of that type."""
 
     def device(self, x: Any) -> int | None:
         """CUDA ordinal of the device that `x` is on; None for host memory."""
@@ -127,6 +133,8 @@ def adapter_for(x: Any, argument: str = "array") -> Adapter:
 
 
 def _find(kind: type, argument: str) -> Adapter:
+    if issubclass(kind, np.ma.MaskedArray):
+        raise DTypeError(argument, "a masked array", "one without a mask: x.filled(value)")
     for base in kind.__mro__:
         # ndarray is asked for by identity: numpy's scalars and dtypes live in the same module.
         module = _MODULES.get(base.__module__.partition(".")[0])

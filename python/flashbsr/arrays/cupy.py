@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DTypeError
-from .dtypes import normalize_dtype
 
 name = "cupy"
 MUTABLE = True
@@ -23,17 +22,10 @@ WAITS = False
 # float8 has no DLPack export in CuPy: a view of the bits goes with the name.
 _BITS = {"float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 
-_NAMES: dict[np.dtype[Any], str] = {}  # dtype -> name, for those seen
 
-
-def dtype_name(x: Any, argument: str = "array") -> str:
+def dtype_name(x: Any, argument: str = "array") -> str:  # noqa: ARG001
     """Name the element type."""
-    found = _NAMES.get(x.dtype)
-    if found is None:
-        found = normalize_dtype(x.dtype, argument)
-        assert found is not None
-        _NAMES[x.dtype] = found
-    return found
+    return str(x.dtype.name)
 
 
 def export(x: Any, writable: bool = False, argument: str = "array") -> Any:  # noqa: ARG001
@@ -64,7 +56,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
         return cupy.empty(shape, dtype)
 
 
-def finish(x: Any) -> Any:
+def finish(x: Any, a: Any = None, b: Any = None) -> Any:  # noqa: ARG001
     """Return the array itself."""
     return x
 
@@ -101,6 +93,16 @@ def join(parts: list[Any]) -> Any:
     kind = parts[0].dtype
     bits = {1: np.uint8, 2: np.uint16}.get(kind.itemsize, kind)  # CuPy copies no bfloat16
     return cupy.concatenate([x.view(bits) for x in parts]).view(kind)
+
+
+def as_bytes(x: Any) -> Any:
+    """View a contiguous array as a vector of uint8."""
+    return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else x
+
+
+def cast(x: Any, dtype_name: str) -> Any:
+    """Convert the elements."""
+    return x.astype(dtype_name, copy=False)
 
 
 def device(x: Any) -> int:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import flashbsr._core as _core
 
 from ..errors import DeviceError, DTypeError, UnsupportedError
-from .dtypes import normalize_dtype
 from .numpy import export as export_numpy
 
 name = "jax"
@@ -35,11 +34,9 @@ _LEGACY = 1  # CU_STREAM_LEGACY, as DLPack numbers it
 _Buffer = type(_core.empty_dlpack((0,), "float32"))
 
 
-def dtype_name(x: Any, argument: str = "array") -> str:
+def dtype_name(x: Any, argument: str = "array") -> str:  # noqa: ARG001
     """Name the element type."""
-    found = normalize_dtype(x.dtype, argument)
-    assert found is not None
-    return found
+    return str(x.dtype.name)
 
 
 def _check(x: jax.Array, argument: str) -> None:
@@ -79,7 +76,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
     return _core.empty_on_device(shape, dtype_name, ordinal)
 
 
-def finish(x: Any) -> jax.Array:
+def finish(x: Any, a: Any = None, b: Any = None) -> jax.Array:  # noqa: ARG001
     """Turn the buffer into a JAX array. It must not be written afterwards."""
     array: jax.Array = jax.dlpack.from_dlpack(x)
     return array
@@ -112,6 +109,17 @@ def extend(x: Any, rows: int) -> None:  # noqa: ARG001
 def join(parts: list[Any]) -> jax.Array:
     """Copy the rows of all into one array."""
     return jax.numpy.concatenate(parts)
+
+
+def as_bytes(x: Any) -> Any:
+    """Return the array itself: nothing can be written into it anyway."""
+    return x
+
+
+def cast(x: Any, dtype_name: str) -> jax.Array:
+    """Convert the elements."""
+    converted: jax.Array = x.astype(dtype_name)
+    return converted
 
 
 def device(x: Any) -> int | None:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DTypeError
-from .dtypes import normalize_dtype
 
 name = "numpy"
 MUTABLE = True
@@ -24,16 +23,21 @@ _BITS: dict[str, np.dtype[Any]] = {
     "float8_e5m2": np.dtype(np.uint8),
 }
 
+# Those that the buffer protocol carries.
+_EXPORTED = frozenset(
+    f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)
+) | {"bool"}
+
 _NAMES: dict[np.dtype[Any], str] = {}  # dtype -> name, for the native ones seen
 _DTYPES: dict[str, np.dtype[Any]] = {}  # name -> dtype
 
 
-def dtype_name(x: npt.NDArray[Any], argument: str = "array") -> str:
+def dtype_name(x: npt.NDArray[Any], argument: str = "array") -> str:  # noqa: ARG001
     """Name the element type."""
     found = _NAMES.get(x.dtype)
     if found is None:
-        found = normalize_dtype(x.dtype, argument)  # raises for byte-swapped and unknown types
-        assert found is not None
+        # What it is for says which types would do: ">f4" and complex128 are names as well.
+        found = x.dtype.name if x.dtype.isnative else x.dtype.str
         _NAMES[x.dtype] = found
     return found
 
@@ -43,8 +47,11 @@ def export(x: npt.NDArray[Any], writable: bool = False, argument: str = "array")
     found = _NAMES.get(x.dtype) or dtype_name(x, argument)
     if writable and not x.flags.writeable:
         raise DTypeError(argument, "a read-only NumPy array", "a writable one")
+    if found in _EXPORTED:
+        return x
     bits = _BITS.get(found)
-    return x if bits is None else (x.view(bits), found)
+    # Of a type that nothing takes the core gets the name and the shape, to say what would do.
+    return (np.broadcast_to(np.uint8(0), x.shape) if bits is None else x.view(bits)), found
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> npt.NDArray[Any]:  # noqa: ARG001
@@ -63,7 +70,7 @@ def _dtype(dtype_name: str) -> np.dtype[Any]:
     return dtype
 
 
-def finish(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def finish(x: npt.NDArray[Any], a: Any = None, b: Any = None) -> npt.NDArray[Any]:  # noqa: ARG001
     """Return the array itself."""
     return x
 
@@ -91,6 +98,16 @@ def extend(x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
 def join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Copy the rows of all into one array."""
     return np.concatenate(parts)
+
+
+def as_bytes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """View a contiguous array as a vector of uint8."""
+    return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else x
+
+
+def cast(x: npt.NDArray[Any], dtype_name: str) -> npt.NDArray[Any]:
+    """Convert the elements."""
+    return x.astype(_DTYPES.get(dtype_name) or _dtype(dtype_name), copy=False)
 
 
 def device(x: npt.NDArray[Any]) -> None:  # noqa: ARG001

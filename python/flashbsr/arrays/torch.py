@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch tensors on the CPU or a CUDA device; there, work goes to PyTorch's current stream.
 
-The engine is forward only: a tensor that requires a gradient is read as if detached, and results
-do not require one.
+The engine is forward only: a tensor that requires a gradient is read as it is, and the result, of
+which one may be asked then, raises when it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 
 import flashbsr._core as _core
 
-from ..errors import DeviceError, DTypeError
-from .dtypes import normalize_dtype
+from ..errors import DeviceError, DTypeError, UnsupportedError
 
 name = "torch"
 MUTABLE = True
@@ -47,13 +46,11 @@ _DTYPES = {
 _FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
 
 
-def dtype_name(x: torch.Tensor, argument: str = "tensor") -> str:
+def dtype_name(x: torch.Tensor, argument: str = "tensor") -> str:  # noqa: ARG001
     """Name the element type."""
     found = _NAMES.get(x.dtype)
     if found is None:
-        found = normalize_dtype(x.dtype, argument)
-        assert found is not None
-        _NAMES[x.dtype] = found
+        found = _NAMES[x.dtype] = str(x.dtype).removeprefix("torch.")
     return found
 
 
@@ -87,8 +84,32 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
     return torch.empty(shape, dtype=_DTYPES[dtype_name], device=where)
 
 
-def finish(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself."""
+class _ForwardOnly(torch.autograd.Function):  # type: ignore[misc]
+    """The node of a result in the graph of gradients, where the way back ends."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
+        raise UnsupportedError(
+            "backward",
+            "a gradient through flashbsr",
+            "forward passes only: torch.no_grad(), or inputs that are detached",
+        )
+
+
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def finish(x: torch.Tensor, a: Any = None, b: Any = None) -> torch.Tensor:
+    """Return the tensor, in the graph of gradients where an input is: then ``backward`` raises."""
+    if _is_grad_enabled():
+        for y in (a, *b) if type(b) is tuple else (a, b):
+            if getattr(y, "requires_grad", False):
+                result: torch.Tensor = _ForwardOnly.apply(x, y)
+                return result
     return x
 
 
@@ -123,6 +144,16 @@ def extend(x: torch.Tensor, rows: int) -> torch.Tensor | None:
 def join(parts: list[torch.Tensor]) -> torch.Tensor:
     """Copy the rows of all into one tensor."""
     return torch.cat([x.detach() for x in parts])
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as a vector of uint8."""
+    return x.detach().view(-1).view(torch.uint8) if x.is_contiguous() else x
+
+
+def cast(x: torch.Tensor, dtype_name: str) -> torch.Tensor:
+    """Convert the elements."""
+    return x.to(_DTYPES[dtype_name])
 
 
 def device(x: torch.Tensor) -> int | None:

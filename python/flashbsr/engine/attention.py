@@ -13,10 +13,12 @@ from ..arrays import adapter_for, device_of, float_dtype, to_numpy
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array
 from ..errors import FlashbsrError, UnsupportedError
+from ..variant.spec import AttentionSpec
 from ..variant.variant import extra_values
 from .explain import Explanation, explain
 from .launch import launch_options, refuse_on_host, wait_for
 from .planning import Planned
+from .task import TaskInfo
 
 __all__ = ["Attention"]
 
@@ -55,10 +57,12 @@ class Attention(Planned):
 
     over the keys that causality, window and mask leave (FlashInfer, MLSys 2025, sections 2 and 3).
 
-    On a GPU, a ``run`` captured into a CUDA graph may be replayed over later plans when the task
-    has a capacity; plan on the stream that the graph is replayed on. Without one it may be replayed
-    as long as plans do not outgrow the first (`CapacityError`, as for whatever else a replay could
-    not serve). The graph holds memory of this object: keep the object as long.
+    On a GPU, a ``run`` that is captured into a CUDA graph stays right. Without a capacity the graph
+    has the plan in memory of its own: a replay computes what was captured, whatever is planned, run
+    or deleted later, and ``plan`` may be called within the capture. With a capacity (graph mode)
+    replays follow later plans: plan on the stream that the graph is replayed on; a plan that the
+    captured launch could not serve raises and changes nothing. Graphs keep what they use, this
+    object need not be kept.
 
     Examples
     --------
@@ -73,6 +77,11 @@ class Attention(Planned):
     >>> attention.run(q, (k, v)).shape
     (5, 4, 64)
     """
+
+    def __init__(
+        self, spec: AttentionSpec, task: TaskInfo, workspace: Array | int | None = None
+    ) -> None:
+        super().__init__(spec, task, workspace)  # errors name this class
 
     def run(
         self,
@@ -206,8 +215,8 @@ class Attention(Planned):
         )
         self._open = False
         if out is None:
-            result = adapter.finish(result)
-        return (result, lse_adapter.finish(lse)) if return_lse else result
+            result = adapter.finish(result, q, kv)
+        return (result, lse_adapter.finish(lse, q, kv)) if return_lse else result
 
     def run_stats(self) -> dict[str, Any]:
         """Measurements of the last run.

@@ -44,16 +44,15 @@ class Planned:
         self._captured = {} if variant is None else {name: c.array for name, c in variant.captured}
         self._engine = _core.Engine(_options(spec, task))
         self._how = always(task.check)
+        self._engine.keep((workspace, *self._captured.values()))
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
         self._open = task.backend == "auto" or (is_cuda(task.backend) and task.device is None)
         self._streams: tuple[Adapter, int] | None = None
-        self._workspace: Any = None  # keeps the caller's memory alive
         if isinstance(workspace, int):
             if workspace < 0:
                 raise FlashbsrError("workspace", workspace, "a size in bytes, at least 0")
             self._engine.set_workspace_bytes(workspace)
         elif workspace is not None:
-            self._workspace = workspace
             adapter = adapter_for(workspace, "workspace")
             self._engine.set_workspace(adapter.export(workspace, True, "workspace"))
             self._settled_by(adapter, adapter.device(workspace))
@@ -179,6 +178,11 @@ class Planned:
         """Ordinal of the GPU that computes; None: the CPU does, or will unless arrays decide."""
         place: Any = self._engine.place()
         return None if place is None else int(place)
+
+    @property
+    def captured(self) -> bool:
+        """Whether CUDA graphs hold runs that follow later plans: with a capacity only."""
+        return bool(self._engine.captured())
 
     def workspace_size(self) -> int:
         """Bytes of partial states: of the capacity if one is fixed, otherwise of the last plan.

@@ -1,46 +1,41 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's door: its names over one `flashbsr.Attention`."""
+"""FlashInfer's door: its names over one `flashbsr.Attention`.
+
+``import flashbsr.flashinfer as flashinfer``, or ``sys.modules["flashinfer"] = flashbsr.flashinfer``,
+and programs that are written for FlashInfer run; docs/from-flashinfer.md has what differs.
+"""
 
 from __future__ import annotations
 
-from .batch import BatchAttention
-from .batch_pod import BatchPODWithPagedKVCacheWrapper
-from .block_table import (
-    trtllm_batch_context_with_kv_cache,
-    trtllm_batch_decode_with_kv_cache,
-    xqa_batch_decode_with_kv_cache,
+from . import (
+    _alias,
+    attention,
+    cascade,
+    cudnn,
+    decode,
+    jit,
+    mla,
+    page,
+    pod,
+    prefill,
+    quantization,
+    rope,
+    sparse,
+    utils,
 )
-from .cudnn import cudnn_batch_decode_with_kv_cache, cudnn_batch_prefill_with_kv_cache
-from .decode import BatchDecodeWithPagedKVCacheWrapper
-from .levels import MultiLevelCascadeAttentionWrapper
-from .pod import PODWithPagedKVCacheWrapper
-from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
-from .shared_prefix import (
-    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
-    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
-)
-from .single import single_decode_with_kv_cache, single_prefill_with_kv_cache
-from .sparse import BlockSparseAttentionWrapper
-from .variable_sparse import VariableBlockSparseAttentionWrapper
+from .attention import *  # noqa: F403
+from .cascade import *  # noqa: F403
+from .decode import *  # noqa: F403
+from .page import *  # noqa: F403
+from .pod import *  # noqa: F403
+from .prefill import *  # noqa: F403
+from .quantization import *  # noqa: F403
+from .rope import *  # noqa: F403
+from .sparse import *  # noqa: F403
 
-__all__ = [
-    "BatchAttention",
-    "BatchDecodeWithPagedKVCacheWrapper",
-    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
-    "BatchPODWithPagedKVCacheWrapper",
-    "BatchPrefillWithPagedKVCacheWrapper",
-    "BatchPrefillWithRaggedKVCacheWrapper",
-    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
-    "BlockSparseAttentionWrapper",
-    "MultiLevelCascadeAttentionWrapper",
-    "PODWithPagedKVCacheWrapper",
-    "VariableBlockSparseAttentionWrapper",
-    "cudnn_batch_decode_with_kv_cache",
-    "cudnn_batch_prefill_with_kv_cache",
-    "single_decode_with_kv_cache",
-    "single_prefill_with_kv_cache",
-    "trtllm_batch_context_with_kv_cache",
-    "trtllm_batch_decode_with_kv_cache",
-    "xqa_batch_decode_with_kv_cache",
-]
+_MODULES = (attention, cascade, decode, page, pod, prefill, quantization, rope, sparse)
+__all__ = sorted({name for module in _MODULES for name in module.__all__})
+__all__ += ["cudnn", "jit", "mla", "utils"]
+
+_alias.install()

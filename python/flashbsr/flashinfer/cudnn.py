@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention from block tables in the form that FlashInfer gives cuDNN.
 
-What `block_table` says of engines, plans and GPUs holds here too. cuDNN itself is not called.
+What `trtllm_batch_decode_with_kv_cache` says of engines and GPUs holds too; cuDNN is not called.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .._check import check_name
 from ..arrays import to_values
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
-from .base import reject
-from .tables import Call, check_most, lengths
+from ._arguments import described, refuse
+from ._functions import Call, check_most, lengths
 
 __all__ = ["cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"]
 
@@ -54,70 +54,34 @@ def _check_offsets(name: str, offsets: Array, rows: Any, row: tuple[int, ...], u
         )
 
 
+@described("tables", "cudnn")
 def cudnn_batch_decode_with_kv_cache(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    scale: float,
-    workspace_buffer: Array | int | None,
-    *,
-    max_sequence_kv: int,
-    actual_seq_lens_kv: Array = None,
-    block_tables: Array = None,
-    is_cuda_graph_compatible: bool = False,
-    batch_offsets_q: Array = None,
-    batch_offsets_o: Array = None,
-    batch_offsets_k: Array = None,
-    batch_offsets_v: Array = None,
+    q: Array, k_cache: Array, v_cache: Array, scale: float,
+    workspace_buffer: Array | int | None, *, max_sequence_kv: int,
+    actual_seq_lens_kv: Array = None, block_tables: Array = None,
+    is_cuda_graph_compatible: bool = False, batch_offsets_q: Array = None,
+    batch_offsets_o: Array = None, batch_offsets_k: Array = None, batch_offsets_v: Array = None,
     out: Array = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Attention of one token of each request against a paged cache given by a block table.
-
-    Parameters
-    ----------
-    q : array [B, num_qo_heads, head_dim]
-        float32, float16, bfloat16 or float8_e4m3fn.
-    k_cache, v_cache : array [pages, num_kv_heads, page_size, head_dim]
-        Any strides but the last.
-    scale : float
-        Of the logits.
-    workspace_buffer : None, int or uint8 array
-        Scratch memory for partial results, as in `trtllm_batch_decode_with_kv_cache`.
-    max_sequence_kv : int
-        No request is longer.
-    actual_seq_lens_kv : integer array of B values
-        KV tokens of each request.
-    block_tables : int32 or int64 array [B, max_pages]
-    is_cuda_graph_compatible : bool
-        Only False: the call plans.
-    batch_offsets_q, batch_offsets_o : integer array, optional
-        In elements; only those of dense rows.
-    batch_offsets_k, batch_offsets_v : None
-        The table says where K and V are.
-    out : array [B, num_qo_heads, head_dim], optional
-        Written and returned.
 
     Returns
     -------
     array [B, num_qo_heads, head_dim]
 
-    Raises
-    ------
-    ShapeError, DTypeError, IndexRangeError, DeviceError, UnsupportedError, FlashbsrError
-
     Examples
     --------
     >>> import numpy as np
-    >>> import flashbsr
-    >>> cache = np.ones((2, 1, 4, 64), np.float32)
-    >>> out = flashbsr.flashinfer.cudnn_batch_decode_with_kv_cache(
-    ...     np.ones((1, 1, 64), np.float32), cache, cache, 0.125, None, max_sequence_kv=4,
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> cache = np.ones((2, 1, 4, 64), np.float16)
+    >>> out = flashinfer.cudnn_batch_decode_with_kv_cache(
+    ...     np.ones((1, 1, 64), np.float16), cache, cache, 0.125, None, max_sequence_kv=4,
     ...     actual_seq_lens_kv=np.array([3]), block_tables=np.array([[1]]),
     ... )
     >>> out[0, 0, 0].item()
     1.0
     """
-    reject(is_cuda_graph_compatible=is_cuda_graph_compatible)
+    refuse(is_cuda_graph_compatible=is_cuda_graph_compatible)
     _needed(actual_seq_lens_kv=actual_seq_lens_kv, block_tables=block_tables)
     kv_lens = lengths(actual_seq_lens_kv, "actual_seq_lens_kv")
     check_most("max_sequence_kv", max_sequence_kv, kv_lens)
@@ -140,75 +104,19 @@ def _no_kv_offsets(batch_offsets_k: Array, batch_offsets_v: Array) -> None:
             raise UnsupportedError(name, type(x).__name__, "None next to block_tables")
 
 
+@described("tables", "cudnn")
 def cudnn_batch_prefill_with_kv_cache(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    scale: float,
-    workspace_buffer: Array | int | None,
-    *,
-    max_token_per_sequence: int,
-    max_sequence_kv: int,
-    actual_seq_lens_q: Array = None,
-    actual_seq_lens_kv: Array = None,
-    block_tables: Array = None,
-    causal: bool,
-    return_lse: bool,
-    q_scale: Scale = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    batch_offsets_q: Array = None,
-    batch_offsets_o: Array = None,
-    batch_offsets_k: Array = None,
-    batch_offsets_v: Array = None,
-    batch_offsets_stats: Array = None,
-    batch_offsets_units: str = "elements",
-    out: Array = None,
-    lse: Array = None,
-    is_cuda_graph_compatible: bool = False,
-    backend: str | None = None,
-    o_data_type: DType = None,
-    lse_base: str = "e",
-) -> tuple[Array, Array]:
+    q: Array, k_cache: Array, v_cache: Array, scale: float,
+    workspace_buffer: Array | int | None, *, max_token_per_sequence: int, max_sequence_kv: int,
+    actual_seq_lens_q: Array = None, actual_seq_lens_kv: Array = None,
+    block_tables: Array = None, causal: bool, return_lse: bool, q_scale: Scale = None,
+    k_scale: Scale = None, v_scale: Scale = None, batch_offsets_q: Array = None,
+    batch_offsets_o: Array = None, batch_offsets_k: Array = None, batch_offsets_v: Array = None,
+    batch_offsets_stats: Array = None, batch_offsets_units: str = "elements",
+    out: Array = None, lse: Array = None, is_cuda_graph_compatible: bool = False,
+    backend: str | None = None, o_data_type: DType = None, lse_base: str = "2",
+) -> tuple[Array, Array]:  # fmt: skip
     """Attention of the new tokens of prompts, paged or ragged.
-
-    Parameters
-    ----------
-    q : array [tokens, num_qo_heads, head_dim_qk]
-        Requests one after another.
-    k_cache, v_cache : array
-        With `block_tables` pages, ``[pages, num_kv_heads, page_size, head_dim]``; without, tokens,
-        ``[kv_tokens, num_kv_heads, head_dim]``, requests one after another.
-    scale : float
-        Of the logits.
-    workspace_buffer : None, int or uint8 array
-        Scratch memory for partial results, as in `trtllm_batch_decode_with_kv_cache`.
-    max_token_per_sequence, max_sequence_kv : int
-        No request has more query tokens, or KV.
-    actual_seq_lens_q, actual_seq_lens_kv : integer array of B values
-    block_tables : int32 or int64 array [B, max_pages], optional
-    causal : bool
-        Bottom-right aligned: key *j* is visible to query *i* iff ``j <= i + kv_len - q_len``.
-    return_lse : bool
-    q_scale, k_scale, v_scale : float or float32 array, optional
-        As in `Attention.run`.
-    batch_offsets_q, batch_offsets_o, batch_offsets_stats : integer array, optional
-        Only those of requests without gaps.
-    batch_offsets_k, batch_offsets_v : integer array, optional
-        Likewise, and only for ragged KV.
-    batch_offsets_units : {"elements", "tokens"}
-        Of the offsets.
-    out : array [tokens, num_qo_heads, head_dim_vo], optional
-        Written and returned.
-    lse : float32 array [tokens, num_qo_heads], optional
-        Written and returned.
-    is_cuda_graph_compatible : bool
-        Only False: the call plans.
-    backend : {None, "auto", "cpu", "cuda", "fa2", "fa3"}
-        As in `TaskInfo`.
-    o_data_type : data type, optional
-    lse_base : {"e", "2"}
-        Base of the LSE. FlashInfer's is 2.
 
     Returns
     -------
@@ -216,25 +124,21 @@ def cudnn_batch_prefill_with_kv_cache(
     lse : float32 array [tokens, num_qo_heads], or None
         None unless `return_lse` or `lse`.
 
-    Raises
-    ------
-    ShapeError, DTypeError, IndexRangeError, DeviceError, UnsupportedError, FlashbsrError
-
     Examples
     --------
     >>> import numpy as np
-    >>> import flashbsr
-    >>> k = np.zeros((3, 1, 64), np.float32)
-    >>> v = k + np.arange(3, dtype=np.float32)[:, None, None]
-    >>> out, _ = flashbsr.flashinfer.cudnn_batch_prefill_with_kv_cache(
-    ...     np.ones((2, 1, 64), np.float32), k, v, 0.125, None, max_token_per_sequence=2,
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> k = np.zeros((3, 1, 64), np.float16)
+    >>> v = k + np.arange(3, dtype=np.float16)[:, None, None]
+    >>> out, _ = flashinfer.cudnn_batch_prefill_with_kv_cache(
+    ...     np.ones((2, 1, 64), np.float16), k, v, 0.125, None, max_token_per_sequence=2,
     ...     max_sequence_kv=3, actual_seq_lens_q=np.array([2]), actual_seq_lens_kv=np.array([3]),
     ...     causal=True, return_lse=False,
     ... )
     >>> out[:, 0, 0].tolist()
     [0.5, 1.0]
     """
-    reject(is_cuda_graph_compatible=is_cuda_graph_compatible)
+    refuse(is_cuda_graph_compatible=is_cuda_graph_compatible)
     _needed(actual_seq_lens_q=actual_seq_lens_q, actual_seq_lens_kv=actual_seq_lens_kv)
     check_name("batch_offsets_units", batch_offsets_units, ("elements", "tokens"))
     kv_lens = lengths(actual_seq_lens_kv, "actual_seq_lens_kv")

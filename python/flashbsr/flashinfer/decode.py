@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Batch decode over a paged KV cache, under the names the ecosystem knows."""
+"""Decode: one new token per request, or a few, against a paged KV cache."""
 
 from __future__ import annotations
 
@@ -9,47 +9,36 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._check import check_int
-from ..arrays import to_numpy
+from ..arrays import device_of, to_indices
 from ..arrays.types import Array, DType, Scale
-from ..errors import PlanError
-from .base import Wrapper, fold_data_type, pages_to_tokens, reject
-from .graphs import graph_mode
+from ..engine.attention import Attention
+from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
+from ..layout.layouts import BlockTable, Layout, Paged
+from ._arguments import FLOAT16, described, refuse, refuse_given
+from ._base import Unchanged, Wrapper
+from ._functions import Call, attend_one, check_most, lengths, query_indptr
+from ._values import pages_to_tokens
+from .cudnn import cudnn_batch_decode_with_kv_cache
 
-__all__ = ["BatchDecodeWithPagedKVCacheWrapper"]
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "cudnn_batch_decode_with_kv_cache",
+    "fast_decode_plan",
+    "single_decode_with_kv_cache",
+    "trtllm_batch_decode_with_kv_cache",
+    "xqa_batch_decode_with_kv_cache",
+]
+
+
+class FewTokensUnsupportedError(UnsupportedError, NotImplementedError):
+    """Several tokens per request with ``backend="fa3"``, as FlashInfer's programs catch it."""
 
 
 class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """Attention of one new token per request (or a few) against a paged KV cache.
 
-    ``plan`` once per step, ``run`` once per layer. FlashInfer, MLSys 2025, section 3.
-
-    Parameters
-    ----------
-    float_workspace_buffer : None, int or uint8 array
-        Scratch memory for partial results: None (owned by the wrapper and sized by ``plan``), a
-        size in bytes, or an array. `CapacityError` in ``plan`` if it is too small.
-    kv_layout : {"NHD", "HND"}
-        Order of tokens and heads in a page.
-    use_cuda_graph : bool
-        A captured ``run`` may be replayed over later plans: memory, kernel and grid stay. Needs the
-        buffers below on a GPU, and fixes the computation to it.
-    use_tensor_cores : bool
-        Only False: one kernel serves every head ratio.
-    paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : array, optional
-        With `use_cuda_graph`: their lengths are the most requests + 1 and the most pages of a
-        batch. (The last is not needed.) They are neither read nor written.
-    backend : {"auto", "cpu", "cuda", "fa2", "fa3"}
-        As in `TaskInfo`.
-    jit_args : None
-    lse_base : {"e", "2"}
-        Base of the LSE. FlashInfer's is 2.
-    num_threads : int, optional
-        Threads that compute. Default: the machine's cores.
-
-    Raises
-    ------
-    UnsupportedError
-        An option of FlashInfer's that has no meaning here, with the way out.
+    ``plan`` once per step, ``run`` once per layer.
 
     Examples
     --------
@@ -57,324 +46,366 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     zero, so that attention is the mean.
 
     >>> import numpy as np
-    >>> import flashbsr
-    >>> cache = np.zeros((3, 2, 4, 1, 64), np.float32)  # pages, K and V, slots, heads, dim
-    >>> cache[[0, 2], 1] = np.arange(8, dtype=np.float32).reshape(2, 4, 1, 1)
-    >>> cache[1, 1] = np.arange(4, dtype=np.float32)[:, None, None]
-    >>> wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> cache = np.zeros((3, 2, 4, 1, 64), np.float16)  # pages, K and V, slots, heads, dim
+    >>> cache[[0, 2], 1] = np.arange(8).reshape(2, 4, 1, 1)
+    >>> cache[1, 1] = np.arange(4)[:, None, None]
+    >>> wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
     >>> wrapper.plan(
     ...     np.array([0, 2, 3], np.int32),  # indptr: request 0 has 2 pages, request 1 one
     ...     np.array([0, 2, 1], np.int32),  # indices: pages 0 and 2; page 1
     ...     np.array([1, 3], np.int32),  # last_page_len
     ...     num_qo_heads=2, num_kv_heads=1, head_dim=64, page_size=4,
     ... )
-    >>> wrapper.run(np.ones((2, 2, 64), np.float32), cache)[:, 0, 0].tolist()
+    >>> wrapper.run(np.ones((2, 2, 64), np.float16), cache)[:, 0, 0].tolist()
     [2.0, 1.0]
     """
 
+    _context = ("decode",)
+    _FORWARD = (
+        "q", "paged_kv_cache", "pos_encoding_mode", "q_scale", "k_scale", "v_scale", "window_left",
+        "logits_soft_cap", "sm_scale", "rope_scale", "rope_theta",
+    )  # fmt: skip
     _spelling: ClassVar[dict[str, str]] = {
-        **Wrapper._spelling,
-        "kv_indptr": "indptr",
-        "kv_indices": "indices",
-        "kv_lens": "seq_lens",
-        "kv": "paged_kv_cache",
-        "head_dim_qk": "head_dim",
-    }
+        "kv_indptr": "indptr", "kv_indices": "indices", "kv_lens": "seq_lens",
+        "kv": "paged_kv_cache", "max_q_tokens": "q_len_per_req",
+    }  # fmt: skip
 
     def __init__(
-        self,
-        float_workspace_buffer: Array | int | None = None,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        use_tensor_cores: bool = False,
-        paged_kv_indptr_buffer: Any = None,
-        paged_kv_indices_buffer: Any = None,
-        paged_kv_last_page_len_buffer: Any = None,
-        backend: str = "auto",
-        jit_args: Any = None,
-        *,
-        lse_base: str = "e",
-        num_threads: int | None = None,
-    ) -> None:
-        reject(use_tensor_cores=use_tensor_cores, jit_args=jit_args)
-        graph = graph_mode(
-            use_cuda_graph,
-            {"paged_kv_indptr_buffer": paged_kv_indptr_buffer},
-            {"paged_kv_indices_buffer": paged_kv_indices_buffer},
-            {"paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer},
-        )
-        super().__init__(float_workspace_buffer, kv_layout, backend, lse_base, num_threads, graph)
-        self._window_left = -1
-        self._q_len_per_req = 1
+        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        use_cuda_graph: bool = False, use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Array = None, paged_kv_indices_buffer: Array = None,
+        paged_kv_last_page_len_buffer: Array = None, backend: str = "auto", jit_args: Any = None,
+        *, lse_base: str = "2", num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._set_up(locals())
+        self._use_tensor_cores = bool(use_tensor_cores)
 
     @property
     def use_tensor_cores(self) -> bool:
-        """Always False: ``plan`` chooses the kernel."""
-        return False
+        """What the constructor was given. The plan chooses the kernel."""
+        return self._use_tensor_cores
 
     def plan(
-        self,
-        indptr: Array,
-        indices: Array,
-        last_page_len: Array,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        pos_encoding_mode: str = "NONE",
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        q_data_type: DType = None,
-        kv_data_type: DType = None,
-        o_data_type: DType = None,
-        data_type: DType = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-        non_blocking: bool = True,  # noqa: ARG002
-        block_tables: Array = None,
-        seq_lens: Array = None,
-        fixed_split_size: int | None = None,
-        disable_split_kv: bool = False,
-        q_len_per_req: int = 1,
-        *,
-        window_right: int = 0,
-        share_prefixes: str = "auto",
-        fp8_accumulation: str = "default",
-        stream: Any = None,
-    ) -> None:
-        """Schedule the batch. Checks the page table completely.
+        self, indptr: Array, indices: Array, last_page_len: Array, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = "NONE",
+        window_left: int = -1, logits_soft_cap: float | None = None,
+        q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
+        data_type: DType = None, sm_scale: float | None = None, rope_scale: float | None = None,
+        rope_theta: float | None = None, non_blocking: bool = True, block_tables: Array = None,
+        seq_lens: Array = None, fixed_split_size: int | None = None,
+        disable_split_kv: bool = False, q_len_per_req: int = 1, *, window_right: int = 0,
+        share_prefixes: str = "auto", fp8_accumulation: str = "default", stream: Any = None,
+    ) -> None:  # fmt: skip
+        """Schedule the batch. Checks the page table completely."""
+        self._plan(locals())
 
-        Parameters
-        ----------
-        indptr : int32 or int64 array [B + 1]
-            Request *i* has the pages ``indices[indptr[i]:indptr[i + 1]]``.
-        indices : int32 or int64 array [>= indptr[-1]]
-            Page ids.
-        last_page_len : int32 or int64 array [B]
-            Tokens in each request's last page, 1 to `page_size`. None: `seq_lens` instead.
-        num_qo_heads, num_kv_heads : int
-            The first is a multiple of the second.
-        head_dim : int
-            Multiple of 8, at most 512.
-        page_size : int
-        pos_encoding_mode : {"NONE", "ROPE_LLAMA", "ALIBI"}
-        window_left : int
-            Keys kept behind the query, inclusive. -1: all.
-        logits_soft_cap : float, optional
-            ``cap * tanh(x / cap)`` on the scaled logits. None or 0: off.
-        q_data_type, kv_data_type, o_data_type : data type, optional
-            None: the arrays'. The output's is that of q, or of a given `out` and otherwise bfloat16
-            where q is float8_e4m3fn, which needs a KV of that type. FlashInfer's default is
-            float16.
-        data_type : data type, optional
-            Query and KV type where they are not given.
-        sm_scale : float, optional
-            Default ``1 / sqrt(head_dim)``.
-        rope_scale, rope_theta : float, optional
-            Default 1 and 10000.
-        non_blocking : bool
-            Without effect: host arrays are never waited for, arrays on a GPU are copied back once.
-        block_tables : int32 or int64 array [B, max_pages], optional
-            Page ids per request, instead of `indptr` and `indices`, which must then be None;
-            needs `seq_lens`.
-        seq_lens : int32 or int64 array [B], optional
-            KV length per request. Next to `last_page_len` it must say the same.
-        fixed_split_size : int, optional
-            Split every KV range at multiples of this many *pages*: a request's result then does
-            not depend on the rest of the batch.
-        disable_split_kv : bool
-            Never split a KV range.
-        q_len_per_req : int
-            Query tokens per request, the same for all; causal among themselves.
-        window_right : int
-            Only 0.
-        share_prefixes : {"auto", "off"}
-            Whether pages that requests begin with are loaded once where that pays: see
-            `Attention.plan`.
-        fp8_accumulation : {"default", "fast"}
-            As in `TaskInfo`.
-        stream : CUDA stream or int, optional
-            Where the plan is copied to the GPU. Default: the framework's current stream.
-
-        Raises
-        ------
-        ShapeError, DTypeError, IndexRangeError, CapacityError, UnsupportedError, FlashbsrError
-            The argument, what it was, what is allowed. There is no plan afterwards.
-        """
-        self._attention = None
-        if window_right:
-            reject(window_right=window_right)
-        key = (
-            num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
-            logits_soft_cap, q_data_type, kv_data_type, o_data_type, data_type, sm_scale,
-            rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len_per_req,
-            fp8_accumulation,
-        )  # fmt: skip
-        attention = self._find(key)
-        if attention is None:
-            q_data_type, kv_data_type = fold_data_type(data_type, q_data_type, kv_data_type)
-            check_int("q_len_per_req", q_len_per_req, 1)
-            attention = self._engine(
-                key,
-                {
-                    # The tokens of one request are causal among themselves; a single one sees all.
-                    "causal": q_len_per_req > 1,
-                    "window_left": window_left,
-                    "sm_scale": sm_scale,
-                    "logits_soft_cap": logits_soft_cap,
-                    "pos_encoding_mode": pos_encoding_mode,
-                    "rope_scale": rope_scale,
-                    "rope_theta": rope_theta,
-                },
-                {
-                    "num_qo_heads": num_qo_heads,
-                    "num_kv_heads": num_kv_heads,
-                    "head_dim_qk": head_dim,
-                    "page_size": page_size,
-                    "q_dtype": q_data_type,
-                    "kv_dtype": kv_data_type,
-                    "o_dtype": o_data_type,
-                    "fixed_split_size": pages_to_tokens(fixed_split_size, page_size),
-                    "disable_split_kv": disable_split_kv,
-                    "fp8_accumulation": fp8_accumulation,
-                    **(self._graph.capacity_of_decode(q_len_per_req) if self._graph else {}),
-                },
+    def _check(self, given: dict[str, Any]) -> None:
+        count = given["q_len_per_req"]
+        if count == 1 and self._graph is None:
+            return
+        if check_int("q_len_per_req", count, 1) > 1:
+            if not self._use_tensor_cores:
+                raise FlashbsrError(
+                    "q_len_per_req", count, "1 without use_tensor_cores=True in the constructor"
+                )
+            if self._backend == "fa3":
+                raise FewTokensUnsupportedError(
+                    "q_len_per_req", count, "1 with backend='fa3': 'fa2' or 'auto' has several"
+                )
+        planned = (self._given or given)["q_len_per_req"]
+        if self._graph is not None and count != planned:
+            raise Unchanged(
+                "q_len_per_req", count, f"{planned}: it is frozen by the first plan of graph mode"
             )
-        qo_indptr = None
-        if q_len_per_req > 1:
-            if block_tables is None:
-                rows = len(to_numpy(indptr, "indptr"))
-            else:
-                rows = len(to_numpy(block_tables, "block_tables")) + 1
-            qo_indptr = np.arange(rows, dtype=np.int64) * q_len_per_req
-        self._plan(
-            attention, qo_indptr, indptr, indices, last_page_len, seq_lens, block_tables,
-            stream=stream, share_prefixes=share_prefixes,
+
+    def _complete(
+        self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]
+    ) -> None:
+        # The tokens of one request are causal among themselves; a single one sees all.
+        spec["causal"] = given["q_len_per_req"] > 1
+        self._variant.complete(spec)
+        task["fixed_split_size"] = pages_to_tokens(task["fixed_split_size"], given["page_size"])
+        if self._graph is not None:
+            task |= self._graph.capacity_of_decode(given["q_len_per_req"])
+
+    def _layout(self, given: dict[str, Any]) -> Layout:
+        indptr, last_page_len = given["indptr"], given["last_page_len"]
+        tables, lens, page_size = given["block_tables"], given["seq_lens"], given["page_size"]
+        count, qo_indptr = given["q_len_per_req"], None
+        if count > 1:
+            kv_lens = query_lens(given)
+            if (kv_lens < count).any():
+                at = int(np.argmax(kv_lens < count))
+                raise FlashbsrError(
+                    "q_len_per_req", count,
+                    f"at most the {kv_lens[at]} tokens of request {at}: a query would have an "
+                    "empty KV range",
+                )  # fmt: skip
+            qo_indptr = np.arange(len(kv_lens) + 1) * count
+        if indptr is None and tables is not None:
+            return BlockTable(qo_indptr, tables, needed_lens(lens), page_size=page_size)
+        lens = lens_of_pages(indptr, last_page_len, lens, page_size)
+        return Paged(
+            qo_indptr, indptr, given["indices"], last_page_len=last_page_len, kv_lens=lens,
+            page_size=page_size,
         )  # fmt: skip
-        self._window_left = window_left
-        self._q_len_per_req = q_len_per_req
+
+    def _start(self, attention: Attention, given: dict[str, Any]) -> None:
+        layout = self._layout(given)
+        attention.plan(layout, share_prefixes=given["share_prefixes"], stream=given["stream"])
 
     def run(
-        self,
-        q: Array,
-        paged_kv_cache: Array | tuple[Array, Array],
-        *args: Any,
-        q_scale: Scale = None,
-        k_scale: Scale = None,
-        v_scale: Scale = None,
-        out: Array = None,
-        lse: Array = None,
-        return_lse: bool = False,
-        enable_pdl: bool | None = None,
-        window_left: int | None = None,
-        sinks: Array = None,
-        q_len_per_req: int | None = None,
-        skip_softmax_threshold_scale_factor: float | None = None,
-        kv_cache_sf: Array = None,
-        alibi_slopes: Array = None,
-        kv_ready: bool = False,
-        stream: Any = None,
-    ) -> Any:
-        """Compute the planned batch for one layer.
-
-        Parameters
-        ----------
-        q : array [B * q_len_per_req, num_qo_heads, head_dim]
-            float32, float16, bfloat16 or float8_e4m3fn.
-        paged_kv_cache : array or tuple of two
-            Stacked ``[pages, 2, page_size, num_kv_heads, head_dim]`` (HND: ``page_size`` and
-            ``num_kv_heads`` swapped), or ``(k, v)`` without the 2; the type of `q`, or unless
-            that is float8 also float8_e4m3fn / float8_e5m2. Any strides but the last.
-        *args
-            Not supported: extras have names here.
-        q_scale, k_scale, v_scale : float or float32 array, optional
-            Per tensor or per head (q: ``[num_qo_heads]``, k and v: ``[num_kv_heads]``). The first
-            two multiply the logits, the third the output.
-        out : array [B * q_len_per_req, num_qo_heads, head_dim], optional
-            Written and returned.
-        lse : float32 array [B * q_len_per_req, num_qo_heads], optional
-            Written and returned.
-        return_lse : bool
-            Return ``(out, lse)``.
-        enable_pdl : bool, optional
-            GPUs of compute capability 9.0 and later: start before the kernel ahead in the stream
-            has finished. None and True: reading ahead no more than the plan, which is always safe.
-            False: never.
-        window_left : int, optional
-            Only the planned one.
-        sinks : float32 array [num_qo_heads], optional
-            Learned logit per head that takes part in the softmax (and the LSE) and has no value.
-        q_len_per_req : int, optional
-            Only the planned one.
-        skip_softmax_threshold_scale_factor, kv_cache_sf : None
-        alibi_slopes : float32 array [num_qo_heads], optional
-            For ``pos_encoding_mode="ALIBI"``. Default: the standard ones for `num_qo_heads` heads;
-            under tensor parallelism pass this rank's part.
-        kv_ready : bool
-            The caller promises that the kernel ahead in the stream does not write the KV cache.
-        stream : CUDA stream or int, optional
-            Default: the current stream of q's framework.
-
-        Returns
-        -------
-        out : array [B * q_len_per_req, num_qo_heads, head_dim]
-            Of the caller's kind. A request without KV gives 0.
-        lse : float32 array [B * q_len_per_req, num_qo_heads]
-            Only with ``return_lse=True``. ``-inf`` for a request without KV.
-
-        Raises
-        ------
-        PlanError
-            No plan, or the arrays do not match it.
-        ShapeError, DTypeError, DeviceError, UnsupportedError
-        """
-        if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
-            reject(
-                args=args,
-                kv_cache_sf=kv_cache_sf,
-                skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-            )
-        if window_left is not None and window_left != self._window_left:
-            raise PlanError("window_left", window_left, f"the planned {self._window_left}")
-        if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
-            raise PlanError("q_len_per_req", q_len_per_req, f"the planned {self._q_len_per_req}")
+        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
+        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
+        return_lse: bool = False, enable_pdl: bool | None = None,
+        window_left: int | None = None, sinks: Array = None, q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Array = None,
+        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
+    ) -> Any:  # fmt: skip
+        """Compute the planned batch for one layer."""
+        if not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
+            refuse_given(locals(), "run", *self._context)
+        if window_left is not None:
+            self._agrees("window_left", window_left)
+        if q_len_per_req is not None:
+            self._agrees("q_len_per_req", q_len_per_req)
+        if args:
+            q_scale, k_scale, v_scale, sinks = self._positional(args)
         return self._run(
             q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
             enable_pdl, kv_ready, stream,
         )  # fmt: skip
 
-    def workspace_size(
-        self,
-        indptr: Array,
-        indices: Array,
-        last_page_len: Array,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        **options: Any,
-    ) -> tuple[int, int]:
-        """Bytes that a plan needs, without touching the current one.
+    def _explained(self, error: FlashbsrError) -> FlashbsrError:
+        if error.argument == "q" and isinstance(error, PlanError):
+            expected = f"{error.expected} (requests x q_len_per_req)"
+            return PlanError("q", error.actual, expected)
+        return error
 
-        On the GPU of `backend`, the workspace or the current plan, otherwise on that of the index
-        arrays, otherwise on the CPU.
 
-        Parameters
-        ----------
-        indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size
-            As for ``plan``.
-        **options
-            The further arguments of ``plan``, by name.
+def needed_lens(seq_lens: Array) -> Array:
+    """Raise where a block table comes without lengths."""
+    if seq_lens is None:
+        raise FlashbsrError("seq_lens", None, "the lengths that block_tables needs")
+    return seq_lens
 
-        Returns
-        -------
-        tuple of two int
-            Workspace (partial results), and plan.
-        """
-        probe = self._probe()
-        probe.plan(
-            indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
-            **options,
+
+def lens_of_pages(indptr: Array, last_page_len: Array, seq_lens: Array, page_size: int) -> Array:
+    """KV lengths for the layout: given ones only where those of last pages are not.
+
+    Both on the host must agree; lengths on a GPU are not read beside the others.
+    """
+    if last_page_len is None or seq_lens is None:
+        return seq_lens
+    if device_of(seq_lens, "seq_lens") is None and device_of(last_page_len) is None:
+        pages, lens = np.diff(to_indices(indptr, "indptr")), to_indices(seq_lens, "seq_lens")
+        last = to_indices(last_page_len, "last_page_len")
+        if not lens.shape == last.shape == pages.shape:
+            raise ShapeError("seq_lens", f"shape {lens.shape}", f"{pages.shape}: one per request")
+        expected = (pages - 1) * page_size + last
+        wrong = (pages > 0) & (lens != expected)  # those without pages are said to have some
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise FlashbsrError(
+                "seq_lens", f"{lens[at]} for request {at}",
+                f"{expected[at]}, as the page table says (give one of the two)",
+            )  # fmt: skip
+    return None
+
+
+def query_lens(given: dict[str, Any]) -> Any:
+    """KV lengths on the host, of a plan with several tokens per request."""
+    if given["last_page_len"] is None:
+        return to_indices(needed_lens(given["seq_lens"]), "seq_lens")
+    pages = np.diff(to_indices(given["indptr"], "indptr"))
+    last = to_indices(given["last_page_len"], "last_page_len")
+    if last.shape != pages.shape:
+        raise ShapeError("last_page_len", f"shape {last.shape}", f"{pages.shape}: one per request")
+    return np.where(pages > 0, (pages - 1) * given["page_size"] + last, 0)
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """`BatchDecodeWithPagedKVCacheWrapper` in graph mode; an older name."""
+
+    def __init__(
+        self, workspace_buffer: Array | int | None, indptr_buffer: Array, indices_buffer: Array,
+        last_page_len_buffer: Array, kv_layout: str = "NHD", use_tensor_cores: bool = False,
+        *, backend: str = "auto", lse_base: str = "2",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer,
+            last_page_len_buffer, backend, lse_base=lse_base,
         )  # fmt: skip
-        return probe._sizes()
+
+
+@described("decode")
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper, indptr: Array, indices: Array,
+    last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+    pos_encoding_mode: str = "NONE", window_left: int = -1, logits_soft_cap: float | None = None,
+    q_data_type: DType = None, kv_data_type: DType = None, data_type: DType = None,
+    sm_scale: float | None = None, rope_scale: float | None = None,
+    rope_theta: float | None = None, non_blocking: bool = True,
+    fixed_split_size: int | None = None, disable_split_kv: bool = False, q_len_per_req: int = 1,
+    global_override_indptr_cpu: Array = None,
+) -> None:  # fmt: skip
+    """Plan again, as ``begin_forward``: a function that engines put in the place of that method.
+
+    Types that are not given are those of the prior plan.
+
+    Raises
+    ------
+    PlanError
+        There is no prior plan.
+    """
+    if self._given is None:
+        raise PlanError("fast_decode_plan", "no plan", "a prior plan() of this wrapper")
+    if q_data_type is None and data_type is None:
+        q_data_type = self._given["q_data_type"]
+        kv_data_type = kv_data_type or self._given["kv_data_type"]
+        data_type = self._given["data_type"]
+    BatchDecodeWithPagedKVCacheWrapper.begin_forward(
+        self, indptr if global_override_indptr_cpu is None else global_override_indptr_cpu,
+        indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+        pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, None,
+        data_type, sm_scale, rope_scale, rope_theta, non_blocking, None, None, fixed_split_size,
+        disable_split_kv, q_len_per_req,
+    )  # fmt: skip
+
+
+@described("one", "single")
+def single_decode_with_kv_cache(
+    q: Array, k: Array, v: Array, kv_layout: str = "NHD", pos_encoding_mode: str = "NONE",
+    use_tensor_cores: bool = False, q_scale: Scale = None, k_scale: Scale = None,
+    v_scale: Scale = None, window_left: int = -1, logits_soft_cap: float | None = None,
+    sm_scale: float | None = None, rope_scale: float | None = None,
+    rope_theta: float | None = None, return_lse: bool = False, *, sinks: Array = None,
+    alibi_slopes: Array = None, lse_base: str = "2",
+) -> Any:  # fmt: skip
+    """Attention of one query token, the last of its sequence.
+
+    Returns
+    -------
+    out [num_qo_heads, head_dim], or (out, lse [num_qo_heads])
+        Of the caller's kind; the type of `q`, bfloat16 for float8.
+
+    """
+    if len(getattr(q, "shape", (0, 0))) != 2:
+        raise ShapeError("q", f"shape {tuple(q.shape)}", "[num_qo_heads, head_dim]")
+    result = attend_one(
+        q[None], k, v, {}, (q_scale, k_scale, v_scale),
+        (False, window_left, sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
+        (kv_layout, lse_base, "auto", "default", None), return_lse=return_lse, sinks=sinks,
+        alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    return (result[0][0], result[1][0]) if return_lse else result[0]
+
+
+SPELLING = {
+    "q": "query", "kv": "kv_cache", "workspace": "workspace_buffer", "kv_lens": "seq_lens",
+    "q_scale": "bmm1_scale", "v_scale": "bmm2_scale", "o_dtype": "out_dtype",
+}  # fmt: skip
+
+
+def check_rest(uses_shared_paged_kv_idx: bool = True, o_scale: float = 1.0) -> None:
+    if not uses_shared_paged_kv_idx:
+        raise UnsupportedError(
+            "uses_shared_paged_kv_idx",
+            False,
+            "True: K and V have one table; a tuple (k, v) may have arrays of its own",
+        )
+    if o_scale != 1.0:
+        raise UnsupportedError("o_scale", o_scale, "1: fold 1 / o_scale into bmm2_scale")
+
+
+def one_sink(sinks: Any) -> Any:
+    """TensorRT-LLM's functions take a list of one array."""
+    if not isinstance(sinks, (list, tuple)):
+        return sinks
+    if len(sinks) != 1:
+        raise ShapeError("sinks", f"{len(sinks)} arrays", "one, [num_qo_heads]")
+    return sinks[0]
+
+
+def query_spelling(given: bool) -> dict[str, str]:
+    return {"qo_indptr": "cum_seq_lens_q" if given else "q_len_per_req"}
+
+
+@described("tables")
+def trtllm_batch_decode_with_kv_cache(
+    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
+    seq_lens: Array, max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0,
+    window_left: int = -1, out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None,
+    o_sf_vec_size: Any = None, sinks: Any = None, kv_layout: str = "HND",
+    enable_pdl: bool | None = None, backend: str = "auto", q_len_per_req: int = 1,
+    o_scale: float = 1.0, mask: Any = None, max_q_len: int | None = None,
+    cum_seq_lens_q: Array = None, skip_softmax_threshold_scale_factor: Any = None,
+    kv_cache_sf: Any = None, uses_shared_paged_kv_idx: bool = True, lse: Array = None,
+    return_lse: bool = False, bmm1_scale_log2: Any = None,
+    multi_ctas_kv_counter_buffer: Any = None,  # noqa: ARG001
+    enable_block_sparse_attention: bool = False, bf16q_fp8kv_transform_mode: Any = None, *,
+    lse_base: str = "2",
+) -> Any:  # fmt: skip
+    """Attention of the last tokens of each request against a paged cache given by a block table.
+
+    Query tokens of a request, `q_len_per_req` or by `cum_seq_lens_q`, see each other causally.
+
+    Returns
+    -------
+    out, or (out, lse)
+
+    """
+    refuse(
+        "tables", o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, mask=mask,
+        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+        kv_cache_sf=kv_cache_sf, bmm1_scale_log2=bmm1_scale_log2,
+        enable_block_sparse_attention=enable_block_sparse_attention,
+        bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode,
+    )  # fmt: skip
+    check_rest(uses_shared_paged_kv_idx, o_scale)
+    kv_lens = lengths(seq_lens, "seq_lens")
+    check_most("max_seq_len", max_seq_len, kv_lens)
+    qo_indptr = query_indptr(q_len_per_req, len(kv_lens))
+    if cum_seq_lens_q is not None:
+        if q_len_per_req != 1:
+            raise FlashbsrError("q_len_per_req", q_len_per_req, "1 next to cum_seq_lens_q")
+        qo_indptr = to_indices(cum_seq_lens_q, "cum_seq_lens_q")
+    if max_q_len is not None:
+        counts = [q_len_per_req] if cum_seq_lens_q is None else np.diff(to_indices(cum_seq_lens_q))
+        check_most("max_q_len", max_q_len, np.asarray(counts))
+    call = Call(
+        query, kv_cache, block_tables, kv_lens, qo_indptr, causal=qo_indptr is not None,
+        sm_scale=1.0, spelling=SPELLING | query_spelling(cum_seq_lens_q is not None),
+        kv_layout=kv_layout, window_left=window_left, workspace=workspace_buffer, backend=backend,
+        o_dtype=out_dtype, lse_base=lse_base,
+    )  # fmt: skip
+    scales = (bmm1_scale, None, bmm2_scale)
+    return call.run(out, lse, return_lse, scales, one_sink(sinks), enable_pdl)
+
+
+@described("tables")
+def xqa_batch_decode_with_kv_cache(
+    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
+    seq_lens: Array, max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0,
+    window_left: int = -1, out: Array = None, sinks: Any = None, kv_layout: str = "NHD",
+    enable_pdl: bool | None = None, q_len_per_req: int = 1, o_scale: float = 1.0,
+    mask: Any = None, kv_cache_sf: Any = None, q_cu_seq_lens: Array = None,
+) -> Array:  # fmt: skip
+    """Attention of the last tokens of each request: `trtllm_batch_decode_with_kv_cache`, NHD.
+
+    Returns
+    -------
+    array [tokens, num_qo_heads, head_dim]
+
+    """
+    try:
+        result: Array = trtllm_batch_decode_with_kv_cache(
+            query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale,
+            bmm2_scale, window_left, out, sinks=sinks, kv_layout=kv_layout, enable_pdl=enable_pdl,
+            q_len_per_req=q_len_per_req, o_scale=o_scale, mask=mask, kv_cache_sf=kv_cache_sf,
+            cum_seq_lens_q=q_cu_seq_lens,
+        )  # fmt: skip
+    except FlashbsrError as error:
+        raise error.respell({"cum_seq_lens_q": "q_cu_seq_lens"}) from None
+    return result

@@ -4,7 +4,9 @@
 
 An entry is a file ``<key><suffix>`` and beside it ``<key><suffix>.json`` with its digest, which is
 written last: a process that dies at any point leaves an entry that is complete or is none. Any
-number of processes and threads may ask at once; one builds, the others wait for it.
+number of processes and threads may ask at once; one builds, the others wait for it. It does so
+under a lock, in a folder ``tmp/<key>``: one whose lock nobody holds was left by a process that was
+killed. What others own or may write is refused (`trust`).
 
 The folder is ``$FLASHBSR_CACHE_DIR``, else ``$XDG_CACHE_HOME/flashbsr``, else
 ``~/.cache/flashbsr``. ``$FLASHBSR_CACHE_MAX_MB`` (1024) bounds it: what was not used for longest
@@ -14,26 +16,33 @@ goes first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import FlashbsrError
+from .notice import waiting
+from .process import unshared
+from .trust import check_folder, read_file
 
-__all__ = ["Entry", "clear", "entries", "folder", "get_or_build", "key_of"]
+__all__ = ["Entry", "clear", "content_or_build", "entries", "folder", "get_or_build", "key_of"]
 
 # Not evicted: another process may just have been given the path and not opened it yet.
 _RECENT_S = 60.0
-# Of builds that were killed. The longest compilation takes seconds.
-_ABANDONED_S = 3600.0
+_KEY = "[0-9a-f]" * 64  # as a pattern of names
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WANTED_FOLDER = "a folder that this user may write, to keep compiled kernels in"
+_WANTED_ROOM = (
+    "a folder on a disk with room: set it to another one, or make room (flashbsr cache clear "
+    "removes the kernels that were compiled)"
+)
 
 
 @dataclass(frozen=True)
@@ -91,17 +100,33 @@ def get_or_build(key: str, suffix: str, build: Callable[[Path], None], *, label:
     Raises
     ------
     FlashbsrError
-        The folder cannot be written.
+        The folder cannot be written or its disk is full; others own it or what is in it, or may
+        write there.
     """
     path = folder() / f"{key}{suffix}"
-    if _is_whole(path):
-        return path
-    limit = _limit()
-    with _locked(key):
-        if not _is_whole(path):
-            _build(path, build, label)
-            _evict(limit, keep=path)
+    _content(path, build, label)
     return path
+
+
+def content_or_build(
+    key: str, suffix: str, build: Callable[[Path], None], *, label: str = ""
+) -> bytes:
+    """As `get_or_build`, but what was read where it was checked, which nobody can exchange."""
+    return _content(folder() / f"{key}{suffix}", build, label)
+
+
+def _content(path: Path, build: Callable[[Path], None], label: str) -> bytes:
+    found = _stored(path)
+    if found is not None:
+        return found
+    limit = _limit()
+    with _locked(path.stem, label):
+        found = _stored(path)
+        if found is None:
+            found = _build(path, build, label)
+            _evict(limit, keep=path)
+    _sweep()
+    return found
 
 
 def entries() -> list[Entry]:
@@ -128,8 +153,9 @@ def clear() -> int:
     removed = len(entries())
     # Only names that are ours: the folder may be any that the user named.
     with _writing():
-        for path in [*folder().glob("[0-9a-f]" * 64 + ".*"), *folder().glob("tmp/*")]:
+        for path in folder().glob(f"{_KEY}.*"):
             path.unlink(missing_ok=True)
+        _sweep()
     return removed
 
 
@@ -137,72 +163,128 @@ def _about(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether the entry is there as it was stored; notes that it is used."""
+def _stored(path: Path) -> bytes | None:
+    """Content of the entry, if it is there as it was stored; notes that it is used."""
     about = _about(path)
     try:
-        stored = json.loads(about.read_text())["digest"]
-        if stored != _digest(path):
-            return False
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        described, content = read_file(about), read_file(path)
+    except OSError:
+        return None
+    try:
+        if json.loads(described)["digest"] != _digest(content):
+            return None
+    except (ValueError, KeyError, TypeError):
+        return None
     with contextlib.suppress(OSError):  # a cache that is only read has no order of use
         os.utime(about)
-    return True
+    return content
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[None]:
+def _writing(*, only_full: bool = False) -> Iterator[None]:
     """Say of an error of the file system which folder it was, and how to name another."""
     try:
         yield
     except OSError as error:
+        full = error.errno in _FULL
+        if only_full and not full:
+            raise
         given = "" if os.environ.get("FLASHBSR_CACHE_DIR") else ", the default,"
         raise FlashbsrError(
-            "FLASHBSR_CACHE_DIR", f"{folder()}{given} and {error}", _WANTED_FOLDER
+            "FLASHBSR_CACHE_DIR",
+            f"{folder()}{given} on a full disk ({error.strerror})"
+            if full
+            else f"{folder()}{given} and {error}",
+            _WANTED_ROOM if full else _WANTED_FOLDER,
         ) from None
 
 
+def _make_folder(name: str) -> Path:
+    """Make the cache's folder and one in it, for this user alone."""
+    at = folder() / name
+    with _writing():
+        for path in (folder(), at):
+            path.mkdir(mode=0o700, parents=path != at, exist_ok=True)
+            check_folder(path)
+    return at
+
+
 @contextlib.contextmanager
-def _locked(key: str) -> Iterator[None]:
+def _locked(key: str, label: str = "", *, wait: bool = True) -> Iterator[None]:
     """Hold the lock of a key: flock of an own descriptor, so that threads exclude each other too.
 
     It goes with its process, however that ends. 256 lock files serve all keys, so that none has to
-    be removed, which could not be done without a race.
+    be removed, which could not be done without a race. Who holds one writes in it who that is.
+
+    Raises
+    ------
+    BlockingIOError
+        Another has it, and this one does not `wait`.
     """
-    at = folder() / "locks" / key[:2]
-    with _writing():
-        at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(at, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        # Not left to close(): a process forked meanwhile has the same open file.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+    at = _make_folder("locks") / key[:2]
 
+    def opens() -> tuple[int]:
+        return (os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600),)
 
-def _build(path: Path, build: Callable[[Path], None], label: str) -> None:
-    temporary = path.parent / "tmp"
-    with _writing():
-        temporary.mkdir(mode=0o700, exist_ok=True)
-    made = temporary / f"{uuid.uuid4().hex}{path.suffix}"
-    about = temporary / f"{made.name}.json"
-    try:
-        build(made)
+    with contextlib.ExitStack() as stack:
         with _writing():
-            content: dict[str, Any] = {"digest": _digest(made), "label": label}
-            about.write_text(json.dumps(content))
+            (descriptor,) = stack.enter_context(unshared(opens))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            with waiting(lambda: _holder(descriptor)):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            with contextlib.suppress(OSError):  # a full disk: who waits hears of no number
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps([os.getpid(), os.uname()[1], label]).encode(), 0)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            # Not left to close(): a process that C code forked has the same open file.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock; nothing of a thread of this process, or where that is not known."""
+    try:
+        process, host, label = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return ""
+    here = os.uname()[1]
+    if (process, host) == (os.getpid(), here):
+        return ""
+    elsewhere = "" if host == here else f" of {host}"
+    return f"process {process}{elsewhere}, which compiles {label}"
+
+
+def _build(path: Path, build: Callable[[Path], None], label: str) -> bytes:
+    work = _make_folder("tmp") / path.stem
+    with _writing():
+        shutil.rmtree(work, ignore_errors=True)  # of one that was killed: this one has the lock
+        work.mkdir(mode=0o700)
+    made = work / path.name
+    try:
+        with _writing(only_full=True):
+            build(made)
+        with _writing():
+            content = made.read_bytes()
+            about = _about(made)
+            about.write_text(json.dumps({"digest": _digest(content), "label": label}))
+            for file in (made, about):
+                file.chmod(file.stat().st_mode & ~0o022)  # a umask may let the group write
             made.replace(path)
             about.replace(_about(path))
     finally:
-        made.unlink(missing_ok=True)
-        about.unlink(missing_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
+    return content
 
 
 def _limit() -> int:
@@ -217,7 +299,7 @@ def _limit() -> int:
 
 
 def _evict(limit: int, keep: Path) -> None:
-    """Keep the cache below its bound, and remove what killed builds left."""
+    """Keep the cache below its bound."""
     now, total = time.time(), 0
     for entry in entries():
         total += entry.size
@@ -225,7 +307,10 @@ def _evict(limit: int, keep: Path) -> None:
             _about(entry.path).unlink(missing_ok=True)
             entry.path.unlink(missing_ok=True)
             total -= entry.size
-    for left in (folder() / "tmp").iterdir():
-        with contextlib.suppress(OSError):
-            if now - left.stat().st_mtime > _ABANDONED_S:
-                left.unlink()
+
+
+def _sweep() -> None:
+    """Remove what builds left that were killed; those that go on hold their locks."""
+    for left in folder().glob(f"tmp/{_KEY}"):
+        with contextlib.suppress(BlockingIOError), _locked(left.name, wait=False):
+            shutil.rmtree(left, ignore_errors=True)

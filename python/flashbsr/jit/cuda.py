@@ -72,7 +72,7 @@ def machine_code(wish: Wish, text: str, struct: str, cuda_major: int) -> bytes:
                 image, _ = compiler.try_compile(source, wish.name, target, include)
             path.write_bytes(image or compiler.compile(plain, wish.name, target, include))
 
-    return cache.get_or_build(key, ".cubin", build, label=f"{wish.name} {wish.target}").read_bytes()
+    return cache.content_or_build(key, ".cubin", build, label=f"{wish.name} {wish.target}")
 
 
 @functools.cache

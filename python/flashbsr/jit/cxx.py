@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 from ..errors import FlashbsrError, UnsupportedError
@@ -19,6 +19,7 @@ from . import cache
 from .cuda import headers_digest
 from .messages import own_errors
 from .notice import compiling
+from .process import compile_text
 
 __all__ = ["compiler", "cpu_library"]
 
@@ -32,6 +33,7 @@ _FLAGS = [
 
 _GCC_FLAGS = ["-fvect-cost-model=dynamic"]  # clang vectorises at -O2 as at -O3
 _MOST_LINES = 12  # of a compiler's messages
+_FULL_DISK = re.compile("No space left on device|Disk quota exceeded")
 _ERROR = re.compile(r":\d+: error:")  # fatal ones are headers of the compiler's that are missing
 
 
@@ -67,8 +69,8 @@ def cpu_library(variant: Variant, isa: str) -> Path:
     UnsupportedError
         There is no compiler.
     FlashbsrError
-        The text does not compile, and the message shows its own lines; or the compiler is none, or
-        was killed.
+        The text does not compile, and the message shows its own lines; the compiler is none, or
+        was killed; what `cache.get_or_build` raises.
     """
     import flashbsr._core as _core
 
@@ -100,16 +102,16 @@ def cpu_library(variant: Variant, isa: str) -> Path:
 
 
 def _compile(command: list[str], source: str, path: Path) -> None:
-    done = subprocess.run(
-        [*command, "-x", "c++", "-", "-o", str(path)],
-        input=source.encode(),
-        capture_output=True,
-        check=False,
+    status, messages = compile_text(
+        [*command, "-x", "c++", "-", "-o", str(path)], source, path.parent
     )
-    if done.returncode == 0 and path.exists():
+    if status == 0 and path.exists():
         return
-    messages = done.stderr.decode(errors="replace")
-    raise _failure(shlex.join(command), done.returncode, messages, own_errors(messages, source))
+    own = own_errors(messages, source)
+    full = _FULL_DISK.search(messages)
+    if full and not own:
+        raise OSError(errno.ENOSPC, f"{Path(command[0]).name}: {full[0]}", str(path))
+    raise _failure(shlex.join(command), status, messages, own)
 
 
 def _failure(command: str, status: int, messages: str, own: list[str]) -> FlashbsrError:

@@ -134,7 +134,7 @@ def rotate(
     except FlashbsrError as error:
         raise error.respell({"positions": "pos_ids", "q_out": "q", "k_out": "k"}) from None
     call.done()
-    return a.finish(q_out), b.finish(k_out)
+    return (q, k) if in_place else (a.finish(q_out, q), b.finish(k_out, k))
 
 
 def _heads(x: Array, name: str, head_size: int) -> tuple[Any, tuple[int, int, int]]:
@@ -195,5 +195,8 @@ def rotate_by_table(
     call.done()
     if in_place:
         return query, key
-    q_out, k_out = (a.finish(out).reshape(shape) for a, out, shape in results)
+    q_out, k_out = (
+        a.finish(out, x).reshape(shape)
+        for x, (a, out, shape) in zip((query, key), results, strict=True)
+    )
     return q_out, k_out

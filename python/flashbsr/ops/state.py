@@ -81,7 +81,7 @@ def merge_state(
         call.stream,
     )
     call.done()
-    return a.finish(v), a.finish(s)
+    return a.finish(v, v_a, v_b), a.finish(s, v_a, v_b)
 
 
 def merge_state_in_place(
@@ -183,4 +183,4 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Arr
         call.stream,
     )
     call.done()
-    return a.finish(v_out), a.finish(s_out)
+    return a.finish(v_out, v), a.finish(s_out, v)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two parts of a batch as one: rows of queries, masks, a KV cache."""
+"""Two parts of a batch as one: page tables, rows of queries, keys and values in a KV cache."""
 
 from __future__ import annotations
 
@@ -10,27 +10,66 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import adapter_for, to_values
+from .._check import check_int
+from ..arrays import adapter_for, to_indices
 from ..arrays.types import Array
-from ..errors import DTypeError, ShapeError, UnsupportedError
-from ..ops.bits import segment_packbits
+from ..errors import DTypeError, FlashbsrError, ShapeError
 
-__all__ = ["Part", "join_masks", "join_rows", "pages_within", "same_cache"]
+__all__ = ["Part", "join_rows", "pages_within", "same_cache"]
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Requests with their lengths, and the suffix that the caller's arguments have."""
+    """Requests with their lengths and pages, on the host."""
 
-    suffix: str
-    q_lens: Indices
+    qo_indptr: Indices
+    kv_indptr: Indices
+    kv_indices: Indices
+    last_page_len: Indices
     kv_lens: Indices
 
-    def name(self, argument: str) -> str:
-        """Spell an argument of this part."""
-        return argument + self.suffix
+    @classmethod
+    def of(
+        cls, qo_indptr: Array, indptr: Array, indices: Array, last: Array, page_size: int,
+        suffix: str,
+    ) -> Part:  # fmt: skip
+        """Read the arrays; names in messages have the `suffix`. No `qo_indptr`: decodes."""
+        check_int("page_size", page_size, 1)
+        names = [f"{x}{suffix}" for x in ("kv_indptr", "kv_indices", "last_page_len")]
+        table = [to_indices(x, name) for x, name in zip((indptr, indices, last), names, strict=True)]
+        pages = np.diff(table[0])
+        if table[2].shape != pages.shape:
+            raise ShapeError(names[2], f"shape {table[2].shape}", f"{pages.shape}: one per request")
+        wrong = np.flatnonzero((pages > 0) & ((table[2] < 1) | (table[2] > page_size)))
+        if wrong.size:
+            at = int(wrong[0])
+            expected = f"in [1, page_size = {page_size}]"
+            raise FlashbsrError(f"{names[2]}[{at}]", table[2][at], expected)
+        if qo_indptr is None:
+            rows = np.arange(len(pages) + 1)
+        else:
+            rows = to_indices(qo_indptr, f"qo_indptr{suffix}")
+            if rows.shape != (len(pages) + 1,):
+                expected = f"({len(pages) + 1},): batch size + 1"
+                raise ShapeError(f"qo_indptr{suffix}", f"shape {rows.shape}", expected)
+        for name, offsets in ((f"qo_indptr{suffix}", rows), (names[0], table[0])):
+            if not offsets.size or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+                expected = "offsets from 0 on, none decreasing"
+                raise FlashbsrError(name, offsets[:9].tolist(), expected)
+        if table[1].size < table[0][-1]:
+            raise ShapeError(names[1], f"length {table[1].size}", f"at least {table[0][-1]}")
+        return cls(rows, *table, np.where(pages > 0, (pages - 1) * page_size + table[2], 0))
+
+    def join(self, other: Part) -> tuple[tuple[Indices, ...], Indices]:
+        """Make one batch of two: qo_indptr, kv_indptr and kv_indices; kv_lens."""
+        arrays = (
+            np.concatenate([self.qo_indptr, self.qo_indptr[-1] + other.qo_indptr[1:]]),
+            np.concatenate([self.kv_indptr, self.kv_indptr[-1] + other.kv_indptr[1:]]),
+            np.concatenate([self.kv_indices[: self.kv_indptr[-1]], other.kv_indices]),
+        )
+        return arrays, np.concatenate([self.kv_lens, other.kv_lens])
 
 
 def join_rows(first: Array, second: Array, names: tuple[str, str]) -> Array:
@@ -67,51 +106,11 @@ def join_rows(first: Array, second: Array, names: tuple[str, str]) -> Array:
     return a.join([first, second])
 
 
-def join_masks(parts: list[Part], masks: dict[str, Array], causal: bool) -> npt.NDArray[np.uint8]:
-    """Bits of all parts, where some have a mask; `causal` is the first part's, where it has none.
-
-    `masks` are the caller's, ``custom_mask*`` and ``packed_custom_mask*``, by name.
-    """
-    joined = []
-    for part in parts:
-        sizes = part.q_lens * part.kv_lens
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        plain, packed = (masks[part.name(kind)] for kind in ("custom_mask", "packed_custom_mask"))
-        if plain is not None and packed is not None:
-            raise DTypeError(part.name("packed_custom_mask"), "both masks", "one of the two")
-        if packed is not None:
-            bits = to_values(packed, part.name("packed_custom_mask")).reshape(-1)
-            expected, name = int((-(-sizes // 8)).sum()), part.name("packed_custom_mask")
-            if bits.dtype != np.uint8:
-                raise DTypeError(name, bits.dtype, "uint8")
-        else:
-            kept = _causal(part, causal and part is parts[0])
-            name = part.name("custom_mask")
-            if plain is not None:
-                kept = to_values(plain, name).reshape(-1)
-            expected = int(ends[-1])
-            bits = kept
-        if bits.size != expected:
-            raise ShapeError(name, f"{bits.size} elements", f"{expected}: sum of q_len * kv_len")
-        if packed is None:
-            bits, _ = segment_packbits(bits, ends, bitorder="little")
-        joined.append(bits)
-    return np.concatenate(joined)
-
-
-def _causal(part: Part, causal: bool) -> npt.NDArray[np.bool_]:
-    """Everything, or what bottom-right aligned causality keeps."""
-    rows = [np.zeros(0, bool)]
-    for q_len, kv_len in zip(part.q_lens.tolist(), part.kv_lens.tolist(), strict=True):
-        last = kv_len - q_len + np.arange(q_len)[:, None] if causal else kv_len
-        rows.append(np.broadcast_to(np.arange(kv_len) <= last, (q_len, kv_len)).ravel())
-    return np.concatenate(rows)
-
-
 def same_cache(first: Any, second: Any) -> bool:
     """Whether two KV caches, stacked or tuples, are views of the same elements."""
     if first is second:
         return True
+    first, second = (tuple(x) if isinstance(x, list) else x for x in (first, second))
     if isinstance(first, tuple) != isinstance(second, tuple):
         return False
     if isinstance(first, tuple):
@@ -153,25 +152,22 @@ def _half(cache: Any, at: int, kv_layout: str) -> _Half:
 
 def pages_within(
     kv: dict[str, Array], layout: str, cache: Any, page_size: int, cache_layout: str
-) -> tuple[int, int]:
+) -> tuple[int, int] | None:
     """First page, and tokens, of contiguous K and V, by name, that are views of a paged cache.
 
-    Raises
-    ------
-    UnsupportedError
-        They are not: one plan has one cache.
+    None: at least one is not, or they are views of different pages.
     """
-    found = [
+    cache = tuple(cache) if isinstance(cache, list) else cache
+    k, v = (
         _first_page(name, x, layout, _half(cache, at, cache_layout), page_size)
         for at, (name, x) in enumerate(kv.items())
-    ]
-    if found[0] != found[1]:
-        k, v = kv
-        raise UnsupportedError(v, f"at page {found[1][0]}", f"at page {found[0][0]}, as {k} is")
-    return found[0]
+    )
+    return k if k == v else None
 
 
-def _first_page(name: str, x: Array, layout: str, half: _Half, page_size: int) -> tuple[int, int]:
+def _first_page(
+    name: str, x: Array, layout: str, half: _Half, page_size: int
+) -> tuple[int, int] | None:
     shape = tuple(x.shape)
     if len(shape) != 3:
         axes = "[kv_len, heads, dim]" if layout == "NHD" else "[heads, kv_len, dim]"
@@ -190,12 +186,4 @@ def _first_page(name: str, x: Array, layout: str, half: _Half, page_size: int) -
         and (min(tokens, page_size) < 2 or token == half.token)
         and (count < 2 or half.page == page_size * token)
     )
-    if tokens and not within:
-        raise UnsupportedError(
-            name,
-            "an array beside the paged cache",
-            "a view of pages of the cache, one behind the other: one plan has one cache. Write "
-            "keys and values into pages (append_paged_kv_cache), whose numbers BatchAttention, "
-            "BatchPODWithPagedKVCacheWrapper and MultiLevelCascadeAttentionWrapper take",
-        )
-    return (page if tokens else 0), tokens
+    return (page, tokens) if tokens and within else None

@@ -10,10 +10,10 @@ what the buffers say is how large the batch may become. Their contents are neith
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .._check import check_int
 from ..arrays import adapter_for
-from ..arrays.types import Array
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
 
 __all__ = ["Graph", "graph_mode"]
@@ -45,46 +45,29 @@ class Graph:
         }
 
 
-def graph_mode(
-    use_cuda_graph: bool,
-    indptr: dict[str, Array],
-    pages: dict[str, Array] | None = None,
-    others: dict[str, Array] | None = None,
-    limits: dict[str, int | None] | None = None,
-) -> Graph | None:
-    """Read the capacity off the buffers of a wrapper's constructor.
+def graph_mode(given: dict[str, Any]) -> Graph | None:
+    """Read the capacity off the buffers among a constructor's arguments, by their names.
 
-    Parameters
-    ----------
-    use_cuda_graph : bool
-    indptr : dict of str to array
-        Buffers of batch_size + 1 values, by the caller's name; the first is the one needed.
-    pages : dict of str to array, optional
-        The buffer of page ids (paged KV).
-    others : dict of str to array, optional
-        Buffers that say nothing more.
-    limits : dict of str to int, optional
-        Our own arguments: ``max_q_tokens``, ``max_kv_tokens``.
+    Those of ``indptr`` have batch size + 1 values, the first of them and the one of ``indices`` are
+    needed; ``max_q_tokens`` and ``max_kv_tokens`` are arguments of our own.
 
     Returns
     -------
     Graph or None
-        None without `use_cuda_graph`.
+        None without `use_cuda_graph`, whatever else is given.
 
     Raises
     ------
     UnsupportedError, ShapeError, FlashbsrError
-        Buffers without `use_cuda_graph` or the other way round, on the host, or of different sizes.
+        No buffers, buffers on the host, or of different sizes.
     """
-    limits = limits or {}
-    given = {**indptr, **(pages or {}), **(others or {})}
-    if not use_cuda_graph:
-        for name, value in {**given, **limits}.items():
-            if value is not None:
-                raise UnsupportedError(name, type(value).__name__, "None without use_cuda_graph")
+    if not given.get("use_cuda_graph"):
         return None
-    needed = [next(iter(indptr)), *(pages or {})]
-    missing = [name for name in needed if given[name] is None]
+    names = [name for name in given if name.endswith(("_buf", "_buffer")) and "_kv_" in name
+             or name in ("qo_indptr_buf", "kv_indptr_buf")]  # fmt: skip
+    indptrs = [name for name in names if "indptr" in name]
+    pages = [name for name in names if "indices" in name]
+    missing = [name for name in (*indptrs[:1], *pages) if given[name] is None]
     if missing:
         raise UnsupportedError(
             "use_cuda_graph",
@@ -92,29 +75,27 @@ def graph_mode(
             f"False, or {' and '.join(f'{name}=' for name in missing)} on a GPU, whose length is "
             "the capacity",
         )
-    device = None
-    for name, buffer in given.items():
-        if buffer is None:
-            continue
-        on = adapter_for(buffer, name).device(buffer)
+    device: int | None = None
+    for name in (name for name in names if given[name] is not None):
+        on = adapter_for(given[name], name).device(given[name])
         if on is None:
             raise UnsupportedError(
                 name, "an array in host memory", "one on a GPU: the CPU has no CUDA graphs"
             )
-        if device is None:
-            device = on
+        device = on if device is None else device
         if on != device:
             raise FlashbsrError(name, f"cuda:{on}", f"cuda:{device}, as the first buffer")
-        if len(buffer.shape) != 1:
-            raise ShapeError(name, f"shape {tuple(buffer.shape)}", "a vector")
+        if len(given[name].shape) != 1:
+            raise ShapeError(name, f"shape {tuple(given[name].shape)}", "a vector")
     assert device is not None
-    lengths = {name: x.shape[0] for name, x in indptr.items() if x is not None}
-    length = lengths[needed[0]]
-    for name, other in lengths.items():
-        if other != length or length == 0:
-            raise ShapeError(name, f"length {other}", f"{max(length, 1)}: batch size + 1")
-    for name, value in limits.items():
+    length = given[indptrs[0]].shape[0]
+    for name in indptrs:
+        if given[name] is not None and (given[name].shape[0] != length or not length):
+            found = f"length {given[name].shape[0]}"
+            raise ShapeError(name, found, f"{max(length, 1)}: batch size + 1")
+    limits = [given.get("max_q_tokens"), given.get("max_kv_tokens")]
+    for name, value in zip(("max_q_tokens", "max_kv_tokens"), limits, strict=True):
         if value is not None:
             check_int(name, value, 0)
-    page_count = next(iter(pages.values())).shape[0] if pages else limits.get("max_kv_tokens")
-    return Graph(device, length - 1, page_count, limits.get("max_q_tokens"))
+    rows = given[pages[0]].shape[0] if pages else limits[1]
+    return Graph(device, length - 1, rows, limits[0])

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+#include "placed_plan.h"
+
+#include <cstring>
+
+#include <flashbsr/core/error.h>
+
+namespace flashbsr::cuda {
+
+namespace {
+
+using api::HostPlan;
+
+constexpr int64_t kAlign = 256;  // of sections in device memory
+/// Bits are read as words of 32, and a tile's worth of them behind the last.
+constexpr int64_t kMaskSlack = 64;
+
+}  // namespace
+
+PlacedPlan::PlacedPlan(const api::AttentionOptions& options, int device)
+    : head_dim_qk_(options.head_dim_qk),
+      head_dim_vo_(options.head_dim_vo),
+      num_qo_heads_(options.shape.num_qo_heads),
+      plan_(device),
+      counters_(device),
+      partials_(device),
+      slopes_(device),
+      coarse_(device),
+      fine_(device) {}
+
+void PlacedPlan::grow(DeviceMemory& memory, int64_t bytes, const char* what, bool held) {
+  if (held && memory.data() && bytes > memory.size()) {
+    throw Error(ErrorCode::kCapacity, what, std::to_string(bytes) + " bytes",
+                "at most " + std::to_string(memory.size()) +
+                    ", which a captured run holds; plan the largest batch before the capture");
+  }
+  memory.fit(bytes);
+}
+
+/// Writes the parts in use at their offsets into the pinned buffer; the gaps between are never
+/// read. Zeros follow the mask. Returns the bytes to copy.
+int64_t PlacedPlan::stage(const HostPlan& plan, int64_t mask_at, Staging& staging) const {
+  const PlanHeader& h = plan.plan.header();
+  int64_t words = static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices;
+  // Last, because most plans have none.
+  if (h.num_shared > 0) words = h.off_merge_parts + 4 * static_cast<int64_t>(h.num_merge_parts);
+  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : 4 * words;
+  char* out = staging.next(bytes);
+  const auto put = [&](int64_t at, int64_t words) {
+    std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
+  };
+  put(0, h.off_requests + 8 * (static_cast<int64_t>(h.num_requests) + h.num_shared));
+  put(h.off_items, 8 * static_cast<int64_t>(h.num_items));
+  put(h.off_queue_indptr, h.num_workers + 1);
+  put(h.off_queue_items, h.num_items);
+  put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
+  put(h.off_kv_indices, h.num_kv_indices);
+  put(h.off_q_rows, h.num_q_rows);
+  put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
+  if (plan.mask) {
+    std::memset(out + mask_at - kMaskSlack, 0, kMaskSlack);
+    std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
+    std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
+  }
+  return bytes;
+}
+
+void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
+                      CUstream stream, bool held) {
+  const PlanHeader& h = plan.plan.header();
+  const int64_t mask_at =
+      round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
+  grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan", held);
+  const int64_t counters = 4 * num_counters(h);
+  const bool fresh = counters > counters_.size();
+  grow(counters_, counters, "plan", held);
+  if (!borrowed.workspace) {
+    const int64_t bytes = partial_bytes(h.max_partial_rows, head_dim_vo_);
+    if (bytes) grow(partials_, bytes, "workspace", held);
+  }
+  const int64_t bytes = stage(plan, mask_at, staging);
+  staging.copy(plan_.address(), bytes, stream);
+  if (fresh) {
+    // Zero before a kernel and after it: once is enough.
+    check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(counters_.size() / 4),
+                                 stream),
+          "cuMemsetD32Async");
+  }
+  take_rope(plan, stream, held);
+  take_slopes(plan, stream);
+  header_ = h;
+  masked_ = plan.mask != nullptr;
+  mask_at_ = mask_at;
+  borrowed_ = borrowed;
+}
+
+/// Copies the tables, whole where they moved, otherwise the rows that are new. Their source is not
+/// pinned, so that it has been read when the copy returns.
+void PlacedPlan::take_rope(const HostPlan& plan, CUstream stream, bool held) {
+  if (plan.rope_positions == 0) return;
+  rope_ = plan.rope;
+  const auto rows_for = [](int64_t positions) { return positions / RopeTables::kFine + 1; };
+  const int64_t row_bytes = 4 * static_cast<int64_t>(head_dim_qk_);
+  const auto copy = [&](CUdeviceptr to, const float* from, int64_t bytes) {
+    check(api().memcpy_htod_async(to, from, static_cast<size_t>(bytes), stream),
+          "cuMemcpyHtoDAsync of RoPE tables");
+  };
+  if (!fine_.data()) {
+    fine_.fit(RopeTables::kFine * row_bytes);
+    copy(fine_.address(), plan.rope.fine, RopeTables::kFine * row_bytes);
+  }
+  const int64_t rows = rows_for(plan.rope_positions);
+  if (rows <= rope_rows_) return;
+  if (rows * row_bytes > coarse_.size()) {
+    const int64_t room = max_of(2 * rows, rows_for(plan.rope_capacity));
+    grow(coarse_, room * row_bytes, "RoPE tables", held);
+    rope_rows_ = 0;
+  }
+  const int64_t old = rope_rows_ * row_bytes;
+  copy(coarse_.address() + static_cast<CUdeviceptr>(old), plan.rope.coarse + old / 4,
+       rows * row_bytes - old);
+  rope_rows_ = rows;
+}
+
+void PlacedPlan::take_slopes(const HostPlan& plan, CUstream stream) {
+  if (!plan.slopes || slopes_.data()) return;
+  const int64_t bytes = 4 * static_cast<int64_t>(num_qo_heads_);
+  slopes_.fit(bytes);
+  check(api().memcpy_htod_async(slopes_.address(), plan.slopes, static_cast<size_t>(bytes), stream),
+        "cuMemcpyHtoDAsync of ALiBi slopes");
+}
+
+KernelArgs PlacedPlan::args(Params& params) const {
+  const auto floats = [](const DeviceMemory& m) {
+    return reinterpret_cast<const float*>(m.data());
+  };
+  if (masked_) params.custom_mask = reinterpret_cast<const uint8_t*>(plan_.data() + mask_at_);
+  if (coarse_.data()) {
+    params.rope = {floats(coarse_), floats(fine_), rope_.half, rope_.interleave};
+  }
+  if (slopes_.data() && !params.alibi_slopes) params.alibi_slopes = floats(slopes_);
+  api::place_partials(params, header_, borrowed_.workspace ? borrowed_.workspace : partials_.data(),
+                      head_dim_vo_);
+  return kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
+                     reinterpret_cast<int32_t*>(counters_.data()));
+}
+
+}  // namespace flashbsr::cuda

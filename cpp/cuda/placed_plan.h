@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A plan on a device: the memory that kernels of it use besides the caller's arrays. For sources of
+// cpp/cuda only.
+#pragma once
+
+#include <memory>
+
+#include "../api/backend.h"
+#include "../api/options.h"
+#include "memory.h"
+
+namespace flashbsr::cuda {
+
+class PlacedPlan {
+ public:
+  PlacedPlan(const api::AttentionOptions& options, int device);
+
+  /// Puts a plan there, on `stream`, where the one before was. `held`: CUDA graphs hold the memory,
+  /// so that what has no room in it is an error, and nothing is changed. The device's context is
+  /// current, captures are relaxed.
+  void take(const api::HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
+            CUstream stream, bool held);
+  /// What a kernel is launched with; the caller's arrays are in `params`.
+  KernelArgs args(Params& params) const;
+
+  const PlanHeader& header() const { return header_; }
+  bool masked() const { return masked_; }
+
+ private:
+  void grow(DeviceMemory& memory, int64_t bytes, const char* what, bool held);
+  int64_t stage(const api::HostPlan& plan, int64_t mask_at, Staging& staging) const;
+  void take_rope(const api::HostPlan& plan, CUstream stream, bool held);
+  void take_slopes(const api::HostPlan& plan, CUstream stream);
+
+  const int32_t head_dim_qk_, head_dim_vo_, num_qo_heads_;
+  PlanHeader header_{};
+  bool masked_ = false;
+  int64_t mask_at_ = 0;
+
+  DeviceMemory plan_;  ///< the plan, and behind it the mask
+  DeviceMemory counters_;
+  DeviceMemory partials_;
+  DeviceMemory slopes_;
+  DeviceMemory coarse_, fine_;  ///< RoPE tables
+  int64_t rope_rows_ = 0;       ///< of the coarse table that are there
+  RopeTables rope_;             ///< of the last plan
+  api::Borrowed borrowed_;      ///< of the caller's, kept
+};
+
+}  // namespace flashbsr::cuda

@@ -1,0 +1,184 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of the table of arguments: refusals, fields of a plan, docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from ..errors import UnsupportedError
+from ._table import ROWS
+
+__all__ = ["ARGUMENTS", "BFLOAT16", "FLOAT16", "Argument", "Default", "Uses", "argument",
+           "described", "refuse", "refuse_given"]  # fmt: skip
+
+
+class Default(str):
+    """A default of FlashInfer's that says less than the same text given by the caller."""
+
+    __slots__ = ()
+
+
+FLOAT16, BFLOAT16 = Default("float16"), Default("bfloat16")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A row of the table."""
+
+    kind: str
+    meaning: str
+    becomes: str
+
+
+def _rows() -> dict[str, Argument]:
+    found: dict[str, Argument] = {}
+    for row in ROWS.strip().replace("\n    ", " ").splitlines():
+        names, kind, rest = (part.strip() for part in row.split(" | "))
+        becomes, _, meaning = rest.partition(" ")
+        found |= {name: Argument(kind, meaning, becomes) for name in names.split()}
+    return found
+
+
+ARGUMENTS = _rows()
+_PARTS = {"_p": " Of the prompts.", "_d": " Of the decodes."}
+
+
+def argument(name: str, context: Iterable[str] = ()) -> Argument:
+    """Find the row of an argument: that of the first `context` that has one of its own.
+
+    Examples
+    --------
+    >>> argument("window_left").becomes, argument("window_left", ["run"]).becomes
+    ('spec', 'run')
+    """
+    for key in (*(f"{where}.{name}" for where in context), name):
+        if key in ARGUMENTS:
+            return ARGUMENTS[key]
+    row, part = argument(name[:-2], context), _PARTS[name[-2:]]
+    return Argument(row.kind, row.meaning + part, row.becomes)
+
+
+def refuse(*context: str, **options: Any) -> None:
+    """Raise `UnsupportedError` for the first option that is not None, False, 0 or ``()``."""
+    for name, value in options.items():
+        plain = isinstance(value, (bool, int, float, str, tuple))
+        if value is None or (plain and not value):
+            continue
+        actual = repr(value) if plain else type(value).__name__
+        raise UnsupportedError(name, actual, f"the default: {argument(name, context).meaning}")
+
+
+def refuse_given(given: dict[str, Any], *context: str) -> None:
+    """Raise for the first of a call's arguments, by name, that the table refuses."""
+    for name, value in given.items():
+        if name != "self" and argument(name, context).becomes == "refused":
+            refuse(*context, **{name: value})
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What becomes of the arguments of a ``plan``.
+
+    Attributes
+    ----------
+    spec, task : tuple of (argument, field)
+        Those that are fields of `AttentionSpec` and `TaskInfo`.
+    refused : tuple of str
+        Those that must be left at their default.
+    key : callable
+        Values of all that choose an engine, of a mapping of arguments.
+    """
+
+    spec: tuple[tuple[str, str], ...]
+    task: tuple[tuple[str, str], ...]
+    refused: tuple[str, ...]
+    key: Callable[[dict[str, Any]], tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, plan: Callable[..., Any], context: Iterable[str]) -> Uses:
+        """Read them off a signature."""
+        found: dict[str, list[tuple[str, str]]] = {x: [] for x in ("spec", "task", "refused", "key")}
+        for name in list(inspect.signature(plan).parameters)[1:]:
+            what, _, field = argument(name, context).becomes.partition(":")
+            if what in found:
+                found[what].append((name, field or name))
+        names = [name for rows in found.values() for name, _ in rows]
+        refused = tuple(name for name, _ in found["refused"])
+        return cls(tuple(found["spec"]), tuple(found["task"]), refused, itemgetter(*names))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What is true of all methods of a name.
+_RAISES = {
+    "plan": (
+        "ShapeError, DTypeError, IndexRangeError, CapacityError, UnsupportedError, FlashbsrError\n"
+        "    The argument, what it was, what is allowed. There is no plan afterwards.\n"
+        "PlanError\n    Other options than those of a captured run; nothing has changed."
+    ),
+    "run": "PlanError\n    No plan, or the arrays do not match it.\n"
+    "ShapeError, DTypeError, DeviceError, UnsupportedError",
+    "__init__": "UnsupportedError\n    What has no meaning here, with the way out.",
+    "": "ShapeError, DTypeError, IndexRangeError, DeviceError, UnsupportedError, FlashbsrError",
+}
+_VERDICTS = {"nothing": "Without effect: ", "refused": "Only the default: "}
+_RETURNS = "out, or (out, lse)\n    Of the caller's kind. A row that sees no key gives 0, and -inf."
+
+
+def described(*context: str) -> Callable[[F], F]:
+    """Complete the docstring of a function by the table."""
+
+    def describe(function: F) -> F:
+        function.__doc__ = _complete(function.__doc__ or "", function, context, "")
+        return function
+
+    return describe
+
+
+def describe_class(cls: type, context: tuple[str, ...]) -> None:
+    """Complete the docstrings of a class and of its own public methods."""
+    cls.__doc__ = _complete(cls.__doc__ or "", vars(cls).get("__init__"), context, "__init__")
+    for name, method in vars(cls).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            method.__doc__ = _complete(method.__doc__ or "", method, (name, *context), name)
+
+
+def _complete(doc: str, function: Any, context: Iterable[str], method: str) -> str:
+    doc = inspect.cleandoc(doc)
+    if function is None:
+        return doc
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    lines, shown = ["", "Parameters", "----------"] if names else [], None
+    for name in names:
+        row = argument(name, context)
+        if row == shown:  # neighbours with one meaning are one entry
+            at = max(i for i, line in enumerate(lines) if not line.startswith(" "))
+            both, _, kind = lines[at].partition(" : ")
+            lines[at] = f"{both}, {name} : {kind}"
+            continue
+        lines += [f"{name} : {row.kind}"]
+        text = _VERDICTS.get(row.becomes, "") + row.meaning
+        lines += textwrap.wrap(text, 92, initial_indent="    ", subsequent_indent="    ")
+        shown = row
+    before, after = doc, ""
+    for title in ("Returns", "Notes", "Examples"):
+        at = doc.find(f"\n{title}\n---")
+        if at >= 0:
+            before, after = doc[:at], doc[at:]
+            break
+    if method == "run" and "\nReturns\n" not in after:
+        lines += ["", "Returns", "-------", _RETURNS]
+    elif "\nReturns\n" in after:
+        end = min(i for i in (*(after.find(f"\n{t}\n") for t in ("Notes", "Examples")), len(after))
+                  if i >= 0)  # fmt: skip
+        lines += [after[:end].rstrip()]
+        after = after[end:]
+    if method in _RAISES:
+        lines += ["", "Raises", "------", _RAISES[method]]
+    return "\n".join([before.rstrip(), *lines, after]).rstrip() + "\n"

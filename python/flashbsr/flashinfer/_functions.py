@@ -1,0 +1,240 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one way of the functions, which have no object to keep a plan in.
+
+Per thread the last 16 engines are kept, by their options and workspace, and each plans when the
+lengths, the table or a mask are not those of its last call: a layer after the first of a step only
+compares them. Lengths and tables on a GPU are copied to the host for that, which waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._check import check_backend, check_int, check_name
+from ..arrays import adapter_for, device_of, to_numpy, to_values
+from ..arrays.types import Array, DType, Scale
+from ..engine.attention import Attention
+from ..engine.known import Known, normal
+from ..engine.task import TaskInfo
+from ..errors import DTypeError, FlashbsrError, ShapeError
+from ..layout.layouts import BlockTable, Layout, Ragged
+from ..variant.spec import AttentionSpec
+from ._values import as_bytes, as_tuple, per_head
+
+__all__ = ["Call", "attend", "attend_one", "check_most", "lengths", "query_indptr"]
+
+Ints = npt.NDArray[Any]
+
+
+@dataclass
+class Engine:
+    """An engine, and what its plan was made of; None: none that could serve again."""
+
+    attention: Attention
+    workspace: Any  # kept, so that its id stays its own
+    planned: Any = None
+
+
+class _Engines(threading.local):
+    def __init__(self) -> None:
+        self.known: Known[Engine] = Known(16)
+
+
+_engines = _Engines()
+
+
+def attend(
+    q: Array, kv: Any, spec: dict[str, Any], task: dict[str, Any], batch: tuple[Any, ...],
+    layout: Callable[[], Layout], masks: dict[str, Array], workspace: Any, **run: Any,
+) -> Any:  # fmt: skip
+    """Find or make the engine, plan unless it is planned for `batch` and no mask is given, run."""
+    place = device_of(q, "q"), workspace if isinstance(workspace, int) else id(workspace)
+    spelling = (*spec.values(), *task.values(), *place)
+    engine = _engines.known.find(spelling)
+    if engine is None:
+        given = {name: x for name, x in spec.items() if x is not None}
+        wanted = AttentionSpec(**given), TaskInfo(**task)
+        options = (*normal(*wanted), place)
+        engine = _engines.known.get(options)
+        if engine is None:
+            memory = as_bytes(workspace, "workspace")
+            engine = Engine(Attention(*wanted, memory), workspace)
+            engine.attention.settle(q, "q")
+        _engines.known.add(spelling, options, engine)
+    if masks or engine.planned is None or not all(map(_equal, engine.planned, batch)):
+        engine.planned = None  # stays so if plan raises
+        engine.attention.plan(layout(), **masks)
+        if not masks:
+            engine.planned = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in batch)
+    return engine.attention.run(q, kv, **run)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b))
+    return bool(a is b or (type(a) is type(b) and a == b))
+
+
+_SPEC = ("causal", "window_left", "sm_scale", "logits_soft_cap", "pos_encoding_mode",
+         "rope_scale", "rope_theta")  # fmt: skip
+_TASK = ("kv_layout", "lse_base", "backend", "fp8_accumulation", "o_dtype")
+
+
+def attend_one(
+    q: Array, k: Array, v: Array, masks: dict[str, Array], scales: tuple[Scale, Scale, Scale],
+    spec: tuple[Any, ...], task: tuple[Any, ...], **run: Any,
+) -> Any:  # fmt: skip
+    """Attention of one request with contiguous keys and values; q ``[qo_len, heads, dim]``."""
+    check_name("kv_layout", task[0], ("NHD", "HND"))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        adapter_for(x, name)
+    q_shape, k_shape, v_shape = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    axes = "[kv_len, num_kv_heads, head_dim]"
+    if task[0] == "HND":
+        axes = "[num_kv_heads, kv_len, head_dim]"
+    for name, shape in (("k", k_shape), ("v", v_shape)):
+        if len(shape) != 3:
+            raise ShapeError(name, f"shape {shape}", axes)
+    if k_shape[:2] != v_shape[:2]:
+        raise ShapeError("v", f"shape {v_shape}", f"tokens and heads of k, which has {k_shape}")
+    kv_len, heads = k_shape[:2] if task[0] == "NHD" else k_shape[1::-1]
+    if q_shape[-1] != k_shape[2]:
+        raise ShapeError("k", f"head_dim {k_shape[2]}", f"that of q, {q_shape[-1]}")
+    q_len = q_shape[0]
+    masks = {name: x for name, x in masks.items() if x is not None}
+    if "custom_mask" in masks:
+        mask = to_numpy(masks["custom_mask"], "custom_mask")
+        if mask.size != q_len * kv_len:
+            raise ShapeError("custom_mask", f"shape {mask.shape}", f"{q_len} x {kv_len} elements")
+        masks["custom_mask"] = mask.reshape(-1)
+    fields = {
+        "num_qo_heads": q_shape[1], "num_kv_heads": heads, "head_dim_qk": q_shape[2],
+        "head_dim_vo": v_shape[2], **dict(zip(_TASK, task, strict=True)),
+    }  # fmt: skip
+    if not (scales[0] is scales[1] is scales[2] is None):
+        counts = q_shape[1], heads, heads
+        scales = tuple(map(per_head, scales, counts))  # type: ignore[assignment]
+    return attend(
+        q, (k, v), dict(zip(_SPEC, spec, strict=True)), fields, (q_len, kv_len),
+        lambda: Ragged(np.array((0, q_len)), np.array((0, kv_len))), masks, None,
+        q_scale=scales[0], k_scale=scales[1], v_scale=scales[2], **run,
+    )  # fmt: skip
+
+
+def lengths(x: Array, name: str, batch: int | None = None) -> Ints:
+    """Host copy of sequence lengths, of any integer type and with axes of length 1."""
+    values = to_values(x, name)
+    if values.dtype.kind not in "iu":
+        raise DTypeError(name, values.dtype, "int32, uint32 or int64")
+    values = values.reshape(-1).astype(np.int64)
+    if batch is not None and len(values) != batch:
+        raise ShapeError(name, f"{len(values)} lengths", f"{batch}: one per request")
+    return values
+
+
+def check_most(name: str, most: Any, values: Ints) -> None:
+    """Raise if a length is larger than the caller says."""
+    longest = int(values.max(initial=0))
+    if check_int(name, most, 0) < longest:
+        raise FlashbsrError(name, most, f"at least {longest}, the longest")
+
+
+def query_indptr(q_len_per_req: int, batch: int) -> Ints | None:
+    """Offsets of equal numbers of query tokens; None: one each."""
+    if check_int("q_len_per_req", q_len_per_req, 1) == 1:
+        return None
+    return np.arange(batch + 1) * q_len_per_req
+
+
+def _shape_of_cache(cache: Any, kv_layout: str) -> tuple[int, int, int]:
+    """Page size, KV heads and head_dim_vo."""
+    check_name("kv_layout", kv_layout, ("NHD", "HND"))
+    stacked = not isinstance(cache, tuple)
+    shape = tuple(cache.shape if stacked else cache[-1].shape)
+    if len(shape) != (5 if stacked else 4):
+        axes = "page_size, num_kv_heads" if kv_layout == "NHD" else "num_kv_heads, page_size"
+        expected = f"[pages, {'2, ' if stacked else ''}{axes}, head_dim]"
+        raise ShapeError("kv", f"shape {shape}", expected)
+    page_size, heads = shape[-3:-1] if kv_layout == "NHD" else shape[-2:-4:-1]
+    return page_size, heads, shape[-1]
+
+
+@dataclass
+class Call:
+    """A call over a block table, or ragged KV, under our names; `run` plans and computes."""
+
+    q: Array
+    kv: Any
+    block_tables: Array | None  # None: KV is ragged
+    kv_lens: Ints
+    qo_indptr: Ints | None
+    causal: bool
+    sm_scale: float
+    spelling: dict[str, str]  # our names -> the caller's
+    kv_layout: str = "HND"
+    window_left: int = -1
+    workspace: Array | int | None = None
+    backend: str = "auto"
+    o_dtype: DType = None
+    lse_base: str = "2"
+    fp8_accumulation: str = "default"
+
+    def run(
+        self, out: Array, lse: Array, return_lse: bool, scales: tuple[Scale, Scale, Scale],
+        sinks: Array = None, enable_pdl: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the output, or it and the LSE; errors name the caller's arguments."""
+        try:
+            found = self._run(out, lse, return_lse, scales, sinks, enable_pdl)
+        except FlashbsrError as error:
+            raise error.respell(self.spelling) from None
+        return found if return_lse or lse is None else found[0]
+
+    def _run(self, out: Array, lse: Array, return_lse: bool, scales: Any, sinks: Array, pdl: Any) -> Any:  # fmt: skip  # noqa: E501
+        q, kv = self.q, as_tuple(self.kv)
+        for name, x in (("q", q), *(("kv", x) for x in (kv if isinstance(kv, tuple) else (kv,)))):
+            adapter_for(x, name)
+        check_backend(self.backend)
+        if len(q.shape) != 3:
+            raise ShapeError("q", f"shape {tuple(q.shape)}", "[tokens, num_qo_heads, head_dim]")
+        batch: tuple[Any, ...]
+        if self.block_tables is None:
+            heads, head_dim_vo = tuple(kv[1].shape)[-2:]
+            batch = (self.qo_indptr, np.concatenate([[0], np.cumsum(self.kv_lens)]))
+        else:
+            page_size, heads, head_dim_vo = _shape_of_cache(kv, self.kv_layout)
+            table = to_values(self.block_tables, "block_tables")
+            batch = (self.qo_indptr, table, self.kv_lens, page_size)
+        o_dtype = self.o_dtype
+        if o_dtype is None and out is not None:
+            o_dtype = adapter_for(out, "out").dtype_name(out, "out")
+        spec = {"causal": self.causal, "window_left": self.window_left, "sm_scale": self.sm_scale}
+        task = {
+            "num_qo_heads": q.shape[1], "num_kv_heads": heads, "head_dim_qk": q.shape[2],
+            "head_dim_vo": head_dim_vo, "kv_layout": self.kv_layout, "lse_base": self.lse_base,
+            "backend": self.backend, "o_dtype": o_dtype,
+            "fp8_accumulation": self.fp8_accumulation,
+        }  # fmt: skip
+        q_scale, k_scale, v_scale = map(_number, scales)
+        return attend(
+            q, kv, spec, task, batch,
+            lambda: BlockTable(*batch[:3], page_size=batch[3]) if batch[3:] else Ragged(*batch),
+            {}, self.workspace, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale,
+            k_scale=k_scale, v_scale=v_scale, sinks=sinks, enable_pdl=pdl and None,
+        )  # fmt: skip
+
+
+def _number(scale: Any) -> Any:
+    """Read a scale that is one number in an array, on a GPU too."""
+    shape = getattr(scale, "shape", None)
+    if shape is None or math.prod(shape) != 1:
+        return scale
+    return float(to_numpy(scale, "scale").reshape(()).astype(np.float64))

@@ -1,0 +1,160 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed prefill and decode in one plan, and attention with sinks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flashbsr._core as _core
+
+from ..arrays.types import Array, DType, Scale
+from ..engine.attention import Attention
+from ..errors import UnsupportedError
+from ..layout.layouts import Layout, Paged
+from ._arguments import BFLOAT16, Default, refuse_given
+from ._base import Wrapper
+from ._variants import SINK
+from .prefill import BatchPrefillWithPagedKVCacheWrapper
+
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
+
+
+class BatchAttention(Wrapper):
+    """Requests with any number of query tokens, prefill and decode mixed, over a paged KV cache.
+
+    The step of a continuously batching engine: one plan balances both kinds over the workers.
+
+    Examples
+    --------
+    A prompt of 3 tokens and a request that decodes at length 2, in pages of 4. Keys are zero, so
+    that attention is the mean of the visible values, which are the positions.
+
+    >>> import numpy as np
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> cache = np.zeros((2, 2, 4, 1, 64), np.float16)
+    >>> cache[:, 1] = np.arange(4)[:, None, None]
+    >>> wrapper = flashinfer.BatchAttention()
+    >>> wrapper.plan(
+    ...     np.array([0, 3, 4]), np.array([0, 1, 2]), np.array([1, 0]), np.array([3, 2]),
+    ...     num_qo_heads=1, num_kv_heads=1, head_dim_qk=64, head_dim_vo=64, page_size=4,
+    ...     causal=True,
+    ... )
+    >>> out, lse = wrapper.run(np.ones((4, 1, 64), np.float16), cache)
+    >>> out[:, 0, 0].tolist()
+    [0.0, 0.5, 1.0, 0.5]
+    >>> np.allclose(lse[:, 0], np.log2([1, 2, 3, 2]))
+    True
+    """
+
+    _context = ("batch",)
+    _spelling: ClassVar[dict[str, str]] = {"kv_lens": "kv_len_arr", "kv": "kv_cache"}
+
+    def __init__(
+        self, kv_layout: str = "NHD", device: Any = Default("cuda"), *,  # noqa: B008
+        float_workspace_buffer: Array | int | None = None, lse_base: str = "2",
+        num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        backend, ordinal = _backend_of(None if isinstance(device, Default) else device)
+        self._set_up({**locals(), "backend": backend})
+        self._task_options["device"] = ordinal
+
+    def plan(
+        self, qo_indptr: Array, kv_indptr: Array, kv_indices: Array, kv_len_arr: Array,
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, head_dim_vo: int, page_size: int,
+        causal: bool = False, sm_scale: float | None = None, logits_soft_cap: float | None = None,
+        q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16, use_profiler: bool = False,
+        *, o_data_type: DType = None, fp8_accumulation: str = "default",
+        share_prefixes: str = "auto", stream: Any = None,
+    ) -> None:  # fmt: skip
+        """Schedule the batch. Checks indptrs and page table completely."""
+        self._plan(locals())
+
+    def _layout(self, given: dict[str, Any]) -> Layout:
+        return Paged(
+            given["qo_indptr"], given["kv_indptr"], given["kv_indices"],
+            kv_lens=given["kv_len_arr"], page_size=given["page_size"],
+        )  # fmt: skip
+
+    def _start(self, attention: Attention, given: dict[str, Any]) -> None:
+        layout = self._layout(given)
+        attention.plan(layout, share_prefixes=given["share_prefixes"], stream=given["stream"])
+
+    def run(
+        self, q: Array, kv_cache: Any, out: Array = None, lse: Array = None,
+        k_scale: Scale = None, v_scale: Scale = None, logits_soft_cap: float | None = 0.0,
+        profiler_buffer: Any = None, kv_cache_sf: Any = None, *, q_scale: Scale = None,
+        sinks: Array = None, enable_pdl: bool | None = None, kv_ready: bool = False,
+        stream: Any = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Compute the planned batch for one layer; always ``(out, lse)``."""
+        if not (profiler_buffer is kv_cache_sf is None):
+            refuse_given(locals(), "run")
+        if logits_soft_cap:
+            self._agrees("logits_soft_cap", logits_soft_cap)
+        result: tuple[Array, Array] = self._run(
+            q, kv_cache, out, lse, True, q_scale, k_scale, v_scale, sinks, None, enable_pdl,
+            kv_ready, stream,
+        )  # fmt: skip
+        return result
+
+
+def _backend_of(device: Any) -> tuple[str, int | None]:
+    """Backend and CUDA ordinal of a device as PyTorch writes it."""
+    if device is None:
+        return "auto", None
+    kind, _, ordinal = str(device).partition(":")
+    if kind == "cpu":
+        return "cpu", None
+    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
+        raise UnsupportedError("device", repr(device), "None, 'cpu', 'cuda' or 'cuda:N'")
+    problem = _core.cuda_problem()
+    if problem:
+        raise UnsupportedError("device", repr(device), f"None or 'cpu' here: {problem}")
+    return "cuda", int(ordinal) if ordinal else None
+
+
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    """`BatchPrefillWithPagedKVCacheWrapper` whose runs take a sink per head, as gpt-oss has them.
+
+    Examples
+    --------
+    One token sees one key, at logit 0 as the sink is: half of its value is left.
+
+    >>> import numpy as np
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> cache = np.zeros((1, 2, 4, 1, 64), np.float16)
+    >>> cache[0, 1] = 8
+    >>> wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(None)
+    >>> one = np.array([0, 1])
+    >>> wrapper.plan(one, one, np.array([0]), np.array([1]), 1, 1, 64, 4)
+    >>> wrapper.run(np.ones((1, 1, 64), np.float16), cache, np.zeros(1, np.float32))[0, 0, 0].item()
+    4.0
+    """
+
+    _context = ("sinks", "paged")
+
+    def __init__(
+        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        use_cuda_graph: bool = False, qo_indptr_buf: Array = None,
+        paged_kv_indptr_buf: Array = None, paged_kv_indices_buf: Array = None,
+        paged_kv_last_page_len_buf: Array = None, custom_mask_buf: Array = None,
+        mask_indptr_buf: Array = None, backend: str = "auto",
+        pos_encoding_mode: str = "NONE",  # noqa: ARG002
+        use_fp16_qk_reduction: bool = False,  # noqa: ARG002
+        q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16,  # noqa: ARG002
+        head_dim_qk: int = 128, head_dim_vo: int = 128, window_left: int = -1,  # noqa: ARG002
+        *, lse_base: str = "2", num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf,
+            paged_kv_indices_buf, paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf,
+            backend, (SINK,), lse_base=lse_base, num_threads=num_threads,
+        )  # fmt: skip
+
+    def run(
+        self, q: Array, paged_kv_cache: Any, sink: Array, sm_scale: float | None = None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Compute the planned batch for one layer; `options` as the base class has them."""
+        return super().run(q, paged_kv_cache, sink, sm_scale, **options)

@@ -1,0 +1,344 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cascades given by hand: KV that groups of requests share, level by level; merging states.
+
+All levels are one plan and one launch, and their states are merged in float32. Plans find shared
+prefixes by themselves (``share_prefixes="auto"``): who has one page table with the shared pages in
+it needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .._check import check_int
+from ..arrays import adapter_for, float_dtype, to_indices
+from ..arrays.dtypes import Q_DTYPES, output_dtype
+from ..arrays.types import Array, DType, Scale
+from ..errors import PlanError, ShapeError
+from ..layout.layouts import Layout, Levels
+from ..ops import state
+from ..layout.joined import pages_within
+from ._arguments import FLOAT16, described, refuse
+from ._base import Wrapper
+from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
+
+__all__ = [
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+]
+
+
+@described("merge")
+def merge_state(
+    v_a: Array, s_a: Array, v_b: Array, s_b: Array, *, lse_base: str = "2"
+) -> tuple[Array, Array]:
+    """Merge two states; the same as `flashbsr.merge_state`, in base 2.
+
+    Returns
+    -------
+    (v, s)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> v = np.ones((1, 1, 8), np.float16)
+    >>> s = np.zeros((1, 1), np.float32)
+    >>> merged, lse = merge_state(v, s, v + 2, s)
+    >>> float(merged[0, 0, 0]), float(lse[0, 0])
+    (2.0, 1.0)
+    """
+    return state.merge_state(v_a, s_a, v_b, s_b, lse_base=lse_base)
+
+
+@described("merge")
+def merge_state_in_place(
+    v: Array, s: Array, v_other: Array, s_other: Array, mask: Array = None, *, lse_base: str = "2"
+) -> None:
+    """Merge a state into another, in base 2."""
+    state.merge_state_in_place(v, s, v_other, s_other, mask, lse_base=lse_base)
+
+
+@described("states")
+def merge_states(v: Array, s: Array, *, lse_base: str = "2") -> tuple[Array, Array]:
+    """Merge any number of states, in their order, in base 2.
+
+    Returns
+    -------
+    (v, s)
+        ``[n, num_heads, head_dim]`` and ``[n, num_heads]``.
+    """
+    return state.merge_states(v, s, lse_base=lse_base)
+
+
+class MultiLevelCascadeAttentionWrapper(Wrapper):
+    """Prefill, append or decode of requests that share KV on any number of levels.
+
+    Examples
+    --------
+    Two requests share page 0 with four tokens, and own one token each, in pages 1 and 2. Keys are
+    zero, so that attention is the mean of the values: of 0, 1, 2, 3, and of 4 or 9.
+
+    >>> import numpy as np
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> cache = np.zeros((3, 2, 4, 1, 64), np.float16)
+    >>> cache[0, 1] = np.arange(4)[:, None, None]
+    >>> cache[1, 1], cache[2, 1] = 4, 9
+    >>> wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2)
+    >>> wrapper.plan(
+    ...     [np.array([0, 2]), np.array([0, 1, 2])],  # all rows; each request's
+    ...     [np.array([0, 1]), np.array([0, 1, 2])], [np.array([0]), np.array([1, 2])],  # pages
+    ...     [np.array([4]), np.array([1, 1])],
+    ...     num_qo_heads=1, num_kv_heads=1, head_dim=64, page_size=4,
+    ... )
+    >>> wrapper.run(np.ones((2, 1, 64), np.float16), cache)[:, 0, 0].tolist()
+    [2.0, 3.0]
+    """
+
+    _context = ("levels",)
+    _spelling: ClassVar[dict[str, str]] = {
+        "qo_indptr": "qo_indptr_arr", "kv_indptr": "paged_kv_indptr_arr",
+        "kv_indices": "paged_kv_indices_arr", "last_page_len": "paged_kv_last_page_len",
+        "kv": "paged_kv_cache",
+    }  # fmt: skip
+    _ARRAYS = (
+        "qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr", "paged_kv_last_page_len",
+    )  # fmt: skip
+
+    def __init__(
+        self, num_levels: int, float_workspace_buffer: Array | int | None = None,
+        kv_layout: str = "NHD", use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: Any = None, paged_kv_indptr_buf_arr: Any = None,  # noqa: ARG002
+        paged_kv_indices_buf_arr: Any = None,  # noqa: ARG002
+        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto",  # noqa: ARG002
+        lse_base: str = "2", num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._num_levels = check_int("num_levels", num_levels, 1)
+        refuse("levels", use_cuda_graph=use_cuda_graph)
+        self._set_up({**locals(), "use_cuda_graph": False})
+
+    def plan(
+        self, qo_indptr_arr: Sequence[Array], paged_kv_indptr_arr: Sequence[Array],
+        paged_kv_indices_arr: Sequence[Array], paged_kv_last_page_len: Sequence[Array],
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+        causal: bool = False, pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False, sm_scale: float | None = None,
+        window_left: int = -1, logits_soft_cap: float | None = None,
+        rope_scale: float | None = None, rope_theta: float | None = None,
+        q_data_type: DType = FLOAT16, kv_data_type: DType = None, *,
+        head_dim_vo: int | None = None, o_data_type: DType = None, stream: Any = None,
+    ) -> None:  # fmt: skip
+        """Schedule the batch.
+
+        Positions and windows count through the levels. A shared level that ends inside of a page
+        goes with neither a window nor a position encoding.
+        """
+        self._plan(locals())
+
+    def _check(self, given: dict[str, Any]) -> None:
+        for name in self._ARRAYS:
+            arrays = given[name]
+            if not isinstance(arrays, (list, tuple)) or len(arrays) != self._num_levels:
+                count = f"{len(arrays)} arrays" if isinstance(arrays, (list, tuple)) else "no list"
+                raise ShapeError(name, count, f"a list of {self._num_levels}: one per level")
+
+    def _layout(self, given: dict[str, Any]) -> Layout:
+        return Levels(*(given[name] for name in self._ARRAYS), page_size=given["page_size"])
+
+    def run(
+        self, q: Array, paged_kv_cache: Any, *, q_scale: Scale = None, k_scale: Scale = None,
+        v_scale: Scale = None, out: Array = None, lse: Array = None, return_lse: bool = False,
+        sinks: Array = None, alibi_slopes: Array = None, enable_pdl: bool | None = None,
+        kv_ready: bool = False, stream: Any = None,
+    ) -> Any:  # fmt: skip
+        """Compute the planned batch for one layer, over the pages of all levels."""
+        return self._run(
+            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """``run``, by its older name."""
+        return self.run(*args, **kwargs)
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Array | int | None, int_workspace_buffers: Any = None
+    ) -> None:
+        """Replace the workspace. The next call must be ``plan``."""
+        for buffer in int_workspace_buffers or ():
+            super().reset_workspace_buffer(None, buffer)
+        super().reset_workspace_buffer(float_workspace_buffer)
+
+
+class _SharedPrefix(Wrapper):
+    """Two levels, of which ``forward`` brings the first: it plans when that is another."""
+
+    #: Arguments of begin_forward with the page table.
+    _table: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD", *,
+        backend: str = "auto", num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._set_up(locals())
+        self._parts: tuple[Wrapper, ...] = ()
+        self._level: tuple[Any, ...] | None = None  # the requests' own
+        self._options: dict[str, Any] = {}
+        self._planned_for: Any = None
+
+    def _begin(self, level: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._level = self._planned_for = self._attention = None
+        names = ("qo_indptr", *self._table)
+        # Copies: forward plans with them.
+        arrays = tuple(to_indices(x, name).copy() for name, x in zip(names, level, strict=True))
+        if not len(arrays[0]):
+            raise ShapeError(names[0], "length 0", "batch size + 1")
+        self._level, self._options, self._given = arrays, options, options
+
+    def _compute(self, q: Array, k: Array, v: Array, cache: Any, spec: dict[str, Any]) -> Array:
+        if self._level is None:
+            raise PlanError("forward", "no plan", "begin_forward() first")
+        layout, page_size = self._task_options["kv_layout"], self._options["page_size"]
+        where = pages_within({"k_shared": k, "v_shared": v}, layout, cache, page_size, layout)
+        prefix = where or int(k.shape[0 if layout == "NHD" else 1])
+        if self._planned_for != (prefix, spec):
+            self._planned_for = None
+            self._parts = self._plan_parts(prefix, spec)
+            self._planned_for = prefix, spec
+        self._attention = self._parts[-1]._attention
+        if where:
+            result: Array = self._parts[0].run(q, cache)  # type: ignore[attr-defined]
+            return result
+        first, own = self._parts
+        states = (
+            *first.run(q, k, v, return_lse=True),  # type: ignore[attr-defined]
+            *own.run(q, cache, return_lse=True),  # type: ignore[attr-defined]
+        )
+        merged, _ = merge_state(*states)
+        return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
+
+    def _plan_parts(self, prefix: Any, spec: dict[str, Any]) -> tuple[Wrapper, ...]:
+        assert self._level is not None
+        kept = {name: self._task_options[name] for name in ("backend", "num_threads")}
+        common = self._workspace, self._task_options["kv_layout"]
+        page_size, heads = self._options["page_size"], self._options["heads"]
+        types = {name: self._options["data_type"] for name in ("q_data_type", "kv_data_type")}
+        if isinstance(prefix, tuple):
+            page, tokens = prefix
+            count = -(-tokens // page_size)
+            shared = (
+                self._level[0][[0, -1]], np.array([0, count]), page + np.arange(count),
+                np.array([tokens - (count - 1) * page_size]),
+            )  # fmt: skip
+            pairs = ([a, b] for a, b in zip(shared, self._level, strict=True))
+            levels = MultiLevelCascadeAttentionWrapper(2, *common, **kept)
+            levels.plan(*pairs, *heads, page_size, **spec, **types)
+            return (levels,)
+        first = BatchPrefillWithRaggedKVCacheWrapper(*common, **kept)
+        own = BatchPrefillWithPagedKVCacheWrapper(*common, **kept)
+        rows = self._level[0][[0, -1]]
+        seen_by_all = {name: x for name, x in spec.items() if name != "causal"}
+        wide = {"o_data_type": "float32", **types}  # what is merged is not rounded before
+        first.plan(rows, np.array([0, prefix]), *heads, **seen_by_all, **wide)
+        own.plan(*self._level, *heads, page_size, **spec, **wide)
+        return first, own
+
+
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
+    """Decode of requests that share a prefix, one token each.
+
+    Examples
+    --------
+    A prefix of four tokens in page 0; each of two requests owns one token.
+
+    >>> import numpy as np
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> k = np.zeros((3, 4, 1, 64), np.float16)
+    >>> v = k + np.arange(4, dtype=np.float16)[:, None, None]
+    >>> v[1], v[2] = 4, 9
+    >>> wrapper = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper()
+    >>> wrapper.begin_forward(
+    ...     np.array([0, 1, 2]), np.array([1, 2]), np.array([1, 1]), num_qo_heads=1,
+    ...     num_kv_heads=1, head_dim=64, page_size=4,
+    ... )
+    >>> wrapper.forward(np.ones((2, 1, 64), np.float16), k[0], v[0], (k, v))[:, 0, 0].tolist()
+    [2.0, 3.0]
+    """
+
+    _context = ("shared",)
+    _table = ("unique_kv_indptr", "unique_kv_indices", "unique_kv_last_page_len")
+
+    def begin_forward(  # type: ignore[override]
+        self, unique_kv_indptr: Array, unique_kv_indices: Array, unique_kv_last_page_len: Array,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+        data_type: DType = FLOAT16,
+    ) -> None:  # fmt: skip
+        """Take the requests' own pages, without the prefix. ``forward`` plans."""
+        indptr = to_indices(unique_kv_indptr, "unique_kv_indptr")
+        self._begin(
+            (np.arange(len(indptr)), indptr, unique_kv_indices, unique_kv_last_page_len),
+            {
+                "heads": (num_qo_heads, num_kv_heads, head_dim), "page_size": page_size,
+                "data_type": data_type,
+            },
+        )  # fmt: skip
+
+    def forward(self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any) -> Array:
+        """Compute one layer. It plans where the prefix is another than before."""
+        return self._compute(q, k_shared, v_shared, unique_kv_cache, {})
+
+
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
+    """Prefill or append of requests that share a prefix: any number of query tokens.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import flashbsr.flashinfer as flashinfer
+    >>> k = np.zeros((2, 4, 1, 64), np.float16)
+    >>> v = k + np.arange(4, dtype=np.float16)[:, None, None]
+    >>> wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper()
+    >>> wrapper.begin_forward(
+    ...     np.array([0, 2]), np.array([0, 1]), np.array([1]), np.array([2]), num_qo_heads=1,
+    ...     num_kv_heads=1, head_dim=64, page_size=4,
+    ... )
+    >>> q = np.ones((2, 1, 64), np.float16)
+    >>> out = wrapper.forward(q, k[0], v[0], (k, v), causal=True)
+    >>> np.allclose(out[:, 0, 0], [6 / 5, 7 / 6], rtol=1e-3)
+    True
+    """
+
+    _context = ("shared",)
+    _table = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+
+    def begin_forward(  # type: ignore[override]
+        self, qo_indptr: Array, paged_kv_indptr: Array, paged_kv_indices: Array,
+        paged_kv_last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim: int,
+        page_size: int,
+    ) -> None:  # fmt: skip
+        """Take the requests' rows of q and own pages, without the prefix. ``forward`` plans."""
+        self._begin(
+            (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len),
+            {
+                "heads": (num_qo_heads, num_kv_heads, head_dim), "page_size": page_size,
+                "data_type": FLOAT16,
+            },
+        )  # fmt: skip
+
+    def forward(
+        self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any,
+        causal: bool = False, use_fp16_qk_reduction: bool = False,  # noqa: ARG002
+        sm_scale: float | None = None, rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> Array:  # fmt: skip
+        """Compute one layer. It plans where the prefix or an option is another than before."""
+        refuse("shared", rope_scale=rope_scale, rope_theta=rope_theta)
+        spec = {"causal": causal, "sm_scale": sm_scale}
+        return self._compute(q, k_shared, v_shared, unique_kv_cache, spec)
