@@ -137,6 +137,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .variant = o_.custom_variant ? &variant_ : nullptr,
             .row_hooks = o_.row_hooks,
             .fast_sums = o_.fast_fp8,
+            .tile_rows = batch.tile_rows,
             .mixed_rows = batch.mixed_rows,
             .provider = o_.provider};
   if (need.mixed_rows > 0) {
@@ -148,6 +149,7 @@ Workers CudaBackend::limits(const Batch& batch) {
       need.mixed_rows = 0;
     }
   }
+  if (need.tile_rows > 0 && !kernel_for(need)) need.tile_rows = 0;
   const KernelRow* found = kernel_for(need);
   if (found && found->copies == KvCopies::kBoxes && (gathers_ || !kv_box(*found, batch.page_run))) {
     need.gathers = true;
