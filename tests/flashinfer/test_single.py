@@ -10,7 +10,8 @@ import flashbsr
 import numpy as np
 import pytest
 from cases import BF16, F16, F32, FP8, Case, Problem
-from harness import Device, compare, kernel_of, send
+from base2 import compare
+from harness import Device, kernel_of, send
 from reference import Variant
 
 SPEC = {

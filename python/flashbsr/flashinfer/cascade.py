@@ -18,7 +18,7 @@ from .._check import check_int
 from ..arrays import adapter_for, float_dtype, to_indices
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array, DType, Scale
-from ..errors import PlanError, ShapeError
+from ..errors import FlashbsrError, PlanError, ShapeError
 from ..layout.layouts import Layout, Levels
 from ..ops import state
 from ..layout.joined import pages_within
@@ -188,7 +188,7 @@ class _SharedPrefix(Wrapper):
         backend: str = "auto", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
-        self._parts: tuple[Wrapper, ...] = ()
+        self._parts: tuple[Any, ...] = ()
         self._level: tuple[Any, ...] | None = None  # the requests' own
         self._options: dict[str, Any] = {}
         self._planned_for: Any = None
@@ -213,18 +213,19 @@ class _SharedPrefix(Wrapper):
             self._parts = self._plan_parts(prefix, spec)
             self._planned_for = prefix, spec
         self._attention = self._parts[-1]._attention
-        if where:
-            result: Array = self._parts[0].run(q, cache)  # type: ignore[attr-defined]
-            return result
-        first, own = self._parts
-        states = (
-            *first.run(q, k, v, return_lse=True),  # type: ignore[attr-defined]
-            *own.run(q, cache, return_lse=True),  # type: ignore[attr-defined]
-        )
-        merged, _ = merge_state(*states)
+        try:
+            if where:
+                result: Array = self._parts[0].run(q, cache)
+                return result
+            first, own = self._parts
+            states = first.run(q, k, v, return_lse=True), own.run(q, cache, return_lse=True)
+        except FlashbsrError as error:
+            names = {"k": "k_shared", "v": "v_shared", "paged_kv_cache": "unique_kv_cache"}
+            raise error.respell(names) from None
+        merged, _ = merge_state(*states[0], *states[1])
         return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
 
-    def _plan_parts(self, prefix: Any, spec: dict[str, Any]) -> tuple[Wrapper, ...]:
+    def _plan_parts(self, prefix: Any, spec: dict[str, Any]) -> tuple[Any, ...]:
         assert self._level is not None
         kept = {name: self._task_options[name] for name in ("backend", "num_threads")}
         common = self._workspace, self._task_options["kv_layout"]
@@ -335,10 +336,9 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
     def forward(
         self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any,
         causal: bool = False, use_fp16_qk_reduction: bool = False,  # noqa: ARG002
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None,
+        sm_scale: float | None = None, rope_scale: float | None = None,  # noqa: ARG002
+        rope_theta: float | None = None,  # noqa: ARG002
     ) -> Array:  # fmt: skip
         """Compute one layer. It plans where the prefix or an option is another than before."""
-        refuse("shared", rope_scale=rope_scale, rope_theta=rope_theta)
         spec = {"causal": causal, "sm_scale": sm_scale}
         return self._compute(q, k_shared, v_shared, unique_kv_cache, spec)

@@ -246,7 +246,7 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
             with _part("_p"):
                 first = self._on(
                     "prompt", BatchPrefillWithRaggedKVCacheWrapper, kv_layout_p,
-                    key if masks == (None, None) else None, rows, np.array([0, tokens]), *heads,
+                    key if masks[0] is masks[1] is None else None, rows, np.array([0, tokens]), *heads,
                     causal=causal_p, custom_mask=masks[0], packed_custom_mask=masks[1], **prompt,
                     **rest,
                 )  # fmt: skip
