@@ -12,9 +12,9 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
+from base2 import compare
 from cases import Case, Problem, build
 from flashbsr.flashinfer import _functions
-from base2 import compare
 from harness import CPU, Device
 from reference import Variant
 

@@ -11,8 +11,8 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
-from compare import assert_attention
 from base2 import natural
+from compare import assert_attention
 from harness import CPU, Device
 from reference import DTYPES, State, Variant
 
@@ -292,7 +292,9 @@ def test_decode_with_shared_prefix(prefix: int, device: Device) -> None:
     wrapper.begin_forward(built.indptr[1], built.indices[1], built.last[1], 8, 2, 64, 8)
     for _ in range(2):
         out = wrapper.forward(device.put(built.q), *at, kv)
-        built.check(device, (out, device.put((built.reference().lse / np.log(2)).astype(np.float32))))
+        built.check(
+            device, (out, device.put((built.reference().lse / np.log(2)).astype(np.float32)))
+        )
     wrapper.end_forward()
 
 

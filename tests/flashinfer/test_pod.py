@@ -12,9 +12,9 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
+from base2 import compare, natural
 from cases import Case, Problem, build, strided
 from flashbsr.layout.joined import join_rows
-from base2 import compare, natural
 from harness import CPU, Device
 from kinds import Kind, by_kind
 from reference import State, Variant

@@ -11,9 +11,9 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
+from base2 import natural
 from cases import indptr
 from flashbsr.layout.bsr_blocks import block_pages
-from base2 import natural
 from harness import DEVICES, Device, assert_poison_survived
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,8 +11,8 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
-from cases import BF16, F16, F32, FP8, Case, Problem
 from base2 import compare
+from cases import BF16, F16, F32, FP8, Case, Problem
 from harness import Device, send
 from reference import Variant
 

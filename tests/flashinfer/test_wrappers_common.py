@@ -12,8 +12,8 @@ import cases
 import flashbsr
 import numpy as np
 import pytest
-from cases import Problem
 from base2 import compare
+from cases import Problem
 from harness import Device, send
 from reference import Variant
 from test_wrappers import (

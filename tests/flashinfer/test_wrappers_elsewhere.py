@@ -13,10 +13,10 @@ import flashbsr.flashinfer as flashinfer
 import numpy as np
 import pytest
 from bad_calls import BSR, F32, PAGED, RAGGED, Bad, World, check_bad, check_good, i32
+from base2 import compare
 from cases import BF16, FP8, Case
 from flashbsr import _core, errors
 from flashbsr.engine.explain import Explanation
-from base2 import compare
 from harness import Device, attention_for
 from reference import Variant
 
