@@ -12,9 +12,10 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
+from base2 import compare
 from cases import Case, Problem, build
-from flashbsr.flashinfer import tables
-from harness import CPU, Device, compare
+from flashbsr.flashinfer import _functions
+from harness import CPU, Device
 from reference import Variant
 
 F16 = 3 * ("float16",)
@@ -98,7 +99,7 @@ def test_output_and_scales(device: Device) -> None:
     out, lse = map(device.put, p.new_outputs())
     heads = np.linspace(0.05, 0.2, 8).astype(np.float32)
     found = decode(
-        device, p, out=out, lse=lse, bmm1_scale=device.put(heads), bmm2_scale=0.25
+        device, p, out=out, lse=lse, return_lse=True, bmm1_scale=device.put(heads), bmm2_scale=0.25
     )  # fmt: skip
     assert found[0] is out
     assert found[1] is lse
@@ -115,7 +116,7 @@ def test_xqa(device: Device) -> None:
     out = flashbsr.flashinfer.xqa_batch_decode_with_kv_cache(
         sent.q, sent.kv, None, sent.block_tables, sent.kv_lens, 300, SCALE
     )
-    compare(p, device.get(out), p.reference().lse)
+    compare(p, device.get(out))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -137,7 +138,7 @@ def test_cudnn_decode(device: Device) -> None:
         sent.q, *sent.kv, SCALE, None, max_sequence_kv=300, actual_seq_lens_kv=lens,
         block_tables=sent.block_tables, batch_offsets_q=np.arange(6) * 8 * 64,
     )  # fmt: skip
-    compare(p, device.get(out), p.reference().lse)
+    compare(p, device.get(out))
 
 
 @pytest.mark.parametrize("paged", [True, False])
@@ -165,20 +166,20 @@ def test_no_lse_is_none() -> None:
         return_lse=False, batch_offsets_units="tokens", batch_offsets_q=cum(p.case.q_lens),
     )  # fmt: skip
     assert lse is None
-    compare(p, out, p.reference().lse)
+    compare(p, out)
 
 
 def test_plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's later layers do not plan; another length, another page, a failed plan do."""
     plans = []
-    whole = flashbsr.Attention.plan_block_table
+    whole = flashbsr.Attention.plan
 
     def counted(self: Any, *args: Any, **options: Any) -> None:
         plans.append(None)
         whole(self, *args, **options)
 
-    monkeypatch.setattr(flashbsr.Attention, "plan_block_table", counted)
-    monkeypatch.setattr(tables, "_engines", type(tables._engines)())
+    monkeypatch.setattr(flashbsr.Attention, "plan", counted)
+    monkeypatch.setattr(_functions, "_engines", type(_functions._engines)())
     p = build(DECODE)
     for _ in range(3):
         check(CPU, p, decode(CPU, p, return_lse=True))
@@ -230,7 +231,7 @@ def test_workspaces() -> None:
     rest = p.block_tables, p.kv_lens, 5000, SCALE
     for workspace in (None, 1 << 20, np.zeros(1 << 20, np.uint8)):
         found = flashbsr.flashinfer.trtllm_batch_decode_with_kv_cache(*arguments, workspace, *rest)
-        compare(p, found, p.reference().lse)
+        compare(p, found)
     with pytest.raises(flashbsr.CapacityError) as caught:
         flashbsr.flashinfer.trtllm_batch_decode_with_kv_cache(
             *arguments, np.zeros(64, np.uint8), *rest

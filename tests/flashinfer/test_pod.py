@@ -12,11 +12,12 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
+from base2 import compare, natural
 from cases import Case, Problem, build, strided
-from flashbsr.flashinfer.join import join_rows
-from harness import CPU, Device, compare
+from flashbsr.layout.joined import join_rows
+from harness import CPU, Device
 from kinds import Kind, by_kind
-from reference import Variant
+from reference import State, Variant
 
 F16 = 3 * ("float16",)
 # Two prompts, one of them a chunk behind a context, and decodes, one of them of an empty request.
@@ -129,19 +130,38 @@ def test_a_run_after_another(device: Device) -> None:
     assert device.get(again[0][0]).tobytes() == device.get(found[0][0]).tobytes()
 
 
-def test_decodes_of_several_tokens() -> None:
-    """Without causality they are rows like others; with it they would need one of their own."""
-    p = build(dataclasses.replace(MIXED, q_lens=(7, 33, 2, 1, 1), dtypes=3 * ("float32",)))
-    wrapper = flashbsr.flashinfer.BatchPODWithPagedKVCacheWrapper()
+@pytest.mark.parametrize("causal", [True, False])
+def test_decodes_of_several_tokens(causal: bool, device: Device) -> None:
+    """Without causality they are rows like others; with it prompts are a launch of their own."""
+    case = dataclasses.replace(MIXED, q_lens=(7, 33, 2, 1, 1), variant=Variant(causal=causal))
+    p = device.build(case)
+    wrapper = flashbsr.flashinfer.BatchPODWithPagedKVCacheWrapper(backend=device.backend)
     plan_batch(wrapper, p)
-    cut = split(p)
-    check_parts(p, CPU, wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv, return_lse=True))
-    with pytest.raises(flashbsr.UnsupportedError, match=r"causal_p.*BatchAttention"):
-        wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv, causal_p=True)
-    with pytest.raises(flashbsr.UnsupportedError, match="causal_p"):
-        plan_batch(wrapper, p, causal_p=True)
-    with pytest.raises(flashbsr.PlanError):
-        wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv)
+    sent, cut = device.upload(p), split(p)
+    run = {"causal_p": causal, "return_lse": True}
+    found = wrapper.run(sent.q[:cut], sent.kv, sent.q[cut:], sent.kv, **run)
+    if causal:  # of the prompts only: decodes see everything
+        kept = [None, None, *(np.ones((len(q), len(k)), bool) for q, k, _, _ in p.requests[2:])]
+        requests = [(*x[:3], mask) for x, mask in zip(p.requests, kept, strict=True)]
+        p = dataclasses.replace(p, requests=requests)
+    check_parts(p, device, found)
+
+
+def test_two_caches(device: Device) -> None:
+    """Parts with caches of their own are two launches."""
+    p = device.build(dataclasses.replace(MIXED, variant=Variant(causal=True)))
+    wrapper = flashbsr.flashinfer.BatchPODWithPagedKVCacheWrapper(backend=device.backend)
+    plan_batch(wrapper, p)
+    sent, cut = device.upload(p), split(p)
+    other = device.put_kv(p.kv)
+    q = sent.q[:cut], sent.q[cut:]
+    check_parts(p, device, wrapper.run(q[0], other, q[1], sent.kv, causal_p=True, return_lse=True))
+    out = wrapper.run(q[0], sent.kv, q[1], other, causal_p=True)
+    both = wrapper.run(q[0], sent.kv, q[1], sent.kv, causal_p=True)
+    for one, two in zip(both, out, strict=True):
+        np.testing.assert_allclose(
+            device.get(one).astype(float), device.get(two).astype(float), atol=2e-2
+        )
 
 
 def test_bad_batches() -> None:
@@ -151,8 +171,6 @@ def test_bad_batches() -> None:
     with pytest.raises(flashbsr.PlanError):
         wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv)
     plan_batch(wrapper, p)
-    with pytest.raises(flashbsr.UnsupportedError, match=r"paged_kv_cache_d.*one cache"):
-        wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv.copy())
     wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv[:])  # another view of the same
     with pytest.raises(flashbsr.PlanError, match="q_d"):
         wrapper.run(p.q[:cut], p.kv, p.q[cut + 1 :], p.kv)
@@ -164,8 +182,7 @@ def test_bad_batches() -> None:
         wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv, custom_mask_p=np.ones(7, bool))
     with pytest.raises(flashbsr.ShapeError, match="packed_custom_mask_p"):
         wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv, packed_custom_mask_p=np.ones(7, np.uint8))
-    with pytest.raises(flashbsr.UnsupportedError, match="use_fp16_qk_reduction"):
-        wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv, use_fp16_qk_reduction=True)
+    wrapper.run(p.q[:cut], p.kv, p.q[cut:], p.kv, use_fp16_qk_reduction=True)
     one = np.array([0, 1])
     good = [one, one, np.array([0]), np.array([3]), one, one, np.array([1]), np.array([8])]
     for at, value, name in (
@@ -281,67 +298,124 @@ def test_prompt_in_the_cache(
         reference.attend(q[rows + i : rows + i + 1], *d, variant) for i, d in enumerate(decodes)
     ]
     np.testing.assert_allclose(device.get(out_p), state.out, atol=2e-3)
-    np.testing.assert_allclose(device.get(lse_p), state.lse, atol=2e-3)
+    np.testing.assert_allclose(natural(device.get(lse_p)), state.lse, atol=2e-3)
     np.testing.assert_allclose(
         device.get(out_d), np.concatenate([s.out for s in states]), atol=2e-3
     )
     np.testing.assert_allclose(
-        device.get(lse_d), np.concatenate([s.lse for s in states]), atol=2e-3
+        natural(device.get(lse_d)), np.concatenate([s.lse for s in states]), atol=2e-3
     )
 
 
-def test_prompt_beside_the_cache() -> None:
-    q, kv, first, table, prompts, _ = pod_problem(CPU, "NHD", False, 8, 40)
-    wrapper = flashbsr.flashinfer.PODWithPagedKVCacheWrapper()
+def check_pod(device: Device, found: Any, rows: Any, prompt: Any, decodes: Any) -> None:
+    """`found` is ((out, lse), (out, lse)); `prompt` and `decodes` the exact states."""
+    assert len(rows) == len(prompt.out)
+    exact = [prompt, State.concatenate(decodes, 8, 64)]
+    for (out, lse), state in zip(found, exact, strict=True):
+        np.testing.assert_allclose(device.get(out), state.out, atol=2e-3)
+        np.testing.assert_allclose(natural(device.get(lse)), state.lse, atol=2e-3)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_prompt_beside_the_cache(layout: str, device: Device) -> None:
+    """Arrays of their own, of one page or of different ones: two launches."""
+    q, kv, first, table, prompts, decodes = pod_problem(device, "NHD", False, 8, 40)
+    wrapper = flashbsr.flashinfer.PODWithPagedKVCacheWrapper(backend=device.backend)
+    sent = device.put(q[:5]), device.put(q[5:])
     k, v = (x.reshape(-1, 2, 64)[first * 8 : first * 8 + 40] for x in kv)
     with pytest.raises(flashbsr.PlanError, match="plan"):
-        wrapper.run(q[:5], k, v, q[5:], kv)
+        wrapper.run(sent[0], k, v, sent[1], kv)
     wrapper.plan(*table, 8, 2, 64, 8)
-    wrapper.run(q[:5], k, v, q[5:], kv)
-    beside = prompts[0].copy()
-    for bad_k, bad_v, name in (
-        (beside, v, "k_p"),
-        (k, beside, "v_p"),
-        (k, kv[1].reshape(-1, 2, 64)[:40], "v_p"),  # another page
-        (kv[0].reshape(-1, 2, 64)[1:41], v, "k_p"),  # within a page
-        (k[:, ::-1], v, "k_p"),
-        (k[::2], v, "k_p"),
-    ):
-        with pytest.raises(flashbsr.UnsupportedError, match="cache|page") as caught:
-            wrapper.run(q[:5], bad_k, bad_v, q[5:], kv)
-        assert caught.value.argument == name
-    past = kv[0].reshape(-1, 2, 64)
-    longer = np.lib.stride_tricks.as_strided(past, (len(past) + 1, 2, 64), past.strides)
-    with pytest.raises(flashbsr.UnsupportedError, match="k_p"):
-        wrapper.run(q[:5], longer, v, q[5:], kv)
+    exact = reference.attend(q[:5], *prompts, Variant(causal=True))
+    states = [reference.attend(q[5 + i : 6 + i], *d, Variant()) for i, d in enumerate(decodes)]
+    beside = [x if layout == "NHD" else x.swapaxes(0, 1) for x in prompts]
+    beside = [device.put(np.ascontiguousarray(x)) for x in beside]
+    pairs = [(beside[0], beside[1])]
+    if layout == "NHD":
+        pairs += [(beside[0], v), (k, beside[1]), (k, v)]
+    for pair in pairs:
+        found = wrapper.run(
+            sent[0], *pair, sent[1], kv, causal_p=True, kv_layout_p=layout, return_lse_p=True,
+            return_lse_d=True,
+        )  # fmt: skip
+        check_pod(device, found, q[:5], exact, states)
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"window_left_p": 9}, "window_left_p"),
-        ({"sm_scale_p": 0.5}, "sm_scale_p"),
-        ({"pos_encoding_mode_p": "ALIBI"}, "pos_encoding_mode_p"),
-        ({"window_left_d": 9}, "window_left_d"),
-        ({"sm_scale_d": 0.5}, "sm_scale_d"),
-        ({"kv_layout_d": "HND"}, "kv_layout_d"),
-        ({"kv_layout_p": "NDH"}, "kv_layout_p"),
-        ({"use_fp16_qk_reduction": True}, "use_fp16_qk_reduction"),
-    ],
-)
-def test_options_that_differ(options: dict[str, Any], name: str) -> None:
+def test_bad_pods() -> None:
     q, kv, first, table, _, _ = pod_problem(CPU, "NHD", False, 8, 40)
     wrapper = flashbsr.flashinfer.PODWithPagedKVCacheWrapper()
     wrapper.plan(*table, 8, 2, 64, 8)
     k, v = (x.reshape(-1, 2, 64)[first * 8 : first * 8 + 40] for x in kv)
-    with pytest.raises(flashbsr.FlashbsrError) as caught:
-        wrapper.run(q[:5], k, v, q[5:], kv, **options)
-    assert caught.value.argument == name
+    beside = k.copy()
+    for arrays, options, kind, name in (
+        ((q[:5], beside, v[:30], q[5:], kv), {}, flashbsr.IndexRangeError, "v_p"),
+        ((q[:5], beside[0], v, q[5:], kv), {}, flashbsr.ShapeError, "k_p"),
+        ((q[:5], beside, v, q[6:], kv), {}, flashbsr.PlanError, "q_d"),
+        ((q[:5], k, v, q[6:], kv), {}, flashbsr.PlanError, "q_d"),
+        ((q[:5], k, v, q[5:], kv), {"window_left_d": 9}, flashbsr.PlanError, "window_left_d"),
+        ((q[:5], k, v, q[5:], kv), {"sm_scale_d": 0.5}, flashbsr.PlanError, "sm_scale_d"),
+        ((q[:5], k, v, q[5:], kv), {"kv_layout_d": "HND"}, flashbsr.PlanError, "kv_layout_d"),
+        ((q[:5], k, v, q[5:], kv), {"kv_layout_p": "NDH"}, flashbsr.FlashbsrError, "kv_layout_p"),
+        ((q[:5], k, v, q[5:], kv), {"custom_mask_p": np.ones(3, bool)}, flashbsr.ShapeError,
+         "custom_mask_p"),
+        ((q[:5], k, v, q[5:], kv), {"custom_mask_d": np.ones(3, bool)}, flashbsr.ShapeError,
+         "custom_mask_d"),
+    ):  # fmt: skip
+        with pytest.raises(kind) as caught:
+            wrapper.run(*arrays, **options)
+        assert caught.value.argument == name
     wrapper.run(q[:5], k, v, q[5:], kv, sm_scale_p=0.125, sm_scale_d=0.125, causal_d=True)
-    wrapper.plan(*table, 8, 2, 64, 8, window_left=9)
-    with pytest.raises(flashbsr.UnsupportedError, match=r"window_left_p.*two wrappers"):
-        wrapper.run(q[:5], k, v, q[5:], kv)
-    wrapper.run(q[:5], k, v, q[5:], kv, window_left_p=9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window_left": 9}, {"sm_scale": 0.5}, {"pos_encoding_mode": "ALIBI"}, {}],
+    ids=str,
+)
+@pytest.mark.parametrize("of", ["prompt", "decodes"])
+def test_options_that_differ(of: str, options: dict[str, Any], device: Device) -> None:
+    """The prompt's are those of run, the decodes' those of plan; where they differ, two launches."""
+    q, kv, first, table, prompts, decodes = pod_problem(device, "NHD", False, 8, 40)
+    wrapper = flashbsr.flashinfer.PODWithPagedKVCacheWrapper(backend=device.backend)
+    planned, given = (options, {}) if of == "decodes" else ({}, options)
+    wrapper.plan(*table, 8, 2, 64, 8, **planned)
+    k, v = (x.reshape(-1, 2, 64)[first * 8 : first * 8 + 40] for x in kv)
+    found = wrapper.run(
+        device.put(q[:5]), k, v, device.put(q[5:]), kv, causal_p=True, return_lse_p=True,
+        return_lse_d=True, **{f"{name}_p": value for name, value in given.items()},
+    )  # fmt: skip
+    exact = reference.attend(q[:5], *prompts, Variant(causal=True, **given))
+    states = [
+        reference.attend(q[5 + i : 6 + i], *d, Variant(**planned)) for i, d in enumerate(decodes)
+    ]
+    check_pod(device, found, q[:5], exact, states)
+
+
+@pytest.mark.parametrize("part", ["p", "d"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_masks_of_parts(part: str, packed: bool, device: Device) -> None:
+    q, kv, first, table, prompts, decodes = pod_problem(device, "NHD", False, 8, 40)
+    wrapper = flashbsr.flashinfer.PODWithPagedKVCacheWrapper(backend=device.backend)
+    wrapper.plan(*table, 8, 2, 64, 8)
+    k, v = (x.reshape(-1, 2, 64)[first * 8 : first * 8 + 40] for x in kv)
+    rng = np.random.default_rng(0)
+    lens = [40] if part == "p" else [len(d[0]) for d in decodes]
+    masks = [rng.random((5 if part == "p" else 1, n)) < 0.6 for n in lens]
+    flat = np.concatenate([m.ravel() for m in masks])
+    bits, _ = reference.segment_packbits(flat, np.cumsum([0, *(m.size for m in masks)]), "little")
+    mask = {f"packed_custom_mask_{part}": bits} if packed else {f"custom_mask_{part}": flat}
+    found = wrapper.run(
+        device.put(q[:5]), k, v, device.put(q[5:]), kv, causal_p=True, return_lse_p=True,
+        return_lse_d=True, **{name: device.put(x) for name, x in mask.items()},
+    )  # fmt: skip
+    of_prompt = masks[0] if part == "p" else None
+    of_decodes = masks if part == "d" else [None] * len(decodes)
+    exact = reference.attend(q[:5], *prompts, Variant(causal=True), mask=of_prompt)
+    states = [
+        reference.attend(q[5 + i : 6 + i], *d, Variant(), mask=m)
+        for i, (d, m) in enumerate(zip(decodes, of_decodes, strict=True))
+    ]
+    check_pod(device, found, q[:5], exact, states)
 
 
 def test_prompts_change_between_runs() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
+from base2 import compare
 from cases import BF16, F16, F32, FP8, Case, Problem
-from harness import Device, compare, kernel_of, send
+from harness import Device, kernel_of, send
 from reference import Variant
 
 SPEC = {

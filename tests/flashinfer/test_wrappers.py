@@ -11,8 +11,9 @@ import flashbsr
 import numpy as np
 import pytest
 import reference
+from base2 import compare
 from cases import BF16, F16, F32, FP8, Case, Problem
-from harness import Device, compare, send
+from harness import Device, send
 from reference import Variant
 
 DECODE = Case("decode", 4 * (1,), (1, 130, 40, 64), layout="paged", decode=True, heads=(8, 2))
@@ -143,7 +144,7 @@ def test_batch_decode_other_tables(source: str, device: Device) -> None:
 def test_batch_decode_several_tokens(device: Device) -> None:
     """`q_len_per_req` tokens each, causal among themselves (speculative verification)."""
     problem, there = send(device, DECODE.but("", q_lens=4 * (3,), kv_lens=(3, 130, 40, 64)))
-    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
+    wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, use_tensor_cores=True)
     wrapper.plan(*decode_args(there), q_len_per_req=3)
     check(device, problem, wrapper.run(there.q, there.kv, return_lse=True, q_len_per_req=3), True)
 

@@ -12,8 +12,9 @@ import cases
 import flashbsr
 import numpy as np
 import pytest
+from base2 import compare
 from cases import Problem
-from harness import Device, compare, send
+from harness import Device, send
 from reference import Variant
 from test_wrappers import (
     DECODE,
@@ -46,14 +47,14 @@ by_kind = pytest.mark.parametrize("kind", KINDS)
 
 @by_kind
 def test_lse_base(kind: str, device: Device) -> None:
-    """Natural unless base 2 is asked for."""
+    """Base 2 unless the natural one is asked for."""
     problem, there = send(device, KINDS[kind])
     _, run = planned(kind, there)
-    natural = run(return_lse=True)
-    compare(problem, *map(device.get, natural))
-    _, run = planned(kind, there, lse_base="2")
+    found = run(return_lse=True)
+    compare(problem, *map(device.get, found))
+    _, run = planned(kind, there, lse_base="e")
     (out, lse), (natural_out, natural_lse) = (
-        map(device.get, x) for x in (run(return_lse=True), natural)
+        map(device.get, x) for x in (found, run(return_lse=True))
     )
     np.testing.assert_array_equal(out, natural_out)
     np.testing.assert_allclose(lse * np.log(2), natural_lse, rtol=1e-6, atol=1e-6)
@@ -164,14 +165,16 @@ def test_graph_mode_needs_buffers_on_a_gpu() -> None:
     }
     for make, options, name in (
         (decode, {"use_cuda_graph": True}, "use_cuda_graph"),
-        (decode, {"paged_kv_indptr_buffer": n9}, "paged_kv_indptr_buffer"),
         (decode, on_host, "paged_kv_indptr_buffer"),
         (prefill, {"use_cuda_graph": True, "paged_kv_indices_buf": n5}, "use_cuda_graph"),
-        (prefill, {"max_q_tokens": 5}, "max_q_tokens"),
-        (prefill, {"custom_mask_buf": n9}, "custom_mask_buf"),
     ):
         with pytest.raises(unsupported, match=rf"^{name}\b"):
             make(None, **options)
+    for make, options in (
+        (decode, {"paged_kv_indptr_buffer": n9}),
+        (prefill, {"max_q_tokens": 5, "custom_mask_buf": n9, "mask_indptr_buf": n5}),
+    ):
+        assert not make(None, **options).is_cuda_graph_enabled  # without it they say nothing
 
 
 def test_options_of_gpus_are_refused_on_the_host() -> None:
@@ -179,10 +182,11 @@ def test_options_of_gpus_are_refused_on_the_host() -> None:
     problem = cases.build(DECODE)
     wrapper = flashbsr.flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
     wrapper.plan(*decode_args(problem))
-    for option in ({"enable_pdl": True}, {"kv_ready": True}, {"stream": 0}):
+    for option in ({"kv_ready": True}, {"stream": 0}):
         with pytest.raises(flashbsr.errors.UnsupportedError, match=rf"^{next(iter(option))}\b"):
             wrapper.run(problem.q, problem.kv, **option)
-    wrapper.run(problem.q, problem.kv, enable_pdl=False)
+    for wish in (True, False, None):  # whose default is on, where there is such a thing
+        wrapper.run(problem.q, problem.kv, enable_pdl=wish)
     for options in ({"device": 0}, {"device": 0, "backend": "cpu"}):
         with pytest.raises(flashbsr.FlashbsrError, match=r"^device\b"):
             flashbsr.TaskInfo(1, 1, 64, **options)

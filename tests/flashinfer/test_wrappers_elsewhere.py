@@ -13,10 +13,11 @@ import flashbsr.flashinfer as flashinfer
 import numpy as np
 import pytest
 from bad_calls import BSR, F32, PAGED, RAGGED, Bad, World, check_bad, check_good, i32
+from base2 import compare
 from cases import BF16, FP8, Case
 from flashbsr import _core, errors
 from flashbsr.engine.explain import Explanation
-from harness import Device, attention_for, compare
+from harness import Device, attention_for
 from reference import Variant
 
 
@@ -128,16 +129,12 @@ BAD = [
     Bad(single_prefill, "v", "rows", lambda w: {"v": w.v[:16]}),
     Bad(single_prefill, "num_qo_heads|q", "not a multiple", lambda w: {"q": w.q[:, :3]}),
     Bad(single_prefill, "custom_mask", "shape", {"custom_mask": np.ones((6, 16), bool)}),
-    Bad(single_prefill, "custom_mask", "transposed", {"custom_mask": np.ones((17, 6), bool)}),
     Bad(single_prefill, "packed_custom_mask", "length",
         {"packed_custom_mask": np.ones(3, np.uint8)}),
     Bad(single_prefill, "kv_layout", "unknown name", {"kv_layout": "HDN"}),
-    Bad(single_prefill, "use_fp16_qk_reduction", "unsupported", {"use_fp16_qk_reduction": True}),
     Bad(single_prefill, "backend", "unsupported", {"backend": "cudnn"}),
     Bad(single_prefill, "kv_cache_sf", "unsupported", {"kv_cache_sf": np.ones(3, F32)}),
     Bad(single_decode, "q", "rank 3", lambda w: {"q": w.q}),
-    Bad(single_decode, "use_tensor_cores", "unsupported", {"use_tensor_cores": True},
-        cpu_only=True),
     Bad(single_decode, "window_left", "text", {"window_left": "all"}),
     # --- wrappers: options that exist elsewhere
     Bad(decode_wrapper, "use_cuda_graph", "unsupported", {"make": {"use_cuda_graph": True}},
@@ -148,17 +145,22 @@ BAD = [
     Bad(decode_wrapper, "q_len_per_req", "zero", {"q_len_per_req": 0}),
     Bad(decode_wrapper, "seq_lens", "contradicts", {"seq_lens": i32(10, 4, 4)}),
     Bad(decode_wrapper, "window_left", "not planned", {"run": {"window_left": 3}}),
-    Bad(decode_wrapper, "enable_pdl", "unsupported", {"run": {"enable_pdl": True}}, cpu_only=True),
+    Bad(decode_wrapper, "q_len_per_req", "without tensor cores", {"q_len_per_req": 2}),
     Bad(decode_wrapper, "skip_softmax_threshold_scale_factor", "unsupported",
         {"run": {"skip_softmax_threshold_scale_factor": 0.5}}),
     Bad(decode_wrapper, "q_data_type|q_dtype", "unknown", {"q_data_type": "floaty"}),
-    Bad(prefill_wrapper, "custom_mask_buf", "unsupported",
-        {"make": {"custom_mask_buf": np.zeros(9, np.uint8)}}, cpu_only=True),
-    Bad(prefill_wrapper, "token_pos_in_items_len", "unsupported", {"token_pos_in_items_len": 3}),
+    Bad(prefill_wrapper, "prefix_len_ptr", "missing", {"token_pos_in_items_len": 3}),
+    Bad(prefill_wrapper, "token_pos_in_items_ptr", "too short",
+        {"token_pos_in_items_len": 3, "prefix_len_ptr": i32(1, 1, 1),
+         "token_pos_in_items_ptr": i32(0, 0)}),
+    Bad(prefill_wrapper, "prefix_len_ptr", "with a mask",
+        {"token_pos_in_items_len": 1, "prefix_len_ptr": i32(1, 1, 1),
+         "token_pos_in_items_ptr": i32(0, 0, 0), "custom_mask": np.ones(40, bool)}),
     Bad(prefill_wrapper, "paged_kv_last_page_len|last_page_len", "zero",
         {"paged_kv_last_page_len": i32(2, 0, 3)}),
     Bad(prefill_wrapper, "use_fp16_softmax", "unsupported", {"run": {"use_fp16_softmax": True}}),
-    Bad(ragged_wrapper, "v_indptr", "unsupported", {"v_indptr": i32(0, 10, 14, 17)}),
+    Bad(ragged_wrapper, "v_indptr", "other offsets", {"v_indptr": i32(0, 10, 15, 17)}),
+    Bad(ragged_wrapper, "o_indptr", "other offsets", {"o_indptr": i32(0, 2, 4, 6)}),
     Bad(ragged_wrapper, "o_scale", "unsupported", {"run": {"o_scale": 2.0}}),
     Bad(ragged_wrapper, "kv_layout", "unknown name", {"make": {"kv_layout": "DHN"}}),
     Bad(batch_attention, "device", "unsupported", {"make": {"device": "cuda"}}, cpu_only=True),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashInfer's door: its names over one `flashbsr.Attention`.
 
-``import flashbsr.flashinfer as flashinfer``, or ``sys.modules["flashinfer"] = flashbsr.flashinfer``,
+``import flashbsr.flashinfer as flashinfer``, or ``sys.modules["flashinfer"]`` set to this package,
 and programs that are written for FlashInfer run; docs/from-flashinfer.md has what differs.
 """
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,9 +20,7 @@ THIS = __package__ or ""
 
 
 class _Alias(MetaPathFinder, Loader):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         name, _, rest = fullname.partition(".")
         if not rest or name == THIS or sys.modules.get(name) is not sys.modules.get(THIS):
             return None

@@ -103,7 +103,9 @@ class Uses:
     @classmethod
     def of(cls, plan: Callable[..., Any], context: Iterable[str]) -> Uses:
         """Read them off a signature."""
-        found: dict[str, list[tuple[str, str]]] = {x: [] for x in ("spec", "task", "refused", "key")}
+        found: dict[str, list[tuple[str, str]]] = {
+            x: [] for x in ("spec", "task", "refused", "key")
+        }
         for name in list(inspect.signature(plan).parameters)[1:]:
             what, _, field = argument(name, context).becomes.partition(":")
             if what in found:

@@ -52,14 +52,19 @@ _engines = _Engines()
 
 
 def attend(
-    q: Array, kv: Any, spec: dict[str, Any], task: dict[str, Any], batch: tuple[Any, ...],
-    layout: Callable[[], Layout], masks: dict[str, Array], workspace: Any, **run: Any,
-) -> Any:  # fmt: skip
-    """Find or make the engine, plan unless it is planned for `batch` and no mask is given, run."""
+    q: Array, spelling: tuple[Any, ...], fields: Callable[[], tuple[Any, Any]],
+    batch: tuple[Any, ...], layout: Callable[[], Layout], masks: dict[str, Array],
+    workspace: Any = None,
+) -> Attention:  # fmt: skip
+    """Return the engine of `fields` (of the spec, of the task), planned for `batch` or with masks.
+
+    It is known by their `spelling`, and planned unless its last batch was this one.
+    """
     place = device_of(q, "q"), workspace if isinstance(workspace, int) else id(workspace)
-    spelling = (*spec.values(), *task.values(), *place)
+    spelling = (*spelling, *place)
     engine = _engines.known.find(spelling)
     if engine is None:
+        spec, task = fields()
         given = {name: x for name, x in spec.items() if x is not None}
         wanted = AttentionSpec(**given), TaskInfo(**task)
         options = (*normal(*wanted), place)
@@ -69,34 +74,42 @@ def attend(
             engine = Engine(Attention(*wanted, memory), workspace)
             engine.attention.settle(q, "q")
         _engines.known.add(spelling, options, engine)
-    if masks or engine.planned is None or not all(map(_equal, engine.planned, batch)):
+    if masks or not _same(engine.planned, batch):
         engine.planned = None  # stays so if plan raises
         engine.attention.plan(layout(), **masks)
         if not masks:
             engine.planned = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in batch)
-    return engine.attention.run(q, kv, **run)
+    return engine.attention
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b))
-    return bool(a is b or (type(a) is type(b) and a == b))
+def _same(planned: Any, batch: tuple[Any, ...]) -> bool:
+    if planned is None or len(planned) != len(batch):
+        return False
+    for a, b in zip(planned, batch, strict=True):
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            if not np.array_equal(a, b):
+                return False
+        elif a is not b and (a is None or b is None or a != b):
+            return False
+    return True
 
 
 _SPEC = ("causal", "window_left", "sm_scale", "logits_soft_cap", "pos_encoding_mode",
          "rope_scale", "rope_theta")  # fmt: skip
-_TASK = ("kv_layout", "lse_base", "backend", "fp8_accumulation", "o_dtype")
+_TASK = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "kv_layout", "lse_base",
+         "backend", "fp8_accumulation", "o_dtype")  # fmt: skip
 
 
 def attend_one(
     q: Array, k: Array, v: Array, masks: dict[str, Array], scales: tuple[Scale, Scale, Scale],
-    spec: tuple[Any, ...], task: tuple[Any, ...], **run: Any,
+    spec: tuple[Any, ...], task: tuple[Any, ...], return_lse: bool, sinks: Array,
+    alibi_slopes: Array,
 ) -> Any:  # fmt: skip
     """Attention of one request with contiguous keys and values; q ``[qo_len, heads, dim]``."""
     check_name("kv_layout", task[0], ("NHD", "HND"))
     for name, x in (("q", q), ("k", k), ("v", v)):
         adapter_for(x, name)
-    q_shape, k_shape, v_shape = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    (q_len, heads, dim), k_shape, v_shape = q.shape, tuple(k.shape), tuple(v.shape)
     axes = "[kv_len, num_kv_heads, head_dim]"
     if task[0] == "HND":
         axes = "[num_kv_heads, kv_len, head_dim]"
@@ -105,27 +118,29 @@ def attend_one(
             raise ShapeError(name, f"shape {shape}", axes)
     if k_shape[:2] != v_shape[:2]:
         raise ShapeError("v", f"shape {v_shape}", f"tokens and heads of k, which has {k_shape}")
-    kv_len, heads = k_shape[:2] if task[0] == "NHD" else k_shape[1::-1]
-    if q_shape[-1] != k_shape[2]:
-        raise ShapeError("k", f"head_dim {k_shape[2]}", f"that of q, {q_shape[-1]}")
-    q_len = q_shape[0]
-    masks = {name: x for name, x in masks.items() if x is not None}
+    kv_len, kv_heads = k_shape[:2] if task[0] == "NHD" else k_shape[1::-1]
+    if dim != k_shape[2]:
+        raise ShapeError("k", f"head_dim {k_shape[2]}", f"that of q, {dim}")
+    if masks:
+        masks = {name: x for name, x in masks.items() if x is not None}
     if "custom_mask" in masks:
         mask = to_numpy(masks["custom_mask"], "custom_mask")
         if mask.size != q_len * kv_len:
             raise ShapeError("custom_mask", f"shape {mask.shape}", f"{q_len} x {kv_len} elements")
         masks["custom_mask"] = mask.reshape(-1)
-    fields = {
-        "num_qo_heads": q_shape[1], "num_kv_heads": heads, "head_dim_qk": q_shape[2],
-        "head_dim_vo": v_shape[2], **dict(zip(_TASK, task, strict=True)),
-    }  # fmt: skip
-    if not (scales[0] is scales[1] is scales[2] is None):
-        counts = q_shape[1], heads, heads
-        scales = tuple(map(per_head, scales, counts))  # type: ignore[assignment]
-    return attend(
-        q, (k, v), dict(zip(_SPEC, spec, strict=True)), fields, (q_len, kv_len),
-        lambda: Ragged(np.array((0, q_len)), np.array((0, kv_len))), masks, None,
-        q_scale=scales[0], k_scale=scales[1], v_scale=scales[2], **run,
+    q_scale, k_scale, v_scale = scales
+    if not (q_scale is k_scale is v_scale is None):
+        q_scale = per_head(q_scale, heads)
+        k_scale, v_scale = per_head(k_scale, kv_heads), per_head(v_scale, kv_heads)
+    task = (heads, kv_heads, dim, v_shape[2], *task)
+    attention = attend(
+        q, (*spec, *task),
+        lambda: (dict(zip(_SPEC, spec, strict=True)), dict(zip(_TASK, task, strict=True))),
+        (q_len, kv_len), lambda: Ragged(np.array((0, q_len)), np.array((0, kv_len))), masks,
+    )  # fmt: skip
+    return attention.run(
+        q, (k, v), return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+        sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
 
 
@@ -198,7 +213,9 @@ class Call:
             raise error.respell(self.spelling) from None
         return found if return_lse or lse is None else found[0]
 
-    def _run(self, out: Array, lse: Array, return_lse: bool, scales: Any, sinks: Array, pdl: Any) -> Any:  # fmt: skip  # noqa: E501
+    def _run(
+        self, out: Array, lse: Array, return_lse: bool, scales: Any, sinks: Array, pdl: Any
+    ) -> Any:
         q, kv = self.q, as_tuple(self.kv)
         for name, x in (("q", q), *(("kv", x) for x in (kv if isinstance(kv, tuple) else (kv,)))):
             adapter_for(x, name)
@@ -224,11 +241,14 @@ class Call:
             "fp8_accumulation": self.fp8_accumulation,
         }  # fmt: skip
         q_scale, k_scale, v_scale = map(_number, scales)
-        return attend(
-            q, kv, spec, task, batch,
+        attention = attend(
+            q, (*spec.values(), *task.values()), lambda: (spec, task), batch,
             lambda: BlockTable(*batch[:3], page_size=batch[3]) if batch[3:] else Ragged(*batch),
-            {}, self.workspace, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale,
-            k_scale=k_scale, v_scale=v_scale, sinks=sinks, enable_pdl=pdl and None,
+            {}, self.workspace,
+        )  # fmt: skip
+        return attention.run(
+            q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,
+            v_scale=v_scale, sinks=sinks, enable_pdl=pdl and None,
         )  # fmt: skip
 
 

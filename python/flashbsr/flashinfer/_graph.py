@@ -63,7 +63,7 @@ def graph_mode(given: dict[str, Any]) -> Graph | None:
     """
     if not given.get("use_cuda_graph"):
         return None
-    names = [name for name in given if name.endswith(("_buf", "_buffer")) and "_kv_" in name
+    names = [name for name in given if (name.endswith(("_buf", "_buffer")) and "_kv_" in name)
              or name in ("qo_indptr_buf", "kv_indptr_buf")]  # fmt: skip
     indptrs = [name for name in names if "indptr" in name]
     pages = [name for name in names if "indices" in name]

@@ -307,6 +307,8 @@ pod.paged_kv_last_page_len_buffer \
     there is no graph mode, for which they are.
 verbose skip_prebuilt | any | nothing
     nothing is compiled ahead.
+sparse.rope_scale sparse.rope_theta shared.rope_scale shared.rope_theta | any | nothing
+    nothing is rotated here; `apply_rope` before.
 window_right | default only | refused
     causality and window_left are built in; custom_mask says everything else.
 kv_cache_sf o_sf_scale o_sf_vec_size | default only | refused
@@ -339,8 +341,6 @@ pod.use_cuda_graph | default only | refused
     `run` plans. BatchPrefillWithPagedKVCacheWrapper(use_cuda_graph=True) captures mixed batches.
 pod.jit_args | default only | refused
     variants are for the decode and prefill wrappers.
-sparse.rope_scale sparse.rope_theta shared.rope_scale shared.rope_theta | default only | refused
-    nothing is rotated here; `apply_rope` before.
-levels.args sparse.args pod.args | default only | refused
+pod.args | default only | refused
     options have names here.
 """

@@ -94,12 +94,15 @@ def sees_items() -> Variant:
     delimiter that begins it; delimiters, at position 0, see what lies before the items.
     """
 
-    def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any, q_position: Any, before: Any, at: Any) -> Any:  # noqa: ARG001, E501
+    def keeps(
+        b: Any, h: Any, q_idx: Any, kv_idx: Any, q_position: Any, before: Any, within: Any
+    ) -> Any:
+        del h, q_idx
         first = before[b]
-        within = at[b, maximum(q_position - first, 0)]
-        return (q_position < first) | (kv_idx < first) | (q_position < kv_idx + within)
+        behind = within[b, maximum(q_position - first, 0)]
+        return (q_position < first) | (kv_idx < first) | (q_position < kv_idx + behind)
 
-    extras = {"before": ("int32", 1), "at": ("int32", 2)}
+    extras = {"before": ("int32", 1), "within": ("int32", 2)}
     variant = AttentionSpec.from_functions(mask_mod=keeps, extras=extras).variant
     assert variant is not None
     return variant
@@ -119,4 +122,4 @@ def items(prefix_len: Array, positions: Array, length: int, batch: int) -> dict[
         if size < count:
             raise ShapeError(name, f"{size} elements", f"{count}: of {batch} requests")
         found.append(adapter.cast(x.reshape(-1), "int32")[:count])
-    return {"before": found[0], "at": found[1].reshape(batch, length)}
+    return {"before": found[0], "within": found[1].reshape(batch, length)}

@@ -24,27 +24,6 @@ class BatchAttention(Wrapper):
     """Requests with any number of query tokens, prefill and decode mixed, over a paged KV cache.
 
     The step of a continuously batching engine: one plan balances both kinds over the workers.
-
-    Examples
-    --------
-    A prompt of 3 tokens and a request that decodes at length 2, in pages of 4. Keys are zero, so
-    that attention is the mean of the visible values, which are the positions.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.zeros((2, 2, 4, 1, 64), np.float16)
-    >>> cache[:, 1] = np.arange(4)[:, None, None]
-    >>> wrapper = flashinfer.BatchAttention()
-    >>> wrapper.plan(
-    ...     np.array([0, 3, 4]), np.array([0, 1, 2]), np.array([1, 0]), np.array([3, 2]),
-    ...     num_qo_heads=1, num_kv_heads=1, head_dim_qk=64, head_dim_vo=64, page_size=4,
-    ...     causal=True,
-    ... )
-    >>> out, lse = wrapper.run(np.ones((4, 1, 64), np.float16), cache)
-    >>> out[:, 0, 0].tolist()
-    [0.0, 0.5, 1.0, 0.5]
-    >>> np.allclose(lse[:, 0], np.log2([1, 2, 3, 2]))
-    True
     """
 
     _context = ("batch",)
@@ -115,22 +94,7 @@ def _backend_of(device: Any) -> tuple[str, int | None]:
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
-    """`BatchPrefillWithPagedKVCacheWrapper` whose runs take a sink per head, as gpt-oss has them.
-
-    Examples
-    --------
-    One token sees one key, at logit 0 as the sink is: half of its value is left.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.zeros((1, 2, 4, 1, 64), np.float16)
-    >>> cache[0, 1] = 8
-    >>> wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(None)
-    >>> one = np.array([0, 1])
-    >>> wrapper.plan(one, one, np.array([0]), np.array([1]), 1, 1, 64, 4)
-    >>> wrapper.run(np.ones((1, 1, 64), np.float16), cache, np.zeros(1, np.float32))[0, 0, 0].item()
-    4.0
-    """
+    """`BatchPrefillWithPagedKVCacheWrapper` whose runs take a sink per head, as gpt-oss has them."""
 
     _context = ("sinks", "paged")
 

@@ -18,10 +18,10 @@ from .._check import check_int
 from ..arrays import adapter_for, float_dtype, to_indices
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array, DType, Scale
-from ..errors import PlanError, ShapeError
+from ..errors import FlashbsrError, PlanError, ShapeError
+from ..layout.joined import pages_within
 from ..layout.layouts import Layout, Levels
 from ..ops import state
-from ..layout.joined import pages_within
 from ._arguments import FLOAT16, described, refuse
 from ._base import Wrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
@@ -45,15 +45,6 @@ def merge_state(
     Returns
     -------
     (v, s)
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> v = np.ones((1, 1, 8), np.float16)
-    >>> s = np.zeros((1, 1), np.float32)
-    >>> merged, lse = merge_state(v, s, v + 2, s)
-    >>> float(merged[0, 0, 0]), float(lse[0, 0])
-    (2.0, 1.0)
     """
     return state.merge_state(v_a, s_a, v_b, s_b, lse_base=lse_base)
 
@@ -79,28 +70,7 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "2") -> tuple[Array, Arr
 
 
 class MultiLevelCascadeAttentionWrapper(Wrapper):
-    """Prefill, append or decode of requests that share KV on any number of levels.
-
-    Examples
-    --------
-    Two requests share page 0 with four tokens, and own one token each, in pages 1 and 2. Keys are
-    zero, so that attention is the mean of the values: of 0, 1, 2, 3, and of 4 or 9.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.zeros((3, 2, 4, 1, 64), np.float16)
-    >>> cache[0, 1] = np.arange(4)[:, None, None]
-    >>> cache[1, 1], cache[2, 1] = 4, 9
-    >>> wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2)
-    >>> wrapper.plan(
-    ...     [np.array([0, 2]), np.array([0, 1, 2])],  # all rows; each request's
-    ...     [np.array([0, 1]), np.array([0, 1, 2])], [np.array([0]), np.array([1, 2])],  # pages
-    ...     [np.array([4]), np.array([1, 1])],
-    ...     num_qo_heads=1, num_kv_heads=1, head_dim=64, page_size=4,
-    ... )
-    >>> wrapper.run(np.ones((2, 1, 64), np.float16), cache)[:, 0, 0].tolist()
-    [2.0, 3.0]
-    """
+    """Prefill, append or decode of requests that share KV on any number of levels."""
 
     _context = ("levels",)
     _spelling: ClassVar[dict[str, str]] = {
@@ -115,9 +85,9 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
     def __init__(
         self, num_levels: int, float_workspace_buffer: Array | int | None = None,
         kv_layout: str = "NHD", use_cuda_graph: bool = False,
-        qo_indptr_buf_arr: Any = None, paged_kv_indptr_buf_arr: Any = None,  # noqa: ARG002
-        paged_kv_indices_buf_arr: Any = None,  # noqa: ARG002
-        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto",  # noqa: ARG002
+        qo_indptr_buf_arr: Any = None, paged_kv_indptr_buf_arr: Any = None,
+        paged_kv_indices_buf_arr: Any = None,
+        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto",
         lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._num_levels = check_int("num_levels", num_levels, 1)
@@ -188,7 +158,7 @@ class _SharedPrefix(Wrapper):
         backend: str = "auto", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
-        self._parts: tuple[Wrapper, ...] = ()
+        self._parts: tuple[Any, ...] = ()
         self._level: tuple[Any, ...] | None = None  # the requests' own
         self._options: dict[str, Any] = {}
         self._planned_for: Any = None
@@ -213,23 +183,24 @@ class _SharedPrefix(Wrapper):
             self._parts = self._plan_parts(prefix, spec)
             self._planned_for = prefix, spec
         self._attention = self._parts[-1]._attention
-        if where:
-            result: Array = self._parts[0].run(q, cache)  # type: ignore[attr-defined]
-            return result
-        first, own = self._parts
-        states = (
-            *first.run(q, k, v, return_lse=True),  # type: ignore[attr-defined]
-            *own.run(q, cache, return_lse=True),  # type: ignore[attr-defined]
-        )
-        merged, _ = merge_state(*states)
+        try:
+            if where:
+                result: Array = self._parts[0].run(q, cache)
+                return result
+            first, own = self._parts
+            states = first.run(q, k, v, return_lse=True), own.run(q, cache, return_lse=True)
+        except FlashbsrError as error:
+            names = {"k": "k_shared", "v": "v_shared", "paged_kv_cache": "unique_kv_cache"}
+            raise error.respell(names) from None
+        merged, _ = merge_state(*states[0], *states[1])
         return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
 
-    def _plan_parts(self, prefix: Any, spec: dict[str, Any]) -> tuple[Wrapper, ...]:
+    def _plan_parts(self, prefix: Any, spec: dict[str, Any]) -> tuple[Any, ...]:
         assert self._level is not None
         kept = {name: self._task_options[name] for name in ("backend", "num_threads")}
         common = self._workspace, self._task_options["kv_layout"]
         page_size, heads = self._options["page_size"], self._options["heads"]
-        types = {name: self._options["data_type"] for name in ("q_data_type", "kv_data_type")}
+        types = dict.fromkeys(("q_data_type", "kv_data_type"), self._options["data_type"])
         if isinstance(prefix, tuple):
             page, tokens = prefix
             count = -(-tokens // page_size)
@@ -252,25 +223,7 @@ class _SharedPrefix(Wrapper):
 
 
 class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
-    """Decode of requests that share a prefix, one token each.
-
-    Examples
-    --------
-    A prefix of four tokens in page 0; each of two requests owns one token.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> k = np.zeros((3, 4, 1, 64), np.float16)
-    >>> v = k + np.arange(4, dtype=np.float16)[:, None, None]
-    >>> v[1], v[2] = 4, 9
-    >>> wrapper = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper()
-    >>> wrapper.begin_forward(
-    ...     np.array([0, 1, 2]), np.array([1, 2]), np.array([1, 1]), num_qo_heads=1,
-    ...     num_kv_heads=1, head_dim=64, page_size=4,
-    ... )
-    >>> wrapper.forward(np.ones((2, 1, 64), np.float16), k[0], v[0], (k, v))[:, 0, 0].tolist()
-    [2.0, 3.0]
-    """
+    """Decode of requests that share a prefix, one token each."""
 
     _context = ("shared",)
     _table = ("unique_kv_indptr", "unique_kv_indices", "unique_kv_last_page_len")
@@ -296,24 +249,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
-    """Prefill or append of requests that share a prefix: any number of query tokens.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> k = np.zeros((2, 4, 1, 64), np.float16)
-    >>> v = k + np.arange(4, dtype=np.float16)[:, None, None]
-    >>> wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper()
-    >>> wrapper.begin_forward(
-    ...     np.array([0, 2]), np.array([0, 1]), np.array([1]), np.array([2]), num_qo_heads=1,
-    ...     num_kv_heads=1, head_dim=64, page_size=4,
-    ... )
-    >>> q = np.ones((2, 1, 64), np.float16)
-    >>> out = wrapper.forward(q, k[0], v[0], (k, v), causal=True)
-    >>> np.allclose(out[:, 0, 0], [6 / 5, 7 / 6], rtol=1e-3)
-    True
-    """
+    """Prefill or append of requests that share a prefix: any number of query tokens."""
 
     _context = ("shared",)
     _table = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
@@ -335,10 +271,9 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
     def forward(
         self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any,
         causal: bool = False, use_fp16_qk_reduction: bool = False,  # noqa: ARG002
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None,
+        sm_scale: float | None = None, rope_scale: float | None = None,  # noqa: ARG002
+        rope_theta: float | None = None,  # noqa: ARG002
     ) -> Array:  # fmt: skip
         """Compute one layer. It plans where the prefix or an option is another than before."""
-        refuse("shared", rope_scale=rope_scale, rope_theta=rope_theta)
         spec = {"causal": causal, "sm_scale": sm_scale}
         return self._compute(q, k_shared, v_shared, unique_kv_cache, spec)

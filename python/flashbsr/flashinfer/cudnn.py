@@ -68,18 +68,6 @@ def cudnn_batch_decode_with_kv_cache(
     Returns
     -------
     array [B, num_qo_heads, head_dim]
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.ones((2, 1, 4, 64), np.float16)
-    >>> out = flashinfer.cudnn_batch_decode_with_kv_cache(
-    ...     np.ones((1, 1, 64), np.float16), cache, cache, 0.125, None, max_sequence_kv=4,
-    ...     actual_seq_lens_kv=np.array([3]), block_tables=np.array([[1]]),
-    ... )
-    >>> out[0, 0, 0].item()
-    1.0
     """
     refuse(is_cuda_graph_compatible=is_cuda_graph_compatible)
     _needed(actual_seq_lens_kv=actual_seq_lens_kv, block_tables=block_tables)
@@ -123,20 +111,6 @@ def cudnn_batch_prefill_with_kv_cache(
     out : array [tokens, num_qo_heads, head_dim_vo]
     lse : float32 array [tokens, num_qo_heads], or None
         None unless `return_lse` or `lse`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> k = np.zeros((3, 1, 64), np.float16)
-    >>> v = k + np.arange(3, dtype=np.float16)[:, None, None]
-    >>> out, _ = flashinfer.cudnn_batch_prefill_with_kv_cache(
-    ...     np.ones((2, 1, 64), np.float16), k, v, 0.125, None, max_token_per_sequence=2,
-    ...     max_sequence_kv=3, actual_seq_lens_q=np.array([2]), actual_seq_lens_kv=np.array([3]),
-    ...     causal=True, return_lse=False,
-    ... )
-    >>> out[:, 0, 0].tolist()
-    [0.5, 1.0]
     """
     refuse(is_cuda_graph_compatible=is_cuda_graph_compatible)
     _needed(actual_seq_lens_q=actual_seq_lens_q, actual_seq_lens_kv=actual_seq_lens_kv)

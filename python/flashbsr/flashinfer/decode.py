@@ -15,7 +15,7 @@ from ..engine.attention import Attention
 from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from ..layout.layouts import BlockTable, Layout, Paged
 from ._arguments import FLOAT16, described, refuse, refuse_given
-from ._base import Unchanged, Wrapper
+from ._base import UnchangedError, Wrapper
 from ._functions import Call, attend_one, check_most, lengths, query_indptr
 from ._values import pages_to_tokens
 from .cudnn import cudnn_batch_decode_with_kv_cache
@@ -39,26 +39,6 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """Attention of one new token per request (or a few) against a paged KV cache.
 
     ``plan`` once per step, ``run`` once per layer.
-
-    Examples
-    --------
-    Two requests of 5 and 3 tokens in pages of 4; the values are the token positions, the keys are
-    zero, so that attention is the mean.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.zeros((3, 2, 4, 1, 64), np.float16)  # pages, K and V, slots, heads, dim
-    >>> cache[[0, 2], 1] = np.arange(8).reshape(2, 4, 1, 1)
-    >>> cache[1, 1] = np.arange(4)[:, None, None]
-    >>> wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
-    >>> wrapper.plan(
-    ...     np.array([0, 2, 3], np.int32),  # indptr: request 0 has 2 pages, request 1 one
-    ...     np.array([0, 2, 1], np.int32),  # indices: pages 0 and 2; page 1
-    ...     np.array([1, 3], np.int32),  # last_page_len
-    ...     num_qo_heads=2, num_kv_heads=1, head_dim=64, page_size=4,
-    ... )
-    >>> wrapper.run(np.ones((2, 2, 64), np.float16), cache)[:, 0, 0].tolist()
-    [2.0, 1.0]
     """
 
     _context = ("decode",)
@@ -115,13 +95,11 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                 )
         planned = (self._given or given)["q_len_per_req"]
         if self._graph is not None and count != planned:
-            raise Unchanged(
+            raise UnchangedError(
                 "q_len_per_req", count, f"{planned}: it is frozen by the first plan of graph mode"
             )
 
-    def _complete(
-        self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]
-    ) -> None:
+    def _complete(self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]) -> None:
         # The tokens of one request are causal among themselves; a single one sees all.
         spec["causal"] = given["q_len_per_req"] > 1
         self._variant.complete(spec)
@@ -277,8 +255,9 @@ def fast_decode_plan(
 @described("one", "single")
 def single_decode_with_kv_cache(
     q: Array, k: Array, v: Array, kv_layout: str = "NHD", pos_encoding_mode: str = "NONE",
-    use_tensor_cores: bool = False, q_scale: Scale = None, k_scale: Scale = None,
-    v_scale: Scale = None, window_left: int = -1, logits_soft_cap: float | None = None,
+    use_tensor_cores: bool = False,  # noqa: ARG001
+    q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None, window_left: int = -1,
+    logits_soft_cap: float | None = None,
     sm_scale: float | None = None, rope_scale: float | None = None,
     rope_theta: float | None = None, return_lse: bool = False, *, sinks: Array = None,
     alibi_slopes: Array = None, lse_base: str = "2",
@@ -296,8 +275,7 @@ def single_decode_with_kv_cache(
     result = attend_one(
         q[None], k, v, {}, (q_scale, k_scale, v_scale),
         (False, window_left, sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-        (kv_layout, lse_base, "auto", "default", None), return_lse=return_lse, sinks=sinks,
-        alibi_slopes=alibi_slopes,
+        (kv_layout, lse_base, "auto", "default", None), return_lse, sinks, alibi_slopes,
     )  # fmt: skip
     return (result[0][0], result[1][0]) if return_lse else result[0]
 

@@ -46,7 +46,7 @@ class JitSpec:
 
 @described()
 def build_jit_specs(
-    specs: Iterable[JitSpec], verbose: bool = False, skip_prebuilt: bool = True,  # noqa: ARG001
+    specs: Iterable[JitSpec], verbose: bool = False, skip_prebuilt: bool = True,
 ) -> None:  # fmt: skip
     """Build nothing."""
 

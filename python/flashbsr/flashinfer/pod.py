@@ -143,33 +143,15 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
     tuple of K and V, or of pages of one token; in a stacked cache a prompt within one page), there
     is no mask, and options are the same; two otherwise. ``run`` plans, since it is told what the
     prompt is; the plan is kept while that stays the same, as it does from layer to layer of a step.
-
-    Examples
-    --------
-    A prompt of two tokens in page 1 and a decode in page 0.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> k = np.zeros((2, 4, 1, 64), np.float16)
-    >>> v = k + np.arange(4, dtype=np.float16)[:, None, None]
-    >>> wrapper = flashinfer.PODWithPagedKVCacheWrapper()
-    >>> wrapper.plan(
-    ...     np.array([0, 1]), np.array([0]), np.array([4]), num_qo_heads=1, num_kv_heads=1,
-    ...     head_dim=64, page_size=4,
-    ... )
-    >>> q = np.ones((3, 1, 64), np.float16)
-    >>> out_p, out_d = wrapper.run(q[:2], k[1, :2], v[1, :2], q[2:], (k, v), causal_p=True)
-    >>> out_p[:, 0, 0].tolist(), out_d[:, 0, 0].tolist()
-    ([0.0, 0.5], [1.5])
     """
 
     _context = ("pod",)
 
     def __init__(
         self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
-        use_cuda_graph: bool = False, paged_kv_indptr_buffer: Array = None,  # noqa: ARG002
-        paged_kv_indices_buffer: Array = None,  # noqa: ARG002
-        paged_kv_last_page_len_buffer: Array = None, jit_args: Any = None, *,  # noqa: ARG002
+        use_cuda_graph: bool = False, paged_kv_indptr_buffer: Array = None,
+        paged_kv_indices_buffer: Array = None,
+        paged_kv_last_page_len_buffer: Array = None, jit_args: Any = None, *,
         backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         refuse("pod", use_cuda_graph=use_cuda_graph, jit_args=jit_args)
@@ -246,7 +228,7 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
             with _part("_p"):
                 first = self._on(
                     "prompt", BatchPrefillWithRaggedKVCacheWrapper, kv_layout_p,
-                    key if masks == (None, None) else None, rows, np.array([0, tokens]), *heads,
+                    key if masks[0] is masks[1] is None else None, rows, np.array([0, tokens]), *heads,
                     causal=causal_p, custom_mask=masks[0], packed_custom_mask=masks[1], **prompt,
                     **rest,
                 )  # fmt: skip
@@ -288,27 +270,6 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
     nothing is causal: rows of q are joined, without a copy where `q_d` lies behind `q_p` in one
     array, and outputs are views of one array. Two launches otherwise. ``run`` plans where the batch
     or causality is another than before.
-
-    Examples
-    --------
-    A prompt of two tokens and a decode, each in a page of its own. Keys are zero, so that attention
-    is the mean of the visible values, which are the positions.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.zeros((2, 2, 4, 1, 64), np.float16)
-    >>> cache[:, 1] = np.arange(4)[:, None, None]
-    >>> wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper()
-    >>> one = np.array([0, 1])
-    >>> wrapper.plan(
-    ...     np.array([0, 2]), one, np.array([1]), np.array([2]),  # the prompt
-    ...     one, one, np.array([0]), np.array([4]),  # the decode
-    ...     num_qo_heads=1, num_kv_heads=1, head_dim=64, page_size=4,
-    ... )
-    >>> q = np.ones((3, 1, 64), np.float16)
-    >>> out_p, out_d = wrapper.run(q[:2], cache, q[2:], cache, causal_p=True)
-    >>> out_p[:, 0, 0].tolist(), out_d[:, 0, 0].tolist()
-    ([0.0, 0.5], [1.5])
     """
 
     _context = ("pod",)

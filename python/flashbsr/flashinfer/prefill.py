@@ -52,9 +52,7 @@ class _Prefill(Wrapper):
         self._variant.arrays = items(*arrays, length, len(given["qo_indptr"]) - 1)
         given["causal"] = True
 
-    def _complete(
-        self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]
-    ) -> None:
+    def _complete(self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]) -> None:
         self._variant.complete(spec)
         if self._variant.arrays:
             spec["variant"] = sees_items()
@@ -79,25 +77,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
 
     Prefill, chunked prefill, speculative verification: any number of query tokens per request, 0
     and 1 among them.
-
-    Examples
-    --------
-    Two new tokens behind one in the cache; keys are zero, so that attention is the mean of the
-    visible values, which are the positions.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> cache = np.zeros((1, 2, 4, 1, 64), np.float16)
-    >>> cache[0, 1] = np.arange(4)[:, None, None]
-    >>> wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(None)
-    >>> wrapper.plan(
-    ...     np.array([0, 2], np.int32),  # qo_indptr: 2 query tokens
-    ...     np.array([0, 1], np.int32), np.array([0], np.int32),  # page table: page 0
-    ...     np.array([3], np.int32),  # 3 tokens in it
-    ...     num_qo_heads=1, num_kv_heads=1, head_dim_qk=64, page_size=4, causal=True,
-    ... )
-    >>> wrapper.run(np.ones((2, 1, 64), np.float16), cache)[:, 0, 0].tolist()
-    [0.5, 1.0]
     """
 
     _context = ("paged",)
@@ -141,9 +120,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         """Schedule the batch. Checks indptrs, page table and mask completely."""
         self._plan(locals())
 
-    def _complete(
-        self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]
-    ) -> None:
+    def _complete(self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]) -> None:
         super()._complete(given, spec, task)
         task["fixed_split_size"] = pages_to_tokens(task["fixed_split_size"], given["page_size"])
 
@@ -184,24 +161,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         )  # fmt: skip
 
 
-
 class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
     """Attention of ragged queries against ragged keys and values.
 
     Each request's keys lie one after the other: prefill without a cache, encoders.
-
-    Examples
-    --------
-    An encoder on two sentences of 2 and 3 tokens.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> indptr = np.array([0, 2, 5])
-    >>> wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(None)
-    >>> wrapper.plan(indptr, indptr, num_qo_heads=2, num_kv_heads=2, head_dim_qk=32)
-    >>> x = np.ones((5, 2, 32), np.float16)
-    >>> wrapper.run(x, x, x).shape
-    (5, 2, 32)
     """
 
     _context = ("ragged",)
@@ -285,7 +248,7 @@ def single_prefill_with_kv_cache(
     q: Array, k: Array, v: Array, scale_q: Scale = None, scale_k: Scale = None,
     scale_v: Scale = None, o_dtype: DType = None, custom_mask: Array = None,
     packed_custom_mask: Array = None, causal: bool = False, kv_layout: str = "NHD",
-    pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,
+    pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,  # noqa: ARG001
     sm_scale: float | None = None, window_left: int = -1, logits_soft_cap: float | None = None,
     rope_scale: float | None = None, rope_theta: float | None = None, backend: str = "auto",
     return_lse: bool = False, kv_cache_sf: Any = None, k_scale: Scale = None,
@@ -309,8 +272,7 @@ def single_prefill_with_kv_cache(
     return attend_one(
         q, k, v, {"custom_mask": custom_mask, "packed_custom_mask": packed_custom_mask}, scales,
         (causal, window_left, sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-        (kv_layout, lse_base, backend, fp8_accumulation, o_dtype), return_lse=return_lse,
-        sinks=sinks, alibi_slopes=alibi_slopes,
+        (kv_layout, lse_base, backend, fp8_accumulation, o_dtype), return_lse, sinks, alibi_slopes,
     )  # fmt: skip
 
 

@@ -7,4 +7,4 @@ from __future__ import annotations
 from ..ops import rope
 from ..ops.rope import *  # noqa: F403
 
-__all__ = rope.__all__  # noqa: PLE0605
+__all__ = rope.__all__

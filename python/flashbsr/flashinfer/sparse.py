@@ -10,14 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._check import check_int, check_name
-from ..arrays import adapter_for, device_of, float_dtype, to_numpy
+from ..arrays import adapter_for, device_of, float_dtype
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array, DType, Scale
 from ..engine.attention import Attention
 from ..errors import (
-    DTypeError,
-    FlashbsrError,
-    IndexRangeError,
     PlanError,
     ShapeError,
     UnsupportedError,
@@ -59,24 +56,6 @@ class BlockSparseAttentionWrapper(_Sparse):
 
     Row block *i* (queries ``i R .. i R + R - 1``) meets the column blocks
     ``indices[indptr[i]:indptr[i + 1]]`` (keys ``j C .. j C + C - 1``).
-
-    Examples
-    --------
-    Queries 0, 1 see keys 0, 1; queries 2, 3 see keys 0, 1, 4, 5. Keys are zero, so that attention
-    is the mean of the visible values, which are the positions.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> wrapper = flashinfer.BlockSparseAttentionWrapper(None)
-    >>> wrapper.plan(
-    ...     np.array([0, 1, 3]), np.array([0, 0, 2]), M=4, N=6, R=2, C=2,
-    ...     num_qo_heads=1, num_kv_heads=1, head_dim=32,
-    ... )
-    >>> q = np.ones((4, 1, 32), np.float16)
-    >>> k = np.zeros((6, 1, 32), np.float16)
-    >>> v = k + np.arange(6, dtype=np.float16)[:, None, None]
-    >>> wrapper.run(q, k, v)[:, 0, 0].tolist()
-    [0.5, 0.5, 2.5, 2.5]
     """
 
     _context = ("sparse",)
@@ -147,26 +126,6 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     give pages of 16 tokens or more; one odd place in any head gives pages of one token. The index
     array has one int32 for each visible page of each block row and head. On Hopper, pages of a
     multiple of 8 tokens are loaded by TMA, others row by row.
-
-    Examples
-    --------
-    Keys are zero, so that attention is the mean of the visible values, which are the positions.
-
-    >>> import numpy as np
-    >>> import flashbsr.flashinfer as flashinfer
-    >>> wrapper = flashinfer.VariableBlockSparseAttentionWrapper()
-    >>> wrapper.plan(
-    ...     np.array([[[True, False, True], [False, True, False]]]),
-    ...     np.array([[1, 3]]), np.array([[2, 2, 3]]),
-    ...     num_qo_heads=1, num_kv_heads=1, head_dim=32,
-    ... )
-    >>> q = np.ones((1, 4, 32), np.float16)
-    >>> k = np.zeros((1, 7, 32), np.float16)
-    >>> v = k + np.arange(7, dtype=np.float16)[:, None]
-    >>> wrapper.run(q, k, v)[0, :, 0].tolist()
-    [3.19921875, 2.5, 2.5, 2.5]
-    >>> wrapper.page_size, wrapper.plan_info.kv_indices.tolist()
-    (2, [0, 2, 3, 1])
     """
 
     _context = ("variable", "sparse")

@@ -12,10 +12,22 @@ import flashbsr._core as _core
 from ._arguments import described
 
 __all__ = [
-    "GPUArchitectureError", "MaskMode", "PosEncodingMode", "TensorLayout", "device_support_pdl",
-    "get_compute_capability", "has_flashinfer_jit_cache", "is_fa3_backend_supported",
-    "is_sm90a_supported", "is_sm100a_supported", "is_sm100f_supported", "is_sm110a_supported",
-    "is_sm120a_supported", "is_sm120f_supported", "is_sm121a_supported", "is_sm12x_supported",
+    "GPUArchitectureError",
+    "MaskMode",
+    "PosEncodingMode",
+    "TensorLayout",
+    "device_support_pdl",
+    "get_compute_capability",
+    "has_flashinfer_jit_cache",
+    "is_fa3_backend_supported",
+    "is_sm12x_supported",
+    "is_sm90a_supported",
+    "is_sm100a_supported",
+    "is_sm100f_supported",
+    "is_sm110a_supported",
+    "is_sm120a_supported",
+    "is_sm120f_supported",
+    "is_sm121a_supported",
 ]  # fmt: skip
 
 
@@ -116,7 +128,7 @@ is_sm100f_supported, is_sm120f_supported = is_sm100a_supported, is_sm12x_support
 
 @described("cuda")
 def device_support_pdl(device: Any) -> bool:
-    """Whether a GPU overlaps kernels that depend on each other: compute capability 9.0 and later."""
+    """Whether a GPU overlaps kernels that depend on each other: compute capability 9.0 on."""
     return str(device).partition(":")[0] != "cpu" and get_compute_capability(device) >= (9, 0)
 
 
@@ -125,7 +137,7 @@ def is_fa3_backend_supported(
     pos_encoding_mode: int, use_fp16_qk_reductions: bool, use_custom_mask: bool, dtype_q: Any,
     dtype_kv: Any,
 ) -> bool:  # fmt: skip
-    """Whether FlashInfer's ``backend="fa3"`` has it. Here "auto" and "cuda" choose by themselves."""
+    """Whether FlashInfer's ``backend="fa3"`` has it. Here "auto" chooses by itself."""
     q, kv = (str(x).removeprefix("torch.") for x in (dtype_q, dtype_kv))
     plain = not (pos_encoding_mode or use_fp16_qk_reductions or use_custom_mask)
     return plain and (q == kv or kv.startswith("float8"))

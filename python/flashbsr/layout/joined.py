@@ -38,7 +38,9 @@ class Part:
         """Read the arrays; names in messages have the `suffix`. No `qo_indptr`: decodes."""
         check_int("page_size", page_size, 1)
         names = [f"{x}{suffix}" for x in ("kv_indptr", "kv_indices", "last_page_len")]
-        table = [to_indices(x, name) for x, name in zip((indptr, indices, last), names, strict=True)]
+        table = [
+            to_indices(x, name) for x, name in zip((indptr, indices, last), names, strict=True)
+        ]
         pages = np.diff(table[0])
         if table[2].shape != pages.shape:
             raise ShapeError(names[2], f"shape {table[2].shape}", f"{pages.shape}: one per request")
