@@ -149,7 +149,13 @@ Workers CudaBackend::limits(const Batch& batch) {
       need.mixed_rows = 0;
     }
   }
-  if (need.tile_rows > 0 && !kernel_for(need)) need.tile_rows = 0;
+  if (need.tile_rows > 0) {
+    Need any = need;
+    any.tile_rows = 0;
+    const KernelRow *same = kernel_for(need), *usual = kernel_for(any);
+    // Not one of larger heads, whose tiles have so few rows for want of room.
+    if (!same || !usual || same->head_dim != usual->head_dim) need = any;
+  }
   const KernelRow* found = kernel_for(need);
   if (found && found->copies == KvCopies::kBoxes && (gathers_ || !kv_box(*found, batch.page_run))) {
     need.gathers = true;
