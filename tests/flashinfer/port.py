@@ -45,9 +45,7 @@ class Batch:
         exact_cache, self.exact_q = (x.double().cpu().numpy() for x in (self.cache, self.q))
         self.pages = [order[a:b] for a, b in zip(ends, ends[1:], strict=False)]
         self.exact_kv = [
-            tuple(
-                exact_cache[own, half].reshape(-1, KV_HEADS, DIM)[:n] for half in (0, 1)
-            )
+            tuple(exact_cache[own, half].reshape(-1, KV_HEADS, DIM)[:n] for half in (0, 1))
             for own, n in zip(self.pages, self.kv_lens, strict=True)
         ]
         if layout == "HND":
