@@ -122,7 +122,7 @@ BAD_PLANS = [
         {"kv_indptr": (i32(0, 2),)}),
     Bad(plan_levels, "qo_indptr", "no levels",
         {"qo_indptr": (), "kv_indptr": (), "kv_indices": (), "last_page_len": ()}),
-    Bad(plan_levels, "qo_indptr|qo_indptr_arr", "not nested",
+    Bad(plan_levels, "qo_indptr", "not nested",
         {"qo_indptr": (i32(0, 2, 6), i32(0, 3, 4, 6)), "kv_indptr": (i32(0, 1, 2), i32(0, 1, 2, 3)),
          "last_page_len": (i32(4, 4), i32(2, 4, 3))}),
     Bad(plan_levels, "kv_indptr", "decreases", {"kv_indptr": (i32(0, 2), i32(0, 2, 1, 3))}),

@@ -42,8 +42,6 @@ class Attention(Planned):
 
     Raises
     ------
-    CapacityError
-        The workspace is smaller than the capacity needs.
     DeviceError
         The workspace is in another memory than the task says.
     CudaError
