@@ -23,7 +23,9 @@ SIZES = HEADS, KV_HEADS, DIM, PAGE
 
 def workspace(where: str, megabytes: int = 16, dtype: Any = torch.uint8) -> Any:
     size = megabytes << 20
-    return torch.empty(size // torch.empty(0, dtype=dtype).element_size(), dtype=dtype, device=where)
+    return torch.empty(
+        size // torch.empty(0, dtype=dtype).element_size(), dtype=dtype, device=where
+    )
 
 
 def decode(where: str, batch: Batch, **options: Any) -> Any:
@@ -369,9 +371,7 @@ def test_cascades_by_older_names(device: Device) -> None:
     where = place(device)
     batch = Batch(where, (40, 70))
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(1, workspace(where), "NHD")
-    wrapper.begin_forward(
-        [batch.qo_indptr], [batch.indptr], [batch.indices], [batch.last], *SIZES
-    )
+    wrapper.begin_forward([batch.qo_indptr], [batch.indptr], [batch.indices], [batch.last], *SIZES)
     near(wrapper.forward(batch.q, batch.cache), batch.exact())
     wrapper.reset_workspace_buffer(workspace(where), [workspace(where, 1)])
 
@@ -385,9 +385,7 @@ def test_attributes(device: Device) -> None:
     buffer = workspace(where)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", backend="auto")
     assert wrapper._plan_info is None
-    wrapper.plan(
-        batch.qo_indptr, *batch.table, *SIZES, causal=True, window_left=9, sm_scale=0.3
-    )
+    wrapper.plan(batch.qo_indptr, *batch.table, *SIZES, causal=True, window_left=9, sm_scale=0.3)
     assert wrapper._plan_info is not None
     assert wrapper._backend == "auto" and not wrapper.is_cuda_graph_enabled
     assert wrapper._float_workspace_buffer is buffer
@@ -479,9 +477,7 @@ def test_several_tokens_per_request(device: Device) -> None:
     plain = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(where))
     with pytest.raises(ValueError, match="use_tensor_cores"):
         plain.plan(*batch.table, *SIZES, q_len_per_req=3)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        workspace(where), use_tensor_cores=True
-    )
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(where), use_tensor_cores=True)
     with pytest.raises(ValueError, match="empty KV range"):  # the first request has one token
         wrapper.plan(*batch.table, *SIZES, q_len_per_req=3)
     batch = Batch(where, (3, 130, 40, 64), (3, 3, 3, 3))
@@ -519,9 +515,7 @@ def items_mask(q_len: int, kv_len: int, prefix: int, position: list[int]) -> np.
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("paged", [True, False])
-def test_multi_item_scoring(
-    paged: bool, whole: bool, device: Device, kernel_cache: None
-) -> None:
+def test_multi_item_scoring(paged: bool, whole: bool, device: Device, kernel_cache: None) -> None:
     """Items behind a prefix do not see each other; uint16 and uint32 arrays, with padding."""
     where = place(device)
     prefixes, items = (9, 4), ((5, 3, 7), (2, 8))
@@ -546,9 +540,7 @@ def test_multi_item_scoring(
         indptr = batch.ints(np.cumsum([0, *kv_lens]))
         wrapper.plan(batch.qo_indptr, indptr, HEADS, KV_HEADS, DIM, causal=True, **options)
         out, lse = wrapper.run(batch.q, k.to(where), v.to(where), return_lse=True)
-    masks = [
-        items_mask(*sizes) for sizes in zip(q_lens, kv_lens, prefixes, positions, strict=True)
-    ]
+    masks = [items_mask(*sizes) for sizes in zip(q_lens, kv_lens, prefixes, positions, strict=True)]
     near(out, batch.exact(masks=masks), lse)
     if paged:  # the next plan has none
         wrapper.plan(batch.qo_indptr, *batch.table, *SIZES, causal=True)

@@ -44,8 +44,8 @@ class _TwoParts(Wrapper):
 
     _plans_in_run = True
 
-    def _set_up(self, given: dict[str, Any], variant: Any = None) -> None:
-        super()._set_up({**given, "use_cuda_graph": False}, variant)
+    def _set_up(self, given: dict[str, Any]) -> None:
+        super()._set_up({**given, "use_cuda_graph": False})
         self._wrappers: dict[Any, Any] = {}
         self._planned: dict[str, Any] = {}  # what they were planned for
         self._decodes: Part | None = None
@@ -228,9 +228,9 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
             with _part("_p"):
                 first = self._on(
                     "prompt", BatchPrefillWithRaggedKVCacheWrapper, kv_layout_p,
-                    key if masks[0] is masks[1] is None else None, rows, np.array([0, tokens]), *heads,
-                    causal=causal_p, custom_mask=masks[0], packed_custom_mask=masks[1], **prompt,
-                    **rest,
+                    key if masks[0] is masks[1] is None else None, rows, np.array([0, tokens]),
+                    *heads, causal=causal_p, custom_mask=masks[0], packed_custom_mask=masks[1],
+                    **prompt, **rest,
                 )  # fmt: skip
                 results = [first.run(q_p, k_p, v_p, **options)]
             with _part("_d"):
