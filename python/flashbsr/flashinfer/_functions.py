@@ -155,14 +155,16 @@ class Call:
         check_backend(self.backend)
         if len(q.shape) != 3:
             raise ShapeError("q", f"shape {tuple(q.shape)}", "[tokens, num_qo_heads, head_dim]")
-        batch: tuple[Any, ...]
         if self.block_tables is None:
             heads, head_dim_vo = tuple(kv[1].shape)[-2:]
-            batch = (self.qo_indptr, np.concatenate([[0], np.cumsum(self.kv_lens)]))
+            indptr = np.concatenate([[0], np.cumsum(self.kv_lens)])
+            batch: tuple[Any, ...] = (self.qo_indptr, indptr)
+            layout: Any = Ragged
         else:
             page_size, heads, head_dim_vo = _shape_of_cache(kv, self.kv_layout)
             table = to_values(self.block_tables, "block_tables")
             batch = (self.qo_indptr, table, self.kv_lens, page_size)
+            layout = lambda *x: BlockTable(*x[:3], page_size=x[3])  # noqa: E731
         o_dtype = self.o_dtype
         if o_dtype is None and out is not None:
             o_dtype = adapter_for(out, "out").dtype_name(out, "out")
@@ -176,8 +178,7 @@ class Call:
         q_scale, k_scale, v_scale = map(_number, scales)
         attention = planned(
             q, (*spec.values(), *task.values()), lambda: (spec, task), batch,
-            lambda: BlockTable(*batch[:3], page_size=batch[3]) if batch[3:] else Ragged(*batch),
-            {}, self.workspace, lambda x: as_bytes(x, "workspace"),
+            lambda: layout(*batch), {}, self.workspace, lambda x: as_bytes(x, "workspace"),
         )  # fmt: skip
         return attention.run(
             q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,

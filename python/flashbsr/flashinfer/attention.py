@@ -111,7 +111,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             backend, (SINK,), lse_base=lse_base, num_threads=num_threads,
         )  # fmt: skip
 
-    def run(
+    def run(  # type: ignore[override]
         self, q: Array, paged_kv_cache: Any, sink: Array, sm_scale: float | None = None,
         **options: Any,
     ) -> Any:  # fmt: skip

@@ -69,7 +69,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     and 1 among them.
     """
 
-    _context = ("paged",)
+    _context: ClassVar[tuple[str, ...]] = ("paged",)
     _TABLE = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
     _FORWARD = (
         "q", "paged_kv_cache", "causal", "pos_encoding_mode", "use_fp16_qk_reduction", "k_scale",
