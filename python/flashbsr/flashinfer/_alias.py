@@ -20,9 +20,9 @@ THIS = __package__ or ""
 
 
 class _Alias(MetaPathFinder, Loader):
-    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        name, _, rest = fullname.partition(".")
-        if not rest or name == THIS or sys.modules.get(name) is not sys.modules.get(THIS):
+    def find_spec(self, fullname: str, *args: object) -> ModuleSpec | None:  # noqa: ARG002
+        name, dot, _rest = fullname.partition(".")
+        if not dot or name == THIS or sys.modules.get(name) is not sys.modules.get(THIS):
             return None
         return ModuleSpec(fullname, self)
 

@@ -25,7 +25,7 @@ from ..variant.spec import AttentionSpec
 from ._arguments import Uses, describe_class, refuse
 from ._graph import graph_mode
 from ._values import as_bytes, per_head, types
-from ._variants import Declared, read_jit_args
+from ._variants import read_jit_args
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,7 +92,7 @@ class Wrapper:
             spelling |= {field: name for name, field in (*cls._uses.spec, *cls._uses.task)}
         cls._spelling = {**spelling, **cls._spelling}
 
-    def _set_up(self, given: dict[str, Any], variant: Declared | None = None) -> None:
+    def _set_up(self, given: dict[str, Any]) -> None:
         """Take a constructor's arguments, by name."""
         kv_layout, backend = given.get("kv_layout", "NHD"), given.get("backend", "auto")
         check_name("kv_layout", kv_layout, ("NHD", "HND"))
@@ -102,7 +102,7 @@ class Wrapper:
         self._int_workspace_buffer: Any = None
         self._take_workspace(given["float_workspace_buffer"])
         self._backend, self._graph = backend, graph
-        self._variant = variant or read_jit_args(given.get("jit_args"))
+        self._variant = read_jit_args(given.get("jit_args"))
         self._task_options: dict[str, Any] = {
             "kv_layout": kv_layout,
             "backend": backend,
@@ -148,7 +148,7 @@ class Wrapper:
 
     def _start(self, attention: Attention, given: dict[str, Any]) -> None:
         """Plan with an engine."""
-        attention.plan(self._layout(given), stream=given.get("stream"))
+        attention.plan(self._layout(given), **{name: given[name] for name in self._uses.plan})
 
     def _plan(self, given: dict[str, Any]) -> None:
         """Plan arguments, by name; only a plan that succeeds becomes the current one."""
@@ -221,21 +221,10 @@ class Wrapper:
         return self._attention
 
     def _run(
-        self,
-        q: Array,
-        kv: Any,
-        out: Array,
-        lse: Array,
-        return_lse: bool,
-        q_scale: Scale,
-        k_scale: Scale,
-        v_scale: Scale,
-        sinks: Array,
-        alibi_slopes: Array = None,
-        enable_pdl: bool | None = None,
-        kv_ready: bool = False,
-        stream: Any = None,
-    ) -> Any:
+        self, q: Array, kv: Any, out: Array, lse: Array, return_lse: bool, q_scale: Scale,
+        k_scale: Scale, v_scale: Scale, sinks: Array, alibi_slopes: Array = None,
+        enable_pdl: bool | None = None, kv_ready: bool = False, stream: Any = None,
+    ) -> Any:  # fmt: skip
         attention = self._attention
         if attention is None or self._asked is not None:
             attention = self._ready()
@@ -251,20 +240,11 @@ class Wrapper:
             if self._variant.arrays:  # a call with ** costs 0.5 us
                 run = functools.partial(run, **self._variant.arrays)
             result = run(
-                q,
-                kv,
-                out=out,
-                lse=lse,
-                return_lse=return_lse,
-                q_scale=q_scale,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                sinks=sinks,
-                alibi_slopes=alibi_slopes,
+                q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,
+                v_scale=v_scale, sinks=sinks, alibi_slopes=alibi_slopes,
                 enable_pdl=enable_pdl and None,  # True is the default, also on the CPU
-                kv_ready=kv_ready,
-                stream=stream,
-            )
+                kv_ready=kv_ready, stream=stream,
+            )  # fmt: skip
         except FlashbsrError as error:
             raise self._explained(error.respell(self._spelling)) from None
         return result if return_lse or lse is None else result[0]

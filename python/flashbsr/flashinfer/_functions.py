@@ -1,17 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The one way of the functions, which have no object to keep a plan in.
+"""The one way of the functions, whose engines and plans are kept per thread (`engine.kept`).
 
-Per thread the last 16 engines are kept, by their options and workspace, and each plans when the
-lengths, the table or a mask are not those of its last call: a layer after the first of a step only
-compares them. Lengths and tables on a GPU are copied to the host for that, which waits for it.
+Lengths and tables on a GPU are copied to the host in every call, which waits for them.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,79 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from .._check import check_backend, check_int, check_name
-from ..arrays import adapter_for, device_of, to_numpy, to_values
+from ..arrays import adapter_for, to_numpy, to_values
 from ..arrays.types import Array, DType, Scale
-from ..engine.attention import Attention
-from ..engine.known import Known, normal
-from ..engine.task import TaskInfo
+from ..engine.kept import planned
 from ..errors import DTypeError, FlashbsrError, ShapeError
-from ..layout.layouts import BlockTable, Layout, Ragged
-from ..variant.spec import AttentionSpec
+from ..layout.layouts import BlockTable, Ragged
 from ._values import as_bytes, as_tuple, per_head
 
-__all__ = ["Call", "attend", "attend_one", "check_most", "lengths", "query_indptr"]
+__all__ = ["Call", "attend_one", "check_most", "lengths", "query_indptr"]
 
 Ints = npt.NDArray[Any]
-
-
-@dataclass
-class Engine:
-    """An engine, and what its plan was made of; None: none that could serve again."""
-
-    attention: Attention
-    workspace: Any  # kept, so that its id stays its own
-    planned: Any = None
-
-
-class _Engines(threading.local):
-    def __init__(self) -> None:
-        self.known: Known[Engine] = Known(16)
-
-
-_engines = _Engines()
-
-
-def attend(
-    q: Array, spelling: tuple[Any, ...], fields: Callable[[], tuple[Any, Any]],
-    batch: tuple[Any, ...], layout: Callable[[], Layout], masks: dict[str, Array],
-    workspace: Any = None,
-) -> Attention:  # fmt: skip
-    """Return the engine of `fields` (of the spec, of the task), planned for `batch` or with masks.
-
-    It is known by their `spelling`, and planned unless its last batch was this one.
-    """
-    place = device_of(q, "q"), workspace if isinstance(workspace, int) else id(workspace)
-    spelling = (*spelling, *place)
-    engine = _engines.known.find(spelling)
-    if engine is None:
-        spec, task = fields()
-        given = {name: x for name, x in spec.items() if x is not None}
-        wanted = AttentionSpec(**given), TaskInfo(**task)
-        options = (*normal(*wanted), place)
-        engine = _engines.known.get(options)
-        if engine is None:
-            memory = as_bytes(workspace, "workspace")
-            engine = Engine(Attention(*wanted, memory), workspace)
-            engine.attention.settle(q, "q")
-        _engines.known.add(spelling, options, engine)
-    if masks or not _same(engine.planned, batch):
-        engine.planned = None  # stays so if plan raises
-        engine.attention.plan(layout(), **masks)
-        if not masks:
-            engine.planned = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in batch)
-    return engine.attention
-
-
-def _same(planned: Any, batch: tuple[Any, ...]) -> bool:
-    if planned is None or len(planned) != len(batch):
-        return False
-    for a, b in zip(planned, batch, strict=True):
-        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-            if not np.array_equal(a, b):
-                return False
-        elif a is not b and (a is None or b is None or a != b):
-            return False
-    return True
 
 
 _SPEC = ("causal", "window_left", "sm_scale", "logits_soft_cap", "pos_encoding_mode",
@@ -133,7 +66,7 @@ def attend_one(
         q_scale = per_head(q_scale, heads)
         k_scale, v_scale = per_head(k_scale, kv_heads), per_head(v_scale, kv_heads)
     task = (heads, kv_heads, dim, v_shape[2], *task)
-    attention = attend(
+    attention = planned(
         q, (*spec, *task),
         lambda: (dict(zip(_SPEC, spec, strict=True)), dict(zip(_TASK, task, strict=True))),
         (q_len, kv_len), lambda: Ragged(np.array((0, q_len)), np.array((0, kv_len))), masks,
@@ -222,14 +155,16 @@ class Call:
         check_backend(self.backend)
         if len(q.shape) != 3:
             raise ShapeError("q", f"shape {tuple(q.shape)}", "[tokens, num_qo_heads, head_dim]")
-        batch: tuple[Any, ...]
         if self.block_tables is None:
             heads, head_dim_vo = tuple(kv[1].shape)[-2:]
-            batch = (self.qo_indptr, np.concatenate([[0], np.cumsum(self.kv_lens)]))
+            indptr = np.concatenate([[0], np.cumsum(self.kv_lens)])
+            batch: tuple[Any, ...] = (self.qo_indptr, indptr)
+            layout: Any = Ragged
         else:
             page_size, heads, head_dim_vo = _shape_of_cache(kv, self.kv_layout)
             table = to_values(self.block_tables, "block_tables")
             batch = (self.qo_indptr, table, self.kv_lens, page_size)
+            layout = lambda *x: BlockTable(*x[:3], page_size=x[3])  # noqa: E731
         o_dtype = self.o_dtype
         if o_dtype is None and out is not None:
             o_dtype = adapter_for(out, "out").dtype_name(out, "out")
@@ -241,10 +176,9 @@ class Call:
             "fp8_accumulation": self.fp8_accumulation,
         }  # fmt: skip
         q_scale, k_scale, v_scale = map(_number, scales)
-        attention = attend(
+        attention = planned(
             q, (*spec.values(), *task.values()), lambda: (spec, task), batch,
-            lambda: BlockTable(*batch[:3], page_size=batch[3]) if batch[3:] else Ragged(*batch),
-            {}, self.workspace,
+            lambda: layout(*batch), {}, self.workspace, lambda x: as_bytes(x, "workspace"),
         )  # fmt: skip
         return attention.run(
             q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,

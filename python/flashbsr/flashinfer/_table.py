@@ -71,15 +71,15 @@ page_size | int | layout
 q_len_per_req | int | key
     Query tokens of each request, causal among themselves. More than one needs
     ``use_tensor_cores=True`` and as many keys; fixed in graph mode.
-custom_mask | bool or uint8 array, optional | layout
+custom_mask | bool or uint8 array, optional | plan
     True keeps: [sum of q_len * kv_len], row-major per request. Replaces causality; a window still
     holds.
 single.custom_mask | bool or uint8 array, optional | layout
     True keeps: qo_len * kv_len elements in any shape. Replaces causality; a window still holds.
-packed_custom_mask | uint8 array, optional | layout
+packed_custom_mask | uint8 array, optional | plan
     The same in little-endian bits, each request from a byte on: what ``segment_packbits(...,
     bitorder="little")`` makes.
-tree_parents | int32 or int64 array [rows of q], optional | layout
+tree_parents | int32 or int64 array [rows of q], optional | plan
     Query tokens are a tree per request, given by their parents, instead of causality and masks:
     see `Attention.plan` and `draft_trees`.
 prefix_len_ptr | integer array [B], optional | layout

@@ -8,7 +8,6 @@ sigmoids, both built in. Multi-item scoring is a mask function over the caller's
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -17,11 +16,8 @@ from ..arrays.types import Array
 from ..engine.attention import Attention
 from ..engine.known import sm_scale_of
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
-from ..variant.spec import AttentionSpec
-from ..variant.trace.functions import maximum
-from ..variant.variant import Variant
 
-__all__ = ["Declared", "items", "read_jit_args", "sees_items"]
+__all__ = ["Declared", "items", "read_jit_args"]
 
 SINK, SIGMOID = "AttentionSink", "FlashSigmoid"
 
@@ -84,28 +80,6 @@ def read_jit_args(jit_args: Any) -> Declared:
             "variants of your own (docs/variants.md)",
         )
     return Declared(known[0])
-
-
-@functools.cache
-def sees_items() -> Variant:
-    """Make the mask of multi-item scoring, beside causality.
-
-    A token of an item sees what lies before the items, and of its own item what lies behind the
-    delimiter that begins it; delimiters, at position 0, see what lies before the items.
-    """
-
-    def keeps(
-        b: Any, h: Any, q_idx: Any, kv_idx: Any, q_position: Any, before: Any, within: Any
-    ) -> Any:
-        del h, q_idx
-        first = before[b]
-        behind = within[b, maximum(q_position - first, 0)]
-        return (q_position < first) | (kv_idx < first) | (q_position < kv_idx + behind)
-
-    extras = {"before": ("int32", 1), "within": ("int32", 2)}
-    variant = AttentionSpec.from_functions(mask_mod=keeps, extras=extras).variant
-    assert variant is not None
-    return variant
 
 
 def items(prefix_len: Array, positions: Array, length: int, batch: int) -> dict[str, Array]:

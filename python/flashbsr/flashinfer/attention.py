@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import flashbsr._core as _core
 
 from ..arrays.types import Array, DType, Scale
-from ..engine.attention import Attention
 from ..errors import UnsupportedError
 from ..layout.layouts import Layout, Paged
 from ._arguments import BFLOAT16, Default, refuse_given
@@ -55,10 +54,6 @@ class BatchAttention(Wrapper):
             kv_lens=given["kv_len_arr"], page_size=given["page_size"],
         )  # fmt: skip
 
-    def _start(self, attention: Attention, given: dict[str, Any]) -> None:
-        layout = self._layout(given)
-        attention.plan(layout, share_prefixes=given["share_prefixes"], stream=given["stream"])
-
     def run(
         self, q: Array, kv_cache: Any, out: Array = None, lse: Array = None,
         k_scale: Scale = None, v_scale: Scale = None, logits_soft_cap: float | None = 0.0,
@@ -94,7 +89,7 @@ def _backend_of(device: Any) -> tuple[str, int | None]:
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
-    """`BatchPrefillWithPagedKVCacheWrapper` whose runs take a sink per head, as gpt-oss has them."""
+    """`BatchPrefillWithPagedKVCacheWrapper` whose runs take a sink per head."""
 
     _context = ("sinks", "paged")
 
@@ -116,7 +111,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             backend, (SINK,), lse_base=lse_base, num_threads=num_threads,
         )  # fmt: skip
 
-    def run(
+    def run(  # type: ignore[override]
         self, q: Array, paged_kv_cache: Any, sink: Array, sm_scale: float | None = None,
         **options: Any,
     ) -> Any:  # fmt: skip

@@ -9,6 +9,7 @@ it needs none of this.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,12 +19,13 @@ from .._check import check_int
 from ..arrays import adapter_for, float_dtype, to_indices
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array, DType, Scale
-from ..errors import FlashbsrError, PlanError, ShapeError
+from ..errors import PlanError, ShapeError
 from ..layout.joined import pages_within
 from ..layout.layouts import Layout, Levels
 from ..ops import state
 from ._arguments import FLOAT16, described, refuse
 from ._base import Wrapper
+from ._composed import Composed, renamed
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
 __all__ = [
@@ -147,79 +149,67 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         super().reset_workspace_buffer(float_workspace_buffer)
 
 
-class _SharedPrefix(Wrapper):
+class _SharedPrefix(Composed):
     """Two levels, of which ``forward`` brings the first: it plans when that is another."""
 
     #: Arguments of begin_forward with the page table.
     _table: ClassVar[tuple[str, ...]] = ()
+    _level: tuple[Any, ...] | None = None  # the requests' own
 
     def __init__(
         self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD", *,
         backend: str = "auto", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
-        self._parts: tuple[Any, ...] = ()
-        self._level: tuple[Any, ...] | None = None  # the requests' own
-        self._options: dict[str, Any] = {}
-        self._planned_for: Any = None
 
-    def _begin(self, level: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self._level = self._planned_for = self._attention = None
-        names = ("qo_indptr", *self._table)
+    def _begin(
+        self, level: tuple[Any, ...], sizes: tuple[int, ...], data_type: DType = FLOAT16
+    ) -> None:
+        self._forget()
+        self._level, names = None, ("qo_indptr", *self._table)
         # Copies: forward plans with them.
         arrays = tuple(to_indices(x, name).copy() for name, x in zip(names, level, strict=True))
         if not len(arrays[0]):
             raise ShapeError(names[0], "length 0", "batch size + 1")
-        self._level, self._options, self._given = arrays, options, options
+        self._level, self._sizes = arrays, sizes
+        self._given = {"q_data_type": data_type, "kv_data_type": data_type}
 
     def _compute(self, q: Array, k: Array, v: Array, cache: Any, spec: dict[str, Any]) -> Array:
-        if self._level is None:
+        if self._level is None or self._given is None:
             raise PlanError("forward", "no plan", "begin_forward() first")
-        layout, page_size = self._task_options["kv_layout"], self._options["page_size"]
+        layout, page_size = self._task_options["kv_layout"], self._sizes[-1]
         where = pages_within({"k_shared": k, "v_shared": v}, layout, cache, page_size, layout)
-        prefix = where or int(k.shape[0 if layout == "NHD" else 1])
-        if self._planned_for != (prefix, spec):
-            self._planned_for = None
-            self._parts = self._plan_parts(prefix, spec)
-            self._planned_for = prefix, spec
-        self._attention = self._parts[-1]._attention
-        try:
+        rows, key = self._level[0][[0, -1]], tuple(spec.items())
+        with renamed({"k": "k_shared", "v": "v_shared", "paged_kv_cache": "unique_kv_cache"}):
             if where:
-                result: Array = self._parts[0].run(q, cache)
+                page, tokens = where
+                count = -(-tokens // page_size)
+                shared = (
+                    rows, np.array([0, count]), page + np.arange(count),
+                    np.array([tokens - (count - 1) * page_size]),
+                )  # fmt: skip
+                levels = ([a, b] for a, b in zip(shared, self._level, strict=True))
+                kind = functools.partial(MultiLevelCascadeAttentionWrapper, 2)
+                both = self._on(
+                    "levels", kind, layout, (where, key), *levels, *self._sizes, **spec,
+                    **self._given,
+                )  # fmt: skip
+                result: Array = both.run(q, cache)
                 return result
-            first, own = self._parts
-            states = first.run(q, k, v, return_lse=True), own.run(q, cache, return_lse=True)
-        except FlashbsrError as error:
-            names = {"k": "k_shared", "v": "v_shared", "paged_kv_cache": "unique_kv_cache"}
-            raise error.respell(names) from None
-        merged, _ = merge_state(*states[0], *states[1])
-        return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
-
-    def _plan_parts(self, prefix: Any, spec: dict[str, Any]) -> tuple[Any, ...]:
-        assert self._level is not None
-        kept = {name: self._task_options[name] for name in ("backend", "num_threads")}
-        common = self._workspace, self._task_options["kv_layout"]
-        page_size, heads = self._options["page_size"], self._options["heads"]
-        types = dict.fromkeys(("q_data_type", "kv_data_type"), self._options["data_type"])
-        if isinstance(prefix, tuple):
-            page, tokens = prefix
-            count = -(-tokens // page_size)
-            shared = (
-                self._level[0][[0, -1]], np.array([0, count]), page + np.arange(count),
-                np.array([tokens - (count - 1) * page_size]),
+            tokens = int(k.shape[0 if layout == "NHD" else 1])
+            wide = {"o_data_type": "float32", **self._given}  # what is merged is not rounded before
+            seen_by_all = {name: x for name, x in spec.items() if name != "causal"}
+            first = self._on(
+                "prefix", BatchPrefillWithRaggedKVCacheWrapper, layout, (tokens, key), rows,
+                np.array([0, tokens]), *self._sizes[:-1], **seen_by_all, **wide,
             )  # fmt: skip
-            pairs = ([a, b] for a, b in zip(shared, self._level, strict=True))
-            levels = MultiLevelCascadeAttentionWrapper(2, *common, **kept)
-            levels.plan(*pairs, *heads, page_size, **spec, **types)
-            return (levels,)
-        first = BatchPrefillWithRaggedKVCacheWrapper(*common, **kept)
-        own = BatchPrefillWithPagedKVCacheWrapper(*common, **kept)
-        rows = self._level[0][[0, -1]]
-        seen_by_all = {name: x for name, x in spec.items() if name != "causal"}
-        wide = {"o_data_type": "float32", **types}  # what is merged is not rounded before
-        first.plan(rows, np.array([0, prefix]), *heads, **seen_by_all, **wide)
-        own.plan(*self._level, *heads, page_size, **spec, **wide)
-        return first, own
+            state = first.run(q, k, v, return_lse=True)
+            own = self._on(
+                "own", BatchPrefillWithPagedKVCacheWrapper, layout, key, *self._level,
+                *self._sizes, **spec, **wide,
+            )  # fmt: skip
+            merged, _ = merge_state(*state, *own.run(q, cache, return_lse=True))
+        return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
 
 
 class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
@@ -228,22 +218,19 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
     _context = ("shared",)
     _table = ("unique_kv_indptr", "unique_kv_indices", "unique_kv_last_page_len")
 
-    def begin_forward(  # type: ignore[override]
+    def begin_forward(
         self, unique_kv_indptr: Array, unique_kv_indices: Array, unique_kv_last_page_len: Array,
         num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
         data_type: DType = FLOAT16,
     ) -> None:  # fmt: skip
         """Take the requests' own pages, without the prefix. ``forward`` plans."""
         indptr = to_indices(unique_kv_indptr, "unique_kv_indptr")
-        self._begin(
-            (np.arange(len(indptr)), indptr, unique_kv_indices, unique_kv_last_page_len),
-            {
-                "heads": (num_qo_heads, num_kv_heads, head_dim), "page_size": page_size,
-                "data_type": data_type,
-            },
-        )  # fmt: skip
+        level = np.arange(len(indptr)), indptr, unique_kv_indices, unique_kv_last_page_len
+        self._begin(level, (num_qo_heads, num_kv_heads, head_dim, page_size), data_type)
 
-    def forward(self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any) -> Array:
+    def forward(  # type: ignore[override]
+        self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any
+    ) -> Array:
         """Compute one layer. It plans where the prefix is another than before."""
         return self._compute(q, k_shared, v_shared, unique_kv_cache, {})
 
@@ -254,21 +241,16 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
     _context = ("shared",)
     _table = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
 
-    def begin_forward(  # type: ignore[override]
+    def begin_forward(
         self, qo_indptr: Array, paged_kv_indptr: Array, paged_kv_indices: Array,
         paged_kv_last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim: int,
         page_size: int,
     ) -> None:  # fmt: skip
         """Take the requests' rows of q and own pages, without the prefix. ``forward`` plans."""
-        self._begin(
-            (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len),
-            {
-                "heads": (num_qo_heads, num_kv_heads, head_dim), "page_size": page_size,
-                "data_type": FLOAT16,
-            },
-        )  # fmt: skip
+        level = qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        self._begin(level, (num_qo_heads, num_kv_heads, head_dim, page_size))
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, q: Array, k_shared: Array, v_shared: Array, unique_kv_cache: Any,
         causal: bool = False, use_fp16_qk_reduction: bool = False,  # noqa: ARG002
         sm_scale: float | None = None, rope_scale: float | None = None,  # noqa: ARG002

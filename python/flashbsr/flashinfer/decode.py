@@ -11,8 +11,8 @@ import numpy as np
 from .._check import check_int
 from ..arrays import device_of, to_indices
 from ..arrays.types import Array, DType, Scale
-from ..engine.attention import Attention
 from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
+from ..layout.joined import page_lens
 from ..layout.layouts import BlockTable, Layout, Paged
 from ._arguments import FLOAT16, described, refuse, refuse_given
 from ._base import UnchangedError, Wrapper
@@ -112,7 +112,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         tables, lens, page_size = given["block_tables"], given["seq_lens"], given["page_size"]
         count, qo_indptr = given["q_len_per_req"], None
         if count > 1:
-            kv_lens = query_lens(given)
+            kv_lens = (
+                to_indices(lens, "seq_lens") if last_page_len is None
+                else page_lens(indptr, last_page_len, page_size)
+            )  # fmt: skip
             if (kv_lens < count).any():
                 at = int(np.argmax(kv_lens < count))
                 raise FlashbsrError(
@@ -121,17 +124,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                     "empty KV range",
                 )  # fmt: skip
             qo_indptr = np.arange(len(kv_lens) + 1) * count
-        if indptr is None and tables is not None:
-            return BlockTable(qo_indptr, tables, needed_lens(lens), page_size=page_size)
-        lens = lens_of_pages(indptr, last_page_len, lens, page_size)
-        return Paged(
-            qo_indptr, indptr, given["indices"], last_page_len=last_page_len, kv_lens=lens,
-            page_size=page_size,
-        )  # fmt: skip
-
-    def _start(self, attention: Attention, given: dict[str, Any]) -> None:
-        layout = self._layout(given)
-        attention.plan(layout, share_prefixes=given["share_prefixes"], stream=given["stream"])
+        table = indptr, given["indices"], last_page_len
+        return paged_layout(qo_indptr, *table, lens, tables, page_size)
 
     def run(
         self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
@@ -162,45 +156,34 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         return error
 
 
-def needed_lens(seq_lens: Array) -> Array:
-    """Raise where a block table comes without lengths."""
-    if seq_lens is None:
-        raise FlashbsrError("seq_lens", None, "the lengths that block_tables needs")
-    return seq_lens
+def paged_layout(
+    qo_indptr: Array, indptr: Array, indices: Array, last_page_len: Array, seq_lens: Array,
+    block_tables: Array, page_size: int,
+) -> Layout:  # fmt: skip
+    """Make the layout of a page table, in either form.
 
-
-def lens_of_pages(indptr: Array, last_page_len: Array, seq_lens: Array, page_size: int) -> Array:
-    """KV lengths for the layout: given ones only where those of last pages are not.
-
-    Both on the host must agree; lengths on a GPU are not read beside the others.
+    Both ways to say the lengths must agree on the host; on a GPU those beside others are not read.
     """
-    if last_page_len is None or seq_lens is None:
-        return seq_lens
-    if device_of(seq_lens, "seq_lens") is None and device_of(last_page_len) is None:
-        pages, lens = np.diff(to_indices(indptr, "indptr")), to_indices(seq_lens, "seq_lens")
-        last = to_indices(last_page_len, "last_page_len")
-        if not lens.shape == last.shape == pages.shape:
-            raise ShapeError("seq_lens", f"shape {lens.shape}", f"{pages.shape}: one per request")
-        expected = (pages - 1) * page_size + last
-        wrong = (pages > 0) & (lens != expected)  # those without pages are said to have some
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise FlashbsrError(
-                "seq_lens", f"{lens[at]} for request {at}",
-                f"{expected[at]}, as the page table says (give one of the two)",
-            )  # fmt: skip
-    return None
-
-
-def query_lens(given: dict[str, Any]) -> Any:
-    """KV lengths on the host, of a plan with several tokens per request."""
-    if given["last_page_len"] is None:
-        return to_indices(needed_lens(given["seq_lens"]), "seq_lens")
-    pages = np.diff(to_indices(given["indptr"], "indptr"))
-    last = to_indices(given["last_page_len"], "last_page_len")
-    if last.shape != pages.shape:
-        raise ShapeError("last_page_len", f"shape {last.shape}", f"{pages.shape}: one per request")
-    return np.where(pages > 0, (pages - 1) * given["page_size"] + last, 0)
+    if indptr is None and block_tables is not None:
+        if seq_lens is None:
+            raise FlashbsrError("seq_lens", None, "the lengths that block_tables needs")
+        return BlockTable(qo_indptr, block_tables, seq_lens, page_size=page_size)
+    if last_page_len is not None and seq_lens is not None:
+        if device_of(seq_lens, "seq_lens") is None and device_of(last_page_len) is None:
+            expected = page_lens(indptr, last_page_len, page_size)
+            lens = to_indices(seq_lens, "seq_lens")
+            if lens.shape != expected.shape:
+                raise ShapeError("seq_lens", f"shape {lens.shape}", f"{expected.shape}: as pages")
+            wrong = (expected > 0) & (lens != expected)  # those without pages may be padded
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                said = f"{expected[at]}, as the page table says (give one of the two)"
+                raise FlashbsrError("seq_lens", f"{lens[at]} for request {at}", said)
+        seq_lens = None
+    return Paged(
+        qo_indptr, indptr, indices, last_page_len=last_page_len, kv_lens=seq_lens,
+        page_size=page_size,
+    )  # fmt: skip
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):

@@ -9,131 +9,94 @@ ASPLOS 2025). Where both parts have one cache and one computation they become on
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .._check import check_name
 from ..arrays.types import Array, DType, Scale
-from ..errors import FlashbsrError, PlanError
+from ..engine.known import sm_scale_of
+from ..errors import PlanError
 from ..layout.joined import Part, join_rows, pages_within, same_cache
 from ._arguments import FLOAT16, refuse
-from ._base import Wrapper
+from ._composed import Composed, renamed
 from ._values import types
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 
 _SPEC = ("pos_encoding_mode", "sm_scale", "window_left", "rope_scale", "rope_theta")
-_OF_A_PART = ("q", "k", "v", "paged_kv_cache", "custom_mask", "packed_custom_mask", "out")
+_ARRAYS = ("q", "k", "v", "paged_kv_cache", "custom_mask", "packed_custom_mask")
+_OF_P, _OF_D = ({name: name + suffix for name in _ARRAYS} for suffix in ("_p", "_d"))
 
 
-@contextlib.contextmanager
-def _part(suffix: str) -> Iterator[None]:
-    """Name a part's arguments in messages."""
-    try:
-        yield
-    except FlashbsrError as error:
-        raise error.respell({name: name + suffix for name in _OF_A_PART}) from None
+class _TwoParts(Composed):
+    """What both wrappers share."""
 
-
-class _TwoParts(Wrapper):
-    """Wrappers of the joined batch and of each part, planned in ``run`` where it is another."""
-
-    _plans_in_run = True
-
-    def _set_up(self, given: dict[str, Any], variant: Any = None) -> None:
-        super()._set_up({**given, "use_cuda_graph": False}, variant)
-        self._wrappers: dict[Any, Any] = {}
-        self._planned: dict[str, Any] = {}  # what they were planned for
-        self._decodes: Part | None = None
-
-    def reset_workspace_buffer(
-        self, float_workspace_buffer: Array | int | None, int_workspace_buffer: Any = None
-    ) -> None:
-        """Replace the workspace. The next call must be ``plan``."""
-        super().reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
-        self._wrappers.clear()
-        self._decodes = None
+    _decodes: Part | None = None
 
     def _take(self, given: dict[str, Any]) -> None:
         """Keep a plan's arguments; whatever fails from here on leaves no plan."""
-        self._decodes = self._attention = None
-        self._planned.clear()
-        self._given = given
-
-    def _parts(self) -> Part:
-        if self._decodes is None:
-            raise PlanError("run", "no plan", "plan() first; a plan() that raised leaves none")
-        return self._decodes
-
-    def _common(self) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any]]:
-        """Heads and dim, options of the computation, types and stream of the plan."""
-        given = self._given
-        assert given is not None
+        self._forget()
+        self._decodes, self._given = None, given
         found = types(given)
-        rest = {
+        self._heads = given["num_qo_heads"], given["num_kv_heads"], given["head_dim"]
+        self._spec = {name: given[name] for name in _SPEC}
+        self._rest = {
             "q_data_type": found["q_dtype"], "kv_data_type": found["kv_dtype"],
-            "stream": given["stream"],
+            "logits_soft_cap": given.get("logits_soft_cap"), "stream": given["stream"],
         }  # fmt: skip
-        spec = {name: given[name] for name in _SPEC}
-        spec["logits_soft_cap"] = given.get("logits_soft_cap")
-        return (given["num_qo_heads"], given["num_kv_heads"], given["head_dim"]), spec, rest
 
-    def _on(
-        self, name: str, kind: type[Wrapper], layout: str, key: Any, *arrays: Any, **options: Any
-    ) -> Any:
-        """Return a wrapper planned for these; not again where `key` is that of its plan."""
-        wrapper = self._wrappers.get((name, layout))
-        if wrapper is None:
-            kept = {x: self._task_options[x] for x in ("backend", "lse_base", "num_threads")}
-            wrapper = kind(self._workspace, layout, **kept)  # type: ignore[arg-type, call-arg]
-            self._wrappers[name, layout] = wrapper
-        if key is None or self._planned.get(name) != (key, layout):
-            self._planned[name] = None
-            wrapper.plan(*arrays, **options)
-            self._planned[name] = key, layout
-        self._attention = wrapper.attention
-        return wrapper
+    def _parts(self) -> tuple[Part, int]:
+        """Return the decodes, and the page size."""
+        if self._decodes is None or self._given is None:
+            raise PlanError("run", "no plan", "plan() first; a plan() that raised leaves none")
+        return self._decodes, self._given["page_size"]
 
     def _paged(
-        self, name: str, part: Part, key: Any, causal: bool, mask: Array, packed: Array
-    ) -> Any:
-        """Return the wrapper of a part over pages."""
-        heads, spec, rest = self._common()
-        assert self._given is not None
-        return self._on(
-            name, BatchPrefillWithPagedKVCacheWrapper, self._task_options["kv_layout"],
-            key if mask is packed is None else None, part.qo_indptr, part.kv_indptr,
-            part.kv_indices, part.last_page_len, *heads, self._given["page_size"], causal=causal,
-            custom_mask=mask, packed_custom_mask=packed, **spec, **rest,
+        self, name: str, part: Part, causal: bool, masks: tuple[Array, Array], q: Array,
+        cache: Any, run: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """Launch a part over pages."""
+        layout, page_size = self._task_options["kv_layout"], self._parts()[1]
+        key = causal if masks[0] is masks[1] is None else None
+        table = part.qo_indptr, part.kv_indptr, part.kv_indices, part.last_page_len
+        wrapper = self._on(
+            name, BatchPrefillWithPagedKVCacheWrapper, layout, key, *table, *self._heads,
+            page_size, causal=causal, custom_mask=masks[0], packed_custom_mask=masks[1],
+            **self._spec, **self._rest,
         )  # fmt: skip
+        return wrapper.run(q, cache, **run)
+
+    def _apart(self, prompts: Callable[[], Any], decodes: Callable[[], Any], lse: bool) -> Any:
+        """Launch both parts; ``[(out_p, out_d)]``, and the same of the LSE if asked."""
+        with renamed(_OF_P):
+            first = prompts()
+        with renamed(_OF_D):
+            second = decodes()
+        return list(zip(first, second, strict=True)) if lse else [(first, second)]
 
     def _together(
         self, prompts: Part, key: Any, causal: bool, q_p: Array, q_d: Array, cache: Any,
-        options: dict[str, Any],
-    ) -> list[tuple[Any, Any]]:  # fmt: skip
-        """One launch; ``[(out_p, out_d)]`` and, if asked, the same of the LSE, views of one."""
-        decodes = self._parts()
+        run: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """Launch both as one batch; what `_apart` returns, views of one array each."""
+        decodes, page_size = self._parts()
         for name, q, part in (("q_p", q_p, prompts), ("q_d", q_d, decodes)):
             rows = int(part.qo_indptr[-1])
             if len(getattr(q, "shape", ())) == 3 and q.shape[0] != rows:
                 raise PlanError(name, f"{q.shape[0]} rows", f"the planned {rows}")
-        heads, spec, rest = self._common()
-        assert self._given is not None
         indptrs, kv_lens = prompts.join(decodes)
         whole = self._on(
             "both", BatchPrefillWithPagedKVCacheWrapper, self._task_options["kv_layout"],
-            (key, causal), *indptrs, None, *heads, self._given["page_size"], causal=causal,
-            seq_lens=kv_lens, **spec, **rest,
+            (key, causal), *indptrs, None, *self._heads, page_size, causal=causal,
+            seq_lens=kv_lens, **self._spec, **self._rest,
         )  # fmt: skip
-        with _part("_d"):
-            found = whole.run(join_rows(q_p, q_d, ("q_p", "q_d")), cache, **options)
+        with renamed(_OF_D):
+            found = whole.run(join_rows(q_p, q_d, ("q_p", "q_d")), cache, **run)
         first = q_p.shape[0]
-        both = found if options["return_lse"] else (found,)
-        return [(x[:first], x[first:]) for x in both]
+        return [(x[:first], x[first:]) for x in (found if run["return_lse"] else (found,))]
 
 
 class PODWithPagedKVCacheWrapper(_TwoParts):
@@ -150,9 +113,9 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
     def __init__(
         self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, paged_kv_indptr_buffer: Array = None,
-        paged_kv_indices_buffer: Array = None,
-        paged_kv_last_page_len_buffer: Array = None, jit_args: Any = None, *,
-        backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
+        paged_kv_indices_buffer: Array = None, paged_kv_last_page_len_buffer: Array = None,
+        jit_args: Any = None, *, backend: str = "auto", lse_base: str = "2",
+        num_threads: int | None = None,
     ) -> None:  # fmt: skip
         refuse("pod", use_cuda_graph=use_cuda_graph, jit_args=jit_args)
         self._set_up(locals())
@@ -192,75 +155,67 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
         """
         refuse("pod", args=args)
         check_name("kv_layout_p", kv_layout_p, ("NHD", "HND"))
-        decodes = self._parts()
-        heads, spec, rest = self._common()
-        layout = self._task_options["kv_layout"]
-        prompt = dict(zip(
-            _SPEC,
-            (pos_encoding_mode_p, sm_scale_p, window_left_p, rope_scale_p, rope_theta_p),
-            strict=True,
-        ))  # fmt: skip
-        given_d = (pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)
-        self._check_decodes(kv_layout_d, dict(zip(_SPEC, given_d, strict=True)))
-        options = {
+        decodes, page_size = self._parts()
+        given_p = pos_encoding_mode_p, sm_scale_p, window_left_p, rope_scale_p, rope_theta_p
+        given_d = pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d
+        self._check_decodes(kv_layout_d, given_d)
+        run = {
             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "enable_pdl": enable_pdl,
             "kv_ready": kv_ready, "stream": stream, "return_lse": return_lse_p or return_lse_d,
         }  # fmt: skip
-        page_size = self._given["page_size"]  # type: ignore[index]
-        where = pages_within(
-            {"k_p": k_p, "v_p": v_p}, kv_layout_p, paged_kv_cache_d, page_size, layout
+        kv, layout = {"k_p": k_p, "v_p": v_p}, self._task_options["kv_layout"]
+        where = pages_within(kv, kv_layout_p, paged_kv_cache_d, page_size, layout)
+        masks_p, masks_d = (
+            (custom_mask_p, packed_custom_mask_p),
+            (custom_mask_d, packed_custom_mask_d),
         )
-        rows, masks = np.array([0, q_p.shape[0]]), (custom_mask_p, packed_custom_mask_p)
-        masks_d = (custom_mask_d, packed_custom_mask_d)
-        unmasked = all(mask is None for mask in (*masks, *masks_d))
-        if where and unmasked and self._settled(prompt) == self._settled(spec):
-            page, tokens = where
-            count = -(-tokens // page_size)
+        masked = any(mask is not None for mask in (*masks_p, *masks_d))
+        rows = np.array([0, q_p.shape[0]])
+        if where and not masked and self._settled(given_p) == self._settled(self._spec.values()):
+            count = -(-where[1] // page_size)
             part = Part(
-                rows, np.array([0, count]), page + np.arange(count),
-                np.array([tokens - (count - 1) * page_size]), np.array([tokens]),
+                rows, np.array([0, count]), where[0] + np.arange(count),
+                np.array([where[1] - (count - 1) * page_size]), np.array([where[1]]),
             )  # fmt: skip
             key = (*where, int(rows[1]))
-            found = self._together(part, key, causal_p, q_p, q_d, paged_kv_cache_d, options)
+            found = self._together(part, key, causal_p, q_p, q_d, paged_kv_cache_d, run)
         else:
             tokens = int(k_p.shape[0 if kv_layout_p == "NHD" else 1])
-            key = (int(rows[1]), tokens, causal_p, tuple(prompt.values()))
-            with _part("_p"):
-                first = self._on(
+
+            def prompt() -> Any:
+                wrapper = self._on(
                     "prompt", BatchPrefillWithRaggedKVCacheWrapper, kv_layout_p,
-                    key if masks[0] is masks[1] is None else None, rows, np.array([0, tokens]), *heads,
-                    causal=causal_p, custom_mask=masks[0], packed_custom_mask=masks[1], **prompt,
-                    **rest,
+                    None if masked else (int(rows[1]), tokens, causal_p, given_p), rows,
+                    np.array([0, tokens]), *self._heads, causal=causal_p, custom_mask=masks_p[0],
+                    packed_custom_mask=masks_p[1], **dict(zip(_SPEC, given_p, strict=True)),
+                    **self._rest,
                 )  # fmt: skip
-                results = [first.run(q_p, k_p, v_p, **options)]
-            with _part("_d"):
-                second = self._paged("decodes", decodes, (), False, *masks_d)
-                results.append(second.run(q_d, paged_kv_cache_d, **options))
-            found = list(zip(*results, strict=True)) if options["return_lse"] else [tuple(results)]
+                return wrapper.run(q_p, k_p, v_p, **run)
+
+            of_decodes = decodes, False, masks_d, q_d, paged_kv_cache_d, run
+            found = self._apart(
+                prompt, lambda: self._paged("decodes", *of_decodes), run["return_lse"]
+            )
         if len(found) == 1:
             return found[0]
         (out_p, out_d), (lse_p, lse_d) = found
         return (out_p, lse_p) if return_lse_p else out_p, (out_d, lse_d) if return_lse_d else out_d
 
-    def _settled(self, spec: dict[str, Any]) -> tuple[Any, ...]:
+    def _settled(self, options: Any) -> tuple[Any, ...]:
         """Options with their defaults put in, of the two parts to be compared."""
-        assert self._given is not None
-        mode, scale, window, *rope = (spec[name] for name in _SPEC)
-        scale = self._given["head_dim"] ** -0.5 if scale is None else scale
+        mode, scale, window, *rope = options
+        scale = float(np.float32(sm_scale_of(scale, self._heads[2])))
         rope = [default if x is None else x for x, default in zip(rope, (1.0, 1e4), strict=True)]
-        return (mode, float(np.float32(scale)), window, *(rope if mode == "ROPE_LLAMA" else ()))
+        return (mode, scale, window, *(rope if mode == "ROPE_LLAMA" else ()))
 
-    def _check_decodes(self, layout: str, options: dict[str, Any]) -> None:
+    def _check_decodes(self, layout: str, options: tuple[Any, ...]) -> None:
         """Raise unless what is said of the decodes is the default or what was planned."""
-        planned: dict[str, Any] = {**(self._given or {}), "kv_layout": None}
         if layout not in ("NHD", self._task_options["kv_layout"]):
             raise PlanError("kv_layout_d", repr(layout), f"{self._task_options['kv_layout']!r}")
-        whole = self._settled(planned)
-        for name, value in options.items():
-            if value in (None, -1, "NONE", planned[name]):
-                continue
-            if self._settled({**planned, name: value}) != whole:
-                raise PlanError(f"{name}_d", repr(value), f"the planned {planned[name]!r}")
+        for name, value in zip(_SPEC, options, strict=True):
+            said = self._settled({**self._spec, name: value}.values())
+            if value not in (None, -1, "NONE") and said != self._settled(self._spec.values()):
+                raise PlanError(f"{name}_d", repr(value), f"the planned {self._spec[name]!r}")
 
 
 class BatchPODWithPagedKVCacheWrapper(_TwoParts):
@@ -273,13 +228,13 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
     """
 
     _context = ("pod",)
+    _prompts: Part
 
     def __init__(
         self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD", *,
         backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
-        self._prompts: Part | None = None
 
     def plan(
         self, qo_indptr_p: Array, kv_indptr_p: Array, kv_indices_p: Array,
@@ -311,23 +266,24 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
         -------
         (out_p, out_d), or ((out_p, out_d), (lse_p, lse_d))
         """
-        decodes, prompts = self._parts(), self._prompts
-        assert prompts is not None
-        options = {
+        decodes, _ = self._parts()
+        prompts = self._prompts
+        run = {
             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "enable_pdl": enable_pdl,
             "kv_ready": kv_ready, "stream": stream, "return_lse": return_lse,
         }  # fmt: skip
         masks = custom_mask_p, packed_custom_mask_p
-        unmasked = all(mask is None for mask in masks)
         one_each = not causal_p or bool((np.diff(decodes.qo_indptr) <= 1).all())
-        if unmasked and one_each and same_cache(paged_kv_cache_p, paged_kv_cache_d):
-            found = self._together(prompts, (), causal_p, q_p, q_d, paged_kv_cache_d, options)
+        if (
+            masks[0] is masks[1] is None and one_each
+            and same_cache(paged_kv_cache_p, paged_kv_cache_d)
+        ):  # fmt: skip
+            found = self._together(prompts, (), causal_p, q_p, q_d, paged_kv_cache_d, run)
         else:
-            with _part("_p"):
-                first = self._paged("prompts", prompts, causal_p, causal_p, *masks)
-                results = [first.run(q_p, paged_kv_cache_p, **options)]
-            with _part("_d"):
-                second = self._paged("decodes", decodes, (), False, None, None)
-                results.append(second.run(q_d, paged_kv_cache_d, **options))
-            found = list(zip(*results, strict=True)) if return_lse else [tuple(results)]
+            of_prompts = prompts, causal_p, masks, q_p, paged_kv_cache_p, run
+            of_decodes = decodes, False, (None, None), q_d, paged_kv_cache_d, run
+            found = self._apart(
+                lambda: self._paged("prompts", *of_prompts),
+                lambda: self._paged("decodes", *of_decodes), return_lse,
+            )  # fmt: skip
         return tuple(found) if return_lse else found[0]

@@ -11,16 +11,16 @@ import numpy as np
 from .._check import check_backend
 from ..arrays import to_indices
 from ..arrays.types import Array, DType, Scale
-from ..engine.attention import Attention
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
-from ..layout.layouts import BlockTable, Layout, Paged, Ragged
+from ..layout.layouts import Layout, Ragged
+from ..variant.items import sees_items
 from ._arguments import FLOAT16, described, refuse, refuse_given
 from ._base import Wrapper
 from ._functions import Call, attend_one, check_most, lengths
 from ._values import pages_to_tokens
-from ._variants import items, sees_items
+from ._variants import items
 from .cudnn import cudnn_batch_prefill_with_kv_cache
-from .decode import SPELLING, check_rest, lens_of_pages, needed_lens, one_sink, query_spelling
+from .decode import SPELLING, check_rest, one_sink, paged_layout, query_spelling
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
@@ -61,16 +61,6 @@ class _Prefill(Wrapper):
             rows = (0 if x is None else int(to_indices(x)[-1:].sum()) for x in ends)
             task |= self._graph.capacity(*rows)
 
-    def _start(self, attention: Attention, given: dict[str, Any]) -> None:
-        attention.plan(
-            self._layout(given),
-            custom_mask=given["custom_mask"],
-            packed_custom_mask=given["packed_custom_mask"],
-            tree_parents=given.get("tree_parents"),
-            share_prefixes=given.get("share_prefixes", "auto"),
-            stream=given["stream"],
-        )
-
 
 class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     """Attention of several tokens per request against a paged KV cache.
@@ -79,7 +69,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     and 1 among them.
     """
 
-    _context = ("paged",)
+    _context: ClassVar[tuple[str, ...]] = ("paged",)
+    _TABLE = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
     _FORWARD = (
         "q", "paged_kv_cache", "causal", "pos_encoding_mode", "use_fp16_qk_reduction", "k_scale",
         "v_scale", "window_left", "logits_soft_cap", "sm_scale", "rope_scale", "rope_theta",
@@ -125,16 +116,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         task["fixed_split_size"] = pages_to_tokens(task["fixed_split_size"], given["page_size"])
 
     def _layout(self, given: dict[str, Any]) -> Layout:
-        qo_indptr, indptr = given["qo_indptr"], given["paged_kv_indptr"]
-        last_page_len, page_size = given["paged_kv_last_page_len"], given["page_size"]
-        tables, lens = given["block_tables"], given["seq_lens"]
-        if indptr is None and tables is not None:
-            return BlockTable(qo_indptr, tables, needed_lens(lens), page_size=page_size)
-        lens = lens_of_pages(indptr, last_page_len, lens, page_size)
-        return Paged(
-            qo_indptr, indptr, given["paged_kv_indices"], last_page_len=last_page_len,
-            kv_lens=lens, page_size=page_size,
-        )  # fmt: skip
+        names = "qo_indptr", *self._TABLE, "seq_lens", "block_tables", "page_size"
+        return paged_layout(*(given[name] for name in names))
 
     def run(
         self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,

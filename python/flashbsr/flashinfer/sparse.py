@@ -159,7 +159,8 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
             )
         heads = check_int("num_kv_heads", given["num_kv_heads"], 1)
         names = "block_mask_map", "block_row_sz", "block_col_sz"
-        given["matrix"] = variable_blocks(*(given[name] for name in names), heads)
+        block_map, rows, columns = (given[name] for name in names)
+        given["matrix"] = variable_blocks(block_map, rows, columns, heads)
 
     def _start(self, attention: Attention, given: dict[str, Any]) -> None:
         if device_of(given["block_mask_map"], "block_mask_map") is not None:
@@ -208,7 +209,7 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
             _tokens_first(result_lse, "lse", 2), with_lse, scale_q, scale_k, scale_v, sinks, None,
             enable_pdl,
         )  # fmt: skip
-        found, found_lse = found if with_lse else (found, None)
+        found, found_lse = found if with_lse else (found, found)
         result = found.swapaxes(0, 1) if result is None else result
         if not return_lse:
             return result

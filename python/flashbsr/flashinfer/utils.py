@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -31,28 +32,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-class MaskMode(Enum):
-    """FlashInfer's numbers of masks."""
-
-    NON_CAUSAL = 0
-    CAUSAL = 1
-    CUSTOM = 2
-    MULTIITEMSCORING = 3
-
-
-class PosEncodingMode(Enum):
-    """FlashInfer's numbers of position encodings."""
-
-    NONE = 0
-    ROPE_LLAMA = 1
-    ALIBI = 2
-
-
-class TensorLayout(Enum):
-    """FlashInfer's numbers of layouts."""
-
-    NHD = 0
-    HND = 1
+MaskMode = Enum("MaskMode", ["NON_CAUSAL", "CAUSAL", "CUSTOM", "MULTIITEMSCORING"], start=0)
+PosEncodingMode = Enum("PosEncodingMode", ["NONE", "ROPE_LLAMA", "ALIBI"], start=0)
+TensorLayout = Enum("TensorLayout", ["NHD", "HND"], start=0)
 
 
 class GPUArchitectureError(Exception):
@@ -80,50 +62,23 @@ def get_compute_capability(device: Any = None) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _is(device: Any, *capabilities: tuple[int, int | None]) -> bool:
-    if str(device).partition(":")[0] == "cpu":
-        return False
-    major, minor = get_compute_capability(device)
-    return any(major == a and b in (None, minor) for a, b in capabilities)
+def _supported(major: int, minor: int | None = None) -> Callable[[Any], bool]:
+    def supported(device: Any) -> bool:
+        if str(device).partition(":")[0] == "cpu":
+            return False
+        found = get_compute_capability(device)
+        return found[0] == major and minor in (None, found[1])
+
+    capability = f"{major}.{'x' if minor is None else minor}"
+    supported.__doc__ = f"Whether a GPU is of compute capability {capability}."
+    return described("cuda")(supported)
 
 
-@described("cuda")
-def is_sm90a_supported(device: Any) -> bool:
-    """Whether a GPU is of compute capability 9.0, for which there are kernels of its own."""
-    return _is(device, (9, 0))
-
-
-@described("cuda")
-def is_sm100a_supported(device: Any) -> bool:
-    """Whether a GPU is of compute capability 10.x."""
-    return _is(device, (10, None))
-
-
-@described("cuda")
-def is_sm110a_supported(device: Any) -> bool:
-    """Whether a GPU is of compute capability 11.x."""
-    return _is(device, (11, None))
-
-
-@described("cuda")
-def is_sm120a_supported(device: Any) -> bool:
-    """Whether a GPU is of compute capability 12.0."""
-    return _is(device, (12, 0))
-
-
-@described("cuda")
-def is_sm121a_supported(device: Any) -> bool:
-    """Whether a GPU is of compute capability 12.1."""
-    return _is(device, (12, 1))
-
-
-@described("cuda")
-def is_sm12x_supported(device: Any) -> bool:
-    """Whether a GPU is of compute capability 12.x."""
-    return _is(device, (12, None))
-
-
-is_sm100f_supported, is_sm120f_supported = is_sm100a_supported, is_sm12x_supported
+is_sm90a_supported = _supported(9, 0)
+is_sm100a_supported = is_sm100f_supported = _supported(10)
+is_sm110a_supported = _supported(11)
+is_sm120a_supported, is_sm121a_supported = _supported(12, 0), _supported(12, 1)
+is_sm12x_supported = is_sm120f_supported = _supported(12)
 
 
 @described("cuda")

@@ -15,9 +15,19 @@ from ..arrays import adapter_for, to_indices
 from ..arrays.types import Array
 from ..errors import DTypeError, FlashbsrError, ShapeError
 
-__all__ = ["Part", "join_rows", "pages_within", "same_cache"]
+__all__ = ["Part", "join_rows", "page_lens", "pages_within", "same_cache"]
 
 Indices = npt.NDArray[np.int64]
+
+
+def page_lens(
+    indptr: Array, last_page_len: Array, page_size: int, name: str = "last_page_len"
+) -> Indices:
+    """KV lengths of a page table in CSR form, on the host."""
+    pages, last = np.diff(to_indices(indptr, "kv_indptr")), to_indices(last_page_len, name)
+    if last.shape != pages.shape:
+        raise ShapeError(name, f"shape {last.shape}", f"{pages.shape}: one per request")
+    return np.where(pages > 0, (pages - 1) * page_size + last, 0)
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,7 @@ class Part:
         table = [
             to_indices(x, name) for x, name in zip((indptr, indices, last), names, strict=True)
         ]
-        pages = np.diff(table[0])
-        if table[2].shape != pages.shape:
-            raise ShapeError(names[2], f"shape {table[2].shape}", f"{pages.shape}: one per request")
+        pages, kv_lens = np.diff(table[0]), page_lens(table[0], table[2], page_size, names[2])
         wrong = np.flatnonzero((pages > 0) & ((table[2] < 1) | (table[2] > page_size)))
         if wrong.size:
             at = int(wrong[0])
@@ -62,7 +70,7 @@ class Part:
                 raise FlashbsrError(name, offsets[:9].tolist(), expected)
         if table[1].size < table[0][-1]:
             raise ShapeError(names[1], f"length {table[1].size}", f"at least {table[0][-1]}")
-        return cls(rows, *table, np.where(pages > 0, (pages - 1) * page_size + table[2], 0))
+        return cls(rows, table[0], table[1], table[2], kv_lens)
 
     def join(self, other: Part) -> tuple[tuple[Indices, ...], Indices]:
         """Make one batch of two: qo_indptr, kv_indptr and kv_indices; kv_lens."""
