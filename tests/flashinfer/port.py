@@ -11,7 +11,7 @@ import reference
 from harness import Device, framework
 from reference import State, Variant
 
-__all__ = ["DIM", "HEADS", "KV_HEADS", "PAGE", "PLAIN", "Batch", "near", "place"]
+__all__ = ["DIM", "HEADS", "KV_HEADS", "PAGE", "PLAIN", "Batch", "near", "place", "read"]
 
 torch = framework("torch")
 
@@ -19,9 +19,20 @@ HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
 PLAIN = Variant()
 
 
+_places: list[Device] = []  # where the running test's arrays are
+
+
 def place(device: Device) -> str:
-    """The device as PyTorch's programs name it."""
-    return "cuda" if device.is_cuda else "cpu"
+    """The device as PyTorch's programs name it; the fake driver's memory is the host's."""
+    _places[:] = [device]
+    return "cuda" if device.is_cuda and torch.cuda.is_available() else "cpu"
+
+
+def read(x: Any) -> np.ndarray:
+    """A result on the host, when it is there, in float64."""
+    if _places[0].is_cuda:
+        return np.asarray(_places[0].get(x), np.float64)
+    return x.double().numpy()
 
 
 class Batch:
@@ -80,9 +91,9 @@ class Batch:
 
 def near(found: Any, exact: State, lse: Any = None, atol: float = 4e-3) -> None:
     """An output in float16, and an LSE in base 2, are those of the exact state."""
-    out = found.double().cpu().numpy()
+    out = read(found)
     np.testing.assert_allclose(out, exact.out.reshape(out.shape), atol=atol, rtol=4e-3)
     if lse is not None:
         assert lse.dtype == torch.float32
         expected = exact.lse.reshape(tuple(lse.shape)) / np.log(2)
-        np.testing.assert_allclose(lse.cpu().numpy(), expected, atol=4e-3, rtol=1e-3)
+        np.testing.assert_allclose(read(lse), expected, atol=4e-3, rtol=1e-3)

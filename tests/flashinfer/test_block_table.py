@@ -14,7 +14,7 @@ import pytest
 import reference
 from base2 import compare
 from cases import Case, Problem, build
-from flashbsr.flashinfer import _functions
+from flashbsr.engine import kept
 from harness import CPU, Device
 from reference import Variant
 
@@ -179,7 +179,7 @@ def test_plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         whole(self, *args, **options)
 
     monkeypatch.setattr(flashbsr.Attention, "plan", counted)
-    monkeypatch.setattr(_functions, "_engines", type(_functions._engines)())
+    monkeypatch.setattr(kept, "_engines", type(kept._engines)())
     p = build(DECODE)
     for _ in range(3):
         check(CPU, p, decode(CPU, p, return_lse=True))

@@ -15,10 +15,20 @@ __all__ = ["driver_folder"]  # a fixture
 torch = framework("torch")
 
 
+# What needs kernels around attention, which the fake driver has not.
+WITHOUT = "merged prefix append rope masks multi_item capabilities"
+PORTED = f"cuda and not ({' or '.join(WITHOUT.split())})"
+
+
 @pytest.mark.parametrize(
     ("file", "selection"),
-    [("fake_cuda/captured_wrappers.py", ""), ("flashinfer/test_sparse.py", "cuda or fa2")],
-    ids=["captured runs", "block-sparse"],
+    [
+        ("fake_cuda/captured_wrappers.py", ""),
+        ("flashinfer/test_sparse.py", "cuda or fa2"),
+        ("flashinfer/test_port_wrappers.py", PORTED),
+        ("flashinfer/test_port_functions.py", PORTED),
+    ],
+    ids=["captured runs", "block-sparse", "ported wrappers", "ported functions"],
 )
 def test_on_the_fake_driver(driver_folder: Path, file: str, selection: str) -> None:
     run_tests(driver_folder, [file], selection)

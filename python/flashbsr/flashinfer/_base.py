@@ -314,7 +314,7 @@ class Wrapper:
 
     def forward_return_lse(self, *args: Any, **kwargs: Any) -> Any:
         """``forward`` with the LSE."""
-        return self.forward(*args, return_lse=True, **kwargs)  # type: ignore[attr-defined]
+        return self.forward(*args, return_lse=True, **kwargs)
 
     def end_forward(self) -> None:
         """Nothing: FlashInfer has it."""
