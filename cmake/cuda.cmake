@@ -148,6 +148,12 @@ endif()
 
 include(cmake/instances.cmake)
 
+# Each kernel is looked at after a change of any: the script finds those that include it. A depfile would
+# bring the path of CMake into every command, and that moves with each isolated build.
+file(GLOB_RECURSE FLASHBSR_DEVICE_HEADERS CONFIGURE_DEPENDS
+     "${PROJECT_SOURCE_DIR}/include/flashbsr/*.h")
+list(FILTER FLASHBSR_DEVICE_HEADERS EXCLUDE REGEX "/include/flashbsr/(cpu|plan)/")
+
 # flashbsr_compile_kernel(<name> <source> <sass> <ptx>): <name>.fatbin and its log beside the source.
 function(flashbsr_compile_kernel name source sass ptx)
   get_filename_component(folder "${source}" DIRECTORY)
@@ -164,8 +170,7 @@ function(flashbsr_compile_kernel name source sass ptx)
     COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.py" "${source}"
             "${base}.fatbin" --include "${PROJECT_SOURCE_DIR}/include" ${compiler}
             --sass ${sass} --ptx ${ptx} "--cache=${FLASHBSR_KERNEL_CACHE}"
-    DEPENDS "${source}" ${scripts}
-    DEPFILE "${base}.d"
+    DEPENDS "${source}" ${scripts} ${FLASHBSR_DEVICE_HEADERS}
     COMMENT "CUDA kernel ${name}"
     VERBATIM)
 endfunction()
