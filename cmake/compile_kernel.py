@@ -7,9 +7,9 @@
         --compiler 'nvrtc 12.8'
 
 Writes a fatbin of compressed machine code and PTX, ptxas' report (.log, for
-tools/kernel_registers.py), what the kernel is made of (.d), and a digest of all that decided it
-(.key). Where that has not changed, nothing is compiled, whatever paths or times have: isolated
-builds move the compiler each time. A folder of ``--cache`` serves builds for several Pythons.
+tools/kernel_registers.py), and a digest of all that decided it (.key). Where that has not changed,
+nothing is compiled, whatever paths or times have: isolated builds move the compiler each time. A
+folder of ``--cache`` serves builds for several Pythons.
 """
 
 from __future__ import annotations
@@ -115,8 +115,6 @@ def build(args: argparse.Namespace) -> str:
     outputs = [args.output.with_suffix(suffix) for suffix in PARTS]
     noted = args.output.with_suffix(".key")
     headers = dependencies(args.source.read_text(), args.include)
-    made_of = " ".join(str(path).replace(" ", r"\ ") for path in (args.source, *headers))
-    args.output.with_suffix(".d").write_text(f"{args.output}: {made_of}\n")
     key = key_of(args, headers)
     if noted.exists() and noted.read_text() == key and all(path.exists() for path in outputs):
         for path in outputs:

@@ -148,6 +148,12 @@ endif()
 
 include(cmake/instances.cmake)
 
+# Each kernel is looked at after a change of any: the script finds those that include it. A depfile would
+# bring the path of CMake into every command, and that moves with each isolated build.
+file(GLOB_RECURSE FLASHBSR_DEVICE_HEADERS CONFIGURE_DEPENDS
+     "${PROJECT_SOURCE_DIR}/include/flashbsr/*.h")
+list(FILTER FLASHBSR_DEVICE_HEADERS EXCLUDE REGEX "/include/flashbsr/(cpu|plan)/")
+
 # flashbsr_compile_kernel(<name> <source> <sass> <ptx>): <name>.fatbin and its log beside the source.
 function(flashbsr_compile_kernel name source sass ptx)
   get_filename_component(folder "${source}" DIRECTORY)
@@ -164,8 +170,7 @@ function(flashbsr_compile_kernel name source sass ptx)
     COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.py" "${source}"
             "${base}.fatbin" --include "${PROJECT_SOURCE_DIR}/include" ${compiler}
             --sass ${sass} --ptx ${ptx} "--cache=${FLASHBSR_KERNEL_CACHE}"
-    DEPENDS "${source}" ${scripts}
-    DEPFILE "${base}.d"
+    DEPENDS "${source}" ${scripts} ${FLASHBSR_DEVICE_HEADERS}
     COMMENT "CUDA kernel ${name}"
     VERBATIM)
 endfunction()
@@ -175,7 +180,10 @@ function(flashbsr_add_cuda_library target)
   flashbsr_add_kernels("${PROJECT_SOURCE_DIR}/cpp/instances.txt" generated)
   add_library(${target} OBJECT ${ARGN} ${generated})
   target_link_libraries(${target} PUBLIC flashbsr_headers ${CMAKE_DL_LIBS})
-  target_include_directories(${target} SYSTEM PRIVATE "${FLASHBSR_CUDA_INCLUDE}")
+  # A copy: packages of an isolated build lie at another place each time. It includes nothing of CUDA's.
+  file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/cuda")
+  file(COPY_FILE "${FLASHBSR_CUDA_INCLUDE}/cuda.h" "${CMAKE_CURRENT_BINARY_DIR}/cuda/cuda.h" ONLY_IF_DIFFERENT)
+  target_include_directories(${target} SYSTEM PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/cuda")
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/cpp")
   flashbsr_compile_options(${target})
 endfunction()

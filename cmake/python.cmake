@@ -6,12 +6,18 @@
 # Interpreter and headers; the stable ABI component where Python has one (3.12 and later).
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module
              OPTIONAL_COMPONENTS Development.SABIModule)
-if(NOT under_skbuild)  # scikit-build-core puts nanobind on the prefix path itself
-  execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
-                  OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_ROOT
+execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+                OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_folder
+                COMMAND_ERROR_IS_FATAL ANY)
+if(under_skbuild)
+  # An isolated build finds it at another place each time, and would compile all that includes it anew.
+  get_filename_component(nanobind_package "${nanobind_folder}" DIRECTORY)
+  set(nanobind_folder "${CMAKE_CURRENT_BINARY_DIR}/nanobind/cmake")
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E copy_directory_if_different "${nanobind_package}"
+                          "${CMAKE_CURRENT_BINARY_DIR}/nanobind"
                   COMMAND_ERROR_IS_FATAL ANY)
 endif()
-find_package(nanobind CONFIG REQUIRED)
+find_package(nanobind CONFIG REQUIRED PATHS "${nanobind_folder}" NO_DEFAULT_PATH)
 
 function(flashbsr_add_python_module target)
   # NOMINSIZE: the planner lives here, and it is timed in microseconds.

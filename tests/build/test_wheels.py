@@ -112,5 +112,7 @@ def test_a_kept_build_folder_keeps_no_option() -> None:
     options = set()
     for path in (ROOT / "CMakeLists.txt", ROOT / "cmake/cuda.cmake"):
         options |= set(re.findall(r"set\((FLASHBSR_\w+) \S+ CACHE STRING", path.read_text()))
-    named = set(re.findall(r"^(\w+) =", table("tool.scikit-build.cmake.define"), re.MULTILINE))
+    named = set(
+        re.findall(r"^(FLASHBSR_\w+) =", table("tool.scikit-build.cmake.define"), re.MULTILINE)
+    )
     assert named == options - {"FLASHBSR_SANITIZE"}
