@@ -40,8 +40,7 @@ class Argument:
 def _rows() -> dict[str, Argument]:
     found: dict[str, Argument] = {}
     for row in ROWS.strip().replace("\n    ", " ").splitlines():
-        names, kind, rest = (part.strip() for part in row.split(" | "))
-        becomes, _, meaning = rest.partition(" ")
+        names, kind, becomes, meaning = row.split(" | ")
         found |= {name: Argument(kind, meaning, becomes) for name in names.split()}
     return found
 
@@ -75,11 +74,15 @@ def refuse(*context: str, **options: Any) -> None:
         raise UnsupportedError(name, actual, f"the default: {argument(name, context).meaning}")
 
 
+@functools.cache
+def _refused(context: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if argument(name, context).becomes == "refused")
+
+
 def refuse_given(given: dict[str, Any], *context: str) -> None:
     """Raise for the first of a call's arguments, by name, that the table refuses."""
-    for name, value in given.items():
-        if name != "self" and argument(name, context).becomes == "refused":
-            refuse(*context, **{name: value})
+    names = tuple(name for name in given if name != "self")
+    refuse(*context, **{name: given[name] for name in _refused(context, names)})
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ class Wrapper:
     def _agrees(self, name: str, value: Any, default: Any = None) -> None:
         """Raise `PlanError` unless an option of ``run`` is what was planned."""
         self._ready()
-        planned = (self._given or {})[name]
+        planned = (self._given or {}).get(name, 1)  # q_len_per_req, where there is none
         if value != default and value != planned:
             raise PlanError(name, value, f"the planned {planned}")
 

@@ -69,33 +69,25 @@ def graph_mode(given: dict[str, Any]) -> Graph | None:
     pages = [name for name in names if "indices" in name]
     missing = [name for name in (*indptrs[:1], *pages) if given[name] is None]
     if missing:
-        raise UnsupportedError(
-            "use_cuda_graph",
-            True,
-            f"False, or {' and '.join(f'{name}=' for name in missing)} on a GPU, whose length is "
-            "the capacity",
-        )
+        buffers = " and ".join(f"{name}=" for name in missing)
+        expected = f"False, or {buffers} on a GPU, whose length is the capacity"
+        raise UnsupportedError("use_cuda_graph", True, expected)
     device: int | None = None
     for name in (name for name in names if given[name] is not None):
-        on = adapter_for(given[name], name).device(given[name])
+        on, shape = adapter_for(given[name], name).device(given[name]), tuple(given[name].shape)
         if on is None:
-            raise UnsupportedError(
-                name, "an array in host memory", "one on a GPU: the CPU has no CUDA graphs"
-            )
+            expected = "one on a GPU: the CPU has no CUDA graphs"
+            raise UnsupportedError(name, "an array in host memory", expected)
         device = on if device is None else device
         if on != device:
             raise FlashbsrError(name, f"cuda:{on}", f"cuda:{device}, as the first buffer")
-        if len(given[name].shape) != 1:
-            raise ShapeError(name, f"shape {tuple(given[name].shape)}", "a vector")
+        length = given[indptrs[0]].shape[0]
+        if len(shape) != 1 or (name in indptrs and shape != (max(length, 1),)):
+            raise ShapeError(name, f"shape {shape}", f"a vector; of indptrs of {max(length, 1)}")
     assert device is not None
-    length = given[indptrs[0]].shape[0]
-    for name in indptrs:
-        if given[name] is not None and (given[name].shape[0] != length or not length):
-            found = f"length {given[name].shape[0]}"
-            raise ShapeError(name, found, f"{max(length, 1)}: batch size + 1")
     limits = [given.get("max_q_tokens"), given.get("max_kv_tokens")]
     for name, value in zip(("max_q_tokens", "max_kv_tokens"), limits, strict=True):
         if value is not None:
             check_int(name, value, 0)
     rows = given[pages[0]].shape[0] if pages else limits[1]
-    return Graph(device, length - 1, rows, limits[0])
+    return Graph(device, given[indptrs[0]].shape[0] - 1, rows, limits[0])

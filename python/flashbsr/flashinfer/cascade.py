@@ -28,14 +28,9 @@ from ._base import Wrapper
 from ._composed import Composed, renamed
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
-__all__ = [
-    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
-    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
-    "MultiLevelCascadeAttentionWrapper",
-    "merge_state",
-    "merge_state_in_place",
-    "merge_states",
-]
+__all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+           "BatchPrefillWithSharedPrefixPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper",
+           "merge_state", "merge_state_in_place", "merge_states"]  # fmt: skip
 
 
 @described("merge")

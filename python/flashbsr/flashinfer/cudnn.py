@@ -21,16 +21,10 @@ from ._functions import Call, check_most, lengths
 __all__ = ["cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"]
 
 _SPELLING = {
-    "kv": "k_cache",
-    "k": "k_cache",
-    "v": "v_cache",
-    "workspace": "workspace_buffer",
-    "kv_lens": "actual_seq_lens_kv",
-    "kv_indptr": "actual_seq_lens_kv",
-    "qo_indptr": "actual_seq_lens_q",
-    "sm_scale": "scale",
-    "o_dtype": "o_data_type",
-}
+    "kv": "k_cache", "k": "k_cache", "v": "v_cache", "workspace": "workspace_buffer",
+    "kv_lens": "actual_seq_lens_kv", "kv_indptr": "actual_seq_lens_kv",
+    "qo_indptr": "actual_seq_lens_q", "sm_scale": "scale", "o_dtype": "o_data_type",
+}  # fmt: skip
 
 
 def _needed(**arrays: Array) -> None:
@@ -46,12 +40,9 @@ def _check_offsets(name: str, offsets: Array, rows: Any, row: tuple[int, ...], u
     found = to_values(offsets, name).reshape(-1)
     steps = int(np.prod(row)) if units == "elements" else 1
     if not np.array_equal(found[: len(rows)], np.asarray(rows) * steps):
-        raise UnsupportedError(
-            name,
-            f"{found[:9].tolist()}",
-            "None, or the offsets of requests without gaps between them: cumulative lengths"
-            + (f" times {steps}" if steps > 1 else ""),
-        )
+        times = f" times {steps}" if steps > 1 else ""
+        expected = f"None, or offsets without gaps: cumulative lengths{times}"
+        raise UnsupportedError(name, f"{found[:9].tolist()}", expected)
 
 
 @described("tables", "cudnn")
@@ -117,11 +108,8 @@ def cudnn_batch_prefill_with_kv_cache(
     check_name("batch_offsets_units", batch_offsets_units, ("elements", "tokens"))
     kv_lens = lengths(actual_seq_lens_kv, "actual_seq_lens_kv")
     q_lens = lengths(actual_seq_lens_q, "actual_seq_lens_q", len(kv_lens))
-    for name, most, values in (
-        ("max_token_per_sequence", max_token_per_sequence, q_lens),
-        ("max_sequence_kv", max_sequence_kv, kv_lens),
-    ):
-        check_most(name, most, values)
+    check_most("max_token_per_sequence", max_token_per_sequence, q_lens)
+    check_most("max_sequence_kv", max_sequence_kv, kv_lens)
     qo_indptr = np.concatenate([[0], np.cumsum(q_lens)])
     o_row = q.shape[1], v_cache.shape[-1]
     for name, offsets, row in (

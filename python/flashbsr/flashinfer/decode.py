@@ -14,28 +14,52 @@ from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from ..layout.joined import page_lens
 from ..layout.layouts import BlockTable, Layout, Paged
-from ._arguments import FLOAT16, described, refuse, refuse_given
+from ._arguments import FLOAT16, described, refuse_given
 from ._base import UnchangedError, Wrapper
 from ._functions import Call, attend_one, check_most, lengths, query_indptr
 from ._values import pages_to_tokens
 from .cudnn import cudnn_batch_decode_with_kv_cache
 
-__all__ = [
-    "BatchDecodeWithPagedKVCacheWrapper",
-    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
-    "cudnn_batch_decode_with_kv_cache",
-    "fast_decode_plan",
-    "single_decode_with_kv_cache",
-    "trtllm_batch_decode_with_kv_cache",
-    "xqa_batch_decode_with_kv_cache",
-]
+__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+           "cudnn_batch_decode_with_kv_cache", "fast_decode_plan", "single_decode_with_kv_cache",
+           "trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]  # fmt: skip
 
 
 class FewTokensUnsupportedError(UnsupportedError, NotImplementedError):
     """Several tokens per request with ``backend="fa3"``, as FlashInfer's programs catch it."""
 
 
-class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
+class PagedWrapper(Wrapper):
+    """A wrapper whose runs take a paged cache, as those of decodes and prompts do."""
+
+    def run(
+        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
+        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
+        return_lse: bool = False, enable_pdl: bool | None = None,
+        window_left: int | None = None, sinks: Array = None, q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Array = None,
+        use_fp16_softmax: bool | None = None, uses_spcompress: bool | None = None,
+        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
+    ) -> Any:  # fmt: skip
+        """Compute the planned batch for one layer."""
+        if not (
+            kv_cache_sf is skip_softmax_threshold_scale_factor is None
+            and use_fp16_softmax is uses_spcompress is None
+        ):
+            refuse_given(locals(), "run", *self._context)
+        if window_left is not None:
+            self._agrees("window_left", window_left)
+        if q_len_per_req is not None:
+            self._agrees("q_len_per_req", q_len_per_req)
+        if args:
+            q_scale, k_scale, v_scale, sinks = self._positional(args)
+        return self._run(
+            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
+
+
+class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     """Attention of one new token per request (or a few) against a paged KV cache.
 
     ``plan`` once per step, ``run`` once per layer.
@@ -126,28 +150,6 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             qo_indptr = np.arange(len(kv_lens) + 1) * count
         table = indptr, given["indices"], last_page_len
         return paged_layout(qo_indptr, *table, lens, tables, page_size)
-
-    def run(
-        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
-        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
-        return_lse: bool = False, enable_pdl: bool | None = None,
-        window_left: int | None = None, sinks: Array = None, q_len_per_req: int | None = None,
-        skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Array = None,
-        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
-    ) -> Any:  # fmt: skip
-        """Compute the planned batch for one layer."""
-        if not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
-            refuse_given(locals(), "run", *self._context)
-        if window_left is not None:
-            self._agrees("window_left", window_left)
-        if q_len_per_req is not None:
-            self._agrees("q_len_per_req", q_len_per_req)
-        if args:
-            q_scale, k_scale, v_scale, sinks = self._positional(args)
-        return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
-        )  # fmt: skip
 
     def _explained(self, error: FlashbsrError) -> FlashbsrError:
         if error.argument == "q" and isinstance(error, PlanError):
@@ -251,7 +253,6 @@ def single_decode_with_kv_cache(
     -------
     out [num_qo_heads, head_dim], or (out, lse [num_qo_heads])
         Of the caller's kind; the type of `q`, bfloat16 for float8.
-
     """
     if len(getattr(q, "shape", (0, 0))) != 2:
         raise ShapeError("q", f"shape {tuple(q.shape)}", "[num_qo_heads, head_dim]")
@@ -269,13 +270,11 @@ SPELLING = {
 }  # fmt: skip
 
 
-def check_rest(uses_shared_paged_kv_idx: bool = True, o_scale: float = 1.0) -> None:
+def check_rest(uses_shared_paged_kv_idx: bool, o_scale: float = 1.0) -> None:
+    """Raise for two tables, and for a scale of the output."""
     if not uses_shared_paged_kv_idx:
-        raise UnsupportedError(
-            "uses_shared_paged_kv_idx",
-            False,
-            "True: K and V have one table; a tuple (k, v) may have arrays of its own",
-        )
+        expected = "True: K and V have one table; a tuple (k, v) may have arrays of its own"
+        raise UnsupportedError("uses_shared_paged_kv_idx", False, expected)
     if o_scale != 1.0:
         raise UnsupportedError("o_scale", o_scale, "1: fold 1 / o_scale into bmm2_scale")
 
@@ -304,7 +303,7 @@ def trtllm_batch_decode_with_kv_cache(
     cum_seq_lens_q: Array = None, skip_softmax_threshold_scale_factor: Any = None,
     kv_cache_sf: Any = None, uses_shared_paged_kv_idx: bool = True, lse: Array = None,
     return_lse: bool = False, bmm1_scale_log2: Any = None,
-    multi_ctas_kv_counter_buffer: Any = None,  # noqa: ARG001
+    multi_ctas_kv_counter_buffer: Any = None,
     enable_block_sparse_attention: bool = False, bf16q_fp8kv_transform_mode: Any = None, *,
     lse_base: str = "2",
 ) -> Any:  # fmt: skip
@@ -315,15 +314,8 @@ def trtllm_batch_decode_with_kv_cache(
     Returns
     -------
     out, or (out, lse)
-
     """
-    refuse(
-        "tables", o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, mask=mask,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-        kv_cache_sf=kv_cache_sf, bmm1_scale_log2=bmm1_scale_log2,
-        enable_block_sparse_attention=enable_block_sparse_attention,
-        bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode,
-    )  # fmt: skip
+    refuse_given(locals(), "tables")
     check_rest(uses_shared_paged_kv_idx, o_scale)
     kv_lens = lengths(seq_lens, "seq_lens")
     check_most("max_seq_len", max_seq_len, kv_lens)
@@ -358,7 +350,6 @@ def xqa_batch_decode_with_kv_cache(
     Returns
     -------
     array [tokens, num_qo_heads, head_dim]
-
     """
     try:
         result: Array = trtllm_batch_decode_with_kv_cache(

@@ -20,16 +20,19 @@ from ._functions import Call, attend_one, check_most, lengths
 from ._values import pages_to_tokens
 from ._variants import items
 from .cudnn import cudnn_batch_prefill_with_kv_cache
-from .decode import SPELLING, check_rest, one_sink, paged_layout, query_spelling
+from .decode import (
+    SPELLING,
+    PagedWrapper,
+    check_rest,
+    one_sink,
+    paged_layout,
+    query_spelling,
+)
 
-__all__ = [
-    "BatchPrefillWithPagedKVCacheWrapper",
-    "BatchPrefillWithRaggedKVCacheWrapper",
-    "cudnn_batch_prefill_with_kv_cache",
-    "single_prefill_with_kv_cache",
-    "single_prefill_with_kv_cache_return_lse",
-    "trtllm_batch_context_with_kv_cache",
-]
+__all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
+           "cudnn_batch_prefill_with_kv_cache", "single_prefill_with_kv_cache",
+           "single_prefill_with_kv_cache_return_lse",
+           "trtllm_batch_context_with_kv_cache"]  # fmt: skip
 
 
 class _Prefill(Wrapper):
@@ -62,7 +65,7 @@ class _Prefill(Wrapper):
             task |= self._graph.capacity(*rows)
 
 
-class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
+class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
     """Attention of several tokens per request against a paged KV cache.
 
     Prefill, chunked prefill, speculative verification: any number of query tokens per request, 0
@@ -118,30 +121,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     def _layout(self, given: dict[str, Any]) -> Layout:
         names = "qo_indptr", *self._TABLE, "seq_lens", "block_tables", "page_size"
         return paged_layout(*(given[name] for name in names))
-
-    def run(
-        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
-        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
-        return_lse: bool = False, enable_pdl: bool | None = None,
-        window_left: int | None = None, sinks: Array = None, kv_cache_sf: Array = None,
-        skip_softmax_threshold_scale_factor: float | None = None,
-        use_fp16_softmax: bool | None = None, uses_spcompress: bool | None = None,
-        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
-    ) -> Any:  # fmt: skip
-        """Compute the planned batch for one layer."""
-        if not (
-            kv_cache_sf is skip_softmax_threshold_scale_factor is None
-            and use_fp16_softmax is uses_spcompress is None
-        ):
-            refuse_given(locals(), "run", *self._context)
-        if window_left is not None:
-            self._agrees("window_left", window_left)
-        if args:
-            q_scale, k_scale, v_scale, sinks = self._positional(args)
-        return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
-        )  # fmt: skip
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
@@ -244,7 +223,6 @@ def single_prefill_with_kv_cache(
     -------
     out [qo_len, num_qo_heads, head_dim_vo], or (out, lse [qo_len, num_qo_heads])
         Of the caller's kind. A row that sees no key gives 0, and -inf.
-
     """
     refuse(kv_cache_sf=kv_cache_sf)
     check_backend(backend)
@@ -275,12 +253,12 @@ def _either(name: str, value: Scale, other: Scale) -> Scale:
 def trtllm_batch_context_with_kv_cache(
     query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
     seq_lens: Array, max_q_len: int, max_kv_len: int, bmm1_scale: Scale, bmm2_scale: Scale,
-    batch_size: int, cum_seq_lens_q: Array, cum_seq_lens_kv: Array,  # noqa: ARG001
+    batch_size: int, cum_seq_lens_q: Array, cum_seq_lens_kv: Array,
     window_left: int = -1, out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None,
     o_sf_vec_size: Any = None, kv_layout: str = "HND", enable_pdl: bool | None = None,
     sinks: Any = None, kv_cache_sf: Any = None, skip_softmax_threshold_scale_factor: Any = None,
     uses_shared_paged_kv_idx: bool = True, causal: bool = True, lse: Array = None,
-    return_lse: bool = False, multi_ctas_kv_counter_buffer: Any = None,  # noqa: ARG001
+    return_lse: bool = False, multi_ctas_kv_counter_buffer: Any = None,
     use_fp16_softmax: Any = None, uses_spcompress: Any = None, *, backend: str = "auto",
     lse_base: str = "2", fp8_accumulation: str = "default",
 ) -> Any:  # fmt: skip
@@ -289,13 +267,8 @@ def trtllm_batch_context_with_kv_cache(
     Returns
     -------
     out, or (out, lse)
-
     """
-    refuse(
-        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-        use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress,
-    )  # fmt: skip
+    refuse_given(locals(), "tables")
     check_rest(uses_shared_paged_kv_idx)
     kv_lens = lengths(seq_lens, "seq_lens")
     if len(kv_lens) != batch_size:

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from .._check import check_int, check_name
 from ..arrays import adapter_for, device_of, float_dtype
 from ..arrays.dtypes import Q_DTYPES, output_dtype
@@ -26,8 +23,6 @@ from ._base import Wrapper
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
-Ints = npt.NDArray[np.int64]
-
 
 class _Sparse(Wrapper):
     """What both wrappers share."""
@@ -43,12 +38,8 @@ class _Sparse(Wrapper):
         mode = given["pos_encoding_mode"]
         if mode != "NONE":
             check_name("pos_encoding_mode", mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
-            raise UnsupportedError(
-                "pos_encoding_mode",
-                repr(mode),
-                "'NONE': gathered blocks have no running position; rotate q and k first with "
-                "apply_rope_pos_ids",
-            )
+            way_out = "'NONE': gathered blocks have no positions; apply_rope_pos_ids first"
+            raise UnsupportedError("pos_encoding_mode", repr(mode), way_out)
 
 
 class BlockSparseAttentionWrapper(_Sparse):
@@ -151,12 +142,8 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     def _check(self, given: dict[str, Any]) -> None:
         super()._check(given)
         if given["causal"]:
-            raise UnsupportedError(
-                "causal",
-                True,
-                "False: cut blocks at the diagonal and leave out those above it, or take "
-                "BlockSparseAttentionWrapper, which writes causality into a mask",
-            )
+            way_out = "False: cut blocks at the diagonal, or take BlockSparseAttentionWrapper"
+            raise UnsupportedError("causal", True, way_out)
         heads = check_int("num_kv_heads", given["num_kv_heads"], 1)
         names = "block_mask_map", "block_row_sz", "block_col_sz"
         block_map, rows, columns = (given[name] for name in names)
