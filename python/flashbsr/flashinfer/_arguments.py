@@ -10,13 +10,18 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import UnsupportedError
 from ._table import ROWS
 
-__all__ = ["ARGUMENTS", "BFLOAT16", "FLOAT16", "Argument", "Default", "Uses", "argument",
-           "described", "refuse", "refuse_given"]  # fmt: skip
+__all__ = ["ARGUMENTS", "BFLOAT16", "FLOAT16", "Argument", "Default", "Number", "Uses",
+           "Workspace", "argument", "described", "refuse", "refuse_given"]  # fmt: skip
+
+
+Number: TypeAlias = "float | None"
+Workspace: TypeAlias = "Any"
+"""None, the most bytes to own, or an array."""
 
 
 class Default(str):
@@ -87,25 +92,13 @@ def refuse_given(given: dict[str, Any], *context: str) -> None:
 
 @dataclass(frozen=True)
 class Uses:
-    """What becomes of the arguments of a ``plan``.
+    """What becomes of the arguments of a ``plan``."""
 
-    Attributes
-    ----------
-    spec, task : tuple of (argument, field)
-        Those that are fields of `AttentionSpec` and `TaskInfo`.
-    refused : tuple of str
-        Those that must be left at their default.
-    plan : tuple of str
-        Options of `Attention.plan`.
-    key : callable
-        Values of all that choose an engine, of a mapping of arguments.
-    """
-
-    spec: tuple[tuple[str, str], ...]
-    task: tuple[tuple[str, str], ...]
+    spec: tuple[tuple[str, str], ...]  # (argument, field of AttentionSpec)
+    task: tuple[tuple[str, str], ...]  # (argument, field of TaskInfo)
     refused: tuple[str, ...]
-    plan: tuple[str, ...]
-    key: Callable[[dict[str, Any]], tuple[Any, ...]]
+    plan: tuple[str, ...]  # options of Attention.plan
+    key: Callable[[dict[str, Any]], tuple[Any, ...]]  # values that choose an engine
 
     @classmethod
     def of(cls, plan: Callable[..., Any], context: Iterable[str]) -> Uses:

@@ -22,7 +22,7 @@ from ..engine.task import TaskInfo
 from ..errors import FlashbsrError, PlanError, UnsupportedError
 from ..layout.layouts import Layout
 from ..variant.spec import AttentionSpec
-from ._arguments import Uses, describe_class, refuse
+from ._arguments import Number, Uses, describe_class, refuse
 from ._graph import graph_mode
 from ._values import as_bytes, per_head, types
 from ._variants import read_jit_args
@@ -340,8 +340,7 @@ class Wrapper:
         return (self._given or {}).get("logits_soft_cap") or 0.0
 
     def explain(
-        self, *, bandwidth: float | None = None, flops: float | None = None,
-        time_s: float | None = None,
+        self, *, bandwidth: Number = None, flops: Number = None, time_s: Number = None,
     ) -> Explanation:  # fmt: skip
         """Say what the plan does and why: `Attention.explain` of the current plan."""
         return self._ready().explain(bandwidth=bandwidth, flops=flops, time_s=time_s)

@@ -35,7 +35,7 @@ class Composed(Wrapper):
         self._planned: dict[str, Any] = {}  # what they were planned for
 
     def _on(
-        self, name: str, kind: Any, layout: str, key: Any, *arrays: Any, **options: Any
+        self, name: str, kind: Any, layout: str, key: Any, *arrays: Any, **options: Any,
     ) -> Any:  # fmt: skip
         """Return a wrapper planned for these; not again where `key` is that of its plan."""
         wrapper = self._wrappers.get((name, layout))

@@ -11,7 +11,7 @@ import flashbsr._core as _core
 from ..arrays.types import Array, DType, Scale
 from ..errors import UnsupportedError
 from ..layout.layouts import Layout, Paged
-from ._arguments import BFLOAT16, Default, refuse_given
+from ._arguments import BFLOAT16, Default, Number, refuse_given
 from ._base import Wrapper
 from ._variants import SINK
 from .prefill import BatchPrefillWithPagedKVCacheWrapper
@@ -40,7 +40,7 @@ class BatchAttention(Wrapper):
     def plan(
         self, qo_indptr: Array, kv_indptr: Array, kv_indices: Array, kv_len_arr: Array,
         num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, head_dim_vo: int, page_size: int,
-        causal: bool = False, sm_scale: float | None = None, logits_soft_cap: float | None = None,
+        causal: bool = False, sm_scale: Number = None, logits_soft_cap: Number = None,
         q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16, use_profiler: bool = False,
         *, o_data_type: DType = None, fp8_accumulation: str = "default",
         share_prefixes: str = "auto", stream: Any = None,
@@ -55,11 +55,10 @@ class BatchAttention(Wrapper):
         )  # fmt: skip
 
     def run(
-        self, q: Array, kv_cache: Any, out: Array = None, lse: Array = None,
-        k_scale: Scale = None, v_scale: Scale = None, logits_soft_cap: float | None = 0.0,
-        profiler_buffer: Any = None, kv_cache_sf: Any = None, *, q_scale: Scale = None,
-        sinks: Array = None, enable_pdl: bool | None = None, kv_ready: bool = False,
-        stream: Any = None,
+        self, q: Array, kv_cache: Any, out: Array = None, lse: Array = None, k_scale: Scale = None,
+        v_scale: Scale = None, logits_soft_cap: Number = 0.0, profiler_buffer: Any = None,
+        kv_cache_sf: Any = None, *, q_scale: Scale = None, sinks: Array = None,
+        enable_pdl: bool | None = None, kv_ready: bool = False, stream: Any = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         """Compute the planned batch for one layer; always ``(out, lse)``."""
         if not (profiler_buffer is kv_cache_sf is None):

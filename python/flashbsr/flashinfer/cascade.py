@@ -23,7 +23,7 @@ from ..errors import PlanError, ShapeError
 from ..layout.joined import pages_within
 from ..layout.layouts import Layout, Levels
 from ..ops import state
-from ._arguments import FLOAT16, described, refuse
+from ._arguments import FLOAT16, Number, Workspace, described, refuse
 from ._base import Wrapper
 from ._composed import Composed, renamed
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
@@ -80,12 +80,11 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
     )  # fmt: skip
 
     def __init__(
-        self, num_levels: int, float_workspace_buffer: Array | int | None = None,
-        kv_layout: str = "NHD", use_cuda_graph: bool = False,
-        qo_indptr_buf_arr: Any = None, paged_kv_indptr_buf_arr: Any = None,
-        paged_kv_indices_buf_arr: Any = None,
-        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto",
-        lse_base: str = "2", num_threads: int | None = None,
+        self, num_levels: int, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
+        use_cuda_graph: bool = False, qo_indptr_buf_arr: Any = None,
+        paged_kv_indptr_buf_arr: Any = None, paged_kv_indices_buf_arr: Any = None,
+        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto", lse_base: str = "2",
+        num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._num_levels = check_int("num_levels", num_levels, 1)
         refuse("levels", use_cuda_graph=use_cuda_graph)
@@ -94,13 +93,12 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
     def plan(
         self, qo_indptr_arr: Sequence[Array], paged_kv_indptr_arr: Sequence[Array],
         paged_kv_indices_arr: Sequence[Array], paged_kv_last_page_len: Sequence[Array],
-        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
-        causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, sm_scale: float | None = None,
-        window_left: int = -1, logits_soft_cap: float | None = None,
-        rope_scale: float | None = None, rope_theta: float | None = None,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, *,
-        head_dim_vo: int | None = None, o_data_type: DType = None, stream: Any = None,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, causal: bool = False,
+        pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,
+        sm_scale: Number = None, window_left: int = -1, logits_soft_cap: Number = None,
+        rope_scale: Number = None, rope_theta: Number = None, q_data_type: DType = FLOAT16,
+        kv_data_type: DType = None, *, head_dim_vo: int | None = None, o_data_type: DType = None,
+        stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch.
 

@@ -15,8 +15,8 @@ from .._check import check_name
 from ..arrays import to_values
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
-from ._arguments import described, refuse
-from ._functions import Call, check_most, lengths
+from ._arguments import Workspace, described, refuse
+from ._functions import attend_requests, check_most, lengths
 
 __all__ = ["cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"]
 
@@ -47,9 +47,8 @@ def _check_offsets(name: str, offsets: Array, rows: Any, row: tuple[int, ...], u
 
 @described("tables", "cudnn")
 def cudnn_batch_decode_with_kv_cache(
-    q: Array, k_cache: Array, v_cache: Array, scale: float,
-    workspace_buffer: Array | int | None, *, max_sequence_kv: int,
-    actual_seq_lens_kv: Array = None, block_tables: Array = None,
+    q: Array, k_cache: Array, v_cache: Array, scale: float, workspace_buffer: Workspace, *,
+    max_sequence_kv: int, actual_seq_lens_kv: Array = None, block_tables: Array = None,
     is_cuda_graph_compatible: bool = False, batch_offsets_q: Array = None,
     batch_offsets_o: Array = None, batch_offsets_k: Array = None, batch_offsets_v: Array = None,
     out: Array = None,
@@ -69,11 +68,10 @@ def cudnn_batch_decode_with_kv_cache(
     o_row = q.shape[1], v_cache.shape[-1]
     _check_offsets("batch_offsets_o", batch_offsets_o, rows, o_row, "elements")
     _no_kv_offsets(batch_offsets_k, batch_offsets_v)
-    call = Call(
-        q, (k_cache, v_cache), block_tables, kv_lens, None, causal=False, sm_scale=scale,
-        spelling=_SPELLING, workspace=workspace_buffer,
+    result: Array = attend_requests(
+        q, (k_cache, v_cache), block_tables, kv_lens, None, _SPELLING, (None, None, None),
+        causal=False, sm_scale=scale, workspace=workspace_buffer, out=out,
     )  # fmt: skip
-    result: Array = call.run(out, None, False, (None, None, None))
     return result
 
 
@@ -85,15 +83,15 @@ def _no_kv_offsets(batch_offsets_k: Array, batch_offsets_v: Array) -> None:
 
 @described("tables", "cudnn")
 def cudnn_batch_prefill_with_kv_cache(
-    q: Array, k_cache: Array, v_cache: Array, scale: float,
-    workspace_buffer: Array | int | None, *, max_token_per_sequence: int, max_sequence_kv: int,
-    actual_seq_lens_q: Array = None, actual_seq_lens_kv: Array = None,
-    block_tables: Array = None, causal: bool, return_lse: bool, q_scale: Scale = None,
-    k_scale: Scale = None, v_scale: Scale = None, batch_offsets_q: Array = None,
-    batch_offsets_o: Array = None, batch_offsets_k: Array = None, batch_offsets_v: Array = None,
-    batch_offsets_stats: Array = None, batch_offsets_units: str = "elements",
-    out: Array = None, lse: Array = None, is_cuda_graph_compatible: bool = False,
-    backend: str | None = None, o_data_type: DType = None, lse_base: str = "2",
+    q: Array, k_cache: Array, v_cache: Array, scale: float, workspace_buffer: Workspace, *,
+    max_token_per_sequence: int, max_sequence_kv: int, actual_seq_lens_q: Array = None,
+    actual_seq_lens_kv: Array = None, block_tables: Array = None, causal: bool, return_lse: bool,
+    q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None,
+    batch_offsets_q: Array = None, batch_offsets_o: Array = None, batch_offsets_k: Array = None,
+    batch_offsets_v: Array = None, batch_offsets_stats: Array = None,
+    batch_offsets_units: str = "elements", out: Array = None, lse: Array = None,
+    is_cuda_graph_compatible: bool = False, backend: str | None = None, o_data_type: DType = None,
+    lse_base: str = "2",
 ) -> tuple[Array, Array]:  # fmt: skip
     """Attention of the new tokens of prompts, paged or ragged.
 
@@ -132,11 +130,11 @@ def cudnn_batch_prefill_with_kv_cache(
                 kind = "[kv_tokens, num_kv_heads, head_dim] without block_tables"
                 raise ShapeError(name[-1] + "_cache", f"shape {tuple(x.shape)}", kind)
             _check_offsets(name, offsets, kv_indptr, tuple(x.shape[1:]), batch_offsets_units)
-    call = Call(
-        q, (k_cache, v_cache), block_tables, kv_lens, qo_indptr, causal=causal, sm_scale=scale,
-        spelling=_SPELLING, kv_layout=layout, workspace=workspace_buffer,
-        backend=backend or "auto", o_dtype=o_data_type, lse_base=lse_base,
-    )  # fmt: skip
     wanted = return_lse or lse is not None
-    found = call.run(out, lse, wanted, (q_scale, k_scale, v_scale))
+    found = attend_requests(
+        q, (k_cache, v_cache), block_tables, kv_lens, qo_indptr, _SPELLING,
+        (q_scale, k_scale, v_scale), causal=causal, sm_scale=scale, kv_layout=layout,
+        workspace=workspace_buffer, backend=backend or "auto", o_dtype=o_data_type,
+        lse_base=lse_base, out=out, lse=lse, return_lse=wanted,
+    )  # fmt: skip
     return found if wanted else (found, None)

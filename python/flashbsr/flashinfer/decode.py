@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._check import check_int
-from ..arrays import device_of, to_indices
+from ..arrays import to_indices
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
-from ..layout.joined import page_lens
-from ..layout.layouts import BlockTable, Layout, Paged
-from ._arguments import FLOAT16, described, refuse_given
+from ..layout.joined import page_lens, paged_layout
+from ..layout.layouts import Layout
+from ._arguments import FLOAT16, Number, Workspace, described, refuse_given
 from ._base import UnchangedError, Wrapper
-from ._functions import Call, attend_one, check_most, lengths, query_indptr
+from ._functions import attend_one, attend_requests, check_most, lengths
 from ._values import pages_to_tokens
 from .cudnn import cudnn_batch_decode_with_kv_cache
 
@@ -35,9 +35,9 @@ class PagedWrapper(Wrapper):
     def run(
         self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
         k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
-        return_lse: bool = False, enable_pdl: bool | None = None,
-        window_left: int | None = None, sinks: Array = None, q_len_per_req: int | None = None,
-        skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Array = None,
+        return_lse: bool = False, enable_pdl: bool | None = None, window_left: int | None = None,
+        sinks: Array = None, q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: Number = None, kv_cache_sf: Array = None,
         use_fp16_softmax: bool | None = None, uses_spcompress: bool | None = None,
         alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
     ) -> Any:  # fmt: skip
@@ -76,11 +76,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     }  # fmt: skip
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, use_tensor_cores: bool = False,
         paged_kv_indptr_buffer: Array = None, paged_kv_indices_buffer: Array = None,
-        paged_kv_last_page_len_buffer: Array = None, backend: str = "auto", jit_args: Any = None,
-        *, lse_base: str = "2", num_threads: int | None = None,
+        paged_kv_last_page_len_buffer: Array = None, backend: str = "auto", jit_args: Any = None, *,
+        lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
         self._use_tensor_cores = bool(use_tensor_cores)
@@ -93,13 +93,13 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     def plan(
         self, indptr: Array, indices: Array, last_page_len: Array, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = "NONE",
-        window_left: int = -1, logits_soft_cap: float | None = None,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
-        data_type: DType = None, sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, non_blocking: bool = True, block_tables: Array = None,
-        seq_lens: Array = None, fixed_split_size: int | None = None,
-        disable_split_kv: bool = False, q_len_per_req: int = 1, *, window_right: int = 0,
-        share_prefixes: str = "auto", fp8_accumulation: str = "default", stream: Any = None,
+        window_left: int = -1, logits_soft_cap: Number = None, q_data_type: DType = FLOAT16,
+        kv_data_type: DType = None, o_data_type: DType = None, data_type: DType = None,
+        sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
+        non_blocking: bool = True, block_tables: Array = None, seq_lens: Array = None,
+        fixed_split_size: int | None = None, disable_split_kv: bool = False, q_len_per_req: int = 1,
+        *, window_right: int = 0, share_prefixes: str = "auto", fp8_accumulation: str = "default",
+        stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch. Checks the page table completely."""
         self._plan(locals())
@@ -158,43 +158,13 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         return error
 
 
-def paged_layout(
-    qo_indptr: Array, indptr: Array, indices: Array, last_page_len: Array, seq_lens: Array,
-    block_tables: Array, page_size: int,
-) -> Layout:  # fmt: skip
-    """Make the layout of a page table, in either form.
-
-    Both ways to say the lengths must agree on the host; on a GPU those beside others are not read.
-    """
-    if indptr is None and block_tables is not None:
-        if seq_lens is None:
-            raise FlashbsrError("seq_lens", None, "the lengths that block_tables needs")
-        return BlockTable(qo_indptr, block_tables, seq_lens, page_size=page_size)
-    if last_page_len is not None and seq_lens is not None:
-        if device_of(seq_lens, "seq_lens") is None and device_of(last_page_len) is None:
-            expected = page_lens(indptr, last_page_len, page_size)
-            lens = to_indices(seq_lens, "seq_lens")
-            if lens.shape != expected.shape:
-                raise ShapeError("seq_lens", f"shape {lens.shape}", f"{expected.shape}: as pages")
-            wrong = (expected > 0) & (lens != expected)  # those without pages may be padded
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                said = f"{expected[at]}, as the page table says (give one of the two)"
-                raise FlashbsrError("seq_lens", f"{lens[at]} for request {at}", said)
-        seq_lens = None
-    return Paged(
-        qo_indptr, indptr, indices, last_page_len=last_page_len, kv_lens=seq_lens,
-        page_size=page_size,
-    )  # fmt: skip
-
-
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """`BatchDecodeWithPagedKVCacheWrapper` in graph mode; an older name."""
 
     def __init__(
-        self, workspace_buffer: Array | int | None, indptr_buffer: Array, indices_buffer: Array,
-        last_page_len_buffer: Array, kv_layout: str = "NHD", use_tensor_cores: bool = False,
-        *, backend: str = "auto", lse_base: str = "2",
+        self, workspace_buffer: Workspace, indptr_buffer: Array, indices_buffer: Array,
+        last_page_len_buffer: Array, kv_layout: str = "NHD", use_tensor_cores: bool = False, *,
+        backend: str = "auto", lse_base: str = "2",
     ) -> None:  # fmt: skip
         super().__init__(
             workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer,
@@ -204,14 +174,13 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 @described("decode")
 def fast_decode_plan(
-    self: BatchDecodeWithPagedKVCacheWrapper, indptr: Array, indices: Array,
-    last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
-    pos_encoding_mode: str = "NONE", window_left: int = -1, logits_soft_cap: float | None = None,
+    self: BatchDecodeWithPagedKVCacheWrapper, indptr: Array, indices: Array, last_page_len: Array,
+    num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+    pos_encoding_mode: str = "NONE", window_left: int = -1, logits_soft_cap: Number = None,
     q_data_type: DType = None, kv_data_type: DType = None, data_type: DType = None,
-    sm_scale: float | None = None, rope_scale: float | None = None,
-    rope_theta: float | None = None, non_blocking: bool = True,
-    fixed_split_size: int | None = None, disable_split_kv: bool = False, q_len_per_req: int = 1,
-    global_override_indptr_cpu: Array = None,
+    sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
+    non_blocking: bool = True, fixed_split_size: int | None = None, disable_split_kv: bool = False,
+    q_len_per_req: int = 1, global_override_indptr_cpu: Array = None,
 ) -> None:  # fmt: skip
     """Plan again, as ``begin_forward``: a function that engines put in the place of that method.
 
@@ -288,22 +257,17 @@ def one_sink(sinks: Any) -> Any:
     return sinks[0]
 
 
-def query_spelling(given: bool) -> dict[str, str]:
-    return {"qo_indptr": "cum_seq_lens_q" if given else "q_len_per_req"}
-
-
 @described("tables")
 def trtllm_batch_decode_with_kv_cache(
-    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
-    seq_lens: Array, max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0,
-    window_left: int = -1, out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None,
-    o_sf_vec_size: Any = None, sinks: Any = None, kv_layout: str = "HND",
-    enable_pdl: bool | None = None, backend: str = "auto", q_len_per_req: int = 1,
-    o_scale: float = 1.0, mask: Any = None, max_q_len: int | None = None,
-    cum_seq_lens_q: Array = None, skip_softmax_threshold_scale_factor: Any = None,
-    kv_cache_sf: Any = None, uses_shared_paged_kv_idx: bool = True, lse: Array = None,
-    return_lse: bool = False, bmm1_scale_log2: Any = None,
-    multi_ctas_kv_counter_buffer: Any = None,
+    query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
+    max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0, window_left: int = -1,
+    out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None, o_sf_vec_size: Any = None,
+    sinks: Any = None, kv_layout: str = "HND", enable_pdl: bool | None = None,
+    backend: str = "auto", q_len_per_req: int = 1, o_scale: float = 1.0, mask: Any = None,
+    max_q_len: int | None = None, cum_seq_lens_q: Array = None,
+    skip_softmax_threshold_scale_factor: Any = None, kv_cache_sf: Any = None,
+    uses_shared_paged_kv_idx: bool = True, lse: Array = None, return_lse: bool = False,
+    bmm1_scale_log2: Any = None, multi_ctas_kv_counter_buffer: Any = None,
     enable_block_sparse_attention: bool = False, bf16q_fp8kv_transform_mode: Any = None, *,
     lse_base: str = "2",
 ) -> Any:  # fmt: skip
@@ -319,7 +283,9 @@ def trtllm_batch_decode_with_kv_cache(
     check_rest(uses_shared_paged_kv_idx, o_scale)
     kv_lens = lengths(seq_lens, "seq_lens")
     check_most("max_seq_len", max_seq_len, kv_lens)
-    qo_indptr = query_indptr(q_len_per_req, len(kv_lens))
+    qo_indptr = None  # one each
+    if check_int("q_len_per_req", q_len_per_req, 1) > 1:
+        qo_indptr = np.arange(len(kv_lens) + 1) * q_len_per_req
     if cum_seq_lens_q is not None:
         if q_len_per_req != 1:
             raise FlashbsrError("q_len_per_req", q_len_per_req, "1 next to cum_seq_lens_q")
@@ -327,23 +293,23 @@ def trtllm_batch_decode_with_kv_cache(
     if max_q_len is not None:
         counts = [q_len_per_req] if cum_seq_lens_q is None else np.diff(to_indices(cum_seq_lens_q))
         check_most("max_q_len", max_q_len, np.asarray(counts))
-    call = Call(
-        query, kv_cache, block_tables, kv_lens, qo_indptr, causal=qo_indptr is not None,
-        sm_scale=1.0, spelling=SPELLING | query_spelling(cum_seq_lens_q is not None),
-        kv_layout=kv_layout, window_left=window_left, workspace=workspace_buffer, backend=backend,
-        o_dtype=out_dtype, lse_base=lse_base,
+    return attend_requests(
+        query, kv_cache, block_tables, kv_lens, qo_indptr,
+        SPELLING | {"qo_indptr": "q_len_per_req" if cum_seq_lens_q is None else "cum_seq_lens_q"},
+        (bmm1_scale, None, bmm2_scale), causal=qo_indptr is not None, kv_layout=kv_layout,
+        window_left=window_left, workspace=workspace_buffer, backend=backend, o_dtype=out_dtype,
+        lse_base=lse_base, out=out, lse=lse, return_lse=return_lse, sinks=one_sink(sinks),
+        enable_pdl=enable_pdl,
     )  # fmt: skip
-    scales = (bmm1_scale, None, bmm2_scale)
-    return call.run(out, lse, return_lse, scales, one_sink(sinks), enable_pdl)
 
 
 @described("tables")
 def xqa_batch_decode_with_kv_cache(
-    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
-    seq_lens: Array, max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0,
-    window_left: int = -1, out: Array = None, sinks: Any = None, kv_layout: str = "NHD",
-    enable_pdl: bool | None = None, q_len_per_req: int = 1, o_scale: float = 1.0,
-    mask: Any = None, kv_cache_sf: Any = None, q_cu_seq_lens: Array = None,
+    query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
+    max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0, window_left: int = -1,
+    out: Array = None, sinks: Any = None, kv_layout: str = "NHD", enable_pdl: bool | None = None,
+    q_len_per_req: int = 1, o_scale: float = 1.0, mask: Any = None, kv_cache_sf: Any = None,
+    q_cu_seq_lens: Array = None,
 ) -> Array:  # fmt: skip
     """Attention of the last tokens of each request: `trtllm_batch_decode_with_kv_cache`, NHD.
 

@@ -24,9 +24,8 @@ _SPELLING = {
 
 @described()
 def append_paged_mla_kv_cache(
-    append_ckv: Array, append_kpe: Array, batch_indices: Array, positions: Array,
-    ckv_cache: Array, kpe_cache: Array, kv_indices: Array, kv_indptr: Array,
-    kv_last_page_len: Array,
+    append_ckv: Array, append_kpe: Array, batch_indices: Array, positions: Array, ckv_cache: Array,
+    kpe_cache: Array, kv_indices: Array, kv_indptr: Array, kv_last_page_len: Array,
 ) -> None:  # fmt: skip
     """Write new rows of a compressed cache into their slots: `append_paged_kv_cache`, one head."""
     try:

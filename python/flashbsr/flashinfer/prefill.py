@@ -12,22 +12,16 @@ from .._check import check_backend
 from ..arrays import to_indices
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
+from ..layout.joined import paged_layout
 from ..layout.layouts import Layout, Ragged
 from ..variant.items import sees_items
-from ._arguments import FLOAT16, described, refuse, refuse_given
+from ._arguments import FLOAT16, Number, Workspace, described, refuse, refuse_given
 from ._base import Wrapper
-from ._functions import Call, attend_one, check_most, lengths
+from ._functions import attend_one, attend_requests, check_most, lengths
 from ._values import pages_to_tokens
 from ._variants import items
 from .cudnn import cudnn_batch_prefill_with_kv_cache
-from .decode import (
-    SPELLING,
-    PagedWrapper,
-    check_rest,
-    one_sink,
-    paged_layout,
-    query_spelling,
-)
+from .decode import SPELLING, PagedWrapper, check_rest, one_sink
 
 __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
            "cudnn_batch_prefill_with_kv_cache", "single_prefill_with_kv_cache",
@@ -84,7 +78,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
     }  # fmt: skip
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, qo_indptr_buf: Array = None,
         paged_kv_indptr_buf: Array = None, paged_kv_indices_buf: Array = None,
         paged_kv_last_page_len_buf: Array = None, custom_mask_buf: Array = None,
@@ -99,17 +93,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
         paged_kv_last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
         page_size: int, head_dim_vo: int | None = None, custom_mask: Array = None,
         packed_custom_mask: Array = None, causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, sm_scale: float | None = None,
-        window_left: int = -1, logits_soft_cap: float | None = None,
-        rope_scale: float | None = None, rope_theta: float | None = None,
+        use_fp16_qk_reduction: bool = False, sm_scale: Number = None, window_left: int = -1,
+        logits_soft_cap: Number = None, rope_scale: Number = None, rope_theta: Number = None,
         q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
         non_blocking: bool = True, prefix_len_ptr: Array = None,
         token_pos_in_items_ptr: Array = None, token_pos_in_items_len: int = 0,
         max_item_len_ptr: Array = None, seq_lens: Array = None, seq_lens_q: Array = None,
         block_tables: Array = None, max_token_per_sequence: int | None = None,
         max_sequence_kv: int | None = None, fixed_split_size: int | None = None,
-        disable_split_kv: bool = False, *, tree_parents: Array = None,
-        share_prefixes: str = "auto", fp8_accumulation: str = "default", stream: Any = None,
+        disable_split_kv: bool = False, *, tree_parents: Array = None, share_prefixes: str = "auto",
+        fp8_accumulation: str = "default", stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch. Checks indptrs, page table and mask completely."""
         self._plan(locals())
@@ -137,7 +130,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
     )  # fmt: skip
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, qo_indptr_buf: Array = None, kv_indptr_buf: Array = None,
         custom_mask_buf: Array = None, mask_indptr_buf: Array = None, backend: str = "auto",
         jit_args: Any = None, jit_kwargs: Any = None, *, lse_base: str = "2",
@@ -150,9 +143,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
         self, qo_indptr: Array, kv_indptr: Array, num_qo_heads: int, num_kv_heads: int,
         head_dim_qk: int, head_dim_vo: int | None = None, custom_mask: Array = None,
         packed_custom_mask: Array = None, causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, window_left: int = -1,
-        logits_soft_cap: float | None = None, sm_scale: float | None = None,
-        rope_scale: float | None = None, rope_theta: float | None = None,
+        use_fp16_qk_reduction: bool = False, window_left: int = -1, logits_soft_cap: Number = None,
+        sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
         q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
         non_blocking: bool = True, prefix_len_ptr: Array = None,
         token_pos_in_items_ptr: Array = None, token_pos_in_items_len: int = 0,
@@ -189,10 +181,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
 
     def run(
         self, q: Array, k: Array, v: Array, *args: Any, q_scale: Scale = None,
-        k_scale: Scale = None, v_scale: Scale = None, o_scale: float | None = None,
-        out: Array = None, lse: Array = None, return_lse: bool = False,
-        enable_pdl: bool | None = None, kv_cache_sf: Array = None, sinks: Array = None,
-        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
+        k_scale: Scale = None, v_scale: Scale = None, o_scale: Number = None, out: Array = None,
+        lse: Array = None, return_lse: bool = False, enable_pdl: bool | None = None,
+        kv_cache_sf: Array = None, sinks: Array = None, alibi_slopes: Array = None,
+        kv_ready: bool = False, stream: Any = None,
     ) -> Any:  # fmt: skip
         """Compute the planned batch."""
         if not (o_scale is kv_cache_sf is None):
@@ -240,7 +232,7 @@ def single_prefill_with_kv_cache(
 @described("single")
 def single_prefill_with_kv_cache_return_lse(*args: Any, **kwargs: Any) -> Any:
     """`single_prefill_with_kv_cache` with ``return_lse=True``."""
-    return single_prefill_with_kv_cache(*args, return_lse=True, **kwargs)
+    return single_prefill_with_kv_cache(*args, **kwargs, return_lse=True)
 
 
 def _either(name: str, value: Scale, other: Scale) -> Scale:
@@ -251,12 +243,12 @@ def _either(name: str, value: Scale, other: Scale) -> Scale:
 
 @described("tables")
 def trtllm_batch_context_with_kv_cache(
-    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
-    seq_lens: Array, max_q_len: int, max_kv_len: int, bmm1_scale: Scale, bmm2_scale: Scale,
-    batch_size: int, cum_seq_lens_q: Array, cum_seq_lens_kv: Array,
-    window_left: int = -1, out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None,
-    o_sf_vec_size: Any = None, kv_layout: str = "HND", enable_pdl: bool | None = None,
-    sinks: Any = None, kv_cache_sf: Any = None, skip_softmax_threshold_scale_factor: Any = None,
+    query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
+    max_q_len: int, max_kv_len: int, bmm1_scale: Scale, bmm2_scale: Scale, batch_size: int,
+    cum_seq_lens_q: Array, cum_seq_lens_kv: Array, window_left: int = -1, out: Array = None,
+    out_dtype: DType = None, o_sf_scale: Any = None, o_sf_vec_size: Any = None,
+    kv_layout: str = "HND", enable_pdl: bool | None = None, sinks: Any = None,
+    kv_cache_sf: Any = None, skip_softmax_threshold_scale_factor: Any = None,
     uses_shared_paged_kv_idx: bool = True, causal: bool = True, lse: Array = None,
     return_lse: bool = False, multi_ctas_kv_counter_buffer: Any = None,
     use_fp16_softmax: Any = None, uses_spcompress: Any = None, *, backend: str = "auto",
@@ -276,11 +268,10 @@ def trtllm_batch_context_with_kv_cache(
     qo_indptr = to_indices(cum_seq_lens_q, "cum_seq_lens_q")
     check_most("max_kv_len", max_kv_len, kv_lens)
     check_most("max_q_len", max_q_len, np.diff(qo_indptr))
-    call = Call(
-        query, kv_cache, block_tables, kv_lens, qo_indptr, causal=causal, sm_scale=1.0,
-        spelling=SPELLING | query_spelling(True), kv_layout=kv_layout, window_left=window_left,
-        workspace=workspace_buffer, backend=backend, o_dtype=out_dtype, lse_base=lse_base,
-        fp8_accumulation=fp8_accumulation,
+    return attend_requests(
+        query, kv_cache, block_tables, kv_lens, qo_indptr,
+        SPELLING | {"qo_indptr": "cum_seq_lens_q"}, (bmm1_scale, None, bmm2_scale), causal=causal,
+        kv_layout=kv_layout, window_left=window_left, workspace=workspace_buffer, backend=backend,
+        o_dtype=out_dtype, lse_base=lse_base, fp8_accumulation=fp8_accumulation, out=out, lse=lse,
+        return_lse=return_lse, sinks=one_sink(sinks), enable_pdl=enable_pdl,
     )  # fmt: skip
-    scales = (bmm1_scale, None, bmm2_scale)
-    return call.run(out, lse, return_lse, scales, one_sink(sinks), enable_pdl)

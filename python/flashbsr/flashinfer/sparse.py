@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..layout.bsr_blocks import causal_blocks, variable_blocks
 from ..layout.layouts import Bsr
-from ._arguments import FLOAT16
+from ._arguments import FLOAT16, Number, Workspace
 from ._base import Wrapper
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
@@ -28,7 +28,7 @@ class _Sparse(Wrapper):
     """What both wrappers share."""
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, backend: str = "auto", *,
+        self, float_workspace_buffer: Workspace = None, backend: str = "auto", *,
         lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
@@ -58,12 +58,11 @@ class BlockSparseAttentionWrapper(_Sparse):
     def plan(
         self, indptr: Array, indices: Array, M: int, N: int, R: int, C: int, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, mask: Array = None, packed_mask: Array = None,
-        causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, logits_soft_cap: float | None = None,
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, q_data_type: DType = FLOAT16,
-        kv_data_type: DType = None, o_data_type: DType = FLOAT16, non_blocking: bool = True,
-        block_mask: Any = None, *, fp8_accumulation: str = "default", per_head: bool = False,
+        causal: bool = False, pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: Number = None, sm_scale: Number = None, rope_scale: Number = None,
+        rope_theta: Number = None, q_data_type: DType = FLOAT16, kv_data_type: DType = None,
+        o_data_type: DType = FLOAT16, non_blocking: bool = True, block_mask: Any = None, *,
+        fp8_accumulation: str = "default", per_head: bool = False,
     ) -> None:  # fmt: skip
         """Schedule the matrix. Checks it completely."""
         self._plan(locals())
@@ -130,11 +129,10 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     def plan(
         self, block_mask_map: Array, block_row_sz: Array, block_col_sz: Array, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, logits_soft_cap: float | None = None,
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, non_blocking: bool = True,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, *, o_data_type: DType = None,
-        fp8_accumulation: str = "default",
+        use_fp16_qk_reduction: bool = False, logits_soft_cap: Number = None,
+        sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
+        non_blocking: bool = True, q_data_type: DType = FLOAT16, kv_data_type: DType = None, *,
+        o_data_type: DType = None, fp8_accumulation: str = "default",
     ) -> None:  # fmt: skip
         """Schedule the matrices. Checks them completely."""
         self._plan(locals())
