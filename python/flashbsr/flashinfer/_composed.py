@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ..arrays.types import Array
 from ..errors import FlashbsrError
+from ._arguments import Workspace
 from ._base import Wrapper
 
 __all__ = ["Composed", "renamed"]
@@ -28,6 +28,12 @@ class Composed(Wrapper):
     """Base of these: parts by their names and layouts, all over one workspace."""
 
     _plans_in_run = True
+
+    def __init__(
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD", *,
+        backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._set_up(locals())
 
     def _set_up(self, given: dict[str, Any]) -> None:
         super()._set_up({**given, "use_cuda_graph": False})
@@ -55,7 +61,7 @@ class Composed(Wrapper):
         self._planned.clear()
 
     def reset_workspace_buffer(
-        self, float_workspace_buffer: Array | int | None, int_workspace_buffer: Any = None
+        self, float_workspace_buffer: Workspace, int_workspace_buffer: Any = None
     ) -> None:
         """Replace the workspace. The next call must be ``plan``."""
         super().reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)

@@ -13,7 +13,7 @@ from ..errors import UnsupportedError
 from ..layout.layouts import Layout, Paged
 from ._arguments import BFLOAT16, Default, Number, refuse_given
 from ._base import Wrapper
-from ._variants import SINK
+from ._values import SINK
 from .prefill import BatchPrefillWithPagedKVCacheWrapper
 
 __all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
@@ -97,18 +97,12 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         use_cuda_graph: bool = False, qo_indptr_buf: Array = None,
         paged_kv_indptr_buf: Array = None, paged_kv_indices_buf: Array = None,
         paged_kv_last_page_len_buf: Array = None, custom_mask_buf: Array = None,
-        mask_indptr_buf: Array = None, backend: str = "auto",
-        pos_encoding_mode: str = "NONE",  # noqa: ARG002
-        use_fp16_qk_reduction: bool = False,  # noqa: ARG002
-        q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16,  # noqa: ARG002
-        head_dim_qk: int = 128, head_dim_vo: int = 128, window_left: int = -1,  # noqa: ARG002
+        mask_indptr_buf: Array = None, backend: str = "auto", pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False, q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16,
+        head_dim_qk: int = 128, head_dim_vo: int = 128, window_left: int = -1,
         *, lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf,
-            paged_kv_indices_buf, paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf,
-            backend, (SINK,), lse_base=lse_base, num_threads=num_threads,
-        )  # fmt: skip
+        self._set_up({**locals(), "jit_args": (SINK,)})
 
     def run(  # type: ignore[override]
         self, q: Array, paged_kv_cache: Any, sink: Array, sm_scale: float | None = None,

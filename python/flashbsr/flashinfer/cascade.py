@@ -18,14 +18,14 @@ import numpy as np
 from .._check import check_int
 from ..arrays import adapter_for, float_dtype, to_indices
 from ..arrays.dtypes import Q_DTYPES, output_dtype
-from ..arrays.types import Array, DType, Scale
+from ..arrays.types import Array, DType
 from ..errors import PlanError, ShapeError
 from ..layout.joined import pages_within
 from ..layout.layouts import Layout, Levels
 from ..ops import state
 from ._arguments import FLOAT16, Number, Workspace, described, refuse
-from ._base import Wrapper
 from ._composed import Composed, renamed
+from .decode import PagedWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
 __all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
@@ -66,7 +66,7 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "2") -> tuple[Array, Arr
     return state.merge_states(v, s, lse_base=lse_base)
 
 
-class MultiLevelCascadeAttentionWrapper(Wrapper):
+class MultiLevelCascadeAttentionWrapper(PagedWrapper):
     """Prefill, append or decode of requests that share KV on any number of levels."""
 
     _context = ("levels",)
@@ -75,7 +75,7 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         "kv_indices": "paged_kv_indices_arr", "last_page_len": "paged_kv_last_page_len",
         "kv": "paged_kv_cache",
     }  # fmt: skip
-    _ARRAYS = (
+    _LISTS = (
         "qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr", "paged_kv_last_page_len",
     )  # fmt: skip
 
@@ -108,30 +108,14 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         self._plan(locals())
 
     def _check(self, given: dict[str, Any]) -> None:
-        for name in self._ARRAYS:
+        for name in self._LISTS:
             arrays = given[name]
             if not isinstance(arrays, (list, tuple)) or len(arrays) != self._num_levels:
-                count = f"{len(arrays)} arrays" if isinstance(arrays, (list, tuple)) else "no list"
-                raise ShapeError(name, count, f"a list of {self._num_levels}: one per level")
+                expected = f"a list of {self._num_levels}: one per level"
+                raise ShapeError(name, f"{type(arrays).__name__} of {len(arrays)}", expected)
 
     def _layout(self, given: dict[str, Any]) -> Layout:
-        return Levels(*(given[name] for name in self._ARRAYS), page_size=given["page_size"])
-
-    def run(
-        self, q: Array, paged_kv_cache: Any, *, q_scale: Scale = None, k_scale: Scale = None,
-        v_scale: Scale = None, out: Array = None, lse: Array = None, return_lse: bool = False,
-        sinks: Array = None, alibi_slopes: Array = None, enable_pdl: bool | None = None,
-        kv_ready: bool = False, stream: Any = None,
-    ) -> Any:  # fmt: skip
-        """Compute the planned batch for one layer, over the pages of all levels."""
-        return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
-        )  # fmt: skip
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """``run``, by its older name."""
-        return self.run(*args, **kwargs)
+        return Levels(*(given[name] for name in self._LISTS), page_size=given["page_size"])
 
     def reset_workspace_buffer(
         self, float_workspace_buffer: Array | int | None, int_workspace_buffers: Any = None
@@ -148,12 +132,6 @@ class _SharedPrefix(Composed):
     #: Arguments of begin_forward with the page table.
     _table: ClassVar[tuple[str, ...]] = ()
     _level: tuple[Any, ...] | None = None  # the requests' own
-
-    def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD", *,
-        backend: str = "auto", num_threads: int | None = None,
-    ) -> None:  # fmt: skip
-        self._set_up(locals())
 
     def _begin(
         self, level: tuple[Any, ...], sizes: tuple[int, ...], data_type: DType = FLOAT16
@@ -201,7 +179,8 @@ class _SharedPrefix(Composed):
                 "own", BatchPrefillWithPagedKVCacheWrapper, layout, key, *self._level,
                 *self._sizes, **spec, **wide,
             )  # fmt: skip
-            merged, _ = merge_state(*state, *own.run(q, cache, return_lse=True))
+            states = *state, *own.run(q, cache, return_lse=True)
+            merged, _ = merge_state(*states, lse_base=self._task_options["lse_base"])
         return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
 
 

@@ -185,25 +185,17 @@ def fast_decode_plan(
     """Plan again, as ``begin_forward``: a function that engines put in the place of that method.
 
     Types that are not given are those of the prior plan.
-
-    Raises
-    ------
-    PlanError
-        There is no prior plan.
     """
-    if self._given is None:
+    given = locals()
+    wrapper, indptr = given.pop("self"), given.pop("global_override_indptr_cpu")
+    if wrapper._given is None:
         raise PlanError("fast_decode_plan", "no plan", "a prior plan() of this wrapper")
+    if indptr is not None:
+        given["indptr"] = indptr
     if q_data_type is None and data_type is None:
-        q_data_type = self._given["q_data_type"]
-        kv_data_type = kv_data_type or self._given["kv_data_type"]
-        data_type = self._given["data_type"]
-    BatchDecodeWithPagedKVCacheWrapper.begin_forward(
-        self, indptr if global_override_indptr_cpu is None else global_override_indptr_cpu,
-        indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
-        pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, None,
-        data_type, sm_scale, rope_scale, rope_theta, non_blocking, None, None, fixed_split_size,
-        disable_split_kv, q_len_per_req,
-    )  # fmt: skip
+        for name in ("q_data_type", "kv_data_type", "data_type"):
+            given[name] = given[name] or wrapper._given[name]
+    BatchDecodeWithPagedKVCacheWrapper.begin_forward(wrapper, **given)
 
 
 @described("one", "single")
@@ -317,13 +309,10 @@ def xqa_batch_decode_with_kv_cache(
     -------
     array [tokens, num_qo_heads, head_dim]
     """
+    given = locals()
+    given["cum_seq_lens_q"] = given.pop("q_cu_seq_lens")
     try:
-        result: Array = trtllm_batch_decode_with_kv_cache(
-            query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale,
-            bmm2_scale, window_left, out, sinks=sinks, kv_layout=kv_layout, enable_pdl=enable_pdl,
-            q_len_per_req=q_len_per_req, o_scale=o_scale, mask=mask, kv_cache_sf=kv_cache_sf,
-            cum_seq_lens_q=q_cu_seq_lens,
-        )  # fmt: skip
+        result: Array = trtllm_batch_decode_with_kv_cache(**given)
     except FlashbsrError as error:
         raise error.respell({"cum_seq_lens_q": "q_cu_seq_lens"}) from None
     return result

@@ -21,13 +21,7 @@ class MissingJITCacheError(RuntimeError):
 
 
 class JitSpec:
-    """What ``gen_*_module`` functions return: something that is built already.
-
-    Parameters
-    ----------
-    name : str
-        Of the module.
-    """
+    """What ``gen_*_module`` functions return by `name`: something that is built already."""
 
     is_compiled = True
 

@@ -230,12 +230,6 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
     _context = ("pod",)
     _prompts: Part
 
-    def __init__(
-        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD", *,
-        backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
-    ) -> None:  # fmt: skip
-        self._set_up(locals())
-
     def plan(
         self, qo_indptr_p: Array, kv_indptr_p: Array, kv_indices_p: Array, last_page_len_p: Array,
         qo_indptr_d: Array, kv_indptr_d: Array, kv_indices_d: Array, last_page_len_d: Array,

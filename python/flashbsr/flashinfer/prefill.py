@@ -18,8 +18,7 @@ from ..variant.items import sees_items
 from ._arguments import FLOAT16, Number, Workspace, described, refuse, refuse_given
 from ._base import Wrapper
 from ._functions import attend_one, attend_requests, check_most, lengths
-from ._values import pages_to_tokens
-from ._variants import items
+from ._values import items, pages_to_tokens
 from .cudnn import cudnn_batch_prefill_with_kv_cache
 from .decode import SPELLING, PagedWrapper, check_rest, one_sink
 
