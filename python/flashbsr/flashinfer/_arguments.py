@@ -55,13 +55,7 @@ _PARTS = {"_p": " Of the prompts.", "_d": " Of the decodes."}
 
 
 def argument(name: str, context: Iterable[str] = ()) -> Argument:
-    """Find the row of an argument: that of the first `context` that has one of its own.
-
-    Examples
-    --------
-    >>> argument("window_left").becomes, argument("window_left", ["run"]).becomes
-    ('spec', 'run')
-    """
+    """Find the row of an argument: that of the first `context` that has one of its own."""
     for key in (*(f"{where}.{name}" for where in context), name):
         if key in ARGUMENTS:
             return ARGUMENTS[key]

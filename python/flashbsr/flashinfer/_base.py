@@ -22,7 +22,7 @@ from ..engine.task import TaskInfo
 from ..errors import FlashbsrError, PlanError, UnsupportedError
 from ..layout.layouts import Layout
 from ..variant.spec import AttentionSpec
-from ._arguments import Number, Uses, describe_class, refuse
+from ._arguments import Number, Uses, Workspace, describe_class, refuse
 from ._graph import graph_mode
 from ._values import as_bytes, per_head, read_jit_args, types
 
@@ -35,7 +35,6 @@ __all__ = ["UnchangedError", "Wrapper"]
 
 # Distinct options that a wrapper remembers: they differ per kind of layer, not per batch.
 MAX_ENGINES = 8
-
 
 _FORWARD_DEFAULTS = {
     "causal": False, "pos_encoding_mode": "NONE", "use_fp16_qk_reduction": False,

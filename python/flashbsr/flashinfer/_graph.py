@@ -38,28 +38,15 @@ class Graph:
             self.max_q_tokens = q_tokens
         if self.max_kv_pages is None:
             self.max_kv_pages = kv_rows
-        return {
-            "max_batch_size": self.max_batch_size,
-            "max_q_tokens": self.max_q_tokens,
-            "max_kv_pages": self.max_kv_pages,
-        }
+        names = "max_batch_size", "max_q_tokens", "max_kv_pages"
+        return {name: getattr(self, name) for name in names}
 
 
 def graph_mode(given: dict[str, Any]) -> Graph | None:
     """Read the capacity off the buffers among a constructor's arguments, by their names.
 
     Those of ``indptr`` have batch size + 1 values, the first of them and the one of ``indices`` are
-    needed; ``max_q_tokens`` and ``max_kv_tokens`` are arguments of our own.
-
-    Returns
-    -------
-    Graph or None
-        None without `use_cuda_graph`, whatever else is given.
-
-    Raises
-    ------
-    UnsupportedError, ShapeError, FlashbsrError
-        No buffers, buffers on the host, or of different sizes.
+    needed; ``max_q_tokens`` and ``max_kv_tokens`` are arguments of our own. None: no graph mode.
     """
     if not given.get("use_cuda_graph"):
         return None

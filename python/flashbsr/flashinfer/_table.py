@@ -131,8 +131,6 @@ global_override_indptr_cpu | int32 or int64 array [B + 1], optional | layout | T
     on the host, and read instead.
 q query | array [rows, num_qo_heads, head_dim_qk] | run | Queries: float16, bfloat16, float8_e4m3fn,
     or on the CPU float32.
-decode.q | array [B * q_len_per_req, num_qo_heads, head_dim] | run | Queries: float16, bfloat16,
-    float8_e4m3fn, or on the CPU float32.
 one.q | array [num_qo_heads, head_dim] | run | The query: float16, bfloat16, float8_e4m3fn, or on
     the CPU float32.
 variable.q | array [num_qo_heads, queries, head_dim] | run | Queries, heads first.
@@ -166,11 +164,8 @@ enable_pdl | bool, optional | run | On GPUs of compute capability 9.0 and later:
     never.
 run.window_left run.q_len_per_req | int, optional | run | Only what was planned.
 run.logits_soft_cap | float, optional | run | Only what was planned; 0: that.
-sinks | float32 array [num_qo_heads], optional | run | Learned logit per head that takes part in the
-    softmax and the LSE, and has no value.
-tables.sinks | float32 array [num_qo_heads], or a list of it, optional | run | Learned logit per
-    head that takes part in the softmax and the LSE, and has no value.
-sink | float32 array [num_qo_heads] | run | As `sinks` of the other wrappers.
+sinks sink | float32 array [num_qo_heads], optional | run | Learned logit per head that takes part
+    in the softmax and the LSE, and has no value; of the trtllm functions also a list of it.
 sinks.sm_scale | float, optional | run | Of the logits. Default: what was planned.
 alibi_slopes | float32 array [num_qo_heads], optional | run | Of ALIBI. Default: the standard ones;
     under tensor parallelism pass this rank's part.
@@ -193,12 +188,10 @@ tables.o_scale | float | run | Only 1: fold 1 / o_scale into bmm2_scale.
 batch_offsets_q batch_offsets_o batch_offsets_k batch_offsets_v batch_offsets_stats | integer array,
     optional | layout | Only those of requests without gaps between them.
 batch_offsets_units | {"elements", "tokens"} | layout | Of the offsets.
-v_a v_b v_other | array [n, num_heads, head_dim] | op | Outputs of parts of the keys.
-s_a s_b s s_other | float32 array [n, num_heads] | op | Their LSE.
-merge.v | array [n, num_heads, head_dim] | op | Outputs.
+v_a v_b v_other merge.v | array [n, num_heads, head_dim] | op | Outputs of parts of the keys; many
+    of them as [n, num_states, num_heads, head_dim].
+s_a s_b s s_other | float32 array, of those outputs without the last dimension | op | Their LSE.
 merge.mask | bool or uint8 array [n], optional | op | Rows with 0 stay.
-states.v | array [n, num_states, num_heads, head_dim] | op | Outputs.
-states.s | float32 array [n, num_states, num_heads] | op | Their LSE.
 append_ckv append_kpe | array [nnz, dim] | op | Compressed keys and values, and the rotated part of
     the keys, of new tokens.
 ckv_cache kpe_cache | array [pages, page_size, dim] | op | Written.

@@ -98,9 +98,9 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         paged_kv_indptr_buf: Array = None, paged_kv_indices_buf: Array = None,
         paged_kv_last_page_len_buf: Array = None, custom_mask_buf: Array = None,
         mask_indptr_buf: Array = None, backend: str = "auto", pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16,
-        head_dim_qk: int = 128, head_dim_vo: int = 128, window_left: int = -1,
-        *, lse_base: str = "2", num_threads: int | None = None,
+        use_fp16_qk_reduction: bool = False, q_data_type: DType = BFLOAT16,
+        kv_data_type: DType = BFLOAT16, head_dim_qk: int = 128, head_dim_vo: int = 128,
+        window_left: int = -1, *, lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up({**locals(), "jit_args": (SINK,)})
 

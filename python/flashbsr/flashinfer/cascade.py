@@ -54,7 +54,7 @@ def merge_state_in_place(
     state.merge_state_in_place(v, s, v_other, s_other, mask, lse_base=lse_base)
 
 
-@described("states")
+@described("merge")
 def merge_states(v: Array, s: Array, *, lse_base: str = "2") -> tuple[Array, Array]:
     """Merge any number of states, in their order, in base 2.
 

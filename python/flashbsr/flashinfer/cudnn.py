@@ -67,18 +67,12 @@ def cudnn_batch_decode_with_kv_cache(
     _check_offsets("batch_offsets_q", batch_offsets_q, rows, tuple(q.shape[1:]), "elements")
     o_row = q.shape[1], v_cache.shape[-1]
     _check_offsets("batch_offsets_o", batch_offsets_o, rows, o_row, "elements")
-    _no_kv_offsets(batch_offsets_k, batch_offsets_v)
+    refuse("cudnn", batch_offsets_k=batch_offsets_k, batch_offsets_v=batch_offsets_v)
     result: Array = attend_requests(
         q, (k_cache, v_cache), block_tables, kv_lens, None, _SPELLING, (None, None, None),
         causal=False, sm_scale=scale, workspace=workspace_buffer, out=out,
     )  # fmt: skip
     return result
-
-
-def _no_kv_offsets(batch_offsets_k: Array, batch_offsets_v: Array) -> None:
-    for name, x in (("batch_offsets_k", batch_offsets_k), ("batch_offsets_v", batch_offsets_v)):
-        if x is not None:
-            raise UnsupportedError(name, type(x).__name__, "None next to block_tables")
 
 
 @described("tables", "cudnn")
@@ -117,7 +111,7 @@ def cudnn_batch_prefill_with_kv_cache(
     ):
         _check_offsets(name, offsets, qo_indptr, row, batch_offsets_units)
     if block_tables is not None:
-        _no_kv_offsets(batch_offsets_k, batch_offsets_v)
+        refuse("cudnn", batch_offsets_k=batch_offsets_k, batch_offsets_v=batch_offsets_v)
         layout = "HND"
     else:
         layout = "NHD"

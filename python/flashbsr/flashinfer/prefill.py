@@ -40,10 +40,8 @@ class _Prefill(Wrapper):
         if given["prefix_len_ptr"] is given["token_pos_in_items_ptr"] is None and not length:
             return
         if masked or self._graph is not None:
-            raise UnsupportedError(
-                "prefix_len_ptr", "an array",
-                "None with a mask and in graph mode, whose runs read the arrays of the capture",
-            )  # fmt: skip
+            expected = "None with a mask, and in graph mode, where arrays are those of the capture"
+            raise UnsupportedError("prefix_len_ptr", "an array", expected)
         arrays = given["prefix_len_ptr"], given["token_pos_in_items_ptr"]
         self._variant.arrays = items(*arrays, length, len(given["qo_indptr"]) - 1)
         given["causal"] = True
@@ -61,8 +59,7 @@ class _Prefill(Wrapper):
 class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
     """Attention of several tokens per request against a paged KV cache.
 
-    Prefill, chunked prefill, speculative verification: any number of query tokens per request, 0
-    and 1 among them.
+    Prefill, chunked prefill, speculative verification: any number of query tokens, 0 and 1 too.
     """
 
     _context: ClassVar[tuple[str, ...]] = ("paged",)

@@ -35,8 +35,7 @@ class _Sparse(Wrapper):
         self._tokens = (0, 0)  # of q; of k and v
 
     def _check(self, given: dict[str, Any]) -> None:
-        mode = given["pos_encoding_mode"]
-        if mode != "NONE":
+        if (mode := given["pos_encoding_mode"]) != "NONE":
             check_name("pos_encoding_mode", mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
             way_out = "'NONE': gathered blocks have no positions; apply_rope_pos_ids first"
             raise UnsupportedError("pos_encoding_mode", repr(mode), way_out)
@@ -77,12 +76,8 @@ class BlockSparseAttentionWrapper(_Sparse):
             matrix = indptr, indices, m, n, r, c
             indptr, indices, mask = causal_blocks(*matrix, mask, packed_mask, heads)
             packed_mask = None
-        attention.plan(
-            Bsr(
-                indptr, indices, (m, n), (check_int("R", r, 1), c), mask=mask,
-                packed_mask=packed_mask, per_head=given["per_head"],
-            )
-        )  # fmt: skip
+        masks = {"mask": mask, "packed_mask": packed_mask, "per_head": given["per_head"]}
+        attention.plan(Bsr(indptr, indices, (m, n), (check_int("R", r, 1), c), **masks))
         self._tokens = m, n
 
     def run(
@@ -113,9 +108,9 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     -----
     Nothing is expanded to tokens unless sizes leave no other way: a page is as many tokens as
     divide every place where what is seen changes (`page_size`). Sizes that are multiples of 16
-    give pages of 16 tokens or more; one odd place in any head gives pages of one token. The index
-    array has one int32 for each visible page of each block row and head. On Hopper, pages of a
-    multiple of 8 tokens are loaded by TMA, others row by row.
+    give pages of 16 tokens or more; one odd place in any head gives pages of one token. On Hopper,
+    pages of a multiple of 8 tokens are loaded by TMA, others row by row. Heads come first, and are
+    passed on as strides: nothing is copied but JAX's arrays, which have none.
     """
 
     _context = ("variable", "sparse")
@@ -165,11 +160,6 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
         -------
         out [num_qo_heads, queries, head_dim], or (out, lse [num_qo_heads, queries])
             Of the caller's kind. A row that sees no key gives 0, and -inf.
-
-        Notes
-        -----
-        Heads come first, and are passed on as strides: nothing is copied but JAX's arrays, which
-        have none.
         """
         task = self._ready().task
         for name, x, tokens in zip("qkv", (q, k, v), (*self._tokens, self._tokens[1]), strict=True):
