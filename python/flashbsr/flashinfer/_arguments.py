@@ -67,10 +67,12 @@ def refuse(*context: str, **options: Any) -> None:
     """Raise `UnsupportedError` for the first option that is not None, False, 0 or ``()``."""
     for name, value in options.items():
         plain = isinstance(value, (bool, int, float, str, tuple))
-        if value is None or (plain and not value):
+        row = argument(name, context)
+        only = row.kind.partition("only ")[2]
+        if (plain and repr(value) == only) if only else (value is None or (plain and not value)):
             continue
         actual = repr(value) if plain else type(value).__name__
-        raise UnsupportedError(name, actual, f"the default: {argument(name, context).meaning}")
+        raise UnsupportedError(name, actual, f"{only or 'the default'}: {row.meaning}")
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._check import check_backend, check_name, on_cuda
-from ..arrays import adapter_for, device_of
+from ..arrays import adapter_for, as_bytes, device_of, per_head
 from ..arrays.types import Array, Scale
 from ..engine.attention import Attention
 from ..engine.known import Known, captured_otherwise, normal
@@ -22,9 +22,9 @@ from ..engine.task import TaskInfo
 from ..errors import FlashbsrError, PlanError, UnsupportedError
 from ..layout.layouts import Layout
 from ..variant.spec import AttentionSpec
-from ._arguments import Number, Uses, Workspace, describe_class, refuse
+from ._arguments import Uses, Workspace, describe_class, refuse
 from ._graph import graph_mode
-from ._values import as_bytes, per_head, read_jit_args, types
+from ._values import read_jit_args, types
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,10 +36,8 @@ __all__ = ["UnchangedError", "Wrapper"]
 # Distinct options that a wrapper remembers: they differ per kind of layer, not per batch.
 MAX_ENGINES = 8
 
-_FORWARD_DEFAULTS = {
-    "causal": False, "pos_encoding_mode": "NONE", "use_fp16_qk_reduction": False,
-    "window_left": -1,
-}  # fmt: skip
+_FORWARD_DEFAULTS = {"causal": False, "pos_encoding_mode": "NONE", "window_left": -1,
+                     "use_fp16_qk_reduction": False}  # fmt: skip
 
 
 class UnchangedError(PlanError):
@@ -254,10 +252,7 @@ class Wrapper:
     # --- FlashInfer's older calls
 
     def begin_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Plan: the older name of ``plan``.
-
-        It plans for what the last ``forward`` asked, so that the next need not plan again.
-        """
+        """Plan, by the older name, for what the last ``forward`` asked: the next need not plan."""
         self._expected = self._forwarded
         try:
             type(self).plan(self, *args, **kwargs)  # type: ignore[attr-defined]
@@ -321,11 +316,9 @@ class Wrapper:
     def _logits_soft_cap(self) -> float:
         return (self._given or {}).get("logits_soft_cap") or 0.0
 
-    def explain(
-        self, *, bandwidth: Number = None, flops: Number = None, time_s: Number = None,
-    ) -> Explanation:  # fmt: skip
+    def explain(self, **options: Any) -> Explanation:
         """Say what the plan does and why: `Attention.explain` of the current plan."""
-        return self._ready().explain(bandwidth=bandwidth, flops=flops, time_s=time_s)
+        return self._ready().explain(**options)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .._check import check_backend, check_int, check_name
-from ..arrays import adapter_for, to_numpy, to_values
+from ..arrays import adapter_for, as_bytes, per_head, to_numpy, to_values
 from ..arrays.types import Array, DType, Scale
 from ..engine.kept import planned
 from ..errors import DTypeError, FlashbsrError, ShapeError
 from ..layout.layouts import BlockTable, Layout, Ragged
 from ._arguments import Workspace
-from ._values import as_bytes, as_tuple, per_head
+from ._values import as_tuple
 
 __all__ = ["attend_one", "attend_requests", "check_most", "lengths"]
 

@@ -171,7 +171,6 @@ alibi_slopes | float32 array [num_qo_heads], optional | run | Of ALIBI. Default:
     under tensor parallelism pass this rank's part.
 kv_ready | bool | run | The caller promises that the kernel ahead in the stream does not write the
     cache.
-bandwidth flops time_s | float, optional | run | As in `Attention.explain`.
 tables.seq_lens | int32, uint32 or int64 array [B] | layout | KV tokens of each request, the new
     ones included.
 actual_seq_lens_q actual_seq_lens_kv | integer array of B values | layout | Query tokens, and KV
@@ -183,8 +182,9 @@ cum_seq_lens_q q_cu_seq_lens | int32 or int64 array [B + 1] | layout | Rows of q
 batch_size | int | layout | That of `seq_lens`.
 out_dtype o_dtype | data type, optional | task:o_dtype | Of the output. Default: that of `out`,
     otherwise of q (bfloat16 for float8).
-uses_shared_paged_kv_idx | bool | layout | Only True: K and V have one table.
-tables.o_scale | float | run | Only 1: fold 1 / o_scale into bmm2_scale.
+uses_shared_paged_kv_idx | only True | refused | K and V have one table; a tuple (k, v) may have
+    arrays of its own.
+tables.o_scale | only 1.0 | refused | fold 1 / o_scale into bmm2_scale.
 batch_offsets_q batch_offsets_o batch_offsets_k batch_offsets_v batch_offsets_stats | integer array,
     optional | layout | Only those of requests without gaps between them.
 batch_offsets_units | {"elements", "tokens"} | layout | Of the offsets.

@@ -8,33 +8,16 @@ sigmoids, both built in. Multi-item scoring is a mask function over the caller's
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from .._check import check_int
-from ..arrays import adapter_for, device_of
 from ..arrays.types import Array
 from ..engine.attention import Attention
 from ..engine.known import sm_scale_of
-from ..errors import FlashbsrError, ShapeError, UnsupportedError
+from ..errors import FlashbsrError, UnsupportedError
 from ._arguments import Default
 
-__all__ = ["SINK", "Declared", "as_bytes", "as_tuple", "items", "pages_to_tokens", "per_head",
-           "read_jit_args", "types"]  # fmt: skip
-
-ALIGNMENT = 16
-
-
-def as_bytes(workspace: Any, name: str) -> Any:
-    """View a workspace of any type as bytes; None and a size stay. Raise if it is not aligned."""
-    if workspace is None or isinstance(workspace, int):
-        return workspace
-    adapter = adapter_for(workspace, name)
-    start = adapter.address(workspace)[0]
-    if start % ALIGNMENT:
-        expected = f"{name} must be {ALIGNMENT}-byte aligned"
-        raise FlashbsrError(name, f"an array at {start:#x}", expected)
-    return adapter.as_bytes(workspace)
+__all__ = ["SINK", "Declared", "as_tuple", "pages_to_tokens", "read_jit_args", "types"]
 
 
 def types(given: dict[str, Any]) -> dict[str, Any]:
@@ -46,16 +29,6 @@ def types(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(out, Default):
         out = None if q is None else str(out)
     return {"q_dtype": q, "kv_dtype": q if kv is None else kv, "o_dtype": out}
-
-
-def per_head(scale: Any, heads: int) -> Any:
-    """Expand a scale that is one number in the memory of a GPU: reading it there would wait."""
-    if scale is None or isinstance(scale, (int, float)) or heads == 1:
-        return scale
-    shape = getattr(scale, "shape", None)
-    if shape is None or tuple(shape) not in ((), (1,)) or device_of(scale, "scale") is None:
-        return scale
-    return adapter_for(scale, "scale").join([scale.reshape(1)] * heads)
 
 
 def as_tuple(cache: Any) -> Any:
@@ -112,20 +85,3 @@ def read_jit_args(jit_args: Any) -> Declared:
         way_out = "AttentionSpec.from_source and from_functions take your own (docs/variants.md)"
         raise UnsupportedError("jit_args", "CUDA text", f"{SINK} or {SIGMOID}: {way_out}")
     return Declared(known[0])
-
-
-def items(prefix_len: Array, positions: Array, length: int, batch: int) -> dict[str, Array]:
-    """Make the extras of `sees_items` of FlashInfer's arrays."""
-    found = []
-    for name, x, count in (
-        ("prefix_len_ptr", prefix_len, batch),
-        ("token_pos_in_items_ptr", positions, batch * length),
-    ):
-        if x is None:
-            raise FlashbsrError(name, None, "an array, as the other one of multi-item scoring")
-        adapter = adapter_for(x, name)
-        size = math.prod(x.shape)
-        if size < count:
-            raise ShapeError(name, f"{size} elements", f"{count}: of {batch} requests")
-        found.append(adapter.cast(x.reshape(-1), "int32")[:count])
-    return {"before": found[0], "within": found[1].reshape(batch, length)}

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import flashbsr._core as _core
-
+from .._check import backend_of
 from ..arrays.types import Array, DType, Scale
-from ..errors import UnsupportedError
 from ..layout.layouts import Layout, Paged
 from ._arguments import BFLOAT16, Default, Number, refuse_given
 from ._base import Wrapper
@@ -33,7 +31,7 @@ class BatchAttention(Wrapper):
         float_workspace_buffer: Array | int | None = None, lse_base: str = "2",
         num_threads: int | None = None,
     ) -> None:  # fmt: skip
-        backend, ordinal = _backend_of(None if isinstance(device, Default) else device)
+        backend, ordinal = backend_of(None if isinstance(device, Default) else device)
         self._set_up({**locals(), "backend": backend})
         self._task_options["device"] = ordinal
 
@@ -70,21 +68,6 @@ class BatchAttention(Wrapper):
             kv_ready, stream,
         )  # fmt: skip
         return result
-
-
-def _backend_of(device: Any) -> tuple[str, int | None]:
-    """Backend and CUDA ordinal of a device as PyTorch writes it."""
-    if device is None:
-        return "auto", None
-    kind, _, ordinal = str(device).partition(":")
-    if kind == "cpu":
-        return "cpu", None
-    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
-        raise UnsupportedError("device", repr(device), "None, 'cpu', 'cuda' or 'cuda:N'")
-    problem = _core.cuda_problem()
-    if problem:
-        raise UnsupportedError("device", repr(device), f"None or 'cpu' here: {problem}")
-    return "cuda", int(ordinal) if ordinal else None
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):

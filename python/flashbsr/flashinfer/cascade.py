@@ -37,12 +37,7 @@ __all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
 def merge_state(
     v_a: Array, s_a: Array, v_b: Array, s_b: Array, *, lse_base: str = "2"
 ) -> tuple[Array, Array]:
-    """Merge two states; the same as `flashbsr.merge_state`, in base 2.
-
-    Returns
-    -------
-    (v, s)
-    """
+    """Merge two states into ``(v, s)``: `flashbsr.merge_state` in base 2."""
     return state.merge_state(v_a, s_a, v_b, s_b, lse_base=lse_base)
 
 
@@ -56,13 +51,7 @@ def merge_state_in_place(
 
 @described("merge")
 def merge_states(v: Array, s: Array, *, lse_base: str = "2") -> tuple[Array, Array]:
-    """Merge any number of states, in their order, in base 2.
-
-    Returns
-    -------
-    (v, s)
-        ``[n, num_heads, head_dim]`` and ``[n, num_heads]``.
-    """
+    """Merge any number of states, in their order, into ``(v, s)``, in base 2."""
     return state.merge_states(v, s, lse_base=lse_base)
 
 
@@ -108,11 +97,10 @@ class MultiLevelCascadeAttentionWrapper(PagedWrapper):
         self._plan(locals())
 
     def _check(self, given: dict[str, Any]) -> None:
-        for name in self._LISTS:
-            arrays = given[name]
-            if not isinstance(arrays, (list, tuple)) or len(arrays) != self._num_levels:
+        for name, x in ((name, given[name]) for name in self._LISTS):
+            if not isinstance(x, (list, tuple)) or len(x) != self._num_levels:
                 expected = f"a list of {self._num_levels}: one per level"
-                raise ShapeError(name, f"{type(arrays).__name__} of {len(arrays)}", expected)
+                raise ShapeError(name, f"{type(x).__name__} of {len(x)}", expected)
 
     def _layout(self, given: dict[str, Any]) -> Layout:
         return Levels(*(given[name] for name in self._LISTS), page_size=given["page_size"])

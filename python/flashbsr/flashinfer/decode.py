@@ -231,15 +231,6 @@ SPELLING = {
 }  # fmt: skip
 
 
-def check_rest(uses_shared_paged_kv_idx: bool, o_scale: float = 1.0) -> None:
-    """Raise for two tables, and for a scale of the output."""
-    if not uses_shared_paged_kv_idx:
-        expected = "True: K and V have one table; a tuple (k, v) may have arrays of its own"
-        raise UnsupportedError("uses_shared_paged_kv_idx", False, expected)
-    if o_scale != 1.0:
-        raise UnsupportedError("o_scale", o_scale, "1: fold 1 / o_scale into bmm2_scale")
-
-
 def one_sink(sinks: Any) -> Any:
     """TensorRT-LLM's functions take a list of one array."""
     if not isinstance(sinks, (list, tuple)):
@@ -272,7 +263,6 @@ def trtllm_batch_decode_with_kv_cache(
     out, or (out, lse)
     """
     refuse_given(locals(), "tables")
-    check_rest(uses_shared_paged_kv_idx, o_scale)
     kv_lens = lengths(seq_lens, "seq_lens")
     check_most("max_seq_len", max_seq_len, kv_lens)
     qo_indptr = None  # one each

@@ -51,6 +51,5 @@ def __getattr__(name: str) -> Callable[..., JitSpec]:
         def generate(*args: Any, **kwargs: Any) -> JitSpec:  # noqa: ARG001
             return JitSpec(name.removeprefix("gen_"))
 
-        generate.__doc__ = "Return a spec that needs no building."
         return generate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

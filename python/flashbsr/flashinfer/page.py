@@ -9,12 +9,8 @@ from ..errors import FlashbsrError
 from ..ops.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
 from ._arguments import described
 
-__all__ = [
-    "append_paged_kv_cache",
-    "append_paged_mla_kv_cache",
-    "get_batch_indices_positions",
-    "get_seq_lens",
-]
+__all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions",
+           "get_seq_lens"]  # fmt: skip
 
 _SPELLING = {
     "append_key": "append_ckv", "append_value": "append_kpe", "paged_kv_cache[0]": "ckv_cache",

@@ -266,11 +266,9 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
             "kv_ready": kv_ready, "stream": stream, "return_lse": return_lse,
         }  # fmt: skip
         masks = custom_mask_p, packed_custom_mask_p
-        one_each = not causal_p or bool((np.diff(decodes.qo_indptr) <= 1).all())
-        if (
-            masks[0] is masks[1] is None and one_each
-            and same_cache(paged_kv_cache_p, paged_kv_cache_d)
-        ):  # fmt: skip
+        together = not causal_p or bool((np.diff(decodes.qo_indptr) <= 1).all())
+        together = together and masks[0] is masks[1] is None
+        if together and same_cache(paged_kv_cache_p, paged_kv_cache_d):
             found = self._together(prompts, (), causal_p, q_p, q_d, paged_kv_cache_d, run)
         else:
             of_prompts = prompts, causal_p, masks, q_p, paged_kv_cache_p, run

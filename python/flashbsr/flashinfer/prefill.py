@@ -14,13 +14,13 @@ from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
 from ..layout.joined import paged_layout
 from ..layout.layouts import Layout, Ragged
-from ..variant.items import sees_items
+from ..variant.items import items, sees_items
 from ._arguments import FLOAT16, Number, Workspace, described, refuse, refuse_given
 from ._base import Wrapper
 from ._functions import attend_one, attend_requests, check_most, lengths
-from ._values import items, pages_to_tokens
+from ._values import pages_to_tokens
 from .cudnn import cudnn_batch_prefill_with_kv_cache
-from .decode import SPELLING, PagedWrapper, check_rest, one_sink
+from .decode import SPELLING, PagedWrapper, one_sink
 
 __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
            "cudnn_batch_prefill_with_kv_cache", "single_prefill_with_kv_cache",
@@ -228,7 +228,8 @@ def single_prefill_with_kv_cache(
 @described("single")
 def single_prefill_with_kv_cache_return_lse(*args: Any, **kwargs: Any) -> Any:
     """`single_prefill_with_kv_cache` with ``return_lse=True``."""
-    return single_prefill_with_kv_cache(*args, **kwargs, return_lse=True)
+    call: Any = single_prefill_with_kv_cache
+    return call(*args, return_lse=True, **kwargs)
 
 
 def _either(name: str, value: Scale, other: Scale) -> Scale:
@@ -257,7 +258,6 @@ def trtllm_batch_context_with_kv_cache(
     out, or (out, lse)
     """
     refuse_given(locals(), "tables")
-    check_rest(uses_shared_paged_kv_idx)
     kv_lens = lengths(seq_lens, "seq_lens")
     if len(kv_lens) != batch_size:
         raise FlashbsrError("batch_size", batch_size, f"{len(kv_lens)}, the lengths in seq_lens")

@@ -28,11 +28,10 @@ class GPUArchitectureError(Exception):
 
 
 @described("cuda")
-def get_compute_capability(device: Any = None) -> tuple[int, int]:
+def get_compute_capability(device: Any) -> tuple[int, int]:
     """Tell the compute capability of a GPU; `ValueError` where there is none."""
-    kind, _, ordinal = str("cuda" if device is None else device).partition(":")
-    if kind.isdecimal():
-        kind, ordinal = "cuda", kind
+    kind, _, ordinal = str(device).partition(":")
+    kind, ordinal = ("cuda", kind) if kind.isdecimal() else (kind, ordinal)
     devices = _core.cuda_devices()
     if kind != "cuda":
         raise ValueError(f"device must be a cuda device, not {device!r}")
