@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# What FLASHBSR_CUDA, FLASHBSR_CUDA_TOOLKIT and FLASHBSR_CUDA_ARCHS mean. Gives FLASHBSR_NVCC, empty
-# without a CUDA compiler, and flashbsr_add_cuda_library. nvcc makes device code only: everything on
+# What FLASHBSR_CUDA, FLASHBSR_CUDA_TOOLKIT and FLASHBSR_CUDA_ARCHS mean. Gives FLASHBSR_CUDA_COMPILER,
+# "nvcc", "nvrtc" or empty, and flashbsr_add_cuda_library. It makes device code only: everything on
 # the host's side is plain C++ and needs one header of the toolkit, cuda.h, and no library of it.
 
 set(FLASHBSR_NVCC_MINIMUM 12.4)
 set(FLASHBSR_CUDA_TOOLKIT "" CACHE STRING
-    "CUDA toolkit: a folder, 'pip' for the nvidia-cuda-* packages of Python, empty to look for nvcc")
-set(FLASHBSR_CUDA_ARCHS "75;80;90" CACHE STRING
-    "Architectures to compile CUDA kernels for, such as 80;90")
+    "CUDA toolkit: a folder, 'pip' or 'nvrtc' for packages of Python, empty to look for nvcc")
+set(FLASHBSR_CUDA_ARCHS "" CACHE STRING
+    "Architectures to compile CUDA kernels for: 80;90, native (this machine's GPUs), empty: 75;80;90")
+set(FLASHBSR_KERNEL_CACHE "" CACHE STRING
+    "A folder where builds for several Pythons share their kernels; empty: none")
 
 if(NOT FLASHBSR_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FLASHBSR_CUDA: got '${FLASHBSR_CUDA}'; expected AUTO, ON or OFF")
@@ -21,7 +23,6 @@ function(flashbsr_find_nvcc out problem)
   set(${problem} "" PARENT_SCOPE)
   set(toolkit "${FLASHBSR_CUDA_TOOLKIT}")
   if(toolkit STREQUAL "pip")
-    find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
     # The packages of CUDA 13 share one folder; those of CUDA 12 lack cicc and are no compiler.
     execute_process(
       COMMAND "${Python_EXECUTABLE}" -c
@@ -55,9 +56,13 @@ function(flashbsr_find_nvcc out problem)
     set(${problem} "${nvcc} is ${CMAKE_MATCH_1}; ${FLASHBSR_NVCC_MINIMUM} or later is needed"
         PARENT_SCOPE)
   else()
-    set(FLASHBSR_NVCC_VERSION "${CMAKE_MATCH_1}" PARENT_SCOPE)
+    set(FLASHBSR_CUDA_COMPILER_VERSION "${CMAKE_MATCH_1}" PARENT_SCOPE)
     flashbsr_find_cuda_include("${nvcc}" include)
     if(include)
+      execute_process(COMMAND "${nvcc}" --list-gpu-arch OUTPUT_VARIABLE known)
+      string(REGEX MATCHALL "[0-9]+" known "${known}")
+      list(JOIN known " " known)
+      set(FLASHBSR_KNOWN_ARCHS "${known}" PARENT_SCOPE)
       set(FLASHBSR_CUDA_INCLUDE "${include}" PARENT_SCOPE)
       set(${out} "${nvcc}" PARENT_SCOPE)
     else()
@@ -82,17 +87,47 @@ function(flashbsr_find_cuda_include nvcc out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-set(FLASHBSR_NVCC "")
+# flashbsr_find_nvrtc(<out> <out-problem>): whether the packages of Python have NVRTC, or why not.
+function(flashbsr_find_nvrtc out problem)
+  set(${out} "" PARENT_SCOPE)
+  set(${problem} "" PARENT_SCOPE)
+  execute_process(COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/nvrtc_packages.py"
+                  OUTPUT_VARIABLE found ERROR_VARIABLE missing RESULT_VARIABLE status
+                  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
+  if(NOT status EQUAL 0)
+    set(${problem} "${missing}" PARENT_SCOPE)
+    return()
+  endif()
+  list(GET found 0 version)
+  list(GET found 1 include)
+  list(GET found 2 known)
+  set(FLASHBSR_CUDA_COMPILER_VERSION "${version}" PARENT_SCOPE)
+  set(FLASHBSR_CUDA_INCLUDE "${include}" PARENT_SCOPE)
+  set(FLASHBSR_KNOWN_ARCHS "${known}" PARENT_SCOPE)
+  set(${out} "${Python_EXECUTABLE}" PARENT_SCOPE)
+endfunction()
+
+set(FLASHBSR_CUDA_COMPILER "")
 if(NOT FLASHBSR_CUDA STREQUAL "OFF")
-  flashbsr_find_nvcc(FLASHBSR_NVCC problem)
-  if(NOT FLASHBSR_NVCC AND (FLASHBSR_CUDA STREQUAL "ON" OR FLASHBSR_CUDA_TOOLKIT))
+  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)  # it runs the compiler
+endif()
+if(NOT FLASHBSR_CUDA STREQUAL "OFF")
+  set(kind nvcc)
+  if(FLASHBSR_CUDA_TOOLKIT STREQUAL "nvrtc")
+    set(kind nvrtc)
+  endif()
+  cmake_language(CALL flashbsr_find_${kind} found problem)
+  if(found)
+    set(FLASHBSR_CUDA_COMPILER ${kind})
+    set(FLASHBSR_NVCC "${found}")
+  elseif(FLASHBSR_CUDA STREQUAL "ON" OR FLASHBSR_CUDA_TOOLKIT)
     message(FATAL_ERROR
             "FLASHBSR_CUDA=${FLASHBSR_CUDA}: ${problem}. Or build the CPU engine with "
             "FLASHBSR_CUDA=OFF (pip install . -C cmake.define.FLASHBSR_CUDA=OFF).")
   endif()
 endif()
 
-if(NOT FLASHBSR_NVCC)
+if(NOT FLASHBSR_CUDA_COMPILER)
   if(problem)
     message(STATUS "flashbsr: no CUDA kernels, ${problem}")
   endif()
@@ -100,22 +135,12 @@ if(NOT FLASHBSR_NVCC)
   return()
 endif()
 
-execute_process(COMMAND "${FLASHBSR_NVCC}" --list-gpu-arch OUTPUT_VARIABLE known)
-foreach(arch IN LISTS FLASHBSR_CUDA_ARCHS)
-  if(NOT arch MATCHES "^[0-9]+$" OR NOT known MATCHES "compute_${arch}\n")
-    string(REGEX REPLACE "[ \t\r\n]*compute_" " " known "${known}")
-    string(STRIP "${known}" known)
-    message(FATAL_ERROR "FLASHBSR_CUDA_ARCHS: got '${FLASHBSR_CUDA_ARCHS}'; expected numbers separated "
-                        "by semicolons that nvcc ${FLASHBSR_NVCC_VERSION} knows: ${known}")
-  endif()
-endforeach()
-list(REMOVE_DUPLICATES FLASHBSR_CUDA_ARCHS)
-list(SORT FLASHBSR_CUDA_ARCHS COMPARE NATURAL)
-list(GET FLASHBSR_CUDA_ARCHS -1 FLASHBSR_HIGHEST_ARCH)
-message(STATUS "flashbsr: CUDA kernels by ${FLASHBSR_NVCC} (${FLASHBSR_NVCC_VERSION})")
+include(cmake/archs.cmake)
+flashbsr_choose_targets()
+message(STATUS "flashbsr: CUDA kernels by ${FLASHBSR_CUDA_COMPILER} ${FLASHBSR_CUDA_COMPILER_VERSION} (${found})")
 
 # Small wheels: every image is compressed, and decompressed when its kernel is first used.
-if(FLASHBSR_NVCC_VERSION VERSION_GREATER_EQUAL 12.8)
+if(FLASHBSR_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
   set(FLASHBSR_NVCC_COMPRESS --compress-mode=size)
 else()
   set(FLASHBSR_NVCC_COMPRESS -Xfatbin=-compress-all)
@@ -125,24 +150,21 @@ include(cmake/instances.cmake)
 
 # flashbsr_compile_kernel(<name> <source> <sass> <ptx>): <name>.fatbin and its log beside the source.
 function(flashbsr_compile_kernel name source sass ptx)
-  set(targets "")
-  foreach(target IN LISTS sass)
-    list(APPEND targets -gencode arch=compute_${target},code=sm_${target})
-  endforeach()
-  if(ptx)
-    list(APPEND targets -gencode arch=compute_${ptx},code=compute_${ptx})
-  endif()
   get_filename_component(folder "${source}" DIRECTORY)
   set(base "${folder}/${name}")
+  set(scripts "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.py" "${PROJECT_SOURCE_DIR}/cmake/nvrtc_packages.py")
+  set(compiler --compiler "${FLASHBSR_CUDA_COMPILER} ${FLASHBSR_CUDA_COMPILER_VERSION}")
+  if(FLASHBSR_CUDA_COMPILER STREQUAL "nvcc")
+    list(APPEND compiler --nvcc "${FLASHBSR_NVCC}" --ccbin "${CMAKE_CXX_COMPILER}"
+                         "--compress=${FLASHBSR_NVCC_COMPRESS}")
+  endif()
   add_custom_command(
     OUTPUT "${base}.fatbin"
     BYPRODUCTS "${base}.log"
-    COMMAND "${CMAKE_COMMAND}" "-DLOG=${base}.log" -P "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.cmake" --
-            "${FLASHBSR_NVCC}" -fatbin ${targets} ${FLASHBSR_NVCC_COMPRESS} -std=c++20 -O3
-            -Xptxas=-v -ccbin "${CMAKE_CXX_COMPILER}" -allow-unsupported-compiler
-            "-I${PROJECT_SOURCE_DIR}/include" -MMD -MF "${base}.d" -MT "${base}.fatbin"
-            "${source}" -o "${base}.fatbin"
-    DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.cmake"
+    COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.py" "${source}"
+            "${base}.fatbin" --include "${PROJECT_SOURCE_DIR}/include" ${compiler}
+            --sass ${sass} --ptx ${ptx} "--cache=${FLASHBSR_KERNEL_CACHE}"
+    DEPENDS "${source}" ${scripts}
     DEPFILE "${base}.d"
     COMMENT "CUDA kernel ${name}"
     VERBATIM)

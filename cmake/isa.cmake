@@ -13,6 +13,7 @@ set(FLASHBSR_LEVELS "")
 function(flashbsr_level level)
   string(TOUPPER ${level} name)
   string(JOIN " " CMAKE_REQUIRED_FLAGS ${ARGN})
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)  # compiles, and links nothing
   check_cxx_source_compiles("int main() { return 0; }" FLASHBSR_COMPILER_HAS_${name})
   if(FLASHBSR_COMPILER_HAS_${name})
     set(FLASHBSR_LEVELS ${FLASHBSR_LEVELS} ${level} PARENT_SCOPE)

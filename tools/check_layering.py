@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes and imports point one way. Prints every violation; exit status 1 if there is one.
 
+Of this tree, or of the one whose root is the argument.
+
 array -> view (core) -> plan -> kernel (cpu or GPU, with variant) -> bind: a layer sees only what
 lies before it, so a header of ``core`` compiles under g++, nvcc and NVRTC alike, a device header
 brings nothing of the host, and a framework's name appears in one adapter only.
@@ -100,8 +102,8 @@ def is_device_only(relative: Path) -> bool:
     return layer_of(relative) in DEVICE and relative.name not in SHARED
 
 
-def check_public_header(path: Path) -> list[str]:
-    relative = path.relative_to(ROOT / "include/flashbsr")
+def check_public_header(path: Path, root: Path) -> list[str]:
+    relative = path.relative_to(root / "include/flashbsr")
     layer = layer_of(relative)
     freestanding = layer in FREESTANDING and is_freestanding(relative)
     problems = []
@@ -129,8 +131,8 @@ def check_public_header(path: Path) -> list[str]:
     return problems
 
 
-def check_core_source(path: Path) -> list[str]:
-    layer = path.relative_to(ROOT / "cpp").parts[0]
+def check_core_source(path: Path, root: Path) -> list[str]:
+    layer = path.relative_to(root / "cpp").parts[0]
     problems = []
     if layer not in CPP_LAYERS:
         return [f"folder 'cpp/{layer}' is not in tools/check_layering.py"]
@@ -148,15 +150,14 @@ def check_core_source(path: Path) -> list[str]:
     return problems
 
 
-def module_name(path: Path) -> str:
+def module_name(path: Path, root: Path) -> str:
     """``engine.plan`` of python/flashbsr/engine/plan.py; "" for the front."""
-    parts = path.relative_to(ROOT / "python/flashbsr").with_suffix("").parts
+    parts = path.relative_to(root / "python/flashbsr").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def python_imports(path: Path, modules: set[str]) -> list[tuple[int, str]]:
+def python_imports(path: Path, name: str, modules: set[str]) -> list[tuple[int, str]]:
     """Lines and modules of the package that a module imports, wherever in it."""
-    name = module_name(path)
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found = []
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -180,29 +181,34 @@ def python_imports(path: Path, modules: set[str]) -> list[tuple[int, str]]:
     return found
 
 
-def check_rooms(paths: list[Path]) -> list[str]:
+def place(room: str) -> str:
+    """Name a room in a message."""
+    return room or "the front"
+
+
+def check_rooms(paths: list[Path], root: Path) -> list[str]:
     """No import upwards, nothing behind a door, no circle, few modules at the front."""
     problems = []
-    modules = {module_name(path): path for path in paths} | {"_core": Path()}
+    modules = {module_name(path, root) for path in paths} | {"_core"}
     arrows: dict[str, set[str]] = {}
     for path in paths:
-        name = module_name(path)
-        where = path.relative_to(ROOT)
+        name = module_name(path, root)
+        where = path.relative_to(root)
         room = name.split(".")[0]
         if room not in FLOOR:
             problems.append(f"{where}: '{room}' is not in FLOORS of tools/check_layering.py")
             continue
-        for line, target in python_imports(path, set(modules)):
+        for line, target in python_imports(path, name, modules):
             other = target.split(".")[0]
             if FLOOR.get(other, len(FLOORS)) > FLOOR[room]:
-                problems.append(f"{where}: line {line}: {room or 'the front'} is below {other}")
+                problems.append(f"{where}: line {line}: {place(room)} is below {place(other)}")
             elif other in DOORS and other != room:
                 problems.append(f"{where}: line {line}: {other} is a door, imported by {room}")
             elif FLOOR[other] == FLOOR[room] and other != room:
                 problems.append(f"{where}: line {line}: {room} and {other} are on one floor")
             arrows.setdefault(name, set()).add(target)
     problems += [f"circle: {' -> '.join(circle)}" for circle in circles(arrows)]
-    front = sorted(p.name for p in paths if p.parent == ROOT / "python/flashbsr")
+    front = sorted(p.name for p in paths if p.parent == root / "python/flashbsr")
     if len(front) > MOST_MODULES:
         problems.append(f"python/flashbsr: {len(front)} modules, at most {MOST_MODULES}")
     return problems
@@ -225,8 +231,8 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def check_python(path: Path) -> list[str]:
-    parts = path.relative_to(ROOT / "python/flashbsr").parts
+def check_python(path: Path, root: Path) -> list[str]:
+    parts = path.relative_to(root / "python/flashbsr").parts
     if parts[0] in FRAMEWORK_FOLDERS:
         return []
     problems = []
@@ -244,22 +250,22 @@ def check_python(path: Path) -> list[str]:
     return problems
 
 
-def main() -> int:
+def main(root: Path = ROOT) -> int:
     checks = [
-        (sorted((ROOT / "include/flashbsr").rglob("*.h")), check_public_header),
-        (sorted((ROOT / "cpp").rglob("*.cpp")), check_core_source),
-        (sorted((ROOT / "cpp").rglob("*.h")), check_core_source),
-        (sorted((ROOT / "python/flashbsr").rglob("*.py")), check_python),
+        (sorted((root / "include/flashbsr").rglob("*.h")), check_public_header),
+        (sorted((root / "cpp").rglob("*.cpp")), check_core_source),
+        (sorted((root / "cpp").rglob("*.h")), check_core_source),
+        (sorted((root / "python/flashbsr").rglob("*.py")), check_python),
     ]
     problems, count = [], 0
     for paths, check in checks:
         for path in paths:
             count += 1
-            found = check(path)
+            found = check(path, root)
             if SPDX not in "\n".join(path.read_text().splitlines()[:2]):
                 found.append("the first two lines are not the SPDX header")
-            problems += [f"{path.relative_to(ROOT)}: {text}" for text in found]
-    problems += check_rooms(sorted((ROOT / "python/flashbsr").rglob("*.py")))
+            problems += [f"{path.relative_to(root)}: {text}" for text in found]
+    problems += check_rooms(sorted((root / "python/flashbsr").rglob("*.py")), root)
     for problem in problems:
         print(problem)
     print(f"layering: {count} files, {len(problems)} problem{'s' * (len(problems) != 1)}")
@@ -267,4 +273,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(Path, sys.argv[1:])))

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = (
     "include/flashbsr/**/*.h",
     "cpp/**/*",
-    "cmake/compile_kernel.cmake",
+    "cmake/compile_kernel.py",
+    "cmake/nvrtc_packages.py",
     "python/flashbsr/**/*.py",
 )
 EXCLUDED = (

@@ -35,7 +35,7 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
-RELEASE = re.compile(r"As ptxas of CUDA (\S+) reports")
+RELEASE = re.compile(r"As ptxas of CUDA (.+?) reports")
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ def read_build(build: Path) -> tuple[str, list[Use]]:
         if not found:
             raise ValueError(f"{log}: no report of ptxas; build the CUDA kernels first")
         uses += found
-    release = ".".join(compiler.removeprefix("nvcc ").split(".")[:2])
-    return release, uses
+    kind, version = compiler.split()
+    release = ".".join(version.split(".")[:2])
+    return release if kind == "nvcc" else f"{release} ({kind.upper()})", uses
 
 
 def check(table: str, uses: list[Use], release: str) -> list[str]:

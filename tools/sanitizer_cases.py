@@ -117,6 +117,11 @@ def offsets(lens: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
 
 
+def by_price(kernel: dict[str, Any]) -> bool:
+    """Whether a row is for batches that its tiles hold better than the usual ones do."""
+    return bool(kernel["family"] == "hopper" and kernel["rows"] == kernel["head_dim"] == 128)
+
+
 def rotates(kernel: dict[str, Any], page_size: int | None) -> bool:
     """Whether a problem with RoPE leads to the kernel: not where dims differ."""
     if kernel["family"] == "hopper":
@@ -161,9 +166,9 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     q_lens = MIXED_SHARING[rows] if shares_mixed else TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
     # the kernel too: the smallest, or one for 64 rows.
-    chosen_by_rows = rows == 16 or q_lens in (MANY, *MIXED.values())
+    chosen_by_rows = rows == 16 or q_lens in (MANY, *MIXED.values()) or by_price(kernel)
     fixed = page_size is not None and not chosen_by_rows and not levels
-    kv_lens = LONG if page_size and not fixed else KV_LENS
+    kv_lens = LONG if page_size and not fixed and not by_price(kernel) else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
@@ -326,6 +331,9 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
             if rope and not rotates(kernel, page_size):
                 continue
             if spec.get("levels") and page_size is None:
+                continue
+            # A window leaves so few keys that the price of either is that of an item.
+            if by_price(kernel) and not spec.get("causal"):
                 continue
             ran = attend(kernel, spec, page_size)
             if ran != kernel["name"]:

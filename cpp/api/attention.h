@@ -69,6 +69,7 @@ class Attention {
   void choose_kernel(const Shape& shape);
   bool is_mixed(const Batch& batch, bool shares) const;
   void schedule(void* stream);
+  PlanView make_plan(const Shape& shape);
   Workers limits_for(const Batch& batch);
   Batch batch() const;
   int64_t needed_bytes();
@@ -93,7 +94,7 @@ class Attention {
   Sharing trial_;
   Sharer sharer_;
 
-  Planner planner_;
+  Planner planner_, other_planner_;
   Workers limits_;
   RopeTableStorage rope_;
   std::vector<float> slopes_;

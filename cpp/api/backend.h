@@ -28,6 +28,7 @@ struct Batch {
   DType q = DType::kF16;
   DType kv = DType::kF16;
   bool shares = false;   ///< requests share KV: tiles of many rows
+  int tile_rows = 0;     ///< > 0: tiles of these, if a kernel of the build has them
   int mixed_rows = 0;    ///< > 0: a kernel for mixed batches, wide tiles of these, if there is one
   bool guessed = false;  ///< the types: the first run may bring others
   /// The requests; null where the kernel must not depend on them (a fixed capacity, fixed splits).

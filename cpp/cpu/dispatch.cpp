@@ -6,6 +6,7 @@
 
 #include <flashbsr/core/error.h>
 
+#include "cpu_features.h"
 #include "levels.h"
 
 namespace flashbsr::cpu {
@@ -13,25 +14,15 @@ namespace flashbsr::cpu {
 const std::vector<const KernelTable*>& available_tables() {
   static const std::vector<const KernelTable*> tables = [] {
     std::vector<const KernelTable*> found{&flashbsr_kernels_baseline()};
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    // Every CPU with AVX2 has F16C; clang 14 cannot be asked for it.
-    [[maybe_unused]] const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    [[maybe_unused]] const bool avx512 =
-        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    [[maybe_unused]] const CpuFeatures has = features_of(read_cpuid());
 #if defined(FLASHBSR_HAVE_AVX2)
-    if (avx2) found.push_back(&flashbsr_kernels_avx2());
+    if (has.avx2) found.push_back(&flashbsr_kernels_avx2());
 #endif
 #if defined(FLASHBSR_HAVE_AVX512)
-    if (avx512) found.push_back(&flashbsr_kernels_avx512());
+    if (has.avx512) found.push_back(&flashbsr_kernels_avx512());
 #endif
 #if defined(FLASHBSR_HAVE_AVX512_BF16)
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) {
-      found.push_back(&flashbsr_kernels_avx512_bf16());
-    }
-#endif
+    if (has.avx512_bf16) found.push_back(&flashbsr_kernels_avx512_bf16());
 #endif
     return found;
   }();

@@ -137,6 +137,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .variant = o_.custom_variant ? &variant_ : nullptr,
             .row_hooks = o_.row_hooks,
             .fast_sums = o_.fast_fp8,
+            .tile_rows = batch.tile_rows,
             .mixed_rows = batch.mixed_rows,
             .provider = o_.provider};
   if (need.mixed_rows > 0) {
@@ -147,6 +148,13 @@ Workers CudaBackend::limits(const Batch& batch) {
     } else {
       need.mixed_rows = 0;
     }
+  }
+  if (need.tile_rows > 0) {
+    Need any = need;
+    any.tile_rows = 0;
+    const KernelRow *same = kernel_for(need), *usual = kernel_for(any);
+    // Not one of larger heads, whose tiles have so few rows for want of room.
+    if (!same || !usual || same->head_dim != usual->head_dim) need = any;
   }
   const KernelRow* found = kernel_for(need);
   if (found && found->copies == KvCopies::kBoxes && (gathers_ || !kv_box(*found, batch.page_run))) {

@@ -141,9 +141,10 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
   for (const Tile& tile : kTiles) {
-    if (!holds(tile, need)) continue;
+    if (!holds(tile, need) || (need.tile_rows > 0 && need.tile_rows != tile.rows)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
   }
+  if (need.tile_rows > 0) return nullptr;
   // None holds them: the largest there is, of which a request takes several.
   for (size_t i = std::size(kTiles); i-- > 0;) {
     if (const KernelRow* row = try_tile(source, kTiles[i], need, device)) return row;
@@ -161,7 +162,8 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
     return try_tile(Source::kBuild, {family, need.mixed_rows}, need, device);
   }
   const KernelRow* row = need.variant ? nullptr : try_source(Source::kBuild, need, device);
-  return row || !need.provider ? row : try_source(Source::kProvider, need, device);
+  if (row || !need.provider || need.tile_rows > 0) return row;
+  return try_source(Source::kProvider, need, device);
 }
 
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {

@@ -33,6 +33,7 @@ struct Need {
   bool row_hooks = false;                ///< which has hooks of whole rows
   bool gathers = false;                  ///< K and V that TMA cannot copy
   bool fast_sums = false;                ///< of float8 products, where they truncate
+  int tile_rows = 0;                     ///< > 0: of this height or not at all, and of the build
   int mixed_rows = 0;                    ///< > 0: of wide tiles, beside requests of few rows
   std::shared_ptr<api::KernelProvider> provider;  ///< null: the rows of the build are all there is
 

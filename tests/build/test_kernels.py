@@ -16,8 +16,8 @@ REGISTERS = load_tool("kernel_registers")
 # instances.cmake alone, with a compiler that notes what it was asked for.
 SCRIPT = """
 set(PROJECT_SOURCE_DIR {root})
-set(FLASHBSR_CUDA_ARCHS {archs})
-list(GET FLASHBSR_CUDA_ARCHS -1 FLASHBSR_HIGHEST_ARCH)
+set(FLASHBSR_TARGETS {archs})
+list(GET FLASHBSR_TARGETS -1 FLASHBSR_HIGHEST_ARCH)
 include({root}/cmake/instances.cmake)
 flashbsr_expand_instances({table} kernels)
 foreach(kernel IN LISTS kernels)
@@ -168,6 +168,12 @@ def test_another_compiler_is_not_compared(build: Path, capsys: pytest.CaptureFix
     (build / "kernels/one_d64.log").write_text(LOG.format(stack=0, spill=0).replace("96", "97"))
     assert REGISTERS.main([*argv, "--check"]) == 0
     assert "the table is CUDA 13.0's, this is 12.4's" in capsys.readouterr().out
+    (build / "kernels/manifest.txt").write_text("nvrtc 13.0\none_d64\n")
+    assert REGISTERS.main([*argv, "--check"]) == 0
+    assert "this is 13.0 (NVRTC)'s" in capsys.readouterr().out
+    assert REGISTERS.main(argv) == 0
+    assert REGISTERS.main([*argv, "--check"]) == 0
+    assert "the table is" not in capsys.readouterr().out
 
 
 def test_a_build_without_reports_fails(build: Path, capsys: pytest.CaptureFixture[str]) -> None:

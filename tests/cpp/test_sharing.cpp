@@ -469,9 +469,9 @@ TEST(Sharing, LevelsThatAreNotNestedAreNamed) {
     }
     return "";
   };
-  EXPECT_EQ(why(level(outer, two), level(inner, three)), "qo_indptr_arr[0][1]");
-  EXPECT_EQ(why(level(longer, one), level(inner, three)), "qo_indptr_arr[0][1]");
-  EXPECT_EQ(why(level({0, 3}, one), level(inner, three)), "qo_indptr_arr[0][1]");
+  EXPECT_EQ(why(level(outer, two), level(inner, three)), "qo_indptr[0][1]");
+  EXPECT_EQ(why(level(longer, one), level(inner, three)), "qo_indptr[0][1]");
+  EXPECT_EQ(why(level({0, 3}, one), level(inner, three)), "qo_indptr[0][1]");
 }
 
 }  // namespace

@@ -45,6 +45,7 @@ def test_a_replay_computes_what_the_model_says(rig: GpuRig, seed: int) -> None:
     walk.finish()
 
 
+@pytest.mark.filterwarnings("default")  # PyTorch's own, while it compiles
 def test_reduce_overhead_with_two_lengths() -> None:
     """Defect 3: torch.compile captures the call again for every length."""
 

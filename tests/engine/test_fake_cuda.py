@@ -19,10 +19,15 @@ torch = framework("torch")
     ("files", "selection", "device"),
     [
         (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], "", {}),
+        (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         (["fake_cuda/kernel_cases.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
-        (["fake_cuda/kernel_cases.py"], "mixed", {"FAKE_CUDA_SMS": "132"}),
+        (
+            ["fake_cuda/kernel_cases.py", "fake_cuda/tile_rows.py"],
+            "mixed or must or price",
+            {"FAKE_CUDA_SMS": "132"},
+        ),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
@@ -32,9 +37,10 @@ torch = framework("torch")
     ],
     ids=[
         "host path",
+        "captures",
         "tensor maps",
         "every kernel",
-        "mixed kernels, 132 SMs",
+        "132 SMs",
         "jit",
         "jit, other GPU",
         "cases",

@@ -89,13 +89,31 @@ def test_plans_that_a_captured_run_cannot_have(driver: Driver, fake_torch: FakeT
         attention.plan(dataclasses.replace(one, kv_indices=np.array([100])))
     with pytest.raises(errors.PlanError, match="captured"):
         attention.plan(world.batch([3]), custom_mask=np.ones(3, bool))
+    with pytest.raises(errors.PlanError, match=r"layout.*pages of 8.*pages of 4.*captured"):
+        attention.plan(dataclasses.replace(one, page_size=8))
     attention.plan(dataclasses.replace(world.batch([1] * 4), kv_indices=np.arange(4)))
 
-    grows, _, _ = planned(world, ([10, 20], None, 2))
-    with driver.capture(stream):
-        grows.run(world.q[:2], world.cache)
-    with pytest.raises(errors.FlashbsrError, match=r"captured.*|outgrows"):
-        grows.plan(world.batch([100] * 8))
+
+def test_what_was_captured_may_be_planned_again_when_its_graphs_are_gone(
+    driver: Driver, fake_torch: FakeTorch
+) -> None:
+    """Two graphs hold the plan: as long as one is there the rows of then are the most."""
+    world = World()
+    attention = world.attention(**CAPACITY)
+    attention.plan(world.batch([9]))
+    fake_torch.current = stream = driver.stream()
+    graphs = []
+    for _ in range(2):
+        with driver.capture(stream) as graph:
+            attention.run(world.q[:4], world.cache)
+        graphs.append(graph)
+    for graph in graphs:
+        assert attention.captured
+        with pytest.raises(errors.CapacityError, match=r"5 query tokens.*captured"):
+            attention.plan(world.batch([1] * 5))
+        driver.destroy_graph(graph)
+    assert not attention.captured
+    attention.plan(world.batch([1] * 5))
 
 
 class Family:
@@ -134,69 +152,72 @@ class Family:
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["captured apart", "captured shared"])
-def test_sharing_keeps_to_a_captured_run(
+def test_later_plans_are_none_of_a_graphs_business(
     driver: Driver, fake_torch: FakeTorch, first: bool
 ) -> None:
-    """Without a capacity: a capture holds the kernel, and the memory of as many parts as it had."""
+    """Without a capacity: other kernels, larger batches, levels, and the replay is as it was."""
     family = Family()
-    out, kernels = torch.zeros_like(family.q), {}
+    out, kernels = torch.zeros_like(family.q), {False: "decode", True: "mixed"}
     fake_torch.current = stream = driver.stream()
     with driver.memory_of_h200():
-        for shared in (False, True):
-            attention = family.attention(backend="cuda")
-            attention.plan(family.batch(shared))
-            kernels[shared] = attention._engine.kernel_name()
-            assert attention.plan_info.header.num_shared == shared
-        assert kernels[False].startswith("decode")
-        assert kernels[True].startswith("mixed")
-
-        attention = family.attention(backend="cuda")
-        attention.plan(family.batch(first))
+        attention, captured = family.attention(backend="cuda"), family.batch(first, 12)
+        attention.plan(captured)
+        assert attention._engine.kernel_name().startswith(kernels[first])
         with driver.capture(stream) as graph:
-            attention.run(family.q, family.cache, out=out)
+            attention.run(family.q[:12], family.cache, out=out[:12])
         for shared, count in ((True, 16), (False, 16), (True, 12)):
-            batch = family.batch(shared, count)
+            batch, mine = family.batch(shared, count), torch.zeros_like(family.q)
             attention.plan(batch)
-            assert attention._engine.kernel_name() == kernels[first]
-            assert attention.plan_info.header.num_shared == (shared and first)
+            assert attention._engine.kernel_name().startswith(kernels[shared])
+            attention.run(family.q[:count], family.cache, out=mine[:count])
+            out.fill_(np.nan)
             driver.replay(graph, stream)
-            driver.synchronize(stream)
-            family.check(out, batch)
-
-
-def test_a_plan_that_outgrows_a_captured_run_leaves_it_as_it_was(
-    driver: Driver, fake_torch: FakeTorch
-) -> None:
-    family = Family()
-    attention, batch = family.attention(backend="cuda"), family.batch(False, 4)
-    attention.plan(batch)
-    out = torch.zeros_like(family.q)
-    fake_torch.current = stream = driver.stream()
-    with driver.capture(stream) as graph:
-        attention.run(family.q[:4], family.cache, out=out[:4])
-    with pytest.raises(errors.CapacityError, match="outgrows"):
-        attention.plan(family.batch(False, 16))
-    with pytest.raises(errors.CapacityError, match="outgrows"):
+            driver.drain()
+            family.check(out, captured)
+            family.check(mine, batch)
         attention.plan(flashbsr.Levels(
             [[0, 4], [0, 1, 2, 3, 4]], [[0, 32], [0, 1, 2, 3, 4]],
             [np.arange(32), np.arange(32, 36)], [[64], [64] * 4], page_size=64,
         ))  # fmt: skip
-    attention.plan(batch)
+        driver.replay(graph, stream)
+        driver.drain()
+        family.check(out, captured)
+
+
+def test_plans_within_a_capture(driver: Driver, fake_torch: FakeTorch) -> None:
+    """Without a capacity each run of a capture has the plan that was the last one then."""
+    world = World()
+    attention = world.attention()
+    fake_torch.current = stream = driver.stream()
+    outs, batches = [], [world.batch([30, 7]), world.batch([5] * 6), world.batch([90])]
+    with driver.capture(stream) as graph:
+        for batch in batches:
+            attention.plan(batch)
+            outs.append(torch.zeros(8, HEADS, DIM, dtype=torch.float16))
+            rows = len(batch.kv_lens)
+            attention.run(world.q[:rows], world.cache, out=outs[-1][:rows])
+    attention.plan(world.batch([3]))
     driver.replay(graph, stream)
     driver.synchronize(stream)
-    family.check(out, batch)
+    for out, batch in zip(outs, batches, strict=True):
+        check(world, out, batch, len(batch.kv_lens))
+
+    # Where the TaskInfo leaves the type open the first run plans once more, here too.
+    other = World(torch.bfloat16)
+    attention, batch, rows = planned(other)
+    with driver.capture(stream):
+        attention.run(other.q[:rows], other.cache)
 
 
 def test_average_lengths_change_no_captured_kernel(driver: Driver, fake_torch: FakeTorch) -> None:
     """A kernel for a few rows is right for many."""
     world = World()
-    attention, _, rows = planned(world)
+    attention, _, _ = planned(world, **CAPACITY)
     name, out = attention._engine.kernel_name(), torch.zeros(64, HEADS, DIM, dtype=torch.float16)
-    assert name.startswith("decode")
     fake_torch.current = stream = driver.stream()
     with driver.capture(stream) as graph:
-        attention.run(world.q[:rows], world.cache, out=out[:rows])
-    for lens, q_lens, rows in (([4], [4], 4), DECODE):
+        attention.run(world.q, world.cache, out=out)
+    for lens, q_lens, rows in (([40], [40], 40), DECODE):
         batch = world.batch(lens, q_lens)
         attention.plan(batch)
         assert attention._engine.kernel_name() == name
@@ -218,8 +239,11 @@ def test_short_last_pages_of_a_captured_run(driver: Driver, fake_torch: FakeTorc
     def attention(n: int) -> flashbsr.Attention:
         made = flashbsr.Attention(
             flashbsr.AttentionSpec(),
-            flashbsr.TaskInfo(4, 2, 64, kv_dtype="float16", backend="fa2"),
-        )
+            flashbsr.TaskInfo(
+                4, 2, 64, kv_dtype="float16", backend="fa2",
+                max_batch_size=2, max_q_tokens=9, max_kv_pages=8,
+            ),
+        )  # fmt: skip
         made.plan(blocks(n, 0, 4))
         return made
 

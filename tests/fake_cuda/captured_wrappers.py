@@ -80,7 +80,8 @@ class Captured:
     def plan(self, lens: list[int], **options: Any) -> flashbsr.Paged:
         batch = self.world.batch(lens)
         self.wrapper.plan(
-            batch.kv_indptr, batch.kv_indices, None, HEADS, KV_HEADS, DIM, PAGE,
+            batch.kv_indptr, batch.kv_indices, None, HEADS, KV_HEADS, DIM,
+            options.pop("page", PAGE),
             seq_lens=batch.kv_lens, **options,
         )  # fmt: skip
         return batch

@@ -61,14 +61,14 @@ def expected(q: Any, k: Any, v: Any, page: int | None) -> np.ndarray:
     return reference.run(q.numpy(), (k.numpy(), v.numpy()), **extras(on_gpu=False))
 
 
-def over_blocks(tag: str) -> Any:
+def over_blocks(tag: str, **task: Any) -> Any:
     """Attention with a variant that asks for no positions: blocks have none."""
     text = (
         f"// {tag}\nstruct Halved : VariantBase {{ template <class M> typename M::Float "
         "logits_transform(typename M::Float x, const LogitsAt<M>&) const { return 0.5f * x; } };"
     )
-    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda", kv_dtype="float16")
-    return flashbsr.Attention(flashbsr.AttentionSpec.from_source(text), task)
+    info = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda", kv_dtype="float16", **task)
+    return flashbsr.Attention(flashbsr.AttentionSpec.from_source(text), info)
 
 
 def plan_blocks(attention: Any, tokens: int) -> None:
@@ -153,7 +153,7 @@ def test_a_captured_run_keeps_its_kernel(
     driver: Driver, fake_torch: FakeTorch, wishes: list[Wish]
 ) -> None:
     """Whose code for copies is that of its plan: others are refused, and so are other arrays."""
-    attention = over_blocks("captured")
+    attention = over_blocks("captured", max_batch_size=1, max_q_tokens=40, max_kv_pages=8)
     plan_blocks(attention, 96)
     q, k = torch.zeros(40, HEADS, DIM).half(), torch.zeros(96, KV_HEADS, DIM).half()
     attention.run(q, (k, k))

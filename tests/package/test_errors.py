@@ -28,7 +28,8 @@ from bad_calls import (
     plan_ragged,
     run_unplanned,
 )
-from bad_table import BAD, MASK
+from bad_plans import MASK
+from bad_table import BAD
 from harness import Device
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from flashbsr.engine.plan import Plan
 from flashbsr.viz import (
-    BsrLayout,
     plot_bsr,
     plot_plan,
     render_bsr,
@@ -295,14 +294,18 @@ def test_render_bsr_is_the_matrix() -> None:
 
 
 def test_plot_layout() -> None:
-    layout = BsrLayout([0, 2, 3, 3], [0, 4, 4], m=40, n=80, r=16, c=16)
+    layout = flashbsr.Bsr([0, 2, 3, 3], [0, 4, 4], (40, 80), (16, 16))
     ax = plot_bsr(layout)
     assert "3 row tiles x 5 columns: 20.0% filled" in ax.child_axes[0].get_title("left")
-    for bad in (
-        BsrLayout([0, 2, 3], [0, 4, 4], m=40, n=80, r=16, c=16),
-        BsrLayout([0, 2, 3, 3], [0, 5, 4], m=40, n=80, r=16, c=16),
+    window = flashbsr.block_mask(lambda b, h, q, kv: kv <= q, 256, 256, block_size=64)
+    assert "4 row tiles x 4 columns" in plot_bsr(window.layout()).child_axes[0].get_title("left")
+    for bad, match in (
+        (flashbsr.Bsr([0, 2, 3], [0, 4, 4], (40, 80), (16, 16)), "^indptr"),
+        (flashbsr.Bsr([0, 2, 3, 3], [0, 5, 4], (40, 80), (16, 16)), "^indices"),
+        (flashbsr.Bsr([0, 2, 3, 3], [0, 4, 4], (40, 80), ([0, 9, 20, 40], 16)), "^block"),
+        (flashbsr.Bsr([0, 2, 3, 3], [0, 4, 4], (40, 80), (16, 16), per_head=True), "^per_head"),
     ):
-        with pytest.raises(flashbsr.FlashbsrError, match=r"^ind"):
+        with pytest.raises(flashbsr.FlashbsrError, match=match):
             plot_bsr(bad)
 
 

@@ -17,9 +17,9 @@
 //   price = mean KV + mean parts x cost_per_split + most items of a queue x cost_per_item
 //           + 0.35 (longest queue - mean of the busy ones)
 //
-// and where products are the limit (not memory_bound), just the longest queue. The queues' costs
-// count cost_per_item and cost_per_split. The model and its factors were fitted
-// on an H200 (132 SMs, decode of head dim 128):
+// and where products are the limit (not memory_bound), just the longest queue, and what merges
+// after it where there are any. The queues' costs count cost_per_item and cost_per_split. The model
+// and its factors were fitted on an H200 (132 SMs, decode of head dim 128):
 //
 //   - Parts cost throughput: 1 x 131072 tokens in 136 parts took 124.7 us, in 264 parts 126.8
 //     (bf16); 63 x 512 and 1 x 131072 in 216 parts 155.5, in 424 parts 157.6.
@@ -229,7 +229,7 @@ class Candidates {
     const Deal::Loads loads = c.deal.loads();
     const int64_t busy = max_of(loads.busy, 1), parts = slots * limits_->cost_per_split;
     const int64_t others = (total_ + items * limits_->cost_per_item + parts) / busy;
-    if (!limits_->memory_bound) return loads.longest;
+    if (!limits_->memory_bound) return loads.longest + (slots > 0 ? limits_->cost_of_merging : 0);
     const int64_t shared = total_ / workers + parts / busy +
                            loads.most_items * limits_->cost_per_item +
                            (loads.longest - others) * kSpreadPercent / 100;

@@ -29,7 +29,7 @@ struct LevelWalk {
 inline void check_nested(size_t level, const LevelWalk& outer, const LevelWalk& inner) {
   const IndexView &a = outer.level->qo_indptr, &b = inner.level->qo_indptr;
   const auto name = [&](int64_t i) {
-    return "qo_indptr_arr[" + std::to_string(level) + "][" + std::to_string(i) + "]";
+    return "qo_indptr[" + std::to_string(level) + "][" + std::to_string(i) + "]";
   };
   int64_t at = 0;
   for (int64_t i = 0; i < a.size; ++i) {

@@ -46,8 +46,9 @@ struct DeviceLimits {
 
   /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
   bool price_splits = false;
-  int32_t cost_per_split = 0;  ///< what a part of a split tile costs beyond its work
-  int32_t tail_rounds = 3;     ///< most rounds of all workers of which the last one is cut finer
+  int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
+  int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
+  int32_t tail_rounds = 3;      ///< most rounds of all workers of which the last one is cut finer
   /// Whether workers share the memory, which one then has more of while others are idle.
   bool memory_bound = true;
   /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""`Attention`: the one way from Python to a kernel. Every wrapper is a thin adapter over it."""
+"""`Attention`: the one way from Python to a kernel. Doors and the one call stand above it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ class Attention(Planned):
 
     Raises
     ------
-    CapacityError
-        The workspace is smaller than the capacity needs.
     DeviceError
         The workspace is in another memory than the task says.
     CudaError

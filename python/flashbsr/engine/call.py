@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -133,7 +134,7 @@ def attention(
     """
     given = (causal, window_left, sm_scale, logits_soft_cap)
     if spec is None:
-        spec = AttentionSpec(*given)
+        spec = _spec(*given)
     elif isinstance(spec, AttentionSpec):
         _refuse_beside_spec(*given)
     else:
@@ -178,6 +179,17 @@ def attention(
     found, lse = result if return_lse else (result, None)
     found = found.reshape((*q.shape[:3], v.shape[3])) if out is None else out
     return found if lse is None else (found, lse.reshape(q.shape[:3]))
+
+
+def _spec(*given: Any) -> AttentionSpec:
+    try:
+        return _known_spec(*given)
+    except TypeError:  # what cannot be hashed, which is no option either: the spec says so
+        return AttentionSpec(*given)
+
+
+# A third of the time of a small call. Typed: 1 is a window, 1.0 is not.
+_known_spec = functools.lru_cache(maxsize=64, typed=True)(AttentionSpec)
 
 
 def _refuse_beside_spec(

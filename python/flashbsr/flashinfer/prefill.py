@@ -228,8 +228,7 @@ def single_prefill_with_kv_cache(
 @described("single")
 def single_prefill_with_kv_cache_return_lse(*args: Any, **kwargs: Any) -> Any:
     """`single_prefill_with_kv_cache` with ``return_lse=True``."""
-    call: Any = single_prefill_with_kv_cache
-    return call(*args, return_lse=True, **kwargs)
+    return single_prefill_with_kv_cache(*args, **(kwargs | {"return_lse": True}))
 
 
 def _either(name: str, value: Scale, other: Scale) -> Scale:

@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 from .lanes import plot_plan
-from .matrix import BsrLayout, plot_bsr
+from .matrix import plot_bsr
 from .style import request_colors
 from .text import render_bsr, render_lanes, render_parts
 
 __all__ = [
-    "BsrLayout",
     "plot_bsr",
     "plot_plan",
     "render_bsr",

@@ -59,7 +59,7 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     Parameters
     ----------
     plan : Plan
-        ``Attention.plan_info`` or the wrapper's.
+        ``Attention.plan_info``.
     path : path-like, optional
         Where to save the figure; the suffix (.png, .svg, .pdf) chooses the format.
     ax : matplotlib Axes, optional

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flashbsr.errors import FlashbsrError
+from flashbsr.arrays import to_values
+from flashbsr.errors import FlashbsrError, UnsupportedError
+from flashbsr.layout.layouts import Bsr
 
 from .style import (
     AMBER,
@@ -40,29 +42,6 @@ MAX_COLUMNS = 2048
 MAX_LEGEND_PARTS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class BsrLayout:
-    """A block-sparse row matrix as ``Attention.plan_bsr`` takes it.
-
-    Attributes
-    ----------
-    indptr : array-like of int, shape (ceil(m / r) + 1,)
-    indices : array-like of int, shape (indptr[-1],)
-        Block columns.
-    m, n : int
-        Rows (query tokens) and columns (KV tokens) of the matrix.
-    r, c : int
-        Rows and columns of a block.
-    """
-
-    indptr: npt.ArrayLike
-    indices: npt.ArrayLike
-    m: int
-    n: int
-    r: int
-    c: int
-
-
 @dataclass(slots=True)
 class _Cells:
     """The matrix by rows: a row's request, and the visible share of every column it touches.
@@ -82,13 +61,21 @@ class _Cells:
     column_name: str
 
 
-def _cells_of_layout(layout: BsrLayout) -> _Cells:
-    indptr = np.asarray(layout.indptr, np.int64)
-    indices = np.asarray(layout.indices, np.int64)
-    rows = len(indptr) - 1
-    columns = -(-layout.n // layout.c)
-    if rows != -(-layout.m // layout.r):
-        raise FlashbsrError("indptr", f"{rows} block rows", f"{-(-layout.m // layout.r)}")
+def _cells_of_layout(layout: Bsr) -> _Cells:
+    height, width = layout.block
+    for name, drawn in (
+        ("block", isinstance(height, (int, np.integer))),
+        ("per_head", not layout.per_head),
+    ):
+        if not drawn:
+            raise UnsupportedError(
+                name, "rows of any sizes or of each head", "one matrix of blocks; or draw the plan"
+            )
+    indptr = to_values(layout.indptr, "indptr").astype(np.int64)
+    indices = to_values(layout.indices, "indices").astype(np.int64)
+    rows, columns = len(indptr) - 1, -(-layout.shape[1] // width)
+    if rows != -(-layout.shape[0] // height):
+        raise FlashbsrError("indptr", f"{rows} block rows", f"{-(-layout.shape[0] // height)}")
     if indices.size and (indices.min() < 0 or indices.max() >= columns):
         raise FlashbsrError(
             "indices", f"{indices.min()} to {indices.max()}", f"block columns of 0 to {columns - 1}"
@@ -104,8 +91,8 @@ def _cells_of_layout(layout: BsrLayout) -> _Cells:
         request_colors(rows),
         [],
         columns,
-        layout.c,
-        f"block column ({layout.c} tokens)",
+        width,
+        f"block column ({width} tokens)",
     )
 
 
@@ -206,7 +193,7 @@ def _share_of_tile(
 
 
 def plot_bsr(
-    plan_or_layout: Plan | BsrLayout, path: str | Path | None = None, ax: Axes | None = None
+    plan_or_layout: Plan | Bsr, path: str | Path | None = None, ax: Axes | None = None
 ) -> Axes:
     """Draw the block-sparse matrix: a row per row tile, a column per KV page or block.
 
@@ -216,9 +203,9 @@ def plot_bsr(
 
     Parameters
     ----------
-    plan_or_layout : Plan or BsrLayout
+    plan_or_layout : Plan or Bsr
         For a plan, columns are the physical pages of the cache, so that a page two requests share
-        is one column. Custom masks are not drawn: every pair that the plan may need is.
+        is one column. Custom masks are not drawn, nor those of a layout's blocks.
     path : path-like, optional
         Where to save the figure.
     ax : matplotlib Axes, optional
@@ -231,10 +218,12 @@ def plot_bsr(
     Raises
     ------
     UnsupportedError
-        matplotlib is not installed.
+        matplotlib is not installed; a layout with rows of any sizes or with a matrix for each head.
+    FlashbsrError
+        A layout whose blocks lie outside of its shape.
     """
     plt = load_pyplot("plot_bsr")
-    if isinstance(plan_or_layout, BsrLayout):
+    if isinstance(plan_or_layout, Bsr):
         cells = _cells_of_layout(plan_or_layout)
     else:
         cells = cells_of_plan(plan_or_layout)

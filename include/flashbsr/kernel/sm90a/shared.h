@@ -111,7 +111,8 @@ struct Shared {
   QueryPipeline query_pipeline;
   uint32_t narrow_done;  ///< completed when consumers are done with narrow items
   TilePipeline tile_pipeline;
-  uint32_t loadable;  ///< by slot: producers know the item, which consumers wait for more of
+  uint32_t loadable;   ///< by slot: producers know the item, which consumers wait for more of
+  uint32_t claimable;  ///< few tiles of the item are left to load: it is time for the next one
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
   uint32_t places;  ///< of rows that are gathered
@@ -137,9 +138,10 @@ struct Shared {
     query_pipeline = {raw_queries + 8 * Traits::kQueryStages};
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
     loadable = tile_pipeline.barriers + TilePipeline::kBytes;
-    narrow_done = loadable + 8 * Traits::kTileSlots;
-    constexpr int kBarriers =
-        6 * Traits::kStages + 3 * Traits::kQueryStages + 3 * Traits::kTileSlots + Traits::kMixed;
+    claimable = loadable + 8 * Traits::kTileSlots;
+    narrow_done = claimable + 8;
+    constexpr int kBarriers = 6 * Traits::kStages + 3 * Traits::kQueryStages +
+                              3 * Traits::kTileSlots + 1 + Traits::kMixed;
     constexpr int kKindBytes = 4 * Traits::kStages;  // the last of the barriers' bytes
     static_assert(8 * kBarriers <=
                   (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
@@ -184,6 +186,7 @@ struct Shared {
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
     for (int i = 0; i < Traits::kTileSlots; ++i) ptx::mbarrier_init(loadable + 8 * i, 32);
+    ptx::mbarrier_init(claimable, 1);
 #pragma unroll
     for (int i = 0; i < Traits::kStages; ++i) {
       ptx::mbarrier_init(raw_values + 8 * i, copies);

@@ -1,0 +1,42 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which height of tiles a batch gets on as many SMs as an H200 has; test_fake_cuda.py runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr
+import numpy as np
+import pytest
+
+
+def kernel(count: int, q_len: int, kv_len: int, heads: int = 32, **task: Any) -> str:
+    """Name of the kernel for equal requests."""
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True),
+        flashbsr.TaskInfo(
+            heads, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16", backend="cuda", **task
+        ),
+    )
+    steps = np.arange(count + 1)
+    attention.plan(flashbsr.Ragged(steps * q_len, steps * kv_len))
+    return str(attention._engine.kernel_name())
+
+
+@pytest.mark.parametrize(("count", "q_len", "kv_len", "rows"), [
+    (16, 64, 8192, 128),  # 256 rows a head: two tiles of 128, or one of 192 and a third of one
+    (1, 512, 4096, 128),  # 128 tiles, one for each SM, where 88 leave a third of them idle
+    (3, 256, 8192, 192),
+    (4, 4096, 4096, 192),  # many tiles: what the last one of a request wastes is little
+])  # fmt: skip
+def test_the_price_decides(count: int, q_len: int, kv_len: int, rows: int) -> None:
+    assert kernel(count, q_len, kv_len) == f"hopper_sm90a_d128_bf16_r{rows}_plain"
+
+
+@pytest.mark.parametrize("task", [
+    {"fixed_split_size": 4096},
+    {"max_batch_size": 16, "max_q_tokens": 1024, "max_kv_pages": 1 << 18},
+], ids=["fixed splits", "a capacity"])  # fmt: skip
+def test_where_the_kernel_must_not_depend_on_the_batch(task: dict[str, Any]) -> None:
+    assert "_r128_" not in kernel(16, 64, 8192, **task)
