@@ -93,22 +93,20 @@ class Uses:
     spec: tuple[tuple[str, str], ...]  # (argument, field of AttentionSpec)
     task: tuple[tuple[str, str], ...]  # (argument, field of TaskInfo)
     refused: tuple[str, ...]
-    plan: tuple[str, ...]  # options of Attention.plan
     key: Callable[[dict[str, Any]], tuple[Any, ...]]  # values that choose an engine
 
     @classmethod
     def of(cls, plan: Callable[..., Any], context: Iterable[str]) -> Uses:
         """Read them off a signature."""
-        kinds = ("spec", "task", "refused", "key", "plan")
+        kinds = ("spec", "task", "refused", "key")
         found: dict[str, list[tuple[str, str]]] = {kind: [] for kind in kinds}
         for name in names_of(plan):
             what, _, field = argument(name, context).becomes.partition(":")
             if what in found:
                 found[what].append((name, field or name))
-        refused, options = (tuple(name for name, _ in found[x]) for x in ("refused", "plan"))
-        names = [name for kind in kinds[:-1] for name, _ in found[kind]]
-        spec, task = tuple(found["spec"]), tuple(found["task"])
-        return cls(spec, task, refused, options, itemgetter(*names))
+        refused = tuple(name for name, _ in found["refused"])
+        names = [name for kind in kinds for name, _ in found[kind]]
+        return cls(tuple(found["spec"]), tuple(found["task"]), refused, itemgetter(*names))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -144,7 +144,12 @@ class Wrapper:
 
     def _start(self, attention: Attention, given: dict[str, Any]) -> None:
         """Plan with an engine."""
-        attention.plan(self._layout(given), **{name: given[name] for name in self._uses.plan})
+        of = given.get  # a call with ** costs 0.5 us
+        attention.plan(
+            self._layout(given), custom_mask=of("custom_mask"), stream=of("stream"),
+            packed_custom_mask=of("packed_custom_mask"), tree_parents=of("tree_parents"),
+            share_prefixes=of("share_prefixes", "auto"),
+        )  # fmt: skip
 
     def _plan(self, given: dict[str, Any]) -> None:
         """Plan arguments, by name; only a plan that succeeds becomes the current one."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,7 +64,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
     """
 
     _context: ClassVar[tuple[str, ...]] = ("paged",)
-    _TABLE = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+    _table = itemgetter(
+        "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "seq_lens",
+        "block_tables", "page_size",
+    )  # fmt: skip
     _FORWARD = (
         "q", "paged_kv_cache", "causal", "pos_encoding_mode", "use_fp16_qk_reduction", "k_scale",
         "v_scale", "window_left", "logits_soft_cap", "sm_scale", "rope_scale", "rope_theta",
@@ -108,15 +112,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
         task["fixed_split_size"] = pages_to_tokens(task["fixed_split_size"], given["page_size"])
 
     def _layout(self, given: dict[str, Any]) -> Layout:
-        names = "qo_indptr", *self._TABLE, "seq_lens", "block_tables", "page_size"
-        return paged_layout(*(given[name] for name in names))
+        return paged_layout(*self._table(given))
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
-    """Attention of ragged queries against ragged keys and values.
-
-    Each request's keys lie one after the other: prefill without a cache, encoders.
-    """
+    """Attention of ragged queries against ragged keys and values: no cache, or an encoder."""
 
     _context = ("ragged",)
     _ARRAYS = ("q", "k", "v")
