@@ -14,6 +14,7 @@ from .errors import DTypeError, FlashbsrError, UnsupportedError
 
 __all__ = [
     "BACKENDS",
+    "backend_of",
     "check_backend",
     "check_float",
     "check_int",
@@ -105,3 +106,18 @@ def check_backend(backend: Any) -> None:
         )
     else:
         check_name("backend", backend, BACKENDS)
+
+
+def backend_of(device: Any) -> tuple[str, int | None]:
+    """Backend and CUDA ordinal of a device as PyTorch writes it."""
+    if device is None:
+        return "auto", None
+    kind, _, ordinal = str(device).partition(":")
+    if kind == "cpu":
+        return "cpu", None
+    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
+        raise UnsupportedError("device", repr(device), "None, 'cpu', 'cuda' or 'cuda:N'")
+    problem = _core.cuda_problem()
+    if problem:
+        raise UnsupportedError("device", repr(device), f"None or 'cpu' here: {problem}")
+    return "cuda", int(ordinal) if ordinal else None

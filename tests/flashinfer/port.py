@@ -6,12 +6,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import flashbsr.flashinfer as flashinfer
 import numpy as np
 import reference
 from harness import Device, framework
 from reference import State, Variant
 
-__all__ = ["DIM", "HEADS", "KV_HEADS", "PAGE", "PLAIN", "Batch", "near", "place", "read"]
+__all__ = [
+    "DIM",
+    "HEADS",
+    "KV_HEADS",
+    "LENS",
+    "PAGE",
+    "PLAIN",
+    "Q_LENS",
+    "SIZES",
+    "Batch",
+    "decode",
+    "near",
+    "place",
+    "prefill",
+    "read",
+    "workspace",
+]  # fmt: skip
 
 torch = framework("torch")
 
@@ -97,3 +114,28 @@ def near(found: Any, exact: State, lse: Any = None, atol: float = 4e-3) -> None:
         assert lse.dtype == torch.float32
         expected = exact.lse.reshape(tuple(lse.shape)) / np.log(2)
         np.testing.assert_allclose(read(lse), expected, atol=4e-3, rtol=1e-3)
+
+
+LENS, Q_LENS = (1, 130, 40, 64), (1, 30, 7, 3)
+SIZES = HEADS, KV_HEADS, DIM, PAGE
+
+
+def workspace(where: str, megabytes: int = 16, dtype: Any = torch.uint8) -> Any:
+    size = megabytes << 20
+    return torch.empty(
+        size // torch.empty(0, dtype=dtype).element_size(), dtype=dtype, device=where
+    )
+
+
+def decode(where: str, batch: Batch, **options: Any) -> Any:
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        workspace(where), "NHD", use_tensor_cores=True
+    )
+    wrapper.plan(*batch.table, *SIZES, **options)
+    return wrapper
+
+
+def prefill(where: str, batch: Batch, **options: Any) -> Any:
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(where), batch.layout)
+    wrapper.plan(batch.qo_indptr, *batch.table, *SIZES, **options)
+    return wrapper

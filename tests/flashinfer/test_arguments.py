@@ -145,7 +145,8 @@ def call(cls: Any, method: str, option: dict[str, Any], q: Any, cache: Any) -> N
         "k": q, "v": q, "block_mask_map": np.ones((1, 1, 1), bool), "sink": np.ones(1, np.float32),
         "block_row_sz": np.ones((1, 1), int), "block_col_sz": np.ones((1, 1), int),
         "workspace_buffer": None, "indptr_buffer": None, "indices_buffer": None,
-        "last_page_len_buffer": None,
+        "last_page_len_buffer": None, "qo_indptr_arr": [one], "paged_kv_indptr_arr": [one],
+        "paged_kv_indices_arr": [page],
     }  # fmt: skip
 
     def of(function: Any) -> dict[str, Any]:
@@ -161,7 +162,10 @@ def call(cls: Any, method: str, option: dict[str, Any], q: Any, cache: Any) -> N
         return
     wrapper = cls(**of(cls.__init__))
     if method == "run":
-        wrapper.plan(**of(cls.plan))
+        given = of(cls.plan)
+        if "qo_indptr_arr" in given:
+            given["paged_kv_last_page_len"] = [page + 1]
+        wrapper.plan(**given)
     getattr(wrapper, method)(**of(getattr(cls, method)), **option)
 
 

@@ -245,10 +245,10 @@ print("ran")
 
 
 def test_import_is_quick(tmp_path: Path) -> None:
-    """The door costs less than 0.1 s beyond NumPy, compiled; the best of nine."""
+    """The door costs less than 0.1 s of a core beyond NumPy, compiled; the best of nine."""
     program = (
-        "import numpy, time; t = time.perf_counter(); import flashbsr.flashinfer; "
-        "print(time.perf_counter() - t)"
+        "import numpy, time; t = time.process_time(); import flashbsr.flashinfer; "
+        "print(time.process_time() - t)"
     )
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -26,9 +26,10 @@ PORTED = f"cuda and not ({' or '.join(WITHOUT.split())})"
         ("fake_cuda/captured_wrappers.py", ""),
         ("flashinfer/test_sparse.py", "cuda or fa2"),
         ("flashinfer/test_port_wrappers.py", PORTED),
+        ("flashinfer/test_port_programs.py", PORTED),
         ("flashinfer/test_port_functions.py", PORTED),
     ],
-    ids=["captured runs", "block-sparse", "ported wrappers", "ported functions"],
+    ids=["captured runs", "block-sparse", "ported wrappers", "ported programs", "ported functions"],
 )
 def test_on_the_fake_driver(driver_folder: Path, file: str, selection: str) -> None:
     run_tests(driver_folder, [file], selection)

@@ -17,12 +17,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DTypeError, ShapeError
+from ..errors import DTypeError, FlashbsrError, ShapeError
 from .dtypes import O_DTYPES
 
 __all__ = [
-    "Adapter", "adapter_for", "device_of", "export", "float_dtype", "stream_handle", "to_indices",
-    "to_numpy", "to_values",
+    "Adapter", "adapter_for", "as_bytes", "device_of", "export", "float_dtype", "per_head",
+    "stream_handle", "to_indices", "to_numpy", "to_values",
 ]  # fmt: skip
 
 
@@ -101,6 +101,8 @@ class Adapter(Protocol):
 
 # Root of type.__module__ -> adapter module. ml_dtypes arrays are NumPy arrays.
 _MODULES = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy"}
+
+_ALIGNMENT = 16  # of workspaces, in bytes
 
 _ADAPTERS: dict[type, Adapter] = {}  # type of array -> its adapter
 
@@ -254,3 +256,31 @@ def to_indices(x: Any, argument: str = "array") -> npt.NDArray[np.int64]:
     if array.ndim != 1:
         raise ShapeError(argument, f"shape {array.shape}", "a vector")
     return array.astype(np.int64)
+
+
+def as_bytes(workspace: Any, name: str) -> Any:
+    """View a contiguous workspace of any type as bytes; None and a size stay.
+
+    Raises
+    ------
+    FlashbsrError
+        It is not aligned.
+    """
+    if workspace is None or isinstance(workspace, int):
+        return workspace
+    adapter = adapter_for(workspace, name)
+    start = adapter.address(workspace)[0]
+    if start % _ALIGNMENT:
+        expected = f"{name} must be {_ALIGNMENT}-byte aligned"
+        raise FlashbsrError(name, f"an array at {start:#x}", expected)
+    return adapter.as_bytes(workspace)
+
+
+def per_head(scale: Any, heads: int) -> Any:
+    """Expand a scale that is one number in the memory of a GPU: reading it there would wait."""
+    if scale is None or isinstance(scale, (int, float)) or heads == 1:
+        return scale
+    shape = getattr(scale, "shape", None)
+    if shape is None or tuple(shape) not in ((), (1,)) or device_of(scale, "scale") is None:
+        return scale
+    return adapter_for(scale, "scale").join([scale.reshape(1)] * heads)

@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..variant.spec import AttentionSpec
+from .attention import Attention
 from .task import TaskInfo
 
-__all__ = ["Known", "Options", "normal", "sm_scale_of"]
+__all__ = ["Known", "Options", "captured_otherwise", "normal", "sm_scale_of"]
 
 # Ways to spell that are remembered: what a program says every step is one of a few.
 MAX_SPELLINGS = 64
@@ -87,3 +88,18 @@ class Known(Generic[E]):
             self._spelled.clear()
         with contextlib.suppress(TypeError):
             self._spelled[spelling] = engine
+
+
+def captured_otherwise(known: Known[Attention], options: Options) -> tuple[str, Any, Any] | None:
+    """Find what keeps graphs from following a plan with `options`: name, wanted, what they have.
+
+    None where no run is captured, or one with these options is.
+    """
+    engine = known.get(options)
+    if engine is not None and engine.captured:
+        return None
+    for held, other in known:
+        if other.captured:
+            pairs = zip(options, held, strict=True)
+            return next((name, wanted, has) for (name, wanted), (_, has) in pairs if wanted != has)
+    return None

@@ -8,8 +8,13 @@ and programs that are written for FlashInfer run; docs/from-flashinfer.md has wh
 
 from __future__ import annotations
 
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 from . import (
-    _alias,
     attention,
     cascade,
     cudnn,
@@ -38,4 +43,28 @@ _MODULES = (attention, cascade, decode, page, pod, prefill, quantization, rope, 
 __all__ = sorted({name for module in _MODULES for name in module.__all__})
 __all__ += ["cudnn", "jit", "mla", "utils"]
 
-_alias.install()
+
+class _Alias(MetaPathFinder, Loader):
+    """Finds ``flashinfer.decode`` where this package is registered under another name.
+
+    Import would load a second copy of the file.
+    """
+
+    def find_spec(self, fullname: str, *args: object) -> ModuleSpec | None:  # noqa: ARG002
+        name, dot, _ = fullname.partition(".")
+        if not dot or name == __name__ or sys.modules.get(name) is not sys.modules.get(__name__):
+            return None
+        return ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__.partition(".")[2]
+        try:
+            sys.modules[module.__name__] = importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"flashbsr.flashinfer has no module {name!r}", name=module.__name__
+            ) from error
+
+
+if not any(isinstance(finder, _Alias) for finder in sys.meta_path):
+    sys.meta_path.insert(0, _Alias())

@@ -10,13 +10,18 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import UnsupportedError
 from ._table import ROWS
 
-__all__ = ["ARGUMENTS", "BFLOAT16", "FLOAT16", "Argument", "Default", "Uses", "argument",
-           "described", "refuse", "refuse_given"]  # fmt: skip
+__all__ = ["ARGUMENTS", "BFLOAT16", "FLOAT16", "Argument", "Default", "Number", "Uses",
+           "Workspace", "argument", "described", "refuse", "refuse_given"]  # fmt: skip
+
+
+Number: TypeAlias = "float | None"
+Workspace: TypeAlias = "Any"
+"""None, the most bytes to own, or an array."""
 
 
 class Default(str):
@@ -40,8 +45,7 @@ class Argument:
 def _rows() -> dict[str, Argument]:
     found: dict[str, Argument] = {}
     for row in ROWS.strip().replace("\n    ", " ").splitlines():
-        names, kind, rest = (part.strip() for part in row.split(" | "))
-        becomes, _, meaning = rest.partition(" ")
+        names, kind, becomes, meaning = row.split(" | ")
         found |= {name: Argument(kind, meaning, becomes) for name in names.split()}
     return found
 
@@ -51,13 +55,7 @@ _PARTS = {"_p": " Of the prompts.", "_d": " Of the decodes."}
 
 
 def argument(name: str, context: Iterable[str] = ()) -> Argument:
-    """Find the row of an argument: that of the first `context` that has one of its own.
-
-    Examples
-    --------
-    >>> argument("window_left").becomes, argument("window_left", ["run"]).becomes
-    ('spec', 'run')
-    """
+    """Find the row of an argument: that of the first `context` that has one of its own."""
     for key in (*(f"{where}.{name}" for where in context), name):
         if key in ARGUMENTS:
             return ARGUMENTS[key]
@@ -69,54 +67,46 @@ def refuse(*context: str, **options: Any) -> None:
     """Raise `UnsupportedError` for the first option that is not None, False, 0 or ``()``."""
     for name, value in options.items():
         plain = isinstance(value, (bool, int, float, str, tuple))
-        if value is None or (plain and not value):
+        row = argument(name, context)
+        only = row.kind.partition("only ")[2]
+        if (plain and repr(value) == only) if only else (value is None or (plain and not value)):
             continue
         actual = repr(value) if plain else type(value).__name__
-        raise UnsupportedError(name, actual, f"the default: {argument(name, context).meaning}")
+        raise UnsupportedError(name, actual, f"{only or 'the default'}: {row.meaning}")
+
+
+@functools.cache
+def _refused(context: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if argument(name, context).becomes == "refused")
 
 
 def refuse_given(given: dict[str, Any], *context: str) -> None:
     """Raise for the first of a call's arguments, by name, that the table refuses."""
-    for name, value in given.items():
-        if name != "self" and argument(name, context).becomes == "refused":
-            refuse(*context, **{name: value})
+    names = tuple(name for name in given if name != "self")
+    refuse(*context, **{name: given[name] for name in _refused(context, names)})
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What becomes of the arguments of a ``plan``.
+    """What becomes of the arguments of a ``plan``."""
 
-    Attributes
-    ----------
-    spec, task : tuple of (argument, field)
-        Those that are fields of `AttentionSpec` and `TaskInfo`.
-    refused : tuple of str
-        Those that must be left at their default.
-    plan : tuple of str
-        Options of `Attention.plan`.
-    key : callable
-        Values of all that choose an engine, of a mapping of arguments.
-    """
-
-    spec: tuple[tuple[str, str], ...]
-    task: tuple[tuple[str, str], ...]
+    spec: tuple[tuple[str, str], ...]  # (argument, field of AttentionSpec)
+    task: tuple[tuple[str, str], ...]  # (argument, field of TaskInfo)
     refused: tuple[str, ...]
-    plan: tuple[str, ...]
-    key: Callable[[dict[str, Any]], tuple[Any, ...]]
+    key: Callable[[dict[str, Any]], tuple[Any, ...]]  # values that choose an engine
 
     @classmethod
     def of(cls, plan: Callable[..., Any], context: Iterable[str]) -> Uses:
         """Read them off a signature."""
-        kinds = ("spec", "task", "refused", "key", "plan")
+        kinds = ("spec", "task", "refused", "key")
         found: dict[str, list[tuple[str, str]]] = {kind: [] for kind in kinds}
         for name in names_of(plan):
             what, _, field = argument(name, context).becomes.partition(":")
             if what in found:
                 found[what].append((name, field or name))
-        refused, options = (tuple(name for name, _ in found[x]) for x in ("refused", "plan"))
-        names = [name for kind in kinds[:-1] for name, _ in found[kind]]
-        spec, task = tuple(found["spec"]), tuple(found["task"])
-        return cls(spec, task, refused, options, itemgetter(*names))
+        refused = tuple(name for name, _ in found["refused"])
+        names = [name for kind in kinds for name, _ in found[kind]]
+        return cls(tuple(found["spec"]), tuple(found["task"]), refused, itemgetter(*names))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

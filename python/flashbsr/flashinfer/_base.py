@@ -13,19 +13,18 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._check import check_backend, check_name, on_cuda
-from ..arrays import adapter_for, device_of
+from ..arrays import adapter_for, as_bytes, device_of, per_head
 from ..arrays.types import Array, Scale
 from ..engine.attention import Attention
-from ..engine.known import Known, Options, normal
+from ..engine.known import Known, captured_otherwise, normal
 from ..engine.plan import Plan
 from ..engine.task import TaskInfo
 from ..errors import FlashbsrError, PlanError, UnsupportedError
 from ..layout.layouts import Layout
 from ..variant.spec import AttentionSpec
-from ._arguments import Uses, describe_class, refuse
+from ._arguments import Uses, Workspace, describe_class, refuse
 from ._graph import graph_mode
-from ._values import as_bytes, per_head, types
-from ._variants import read_jit_args
+from ._values import read_jit_args, types
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,11 +36,8 @@ __all__ = ["UnchangedError", "Wrapper"]
 # Distinct options that a wrapper remembers: they differ per kind of layer, not per batch.
 MAX_ENGINES = 8
 
-
-_FORWARD_DEFAULTS = {
-    "causal": False, "pos_encoding_mode": "NONE", "use_fp16_qk_reduction": False,
-    "window_left": -1,
-}  # fmt: skip
+_FORWARD_DEFAULTS = {"causal": False, "pos_encoding_mode": "NONE", "window_left": -1,
+                     "use_fp16_qk_reduction": False}  # fmt: skip
 
 
 class UnchangedError(PlanError):
@@ -148,7 +144,12 @@ class Wrapper:
 
     def _start(self, attention: Attention, given: dict[str, Any]) -> None:
         """Plan with an engine."""
-        attention.plan(self._layout(given), **{name: given[name] for name in self._uses.plan})
+        of = given.get  # a call with ** costs 0.5 us
+        attention.plan(
+            self._layout(given), custom_mask=of("custom_mask"), stream=of("stream"),
+            packed_custom_mask=of("packed_custom_mask"), tree_parents=of("tree_parents"),
+            share_prefixes=of("share_prefixes", "auto"),
+        )  # fmt: skip
 
     def _plan(self, given: dict[str, Any]) -> None:
         """Plan arguments, by name; only a plan that succeeds becomes the current one."""
@@ -177,8 +178,10 @@ class Wrapper:
         spec, task = self._wanted(given)
         options = normal(spec, task, open_types=self._graph is None)
         engine = self._engines.get(options)
-        if self._graph is not None:
-            self._agree(options, engine)
+        if self._graph is not None and (differs := captured_otherwise(self._engines, options)):
+            name, wanted, has = differs
+            expected = f"{has!r}, as the captured run has: make another wrapper for another one"
+            raise UnchangedError(self._spelling.get(name, name), repr(wanted), expected)
         if engine is None:
             engine = Attention(spec, task, self._workspace)
         self._engines.add(spelling, options, engine)
@@ -192,22 +195,6 @@ class Wrapper:
             task |= types(given)
         self._complete(given, spec, task)
         return AttentionSpec(**spec), TaskInfo(**task, **self._task_options)
-
-    def _agree(self, options: Options, engine: Attention | None) -> None:
-        """Raise where a captured graph would go on with other options than the plan's."""
-        if engine is not None and engine.captured:
-            return
-        for held, other in self._engines:
-            if other.captured:
-                (name, has), (_, wanted) = next(
-                    pair for pair in zip(held, options, strict=True) if pair[0] != pair[1]
-                )
-                raise UnchangedError(
-                    self._spelling.get(name, name),
-                    repr(wanted),
-                    f"{has!r}, as the captured run has: a graph keeps its computation; make "
-                    "another wrapper for another one",
-                )
 
     # --- runs
 
@@ -263,17 +250,14 @@ class Wrapper:
     def _agrees(self, name: str, value: Any, default: Any = None) -> None:
         """Raise `PlanError` unless an option of ``run`` is what was planned."""
         self._ready()
-        planned = (self._given or {})[name]
+        planned = (self._given or {}).get(name, 1)  # q_len_per_req, where there is none
         if value != default and value != planned:
             raise PlanError(name, value, f"the planned {planned}")
 
     # --- FlashInfer's older calls
 
     def begin_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Plan: the older name of ``plan``.
-
-        It plans for what the last ``forward`` asked, so that the next need not plan again.
-        """
+        """Plan, by the older name, for what the last ``forward`` asked: the next need not plan."""
         self._expected = self._forwarded
         try:
             type(self).plan(self, *args, **kwargs)  # type: ignore[attr-defined]
@@ -289,14 +273,12 @@ class Wrapper:
         if not self._FORWARD:
             return self.run(*args, **kwargs)  # type: ignore[attr-defined]
         given = dict(zip(self._FORWARD, args, strict=False)) | kwargs
-        arrays = [given.pop(name) for name in self._FORWARD if name in self._ARRAYS]
-        run = {name: given.pop(name) for name in ("q_scale", "k_scale", "v_scale") if name in given}
-        for name in given:
-            if name not in self._FORWARD:
-                raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
-        names = [
-            x for x in self._FORWARD if x not in (*self._ARRAYS, "q_scale", "k_scale", "v_scale")
-        ]
+        unknown = next((name for name in given if name not in self._FORWARD), None)
+        if unknown is not None:
+            raise TypeError(f"forward() got an unexpected keyword argument {unknown!r}")
+        of_run = (*self._ARRAYS, "q_scale", "k_scale", "v_scale")
+        run = {name: given[name] for name in of_run if name in given}
+        names = [name for name in self._FORWARD if name not in of_run]
         options = {name: given.get(name, _FORWARD_DEFAULTS.get(name)) for name in names}
         if self._given is None:
             self._ready()
@@ -306,7 +288,7 @@ class Wrapper:
         if not planned and any(self._given[name] != value for name, value in options.items()):
             self._plan(self._given | options | {"forward": options})
         self._forwarded = options
-        return self.run(*arrays, return_lse=return_lse, **run)  # type: ignore[attr-defined]
+        return self.run(return_lse=return_lse, **run)  # type: ignore[attr-defined]
 
     def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
         """``run`` with ``return_lse=True``."""
@@ -339,12 +321,9 @@ class Wrapper:
     def _logits_soft_cap(self) -> float:
         return (self._given or {}).get("logits_soft_cap") or 0.0
 
-    def explain(
-        self, *, bandwidth: float | None = None, flops: float | None = None,
-        time_s: float | None = None,
-    ) -> Explanation:  # fmt: skip
+    def explain(self, **options: Any) -> Explanation:
         """Say what the plan does and why: `Attention.explain` of the current plan."""
-        return self._ready().explain(bandwidth=bandwidth, flops=flops, time_s=time_s)
+        return self._ready().explain(**options)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -352,7 +331,7 @@ class Wrapper:
         return self._graph is not None
 
     def reset_workspace_buffer(
-        self, float_workspace_buffer: Array | int | None, int_workspace_buffer: Any = None
+        self, float_workspace_buffer: Workspace, int_workspace_buffer: Any = None
     ) -> None:
         """Replace the workspace. The next call must be ``plan``."""
         if int_workspace_buffer is not None:
@@ -362,15 +341,10 @@ class Wrapper:
         self._attention = None
 
     def workspace_size(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Bytes that a plan needs, without touching the current one.
+        """Bytes that a plan of these arguments needs, for partial results and for the plan.
 
         On the GPU of `backend`, the workspace or the current plan, otherwise on that of the index
-        arrays, otherwise on the CPU. Arguments are those of ``plan``.
-
-        Returns
-        -------
-        tuple of two int
-            Workspace (partial results), and plan.
+        arrays, otherwise on the CPU.
         """
         if self._plans_in_run:
             raise UnsupportedError("workspace_size", "a call", "None: it is planned in run")

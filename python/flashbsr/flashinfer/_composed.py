@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ..arrays.types import Array
 from ..errors import FlashbsrError
+from ._arguments import Workspace
 from ._base import Wrapper
 
 __all__ = ["Composed", "renamed"]
@@ -29,13 +29,19 @@ class Composed(Wrapper):
 
     _plans_in_run = True
 
+    def __init__(
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD", *,
+        backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._set_up(locals())
+
     def _set_up(self, given: dict[str, Any]) -> None:
         super()._set_up({**given, "use_cuda_graph": False})
         self._wrappers: dict[Any, Any] = {}
         self._planned: dict[str, Any] = {}  # what they were planned for
 
     def _on(
-        self, name: str, kind: Any, layout: str, key: Any, *arrays: Any, **options: Any
+        self, name: str, kind: Any, layout: str, key: Any, *arrays: Any, **options: Any,
     ) -> Any:  # fmt: skip
         """Return a wrapper planned for these; not again where `key` is that of its plan."""
         wrapper = self._wrappers.get((name, layout))
@@ -55,7 +61,7 @@ class Composed(Wrapper):
         self._planned.clear()
 
     def reset_workspace_buffer(
-        self, float_workspace_buffer: Array | int | None, int_workspace_buffer: Any = None
+        self, float_workspace_buffer: Workspace, int_workspace_buffer: Any = None
     ) -> None:
         """Replace the workspace. The next call must be ``plan``."""
         super().reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)

@@ -8,25 +8,23 @@ Lengths and tables on a GPU are copied to the host in every call, which waits fo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._check import check_backend, check_int, check_name
-from ..arrays import adapter_for, to_numpy, to_values
+from ..arrays import adapter_for, as_bytes, per_head, to_numpy, to_values
 from ..arrays.types import Array, DType, Scale
 from ..engine.kept import planned
 from ..errors import DTypeError, FlashbsrError, ShapeError
-from ..layout.layouts import BlockTable, Ragged
-from ._values import as_bytes, as_tuple, per_head
+from ..layout.layouts import BlockTable, Layout, Ragged
+from ._arguments import Workspace
+from ._values import as_tuple
 
-__all__ = ["Call", "attend_one", "check_most", "lengths", "query_indptr"]
+__all__ = ["attend_one", "attend_requests", "check_most", "lengths"]
 
 Ints = npt.NDArray[Any]
-
-
 _SPEC = ("causal", "window_left", "sm_scale", "logits_soft_cap", "pos_encoding_mode",
          "rope_scale", "rope_theta")  # fmt: skip
 _TASK = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "kv_layout", "lse_base",
@@ -43,12 +41,10 @@ def attend_one(
     for name, x in (("q", q), ("k", k), ("v", v)):
         adapter_for(x, name)
     (q_len, heads, dim), k_shape, v_shape = q.shape, tuple(k.shape), tuple(v.shape)
-    axes = "[kv_len, num_kv_heads, head_dim]"
-    if task[0] == "HND":
-        axes = "[num_kv_heads, kv_len, head_dim]"
+    axes = "kv_len, num_kv_heads" if task[0] == "NHD" else "num_kv_heads, kv_len"
     for name, shape in (("k", k_shape), ("v", v_shape)):
         if len(shape) != 3:
-            raise ShapeError(name, f"shape {shape}", axes)
+            raise ShapeError(name, f"shape {shape}", f"[{axes}, head_dim]")
     if k_shape[:2] != v_shape[:2]:
         raise ShapeError("v", f"shape {v_shape}", f"tokens and heads of k, which has {k_shape}")
     kv_len, kv_heads = k_shape[:2] if task[0] == "NHD" else k_shape[1::-1]
@@ -95,13 +91,6 @@ def check_most(name: str, most: Any, values: Ints) -> None:
         raise FlashbsrError(name, most, f"at least {longest}, the longest")
 
 
-def query_indptr(q_len_per_req: int, batch: int) -> Ints | None:
-    """Offsets of equal numbers of query tokens; None: one each."""
-    if check_int("q_len_per_req", q_len_per_req, 1) == 1:
-        return None
-    return np.arange(batch + 1) * q_len_per_req
-
-
 def _shape_of_cache(cache: Any, kv_layout: str) -> tuple[int, int, int]:
     """Page size, KV heads and head_dim_vo."""
     check_name("kv_layout", kv_layout, ("NHD", "HND"))
@@ -115,75 +104,54 @@ def _shape_of_cache(cache: Any, kv_layout: str) -> tuple[int, int, int]:
     return page_size, heads, shape[-1]
 
 
-@dataclass
-class Call:
-    """A call over a block table, or ragged KV, under our names; `run` plans and computes."""
-
-    q: Array
-    kv: Any
-    block_tables: Array | None  # None: KV is ragged
-    kv_lens: Ints
-    qo_indptr: Ints | None
-    causal: bool
-    sm_scale: float
-    spelling: dict[str, str]  # our names -> the caller's
-    kv_layout: str = "HND"
-    window_left: int = -1
-    workspace: Array | int | None = None
-    backend: str = "auto"
-    o_dtype: DType = None
-    lse_base: str = "2"
-    fp8_accumulation: str = "default"
-
-    def run(
-        self, out: Array, lse: Array, return_lse: bool, scales: tuple[Scale, Scale, Scale],
-        sinks: Array = None, enable_pdl: bool | None = None,
-    ) -> Any:  # fmt: skip
-        """Return the output, or it and the LSE; errors name the caller's arguments."""
-        try:
-            found = self._run(out, lse, return_lse, scales, sinks, enable_pdl)
-        except FlashbsrError as error:
-            raise error.respell(self.spelling) from None
-        return found if return_lse or lse is None else found[0]
-
-    def _run(
-        self, out: Array, lse: Array, return_lse: bool, scales: Any, sinks: Array, pdl: Any
-    ) -> Any:
-        q, kv = self.q, as_tuple(self.kv)
+def attend_requests(
+    q: Array, kv: Any, tables: Array | None, kv_lens: Ints, qo_indptr: Ints | None,
+    spelling: dict[str, str], scales: tuple[Scale, Scale, Scale], *, causal: bool,
+    sm_scale: float = 1.0, kv_layout: str = "HND", window_left: int = -1,
+    workspace: Workspace = None, backend: str = "auto", o_dtype: DType = None,
+    lse_base: str = "2", fp8_accumulation: str = "default", out: Array = None,
+    lse: Array = None, return_lse: bool = False, sinks: Array = None,
+    enable_pdl: bool | None = None,
+) -> Any:  # fmt: skip
+    """Attention over a block table, or ragged KV without; errors by the caller's `spelling`."""
+    try:
+        kv = as_tuple(kv)
         for name, x in (("q", q), *(("kv", x) for x in (kv if isinstance(kv, tuple) else (kv,)))):
             adapter_for(x, name)
-        check_backend(self.backend)
+        check_backend(backend)
         if len(q.shape) != 3:
             raise ShapeError("q", f"shape {tuple(q.shape)}", "[tokens, num_qo_heads, head_dim]")
-        if self.block_tables is None:
+        batch: tuple[Any, ...]
+        page_size = 0
+        if tables is None:
             heads, head_dim_vo = tuple(kv[1].shape)[-2:]
-            indptr = np.concatenate([[0], np.cumsum(self.kv_lens)])
-            batch: tuple[Any, ...] = (self.qo_indptr, indptr)
-            layout: Any = Ragged
+            batch = qo_indptr, np.concatenate([[0], np.cumsum(kv_lens)])
         else:
-            page_size, heads, head_dim_vo = _shape_of_cache(kv, self.kv_layout)
-            table = to_values(self.block_tables, "block_tables")
-            batch = (self.qo_indptr, table, self.kv_lens, page_size)
-            layout = lambda *x: BlockTable(*x[:3], page_size=x[3])  # noqa: E731
-        o_dtype = self.o_dtype
+            page_size, heads, head_dim_vo = _shape_of_cache(kv, kv_layout)
+            batch = qo_indptr, to_values(tables, "block_tables"), kv_lens, page_size
         if o_dtype is None and out is not None:
             o_dtype = adapter_for(out, "out").dtype_name(out, "out")
-        spec = {"causal": self.causal, "window_left": self.window_left, "sm_scale": self.sm_scale}
-        task = {
-            "num_qo_heads": q.shape[1], "num_kv_heads": heads, "head_dim_qk": q.shape[2],
-            "head_dim_vo": head_dim_vo, "kv_layout": self.kv_layout, "lse_base": self.lse_base,
-            "backend": self.backend, "o_dtype": o_dtype,
-            "fp8_accumulation": self.fp8_accumulation,
-        }  # fmt: skip
-        q_scale, k_scale, v_scale = map(_number, scales)
+        spec = {"causal": causal, "window_left": window_left, "sm_scale": sm_scale}
+        dims = q.shape[1], heads, q.shape[2], head_dim_vo
+        task = (*dims, kv_layout, lse_base, backend, fp8_accumulation, o_dtype)
+
+        def layout() -> Layout:
+            if page_size:
+                return BlockTable(*batch[:3], page_size=page_size)
+            return Ragged(*batch[:2])
+
         attention = planned(
-            q, (*spec.values(), *task.values()), lambda: (spec, task), batch,
-            lambda: layout(*batch), {}, self.workspace, lambda x: as_bytes(x, "workspace"),
+            q, (*spec.values(), *task), lambda: (spec, dict(zip(_TASK, task, strict=True))), batch,
+            layout, {}, workspace, lambda x: as_bytes(x, "workspace"),
         )  # fmt: skip
-        return attention.run(
+        q_scale, k_scale, v_scale = map(_number, scales)
+        found = attention.run(
             q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,
-            v_scale=v_scale, sinks=sinks, enable_pdl=pdl and None,
+            v_scale=v_scale, sinks=sinks, enable_pdl=enable_pdl and None,
         )  # fmt: skip
+    except FlashbsrError as error:
+        raise error.respell(spelling) from None
+    return found if return_lse or lse is None else found[0]
 
 
 def _number(scale: Any) -> Any:

@@ -38,28 +38,15 @@ class Graph:
             self.max_q_tokens = q_tokens
         if self.max_kv_pages is None:
             self.max_kv_pages = kv_rows
-        return {
-            "max_batch_size": self.max_batch_size,
-            "max_q_tokens": self.max_q_tokens,
-            "max_kv_pages": self.max_kv_pages,
-        }
+        names = "max_batch_size", "max_q_tokens", "max_kv_pages"
+        return {name: getattr(self, name) for name in names}
 
 
 def graph_mode(given: dict[str, Any]) -> Graph | None:
     """Read the capacity off the buffers among a constructor's arguments, by their names.
 
     Those of ``indptr`` have batch size + 1 values, the first of them and the one of ``indices`` are
-    needed; ``max_q_tokens`` and ``max_kv_tokens`` are arguments of our own.
-
-    Returns
-    -------
-    Graph or None
-        None without `use_cuda_graph`, whatever else is given.
-
-    Raises
-    ------
-    UnsupportedError, ShapeError, FlashbsrError
-        No buffers, buffers on the host, or of different sizes.
+    needed; ``max_q_tokens`` and ``max_kv_tokens`` are arguments of our own. None: no graph mode.
     """
     if not given.get("use_cuda_graph"):
         return None
@@ -69,33 +56,25 @@ def graph_mode(given: dict[str, Any]) -> Graph | None:
     pages = [name for name in names if "indices" in name]
     missing = [name for name in (*indptrs[:1], *pages) if given[name] is None]
     if missing:
-        raise UnsupportedError(
-            "use_cuda_graph",
-            True,
-            f"False, or {' and '.join(f'{name}=' for name in missing)} on a GPU, whose length is "
-            "the capacity",
-        )
+        buffers = " and ".join(f"{name}=" for name in missing)
+        expected = f"False, or {buffers} on a GPU, whose length is the capacity"
+        raise UnsupportedError("use_cuda_graph", True, expected)
     device: int | None = None
     for name in (name for name in names if given[name] is not None):
-        on = adapter_for(given[name], name).device(given[name])
+        on, shape = adapter_for(given[name], name).device(given[name]), tuple(given[name].shape)
         if on is None:
-            raise UnsupportedError(
-                name, "an array in host memory", "one on a GPU: the CPU has no CUDA graphs"
-            )
+            expected = "one on a GPU: the CPU has no CUDA graphs"
+            raise UnsupportedError(name, "an array in host memory", expected)
         device = on if device is None else device
         if on != device:
             raise FlashbsrError(name, f"cuda:{on}", f"cuda:{device}, as the first buffer")
-        if len(given[name].shape) != 1:
-            raise ShapeError(name, f"shape {tuple(given[name].shape)}", "a vector")
+        length = given[indptrs[0]].shape[0]
+        if len(shape) != 1 or (name in indptrs and shape != (max(length, 1),)):
+            raise ShapeError(name, f"shape {shape}", f"a vector; of indptrs of {max(length, 1)}")
     assert device is not None
-    length = given[indptrs[0]].shape[0]
-    for name in indptrs:
-        if given[name] is not None and (given[name].shape[0] != length or not length):
-            found = f"length {given[name].shape[0]}"
-            raise ShapeError(name, found, f"{max(length, 1)}: batch size + 1")
     limits = [given.get("max_q_tokens"), given.get("max_kv_tokens")]
     for name, value in zip(("max_q_tokens", "max_kv_tokens"), limits, strict=True):
         if value is not None:
             check_int(name, value, 0)
     rows = given[pages[0]].shape[0] if pages else limits[1]
-    return Graph(device, length - 1, rows, limits[0])
+    return Graph(device, given[indptrs[0]].shape[0] - 1, rows, limits[0])

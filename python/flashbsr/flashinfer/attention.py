@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import flashbsr._core as _core
-
+from .._check import backend_of
 from ..arrays.types import Array, DType, Scale
-from ..errors import UnsupportedError
 from ..layout.layouts import Layout, Paged
-from ._arguments import BFLOAT16, Default, refuse_given
+from ._arguments import BFLOAT16, Default, Number, refuse_given
 from ._base import Wrapper
-from ._variants import SINK
+from ._values import SINK
 from .prefill import BatchPrefillWithPagedKVCacheWrapper
 
 __all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
@@ -33,14 +31,14 @@ class BatchAttention(Wrapper):
         float_workspace_buffer: Array | int | None = None, lse_base: str = "2",
         num_threads: int | None = None,
     ) -> None:  # fmt: skip
-        backend, ordinal = _backend_of(None if isinstance(device, Default) else device)
+        backend, ordinal = backend_of(None if isinstance(device, Default) else device)
         self._set_up({**locals(), "backend": backend})
         self._task_options["device"] = ordinal
 
     def plan(
         self, qo_indptr: Array, kv_indptr: Array, kv_indices: Array, kv_len_arr: Array,
         num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, head_dim_vo: int, page_size: int,
-        causal: bool = False, sm_scale: float | None = None, logits_soft_cap: float | None = None,
+        causal: bool = False, sm_scale: Number = None, logits_soft_cap: Number = None,
         q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16, use_profiler: bool = False,
         *, o_data_type: DType = None, fp8_accumulation: str = "default",
         share_prefixes: str = "auto", stream: Any = None,
@@ -55,11 +53,10 @@ class BatchAttention(Wrapper):
         )  # fmt: skip
 
     def run(
-        self, q: Array, kv_cache: Any, out: Array = None, lse: Array = None,
-        k_scale: Scale = None, v_scale: Scale = None, logits_soft_cap: float | None = 0.0,
-        profiler_buffer: Any = None, kv_cache_sf: Any = None, *, q_scale: Scale = None,
-        sinks: Array = None, enable_pdl: bool | None = None, kv_ready: bool = False,
-        stream: Any = None,
+        self, q: Array, kv_cache: Any, out: Array = None, lse: Array = None, k_scale: Scale = None,
+        v_scale: Scale = None, logits_soft_cap: Number = 0.0, profiler_buffer: Any = None,
+        kv_cache_sf: Any = None, *, q_scale: Scale = None, sinks: Array = None,
+        enable_pdl: bool | None = None, kv_ready: bool = False, stream: Any = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         """Compute the planned batch for one layer; always ``(out, lse)``."""
         if not (profiler_buffer is kv_cache_sf is None):
@@ -73,21 +70,6 @@ class BatchAttention(Wrapper):
         return result
 
 
-def _backend_of(device: Any) -> tuple[str, int | None]:
-    """Backend and CUDA ordinal of a device as PyTorch writes it."""
-    if device is None:
-        return "auto", None
-    kind, _, ordinal = str(device).partition(":")
-    if kind == "cpu":
-        return "cpu", None
-    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
-        raise UnsupportedError("device", repr(device), "None, 'cpu', 'cuda' or 'cuda:N'")
-    problem = _core.cuda_problem()
-    if problem:
-        raise UnsupportedError("device", repr(device), f"None or 'cpu' here: {problem}")
-    return "cuda", int(ordinal) if ordinal else None
-
-
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
     """`BatchPrefillWithPagedKVCacheWrapper` whose runs take a sink per head."""
 
@@ -98,18 +80,12 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         use_cuda_graph: bool = False, qo_indptr_buf: Array = None,
         paged_kv_indptr_buf: Array = None, paged_kv_indices_buf: Array = None,
         paged_kv_last_page_len_buf: Array = None, custom_mask_buf: Array = None,
-        mask_indptr_buf: Array = None, backend: str = "auto",
-        pos_encoding_mode: str = "NONE",  # noqa: ARG002
-        use_fp16_qk_reduction: bool = False,  # noqa: ARG002
-        q_data_type: DType = BFLOAT16, kv_data_type: DType = BFLOAT16,  # noqa: ARG002
-        head_dim_qk: int = 128, head_dim_vo: int = 128, window_left: int = -1,  # noqa: ARG002
-        *, lse_base: str = "2", num_threads: int | None = None,
+        mask_indptr_buf: Array = None, backend: str = "auto", pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False, q_data_type: DType = BFLOAT16,
+        kv_data_type: DType = BFLOAT16, head_dim_qk: int = 128, head_dim_vo: int = 128,
+        window_left: int = -1, *, lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf,
-            paged_kv_indices_buf, paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf,
-            backend, (SINK,), lse_base=lse_base, num_threads=num_threads,
-        )  # fmt: skip
+        self._set_up({**locals(), "jit_args": (SINK,)})
 
     def run(  # type: ignore[override]
         self, q: Array, paged_kv_cache: Any, sink: Array, sm_scale: float | None = None,

@@ -18,36 +18,26 @@ import numpy as np
 from .._check import check_int
 from ..arrays import adapter_for, float_dtype, to_indices
 from ..arrays.dtypes import Q_DTYPES, output_dtype
-from ..arrays.types import Array, DType, Scale
+from ..arrays.types import Array, DType
 from ..errors import PlanError, ShapeError
 from ..layout.joined import pages_within
 from ..layout.layouts import Layout, Levels
 from ..ops import state
-from ._arguments import FLOAT16, described, refuse
-from ._base import Wrapper
+from ._arguments import FLOAT16, Number, Workspace, described, refuse
 from ._composed import Composed, renamed
+from .decode import PagedWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
-__all__ = [
-    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
-    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
-    "MultiLevelCascadeAttentionWrapper",
-    "merge_state",
-    "merge_state_in_place",
-    "merge_states",
-]
+__all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+           "BatchPrefillWithSharedPrefixPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper",
+           "merge_state", "merge_state_in_place", "merge_states"]  # fmt: skip
 
 
 @described("merge")
 def merge_state(
     v_a: Array, s_a: Array, v_b: Array, s_b: Array, *, lse_base: str = "2"
 ) -> tuple[Array, Array]:
-    """Merge two states; the same as `flashbsr.merge_state`, in base 2.
-
-    Returns
-    -------
-    (v, s)
-    """
+    """Merge two states into ``(v, s)``: `flashbsr.merge_state` in base 2."""
     return state.merge_state(v_a, s_a, v_b, s_b, lse_base=lse_base)
 
 
@@ -59,19 +49,13 @@ def merge_state_in_place(
     state.merge_state_in_place(v, s, v_other, s_other, mask, lse_base=lse_base)
 
 
-@described("states")
+@described("merge")
 def merge_states(v: Array, s: Array, *, lse_base: str = "2") -> tuple[Array, Array]:
-    """Merge any number of states, in their order, in base 2.
-
-    Returns
-    -------
-    (v, s)
-        ``[n, num_heads, head_dim]`` and ``[n, num_heads]``.
-    """
+    """Merge any number of states, in their order, into ``(v, s)``, in base 2."""
     return state.merge_states(v, s, lse_base=lse_base)
 
 
-class MultiLevelCascadeAttentionWrapper(Wrapper):
+class MultiLevelCascadeAttentionWrapper(PagedWrapper):
     """Prefill, append or decode of requests that share KV on any number of levels."""
 
     _context = ("levels",)
@@ -80,17 +64,16 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         "kv_indices": "paged_kv_indices_arr", "last_page_len": "paged_kv_last_page_len",
         "kv": "paged_kv_cache",
     }  # fmt: skip
-    _ARRAYS = (
+    _LISTS = (
         "qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr", "paged_kv_last_page_len",
     )  # fmt: skip
 
     def __init__(
-        self, num_levels: int, float_workspace_buffer: Array | int | None = None,
-        kv_layout: str = "NHD", use_cuda_graph: bool = False,
-        qo_indptr_buf_arr: Any = None, paged_kv_indptr_buf_arr: Any = None,
-        paged_kv_indices_buf_arr: Any = None,
-        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto",
-        lse_base: str = "2", num_threads: int | None = None,
+        self, num_levels: int, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
+        use_cuda_graph: bool = False, qo_indptr_buf_arr: Any = None,
+        paged_kv_indptr_buf_arr: Any = None, paged_kv_indices_buf_arr: Any = None,
+        paged_kv_last_page_len_buf_arr: Any = None, *, backend: str = "auto", lse_base: str = "2",
+        num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._num_levels = check_int("num_levels", num_levels, 1)
         refuse("levels", use_cuda_graph=use_cuda_graph)
@@ -99,13 +82,12 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
     def plan(
         self, qo_indptr_arr: Sequence[Array], paged_kv_indptr_arr: Sequence[Array],
         paged_kv_indices_arr: Sequence[Array], paged_kv_last_page_len: Sequence[Array],
-        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
-        causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, sm_scale: float | None = None,
-        window_left: int = -1, logits_soft_cap: float | None = None,
-        rope_scale: float | None = None, rope_theta: float | None = None,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, *,
-        head_dim_vo: int | None = None, o_data_type: DType = None, stream: Any = None,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, causal: bool = False,
+        pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,
+        sm_scale: Number = None, window_left: int = -1, logits_soft_cap: Number = None,
+        rope_scale: Number = None, rope_theta: Number = None, q_data_type: DType = FLOAT16,
+        kv_data_type: DType = None, *, head_dim_vo: int | None = None, o_data_type: DType = None,
+        stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch.
 
@@ -115,30 +97,13 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         self._plan(locals())
 
     def _check(self, given: dict[str, Any]) -> None:
-        for name in self._ARRAYS:
-            arrays = given[name]
-            if not isinstance(arrays, (list, tuple)) or len(arrays) != self._num_levels:
-                count = f"{len(arrays)} arrays" if isinstance(arrays, (list, tuple)) else "no list"
-                raise ShapeError(name, count, f"a list of {self._num_levels}: one per level")
+        for name, x in ((name, given[name]) for name in self._LISTS):
+            if not isinstance(x, (list, tuple)) or len(x) != self._num_levels:
+                expected = f"a list of {self._num_levels}: one per level"
+                raise ShapeError(name, f"{type(x).__name__} of {len(x)}", expected)
 
     def _layout(self, given: dict[str, Any]) -> Layout:
-        return Levels(*(given[name] for name in self._ARRAYS), page_size=given["page_size"])
-
-    def run(
-        self, q: Array, paged_kv_cache: Any, *, q_scale: Scale = None, k_scale: Scale = None,
-        v_scale: Scale = None, out: Array = None, lse: Array = None, return_lse: bool = False,
-        sinks: Array = None, alibi_slopes: Array = None, enable_pdl: bool | None = None,
-        kv_ready: bool = False, stream: Any = None,
-    ) -> Any:  # fmt: skip
-        """Compute the planned batch for one layer, over the pages of all levels."""
-        return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
-        )  # fmt: skip
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """``run``, by its older name."""
-        return self.run(*args, **kwargs)
+        return Levels(*(given[name] for name in self._LISTS), page_size=given["page_size"])
 
     def reset_workspace_buffer(
         self, float_workspace_buffer: Array | int | None, int_workspace_buffers: Any = None
@@ -155,12 +120,6 @@ class _SharedPrefix(Composed):
     #: Arguments of begin_forward with the page table.
     _table: ClassVar[tuple[str, ...]] = ()
     _level: tuple[Any, ...] | None = None  # the requests' own
-
-    def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD", *,
-        backend: str = "auto", num_threads: int | None = None,
-    ) -> None:  # fmt: skip
-        self._set_up(locals())
 
     def _begin(
         self, level: tuple[Any, ...], sizes: tuple[int, ...], data_type: DType = FLOAT16
@@ -208,7 +167,8 @@ class _SharedPrefix(Composed):
                 "own", BatchPrefillWithPagedKVCacheWrapper, layout, key, *self._level,
                 *self._sizes, **spec, **wide,
             )  # fmt: skip
-            merged, _ = merge_state(*state, *own.run(q, cache, return_lse=True))
+            states = *state, *own.run(q, cache, return_lse=True)
+            merged, _ = merge_state(*states, lse_base=self._task_options["lse_base"])
         return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
 
 

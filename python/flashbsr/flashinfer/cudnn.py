@@ -15,22 +15,16 @@ from .._check import check_name
 from ..arrays import to_values
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
-from ._arguments import described, refuse
-from ._functions import Call, check_most, lengths
+from ._arguments import Workspace, described, refuse
+from ._functions import attend_requests, check_most, lengths
 
 __all__ = ["cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"]
 
 _SPELLING = {
-    "kv": "k_cache",
-    "k": "k_cache",
-    "v": "v_cache",
-    "workspace": "workspace_buffer",
-    "kv_lens": "actual_seq_lens_kv",
-    "kv_indptr": "actual_seq_lens_kv",
-    "qo_indptr": "actual_seq_lens_q",
-    "sm_scale": "scale",
-    "o_dtype": "o_data_type",
-}
+    "kv": "k_cache", "k": "k_cache", "v": "v_cache", "workspace": "workspace_buffer",
+    "kv_lens": "actual_seq_lens_kv", "kv_indptr": "actual_seq_lens_kv",
+    "qo_indptr": "actual_seq_lens_q", "sm_scale": "scale", "o_dtype": "o_data_type",
+}  # fmt: skip
 
 
 def _needed(**arrays: Array) -> None:
@@ -46,19 +40,15 @@ def _check_offsets(name: str, offsets: Array, rows: Any, row: tuple[int, ...], u
     found = to_values(offsets, name).reshape(-1)
     steps = int(np.prod(row)) if units == "elements" else 1
     if not np.array_equal(found[: len(rows)], np.asarray(rows) * steps):
-        raise UnsupportedError(
-            name,
-            f"{found[:9].tolist()}",
-            "None, or the offsets of requests without gaps between them: cumulative lengths"
-            + (f" times {steps}" if steps > 1 else ""),
-        )
+        times = f" times {steps}" if steps > 1 else ""
+        expected = f"None, or offsets without gaps: cumulative lengths{times}"
+        raise UnsupportedError(name, f"{found[:9].tolist()}", expected)
 
 
 @described("tables", "cudnn")
 def cudnn_batch_decode_with_kv_cache(
-    q: Array, k_cache: Array, v_cache: Array, scale: float,
-    workspace_buffer: Array | int | None, *, max_sequence_kv: int,
-    actual_seq_lens_kv: Array = None, block_tables: Array = None,
+    q: Array, k_cache: Array, v_cache: Array, scale: float, workspace_buffer: Workspace, *,
+    max_sequence_kv: int, actual_seq_lens_kv: Array = None, block_tables: Array = None,
     is_cuda_graph_compatible: bool = False, batch_offsets_q: Array = None,
     batch_offsets_o: Array = None, batch_offsets_k: Array = None, batch_offsets_v: Array = None,
     out: Array = None,
@@ -77,32 +67,25 @@ def cudnn_batch_decode_with_kv_cache(
     _check_offsets("batch_offsets_q", batch_offsets_q, rows, tuple(q.shape[1:]), "elements")
     o_row = q.shape[1], v_cache.shape[-1]
     _check_offsets("batch_offsets_o", batch_offsets_o, rows, o_row, "elements")
-    _no_kv_offsets(batch_offsets_k, batch_offsets_v)
-    call = Call(
-        q, (k_cache, v_cache), block_tables, kv_lens, None, causal=False, sm_scale=scale,
-        spelling=_SPELLING, workspace=workspace_buffer,
+    refuse("cudnn", batch_offsets_k=batch_offsets_k, batch_offsets_v=batch_offsets_v)
+    result: Array = attend_requests(
+        q, (k_cache, v_cache), block_tables, kv_lens, None, _SPELLING, (None, None, None),
+        causal=False, sm_scale=scale, workspace=workspace_buffer, out=out,
     )  # fmt: skip
-    result: Array = call.run(out, None, False, (None, None, None))
     return result
-
-
-def _no_kv_offsets(batch_offsets_k: Array, batch_offsets_v: Array) -> None:
-    for name, x in (("batch_offsets_k", batch_offsets_k), ("batch_offsets_v", batch_offsets_v)):
-        if x is not None:
-            raise UnsupportedError(name, type(x).__name__, "None next to block_tables")
 
 
 @described("tables", "cudnn")
 def cudnn_batch_prefill_with_kv_cache(
-    q: Array, k_cache: Array, v_cache: Array, scale: float,
-    workspace_buffer: Array | int | None, *, max_token_per_sequence: int, max_sequence_kv: int,
-    actual_seq_lens_q: Array = None, actual_seq_lens_kv: Array = None,
-    block_tables: Array = None, causal: bool, return_lse: bool, q_scale: Scale = None,
-    k_scale: Scale = None, v_scale: Scale = None, batch_offsets_q: Array = None,
-    batch_offsets_o: Array = None, batch_offsets_k: Array = None, batch_offsets_v: Array = None,
-    batch_offsets_stats: Array = None, batch_offsets_units: str = "elements",
-    out: Array = None, lse: Array = None, is_cuda_graph_compatible: bool = False,
-    backend: str | None = None, o_data_type: DType = None, lse_base: str = "2",
+    q: Array, k_cache: Array, v_cache: Array, scale: float, workspace_buffer: Workspace, *,
+    max_token_per_sequence: int, max_sequence_kv: int, actual_seq_lens_q: Array = None,
+    actual_seq_lens_kv: Array = None, block_tables: Array = None, causal: bool, return_lse: bool,
+    q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None,
+    batch_offsets_q: Array = None, batch_offsets_o: Array = None, batch_offsets_k: Array = None,
+    batch_offsets_v: Array = None, batch_offsets_stats: Array = None,
+    batch_offsets_units: str = "elements", out: Array = None, lse: Array = None,
+    is_cuda_graph_compatible: bool = False, backend: str | None = None, o_data_type: DType = None,
+    lse_base: str = "2",
 ) -> tuple[Array, Array]:  # fmt: skip
     """Attention of the new tokens of prompts, paged or ragged.
 
@@ -117,11 +100,8 @@ def cudnn_batch_prefill_with_kv_cache(
     check_name("batch_offsets_units", batch_offsets_units, ("elements", "tokens"))
     kv_lens = lengths(actual_seq_lens_kv, "actual_seq_lens_kv")
     q_lens = lengths(actual_seq_lens_q, "actual_seq_lens_q", len(kv_lens))
-    for name, most, values in (
-        ("max_token_per_sequence", max_token_per_sequence, q_lens),
-        ("max_sequence_kv", max_sequence_kv, kv_lens),
-    ):
-        check_most(name, most, values)
+    check_most("max_token_per_sequence", max_token_per_sequence, q_lens)
+    check_most("max_sequence_kv", max_sequence_kv, kv_lens)
     qo_indptr = np.concatenate([[0], np.cumsum(q_lens)])
     o_row = q.shape[1], v_cache.shape[-1]
     for name, offsets, row in (
@@ -131,7 +111,7 @@ def cudnn_batch_prefill_with_kv_cache(
     ):
         _check_offsets(name, offsets, qo_indptr, row, batch_offsets_units)
     if block_tables is not None:
-        _no_kv_offsets(batch_offsets_k, batch_offsets_v)
+        refuse("cudnn", batch_offsets_k=batch_offsets_k, batch_offsets_v=batch_offsets_v)
         layout = "HND"
     else:
         layout = "NHD"
@@ -144,11 +124,11 @@ def cudnn_batch_prefill_with_kv_cache(
                 kind = "[kv_tokens, num_kv_heads, head_dim] without block_tables"
                 raise ShapeError(name[-1] + "_cache", f"shape {tuple(x.shape)}", kind)
             _check_offsets(name, offsets, kv_indptr, tuple(x.shape[1:]), batch_offsets_units)
-    call = Call(
-        q, (k_cache, v_cache), block_tables, kv_lens, qo_indptr, causal=causal, sm_scale=scale,
-        spelling=_SPELLING, kv_layout=layout, workspace=workspace_buffer,
-        backend=backend or "auto", o_dtype=o_data_type, lse_base=lse_base,
-    )  # fmt: skip
     wanted = return_lse or lse is not None
-    found = call.run(out, lse, wanted, (q_scale, k_scale, v_scale))
+    found = attend_requests(
+        q, (k_cache, v_cache), block_tables, kv_lens, qo_indptr, _SPELLING,
+        (q_scale, k_scale, v_scale), causal=causal, sm_scale=scale, kv_layout=layout,
+        workspace=workspace_buffer, backend=backend or "auto", o_dtype=o_data_type,
+        lse_base=lse_base, out=out, lse=lse, return_lse=wanted,
+    )  # fmt: skip
     return found if wanted else (found, None)

@@ -9,33 +9,57 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._check import check_int
-from ..arrays import device_of, to_indices
+from ..arrays import to_indices
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
-from ..layout.joined import page_lens
-from ..layout.layouts import BlockTable, Layout, Paged
-from ._arguments import FLOAT16, described, refuse, refuse_given
+from ..layout.joined import page_lens, paged_layout
+from ..layout.layouts import Layout
+from ._arguments import FLOAT16, Number, Workspace, described, refuse_given
 from ._base import UnchangedError, Wrapper
-from ._functions import Call, attend_one, check_most, lengths, query_indptr
+from ._functions import attend_one, attend_requests, check_most, lengths
 from ._values import pages_to_tokens
 from .cudnn import cudnn_batch_decode_with_kv_cache
 
-__all__ = [
-    "BatchDecodeWithPagedKVCacheWrapper",
-    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
-    "cudnn_batch_decode_with_kv_cache",
-    "fast_decode_plan",
-    "single_decode_with_kv_cache",
-    "trtllm_batch_decode_with_kv_cache",
-    "xqa_batch_decode_with_kv_cache",
-]
+__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+           "cudnn_batch_decode_with_kv_cache", "fast_decode_plan", "single_decode_with_kv_cache",
+           "trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]  # fmt: skip
 
 
 class FewTokensUnsupportedError(UnsupportedError, NotImplementedError):
     """Several tokens per request with ``backend="fa3"``, as FlashInfer's programs catch it."""
 
 
-class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
+class PagedWrapper(Wrapper):
+    """A wrapper whose runs take a paged cache, as those of decodes and prompts do."""
+
+    def run(
+        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
+        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
+        return_lse: bool = False, enable_pdl: bool | None = None, window_left: int | None = None,
+        sinks: Array = None, q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: Number = None, kv_cache_sf: Array = None,
+        use_fp16_softmax: bool | None = None, uses_spcompress: bool | None = None,
+        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
+    ) -> Any:  # fmt: skip
+        """Compute the planned batch for one layer."""
+        if not (
+            kv_cache_sf is skip_softmax_threshold_scale_factor is None
+            and use_fp16_softmax is uses_spcompress is None
+        ):
+            refuse_given(locals(), "run", *self._context)
+        if window_left is not None:
+            self._agrees("window_left", window_left)
+        if q_len_per_req is not None:
+            self._agrees("q_len_per_req", q_len_per_req)
+        if args:
+            q_scale, k_scale, v_scale, sinks = self._positional(args)
+        return self._run(
+            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
+            enable_pdl, kv_ready, stream,
+        )  # fmt: skip
+
+
+class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     """Attention of one new token per request (or a few) against a paged KV cache.
 
     ``plan`` once per step, ``run`` once per layer.
@@ -52,11 +76,11 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     }  # fmt: skip
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, use_tensor_cores: bool = False,
         paged_kv_indptr_buffer: Array = None, paged_kv_indices_buffer: Array = None,
-        paged_kv_last_page_len_buffer: Array = None, backend: str = "auto", jit_args: Any = None,
-        *, lse_base: str = "2", num_threads: int | None = None,
+        paged_kv_last_page_len_buffer: Array = None, backend: str = "auto", jit_args: Any = None, *,
+        lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
         self._use_tensor_cores = bool(use_tensor_cores)
@@ -69,13 +93,13 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def plan(
         self, indptr: Array, indices: Array, last_page_len: Array, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = "NONE",
-        window_left: int = -1, logits_soft_cap: float | None = None,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
-        data_type: DType = None, sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, non_blocking: bool = True, block_tables: Array = None,
-        seq_lens: Array = None, fixed_split_size: int | None = None,
-        disable_split_kv: bool = False, q_len_per_req: int = 1, *, window_right: int = 0,
-        share_prefixes: str = "auto", fp8_accumulation: str = "default", stream: Any = None,
+        window_left: int = -1, logits_soft_cap: Number = None, q_data_type: DType = FLOAT16,
+        kv_data_type: DType = None, o_data_type: DType = None, data_type: DType = None,
+        sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
+        non_blocking: bool = True, block_tables: Array = None, seq_lens: Array = None,
+        fixed_split_size: int | None = None, disable_split_kv: bool = False, q_len_per_req: int = 1,
+        *, window_right: int = 0, share_prefixes: str = "auto", fp8_accumulation: str = "default",
+        stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch. Checks the page table completely."""
         self._plan(locals())
@@ -127,28 +151,6 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         table = indptr, given["indices"], last_page_len
         return paged_layout(qo_indptr, *table, lens, tables, page_size)
 
-    def run(
-        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
-        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
-        return_lse: bool = False, enable_pdl: bool | None = None,
-        window_left: int | None = None, sinks: Array = None, q_len_per_req: int | None = None,
-        skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Array = None,
-        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
-    ) -> Any:  # fmt: skip
-        """Compute the planned batch for one layer."""
-        if not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
-            refuse_given(locals(), "run", *self._context)
-        if window_left is not None:
-            self._agrees("window_left", window_left)
-        if q_len_per_req is not None:
-            self._agrees("q_len_per_req", q_len_per_req)
-        if args:
-            q_scale, k_scale, v_scale, sinks = self._positional(args)
-        return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
-        )  # fmt: skip
-
     def _explained(self, error: FlashbsrError) -> FlashbsrError:
         if error.argument == "q" and isinstance(error, PlanError):
             expected = f"{error.expected} (requests x q_len_per_req)"
@@ -156,43 +158,13 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         return error
 
 
-def paged_layout(
-    qo_indptr: Array, indptr: Array, indices: Array, last_page_len: Array, seq_lens: Array,
-    block_tables: Array, page_size: int,
-) -> Layout:  # fmt: skip
-    """Make the layout of a page table, in either form.
-
-    Both ways to say the lengths must agree on the host; on a GPU those beside others are not read.
-    """
-    if indptr is None and block_tables is not None:
-        if seq_lens is None:
-            raise FlashbsrError("seq_lens", None, "the lengths that block_tables needs")
-        return BlockTable(qo_indptr, block_tables, seq_lens, page_size=page_size)
-    if last_page_len is not None and seq_lens is not None:
-        if device_of(seq_lens, "seq_lens") is None and device_of(last_page_len) is None:
-            expected = page_lens(indptr, last_page_len, page_size)
-            lens = to_indices(seq_lens, "seq_lens")
-            if lens.shape != expected.shape:
-                raise ShapeError("seq_lens", f"shape {lens.shape}", f"{expected.shape}: as pages")
-            wrong = (expected > 0) & (lens != expected)  # those without pages may be padded
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                said = f"{expected[at]}, as the page table says (give one of the two)"
-                raise FlashbsrError("seq_lens", f"{lens[at]} for request {at}", said)
-        seq_lens = None
-    return Paged(
-        qo_indptr, indptr, indices, last_page_len=last_page_len, kv_lens=seq_lens,
-        page_size=page_size,
-    )  # fmt: skip
-
-
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """`BatchDecodeWithPagedKVCacheWrapper` in graph mode; an older name."""
 
     def __init__(
-        self, workspace_buffer: Array | int | None, indptr_buffer: Array, indices_buffer: Array,
-        last_page_len_buffer: Array, kv_layout: str = "NHD", use_tensor_cores: bool = False,
-        *, backend: str = "auto", lse_base: str = "2",
+        self, workspace_buffer: Workspace, indptr_buffer: Array, indices_buffer: Array,
+        last_page_len_buffer: Array, kv_layout: str = "NHD", use_tensor_cores: bool = False, *,
+        backend: str = "auto", lse_base: str = "2",
     ) -> None:  # fmt: skip
         super().__init__(
             workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer,
@@ -202,37 +174,28 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 @described("decode")
 def fast_decode_plan(
-    self: BatchDecodeWithPagedKVCacheWrapper, indptr: Array, indices: Array,
-    last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
-    pos_encoding_mode: str = "NONE", window_left: int = -1, logits_soft_cap: float | None = None,
+    self: BatchDecodeWithPagedKVCacheWrapper, indptr: Array, indices: Array, last_page_len: Array,
+    num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+    pos_encoding_mode: str = "NONE", window_left: int = -1, logits_soft_cap: Number = None,
     q_data_type: DType = None, kv_data_type: DType = None, data_type: DType = None,
-    sm_scale: float | None = None, rope_scale: float | None = None,
-    rope_theta: float | None = None, non_blocking: bool = True,
-    fixed_split_size: int | None = None, disable_split_kv: bool = False, q_len_per_req: int = 1,
-    global_override_indptr_cpu: Array = None,
+    sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
+    non_blocking: bool = True, fixed_split_size: int | None = None, disable_split_kv: bool = False,
+    q_len_per_req: int = 1, global_override_indptr_cpu: Array = None,
 ) -> None:  # fmt: skip
     """Plan again, as ``begin_forward``: a function that engines put in the place of that method.
 
     Types that are not given are those of the prior plan.
-
-    Raises
-    ------
-    PlanError
-        There is no prior plan.
     """
-    if self._given is None:
+    given = locals()
+    wrapper, indptr = given.pop("self"), given.pop("global_override_indptr_cpu")
+    if wrapper._given is None:
         raise PlanError("fast_decode_plan", "no plan", "a prior plan() of this wrapper")
+    if indptr is not None:
+        given["indptr"] = indptr
     if q_data_type is None and data_type is None:
-        q_data_type = self._given["q_data_type"]
-        kv_data_type = kv_data_type or self._given["kv_data_type"]
-        data_type = self._given["data_type"]
-    BatchDecodeWithPagedKVCacheWrapper.begin_forward(
-        self, indptr if global_override_indptr_cpu is None else global_override_indptr_cpu,
-        indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
-        pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, None,
-        data_type, sm_scale, rope_scale, rope_theta, non_blocking, None, None, fixed_split_size,
-        disable_split_kv, q_len_per_req,
-    )  # fmt: skip
+        for name in ("q_data_type", "kv_data_type", "data_type"):
+            given[name] = given[name] or wrapper._given[name]
+    BatchDecodeWithPagedKVCacheWrapper.begin_forward(wrapper, **given)
 
 
 @described("one", "single")
@@ -251,7 +214,6 @@ def single_decode_with_kv_cache(
     -------
     out [num_qo_heads, head_dim], or (out, lse [num_qo_heads])
         Of the caller's kind; the type of `q`, bfloat16 for float8.
-
     """
     if len(getattr(q, "shape", (0, 0))) != 2:
         raise ShapeError("q", f"shape {tuple(q.shape)}", "[num_qo_heads, head_dim]")
@@ -269,17 +231,6 @@ SPELLING = {
 }  # fmt: skip
 
 
-def check_rest(uses_shared_paged_kv_idx: bool = True, o_scale: float = 1.0) -> None:
-    if not uses_shared_paged_kv_idx:
-        raise UnsupportedError(
-            "uses_shared_paged_kv_idx",
-            False,
-            "True: K and V have one table; a tuple (k, v) may have arrays of its own",
-        )
-    if o_scale != 1.0:
-        raise UnsupportedError("o_scale", o_scale, "1: fold 1 / o_scale into bmm2_scale")
-
-
 def one_sink(sinks: Any) -> Any:
     """TensorRT-LLM's functions take a list of one array."""
     if not isinstance(sinks, (list, tuple)):
@@ -289,22 +240,17 @@ def one_sink(sinks: Any) -> Any:
     return sinks[0]
 
 
-def query_spelling(given: bool) -> dict[str, str]:
-    return {"qo_indptr": "cum_seq_lens_q" if given else "q_len_per_req"}
-
-
 @described("tables")
 def trtllm_batch_decode_with_kv_cache(
-    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
-    seq_lens: Array, max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0,
-    window_left: int = -1, out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None,
-    o_sf_vec_size: Any = None, sinks: Any = None, kv_layout: str = "HND",
-    enable_pdl: bool | None = None, backend: str = "auto", q_len_per_req: int = 1,
-    o_scale: float = 1.0, mask: Any = None, max_q_len: int | None = None,
-    cum_seq_lens_q: Array = None, skip_softmax_threshold_scale_factor: Any = None,
-    kv_cache_sf: Any = None, uses_shared_paged_kv_idx: bool = True, lse: Array = None,
-    return_lse: bool = False, bmm1_scale_log2: Any = None,
-    multi_ctas_kv_counter_buffer: Any = None,  # noqa: ARG001
+    query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
+    max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0, window_left: int = -1,
+    out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None, o_sf_vec_size: Any = None,
+    sinks: Any = None, kv_layout: str = "HND", enable_pdl: bool | None = None,
+    backend: str = "auto", q_len_per_req: int = 1, o_scale: float = 1.0, mask: Any = None,
+    max_q_len: int | None = None, cum_seq_lens_q: Array = None,
+    skip_softmax_threshold_scale_factor: Any = None, kv_cache_sf: Any = None,
+    uses_shared_paged_kv_idx: bool = True, lse: Array = None, return_lse: bool = False,
+    bmm1_scale_log2: Any = None, multi_ctas_kv_counter_buffer: Any = None,
     enable_block_sparse_attention: bool = False, bf16q_fp8kv_transform_mode: Any = None, *,
     lse_base: str = "2",
 ) -> Any:  # fmt: skip
@@ -315,19 +261,13 @@ def trtllm_batch_decode_with_kv_cache(
     Returns
     -------
     out, or (out, lse)
-
     """
-    refuse(
-        "tables", o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, mask=mask,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-        kv_cache_sf=kv_cache_sf, bmm1_scale_log2=bmm1_scale_log2,
-        enable_block_sparse_attention=enable_block_sparse_attention,
-        bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode,
-    )  # fmt: skip
-    check_rest(uses_shared_paged_kv_idx, o_scale)
+    refuse_given(locals(), "tables")
     kv_lens = lengths(seq_lens, "seq_lens")
     check_most("max_seq_len", max_seq_len, kv_lens)
-    qo_indptr = query_indptr(q_len_per_req, len(kv_lens))
+    qo_indptr = None  # one each
+    if check_int("q_len_per_req", q_len_per_req, 1) > 1:
+        qo_indptr = np.arange(len(kv_lens) + 1) * q_len_per_req
     if cum_seq_lens_q is not None:
         if q_len_per_req != 1:
             raise FlashbsrError("q_len_per_req", q_len_per_req, "1 next to cum_seq_lens_q")
@@ -335,38 +275,34 @@ def trtllm_batch_decode_with_kv_cache(
     if max_q_len is not None:
         counts = [q_len_per_req] if cum_seq_lens_q is None else np.diff(to_indices(cum_seq_lens_q))
         check_most("max_q_len", max_q_len, np.asarray(counts))
-    call = Call(
-        query, kv_cache, block_tables, kv_lens, qo_indptr, causal=qo_indptr is not None,
-        sm_scale=1.0, spelling=SPELLING | query_spelling(cum_seq_lens_q is not None),
-        kv_layout=kv_layout, window_left=window_left, workspace=workspace_buffer, backend=backend,
-        o_dtype=out_dtype, lse_base=lse_base,
+    return attend_requests(
+        query, kv_cache, block_tables, kv_lens, qo_indptr,
+        SPELLING | {"qo_indptr": "q_len_per_req" if cum_seq_lens_q is None else "cum_seq_lens_q"},
+        (bmm1_scale, None, bmm2_scale), causal=qo_indptr is not None, kv_layout=kv_layout,
+        window_left=window_left, workspace=workspace_buffer, backend=backend, o_dtype=out_dtype,
+        lse_base=lse_base, out=out, lse=lse, return_lse=return_lse, sinks=one_sink(sinks),
+        enable_pdl=enable_pdl,
     )  # fmt: skip
-    scales = (bmm1_scale, None, bmm2_scale)
-    return call.run(out, lse, return_lse, scales, one_sink(sinks), enable_pdl)
 
 
 @described("tables")
 def xqa_batch_decode_with_kv_cache(
-    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
-    seq_lens: Array, max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0,
-    window_left: int = -1, out: Array = None, sinks: Any = None, kv_layout: str = "NHD",
-    enable_pdl: bool | None = None, q_len_per_req: int = 1, o_scale: float = 1.0,
-    mask: Any = None, kv_cache_sf: Any = None, q_cu_seq_lens: Array = None,
+    query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
+    max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0, window_left: int = -1,
+    out: Array = None, sinks: Any = None, kv_layout: str = "NHD", enable_pdl: bool | None = None,
+    q_len_per_req: int = 1, o_scale: float = 1.0, mask: Any = None, kv_cache_sf: Any = None,
+    q_cu_seq_lens: Array = None,
 ) -> Array:  # fmt: skip
     """Attention of the last tokens of each request: `trtllm_batch_decode_with_kv_cache`, NHD.
 
     Returns
     -------
     array [tokens, num_qo_heads, head_dim]
-
     """
+    given = locals()
+    given["cum_seq_lens_q"] = given.pop("q_cu_seq_lens")
     try:
-        result: Array = trtllm_batch_decode_with_kv_cache(
-            query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale,
-            bmm2_scale, window_left, out, sinks=sinks, kv_layout=kv_layout, enable_pdl=enable_pdl,
-            q_len_per_req=q_len_per_req, o_scale=o_scale, mask=mask, kv_cache_sf=kv_cache_sf,
-            cum_seq_lens_q=q_cu_seq_lens,
-        )  # fmt: skip
+        result: Array = trtllm_batch_decode_with_kv_cache(**given)
     except FlashbsrError as error:
         raise error.respell({"cum_seq_lens_q": "q_cu_seq_lens"}) from None
     return result

@@ -21,13 +21,7 @@ class MissingJITCacheError(RuntimeError):
 
 
 class JitSpec:
-    """What ``gen_*_module`` functions return: something that is built already.
-
-    Parameters
-    ----------
-    name : str
-        Of the module.
-    """
+    """What ``gen_*_module`` functions return by `name`: something that is built already."""
 
     is_compiled = True
 
@@ -57,6 +51,5 @@ def __getattr__(name: str) -> Callable[..., JitSpec]:
         def generate(*args: Any, **kwargs: Any) -> JitSpec:  # noqa: ARG001
             return JitSpec(name.removeprefix("gen_"))
 
-        generate.__doc__ = "Return a spec that needs no building."
         return generate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

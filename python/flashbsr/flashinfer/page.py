@@ -9,12 +9,8 @@ from ..errors import FlashbsrError
 from ..ops.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
 from ._arguments import described
 
-__all__ = [
-    "append_paged_kv_cache",
-    "append_paged_mla_kv_cache",
-    "get_batch_indices_positions",
-    "get_seq_lens",
-]
+__all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions",
+           "get_seq_lens"]  # fmt: skip
 
 _SPELLING = {
     "append_key": "append_ckv", "append_value": "append_kpe", "paged_kv_cache[0]": "ckv_cache",
@@ -24,9 +20,8 @@ _SPELLING = {
 
 @described()
 def append_paged_mla_kv_cache(
-    append_ckv: Array, append_kpe: Array, batch_indices: Array, positions: Array,
-    ckv_cache: Array, kpe_cache: Array, kv_indices: Array, kv_indptr: Array,
-    kv_last_page_len: Array,
+    append_ckv: Array, append_kpe: Array, batch_indices: Array, positions: Array, ckv_cache: Array,
+    kpe_cache: Array, kv_indices: Array, kv_indptr: Array, kv_last_page_len: Array,
 ) -> None:  # fmt: skip
     """Write new rows of a compressed cache into their slots: `append_paged_kv_cache`, one head."""
     try:

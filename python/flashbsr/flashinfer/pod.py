@@ -19,7 +19,7 @@ from ..arrays.types import Array, DType, Scale
 from ..engine.known import sm_scale_of
 from ..errors import PlanError
 from ..layout.joined import Part, join_rows, pages_within, same_cache
-from ._arguments import FLOAT16, refuse
+from ._arguments import FLOAT16, Number, Workspace, refuse
 from ._composed import Composed, renamed
 from ._values import types
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
@@ -55,8 +55,8 @@ class _TwoParts(Composed):
         return self._decodes, self._given["page_size"]
 
     def _paged(
-        self, name: str, part: Part, causal: bool, masks: tuple[Array, Array], q: Array,
-        cache: Any, run: dict[str, Any],
+        self, name: str, part: Part, causal: bool, masks: tuple[Array, Array], q: Array, cache: Any,
+        run: dict[str, Any],
     ) -> Any:  # fmt: skip
         """Launch a part over pages."""
         layout, page_size = self._task_options["kv_layout"], self._parts()[1]
@@ -111,7 +111,7 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
     _context = ("pod",)
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, paged_kv_indptr_buffer: Array = None,
         paged_kv_indices_buffer: Array = None, paged_kv_last_page_len_buffer: Array = None,
         jit_args: Any = None, *, backend: str = "auto", lse_base: str = "2",
@@ -124,8 +124,8 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
         self, indptr: Array, indices: Array, last_page_len: Array, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = "NONE",
         window_left: int = -1, q_data_type: DType = FLOAT16, kv_data_type: DType = None,
-        data_type: DType = None, sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, non_blocking: bool = True, *, stream: Any = None,
+        data_type: DType = None, sm_scale: Number = None, rope_scale: Number = None,
+        rope_theta: Number = None, non_blocking: bool = True, *, stream: Any = None,
     ) -> None:  # fmt: skip
         """Take the decodes' page table and options. ``run`` plans."""
         self._take(locals())
@@ -230,21 +230,14 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
     _context = ("pod",)
     _prompts: Part
 
-    def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD", *,
-        backend: str = "auto", lse_base: str = "2", num_threads: int | None = None,
-    ) -> None:  # fmt: skip
-        self._set_up(locals())
-
     def plan(
-        self, qo_indptr_p: Array, kv_indptr_p: Array, kv_indices_p: Array,
-        last_page_len_p: Array, qo_indptr_d: Array, kv_indptr_d: Array, kv_indices_d: Array,
-        last_page_len_d: Array, num_qo_heads: int, num_kv_heads: int, head_dim: int,
-        page_size: int, pos_encoding_mode: str = "NONE", window_left: int = -1,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, data_type: DType = None,
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, non_blocking: bool = True, *,
-        logits_soft_cap: float | None = None, stream: Any = None,
+        self, qo_indptr_p: Array, kv_indptr_p: Array, kv_indices_p: Array, last_page_len_p: Array,
+        qo_indptr_d: Array, kv_indptr_d: Array, kv_indices_d: Array, last_page_len_d: Array,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+        pos_encoding_mode: str = "NONE", window_left: int = -1, q_data_type: DType = FLOAT16,
+        kv_data_type: DType = None, data_type: DType = None, sm_scale: Number = None,
+        rope_scale: Number = None, rope_theta: Number = None, non_blocking: bool = True, *,
+        logits_soft_cap: Number = None, stream: Any = None,
     ) -> None:  # fmt: skip
         """Take the parts' page tables, and the options of both. ``run`` plans."""
         self._take(locals())
@@ -273,11 +266,9 @@ class BatchPODWithPagedKVCacheWrapper(_TwoParts):
             "kv_ready": kv_ready, "stream": stream, "return_lse": return_lse,
         }  # fmt: skip
         masks = custom_mask_p, packed_custom_mask_p
-        one_each = not causal_p or bool((np.diff(decodes.qo_indptr) <= 1).all())
-        if (
-            masks[0] is masks[1] is None and one_each
-            and same_cache(paged_kv_cache_p, paged_kv_cache_d)
-        ):  # fmt: skip
+        together = not causal_p or bool((np.diff(decodes.qo_indptr) <= 1).all())
+        together = together and masks[0] is masks[1] is None
+        if together and same_cache(paged_kv_cache_p, paged_kv_cache_d):
             found = self._together(prompts, (), causal_p, q_p, q_d, paged_kv_cache_d, run)
         else:
             of_prompts = prompts, causal_p, masks, q_p, paged_kv_cache_p, run

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,24 +13,20 @@ from .._check import check_backend
 from ..arrays import to_indices
 from ..arrays.types import Array, DType, Scale
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
+from ..layout.joined import paged_layout
 from ..layout.layouts import Layout, Ragged
-from ..variant.items import sees_items
-from ._arguments import FLOAT16, described, refuse, refuse_given
+from ..variant.items import items, sees_items
+from ._arguments import FLOAT16, Number, Workspace, described, refuse, refuse_given
 from ._base import Wrapper
-from ._functions import Call, attend_one, check_most, lengths
+from ._functions import attend_one, attend_requests, check_most, lengths
 from ._values import pages_to_tokens
-from ._variants import items
 from .cudnn import cudnn_batch_prefill_with_kv_cache
-from .decode import SPELLING, check_rest, one_sink, paged_layout, query_spelling
+from .decode import SPELLING, PagedWrapper, one_sink
 
-__all__ = [
-    "BatchPrefillWithPagedKVCacheWrapper",
-    "BatchPrefillWithRaggedKVCacheWrapper",
-    "cudnn_batch_prefill_with_kv_cache",
-    "single_prefill_with_kv_cache",
-    "single_prefill_with_kv_cache_return_lse",
-    "trtllm_batch_context_with_kv_cache",
-]
+__all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
+           "cudnn_batch_prefill_with_kv_cache", "single_prefill_with_kv_cache",
+           "single_prefill_with_kv_cache_return_lse",
+           "trtllm_batch_context_with_kv_cache"]  # fmt: skip
 
 
 class _Prefill(Wrapper):
@@ -44,10 +41,8 @@ class _Prefill(Wrapper):
         if given["prefix_len_ptr"] is given["token_pos_in_items_ptr"] is None and not length:
             return
         if masked or self._graph is not None:
-            raise UnsupportedError(
-                "prefix_len_ptr", "an array",
-                "None with a mask and in graph mode, whose runs read the arrays of the capture",
-            )  # fmt: skip
+            expected = "None with a mask, and in graph mode, where arrays are those of the capture"
+            raise UnsupportedError("prefix_len_ptr", "an array", expected)
         arrays = given["prefix_len_ptr"], given["token_pos_in_items_ptr"]
         self._variant.arrays = items(*arrays, length, len(given["qo_indptr"]) - 1)
         given["causal"] = True
@@ -62,15 +57,17 @@ class _Prefill(Wrapper):
             task |= self._graph.capacity(*rows)
 
 
-class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
+class BatchPrefillWithPagedKVCacheWrapper(_Prefill, PagedWrapper):
     """Attention of several tokens per request against a paged KV cache.
 
-    Prefill, chunked prefill, speculative verification: any number of query tokens per request, 0
-    and 1 among them.
+    Prefill, chunked prefill, speculative verification: any number of query tokens, 0 and 1 too.
     """
 
     _context: ClassVar[tuple[str, ...]] = ("paged",)
-    _TABLE = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+    _table = itemgetter(
+        "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "seq_lens",
+        "block_tables", "page_size",
+    )  # fmt: skip
     _FORWARD = (
         "q", "paged_kv_cache", "causal", "pos_encoding_mode", "use_fp16_qk_reduction", "k_scale",
         "v_scale", "window_left", "logits_soft_cap", "sm_scale", "rope_scale", "rope_theta",
@@ -81,7 +78,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     }  # fmt: skip
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, qo_indptr_buf: Array = None,
         paged_kv_indptr_buf: Array = None, paged_kv_indices_buf: Array = None,
         paged_kv_last_page_len_buf: Array = None, custom_mask_buf: Array = None,
@@ -96,17 +93,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         paged_kv_last_page_len: Array, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
         page_size: int, head_dim_vo: int | None = None, custom_mask: Array = None,
         packed_custom_mask: Array = None, causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, sm_scale: float | None = None,
-        window_left: int = -1, logits_soft_cap: float | None = None,
-        rope_scale: float | None = None, rope_theta: float | None = None,
+        use_fp16_qk_reduction: bool = False, sm_scale: Number = None, window_left: int = -1,
+        logits_soft_cap: Number = None, rope_scale: Number = None, rope_theta: Number = None,
         q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
         non_blocking: bool = True, prefix_len_ptr: Array = None,
         token_pos_in_items_ptr: Array = None, token_pos_in_items_len: int = 0,
         max_item_len_ptr: Array = None, seq_lens: Array = None, seq_lens_q: Array = None,
         block_tables: Array = None, max_token_per_sequence: int | None = None,
         max_sequence_kv: int | None = None, fixed_split_size: int | None = None,
-        disable_split_kv: bool = False, *, tree_parents: Array = None,
-        share_prefixes: str = "auto", fp8_accumulation: str = "default", stream: Any = None,
+        disable_split_kv: bool = False, *, tree_parents: Array = None, share_prefixes: str = "auto",
+        fp8_accumulation: str = "default", stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch. Checks indptrs, page table and mask completely."""
         self._plan(locals())
@@ -116,39 +112,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         task["fixed_split_size"] = pages_to_tokens(task["fixed_split_size"], given["page_size"])
 
     def _layout(self, given: dict[str, Any]) -> Layout:
-        names = "qo_indptr", *self._TABLE, "seq_lens", "block_tables", "page_size"
-        return paged_layout(*(given[name] for name in names))
-
-    def run(
-        self, q: Array, paged_kv_cache: Any, *args: Any, q_scale: Scale = None,
-        k_scale: Scale = None, v_scale: Scale = None, out: Array = None, lse: Array = None,
-        return_lse: bool = False, enable_pdl: bool | None = None,
-        window_left: int | None = None, sinks: Array = None, kv_cache_sf: Array = None,
-        skip_softmax_threshold_scale_factor: float | None = None,
-        use_fp16_softmax: bool | None = None, uses_spcompress: bool | None = None,
-        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
-    ) -> Any:  # fmt: skip
-        """Compute the planned batch for one layer."""
-        if not (
-            kv_cache_sf is skip_softmax_threshold_scale_factor is None
-            and use_fp16_softmax is uses_spcompress is None
-        ):
-            refuse_given(locals(), "run", *self._context)
-        if window_left is not None:
-            self._agrees("window_left", window_left)
-        if args:
-            q_scale, k_scale, v_scale, sinks = self._positional(args)
-        return self._run(
-            q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
-        )  # fmt: skip
+        return paged_layout(*self._table(given))
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
-    """Attention of ragged queries against ragged keys and values.
-
-    Each request's keys lie one after the other: prefill without a cache, encoders.
-    """
+    """Attention of ragged queries against ragged keys and values: no cache, or an encoder."""
 
     _context = ("ragged",)
     _ARRAYS = ("q", "k", "v")
@@ -158,7 +126,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
     )  # fmt: skip
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, kv_layout: str = "NHD",
+        self, float_workspace_buffer: Workspace = None, kv_layout: str = "NHD",
         use_cuda_graph: bool = False, qo_indptr_buf: Array = None, kv_indptr_buf: Array = None,
         custom_mask_buf: Array = None, mask_indptr_buf: Array = None, backend: str = "auto",
         jit_args: Any = None, jit_kwargs: Any = None, *, lse_base: str = "2",
@@ -171,9 +139,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
         self, qo_indptr: Array, kv_indptr: Array, num_qo_heads: int, num_kv_heads: int,
         head_dim_qk: int, head_dim_vo: int | None = None, custom_mask: Array = None,
         packed_custom_mask: Array = None, causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, window_left: int = -1,
-        logits_soft_cap: float | None = None, sm_scale: float | None = None,
-        rope_scale: float | None = None, rope_theta: float | None = None,
+        use_fp16_qk_reduction: bool = False, window_left: int = -1, logits_soft_cap: Number = None,
+        sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
         q_data_type: DType = FLOAT16, kv_data_type: DType = None, o_data_type: DType = None,
         non_blocking: bool = True, prefix_len_ptr: Array = None,
         token_pos_in_items_ptr: Array = None, token_pos_in_items_len: int = 0,
@@ -210,10 +177,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
 
     def run(
         self, q: Array, k: Array, v: Array, *args: Any, q_scale: Scale = None,
-        k_scale: Scale = None, v_scale: Scale = None, o_scale: float | None = None,
-        out: Array = None, lse: Array = None, return_lse: bool = False,
-        enable_pdl: bool | None = None, kv_cache_sf: Array = None, sinks: Array = None,
-        alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
+        k_scale: Scale = None, v_scale: Scale = None, o_scale: Number = None, out: Array = None,
+        lse: Array = None, return_lse: bool = False, enable_pdl: bool | None = None,
+        kv_cache_sf: Array = None, sinks: Array = None, alibi_slopes: Array = None,
+        kv_ready: bool = False, stream: Any = None,
     ) -> Any:  # fmt: skip
         """Compute the planned batch."""
         if not (o_scale is kv_cache_sf is None):
@@ -244,7 +211,6 @@ def single_prefill_with_kv_cache(
     -------
     out [qo_len, num_qo_heads, head_dim_vo], or (out, lse [qo_len, num_qo_heads])
         Of the caller's kind. A row that sees no key gives 0, and -inf.
-
     """
     refuse(kv_cache_sf=kv_cache_sf)
     check_backend(backend)
@@ -273,14 +239,14 @@ def _either(name: str, value: Scale, other: Scale) -> Scale:
 
 @described("tables")
 def trtllm_batch_context_with_kv_cache(
-    query: Array, kv_cache: Any, workspace_buffer: Array | int | None, block_tables: Array,
-    seq_lens: Array, max_q_len: int, max_kv_len: int, bmm1_scale: Scale, bmm2_scale: Scale,
-    batch_size: int, cum_seq_lens_q: Array, cum_seq_lens_kv: Array,  # noqa: ARG001
-    window_left: int = -1, out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None,
-    o_sf_vec_size: Any = None, kv_layout: str = "HND", enable_pdl: bool | None = None,
-    sinks: Any = None, kv_cache_sf: Any = None, skip_softmax_threshold_scale_factor: Any = None,
+    query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
+    max_q_len: int, max_kv_len: int, bmm1_scale: Scale, bmm2_scale: Scale, batch_size: int,
+    cum_seq_lens_q: Array, cum_seq_lens_kv: Array, window_left: int = -1, out: Array = None,
+    out_dtype: DType = None, o_sf_scale: Any = None, o_sf_vec_size: Any = None,
+    kv_layout: str = "HND", enable_pdl: bool | None = None, sinks: Any = None,
+    kv_cache_sf: Any = None, skip_softmax_threshold_scale_factor: Any = None,
     uses_shared_paged_kv_idx: bool = True, causal: bool = True, lse: Array = None,
-    return_lse: bool = False, multi_ctas_kv_counter_buffer: Any = None,  # noqa: ARG001
+    return_lse: bool = False, multi_ctas_kv_counter_buffer: Any = None,
     use_fp16_softmax: Any = None, uses_spcompress: Any = None, *, backend: str = "auto",
     lse_base: str = "2", fp8_accumulation: str = "default",
 ) -> Any:  # fmt: skip
@@ -289,25 +255,18 @@ def trtllm_batch_context_with_kv_cache(
     Returns
     -------
     out, or (out, lse)
-
     """
-    refuse(
-        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-        use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress,
-    )  # fmt: skip
-    check_rest(uses_shared_paged_kv_idx)
+    refuse_given(locals(), "tables")
     kv_lens = lengths(seq_lens, "seq_lens")
     if len(kv_lens) != batch_size:
         raise FlashbsrError("batch_size", batch_size, f"{len(kv_lens)}, the lengths in seq_lens")
     qo_indptr = to_indices(cum_seq_lens_q, "cum_seq_lens_q")
     check_most("max_kv_len", max_kv_len, kv_lens)
     check_most("max_q_len", max_q_len, np.diff(qo_indptr))
-    call = Call(
-        query, kv_cache, block_tables, kv_lens, qo_indptr, causal=causal, sm_scale=1.0,
-        spelling=SPELLING | query_spelling(True), kv_layout=kv_layout, window_left=window_left,
-        workspace=workspace_buffer, backend=backend, o_dtype=out_dtype, lse_base=lse_base,
-        fp8_accumulation=fp8_accumulation,
+    return attend_requests(
+        query, kv_cache, block_tables, kv_lens, qo_indptr,
+        SPELLING | {"qo_indptr": "cum_seq_lens_q"}, (bmm1_scale, None, bmm2_scale), causal=causal,
+        kv_layout=kv_layout, window_left=window_left, workspace=workspace_buffer, backend=backend,
+        o_dtype=out_dtype, lse_base=lse_base, fp8_accumulation=fp8_accumulation, out=out, lse=lse,
+        return_lse=return_lse, sinks=one_sink(sinks), enable_pdl=enable_pdl,
     )  # fmt: skip
-    scales = (bmm1_scale, None, bmm2_scale)
-    return call.run(out, lse, return_lse, scales, one_sink(sinks), enable_pdl)

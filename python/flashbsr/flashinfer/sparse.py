@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from .._check import check_int, check_name
 from ..arrays import adapter_for, device_of, float_dtype
 from ..arrays.dtypes import Q_DTYPES, output_dtype
@@ -21,34 +18,27 @@ from ..errors import (
 )
 from ..layout.bsr_blocks import causal_blocks, variable_blocks
 from ..layout.layouts import Bsr
-from ._arguments import FLOAT16
+from ._arguments import FLOAT16, Number, Workspace
 from ._base import Wrapper
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
-
-Ints = npt.NDArray[np.int64]
 
 
 class _Sparse(Wrapper):
     """What both wrappers share."""
 
     def __init__(
-        self, float_workspace_buffer: Array | int | None = None, backend: str = "auto", *,
+        self, float_workspace_buffer: Workspace = None, backend: str = "auto", *,
         lse_base: str = "2", num_threads: int | None = None,
     ) -> None:  # fmt: skip
         self._set_up(locals())
         self._tokens = (0, 0)  # of q; of k and v
 
     def _check(self, given: dict[str, Any]) -> None:
-        mode = given["pos_encoding_mode"]
-        if mode != "NONE":
+        if (mode := given["pos_encoding_mode"]) != "NONE":
             check_name("pos_encoding_mode", mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
-            raise UnsupportedError(
-                "pos_encoding_mode",
-                repr(mode),
-                "'NONE': gathered blocks have no running position; rotate q and k first with "
-                "apply_rope_pos_ids",
-            )
+            way_out = "'NONE': gathered blocks have no positions; apply_rope_pos_ids first"
+            raise UnsupportedError("pos_encoding_mode", repr(mode), way_out)
 
 
 class BlockSparseAttentionWrapper(_Sparse):
@@ -67,12 +57,11 @@ class BlockSparseAttentionWrapper(_Sparse):
     def plan(
         self, indptr: Array, indices: Array, M: int, N: int, R: int, C: int, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, mask: Array = None, packed_mask: Array = None,
-        causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, logits_soft_cap: float | None = None,
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, q_data_type: DType = FLOAT16,
-        kv_data_type: DType = None, o_data_type: DType = FLOAT16, non_blocking: bool = True,
-        block_mask: Any = None, *, fp8_accumulation: str = "default", per_head: bool = False,
+        causal: bool = False, pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: Number = None, sm_scale: Number = None, rope_scale: Number = None,
+        rope_theta: Number = None, q_data_type: DType = FLOAT16, kv_data_type: DType = None,
+        o_data_type: DType = FLOAT16, non_blocking: bool = True, block_mask: Any = None, *,
+        fp8_accumulation: str = "default", per_head: bool = False,
     ) -> None:  # fmt: skip
         """Schedule the matrix. Checks it completely."""
         self._plan(locals())
@@ -87,12 +76,8 @@ class BlockSparseAttentionWrapper(_Sparse):
             matrix = indptr, indices, m, n, r, c
             indptr, indices, mask = causal_blocks(*matrix, mask, packed_mask, heads)
             packed_mask = None
-        attention.plan(
-            Bsr(
-                indptr, indices, (m, n), (check_int("R", r, 1), c), mask=mask,
-                packed_mask=packed_mask, per_head=given["per_head"],
-            )
-        )  # fmt: skip
+        masks = {"mask": mask, "packed_mask": packed_mask, "per_head": given["per_head"]}
+        attention.plan(Bsr(indptr, indices, (m, n), (check_int("R", r, 1), c), **masks))
         self._tokens = m, n
 
     def run(
@@ -123,9 +108,9 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     -----
     Nothing is expanded to tokens unless sizes leave no other way: a page is as many tokens as
     divide every place where what is seen changes (`page_size`). Sizes that are multiples of 16
-    give pages of 16 tokens or more; one odd place in any head gives pages of one token. The index
-    array has one int32 for each visible page of each block row and head. On Hopper, pages of a
-    multiple of 8 tokens are loaded by TMA, others row by row.
+    give pages of 16 tokens or more; one odd place in any head gives pages of one token. On Hopper,
+    pages of a multiple of 8 tokens are loaded by TMA, others row by row. Heads come first, and are
+    passed on as strides: nothing is copied but JAX's arrays, which have none.
     """
 
     _context = ("variable", "sparse")
@@ -139,11 +124,10 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     def plan(
         self, block_mask_map: Array, block_row_sz: Array, block_col_sz: Array, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, causal: bool = False, pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False, logits_soft_cap: float | None = None,
-        sm_scale: float | None = None, rope_scale: float | None = None,
-        rope_theta: float | None = None, non_blocking: bool = True,
-        q_data_type: DType = FLOAT16, kv_data_type: DType = None, *, o_data_type: DType = None,
-        fp8_accumulation: str = "default",
+        use_fp16_qk_reduction: bool = False, logits_soft_cap: Number = None,
+        sm_scale: Number = None, rope_scale: Number = None, rope_theta: Number = None,
+        non_blocking: bool = True, q_data_type: DType = FLOAT16, kv_data_type: DType = None, *,
+        o_data_type: DType = None, fp8_accumulation: str = "default",
     ) -> None:  # fmt: skip
         """Schedule the matrices. Checks them completely."""
         self._plan(locals())
@@ -151,12 +135,8 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
     def _check(self, given: dict[str, Any]) -> None:
         super()._check(given)
         if given["causal"]:
-            raise UnsupportedError(
-                "causal",
-                True,
-                "False: cut blocks at the diagonal and leave out those above it, or take "
-                "BlockSparseAttentionWrapper, which writes causality into a mask",
-            )
+            way_out = "False: cut blocks at the diagonal, or take BlockSparseAttentionWrapper"
+            raise UnsupportedError("causal", True, way_out)
         heads = check_int("num_kv_heads", given["num_kv_heads"], 1)
         names = "block_mask_map", "block_row_sz", "block_col_sz"
         block_map, rows, columns = (given[name] for name in names)
@@ -180,11 +160,6 @@ class VariableBlockSparseAttentionWrapper(_Sparse):
         -------
         out [num_qo_heads, queries, head_dim], or (out, lse [num_qo_heads, queries])
             Of the caller's kind. A row that sees no key gives 0, and -inf.
-
-        Notes
-        -----
-        Heads come first, and are passed on as strides: nothing is copied but JAX's arrays, which
-        have none.
         """
         task = self._ready().task
         for name, x, tokens in zip("qkv", (q, k, v), (*self._tokens, self._tokens[1]), strict=True):

@@ -12,25 +12,11 @@ import flashbsr._core as _core
 
 from ._arguments import described
 
-__all__ = [
-    "GPUArchitectureError",
-    "MaskMode",
-    "PosEncodingMode",
-    "TensorLayout",
-    "device_support_pdl",
-    "get_compute_capability",
-    "has_flashinfer_jit_cache",
-    "is_fa3_backend_supported",
-    "is_sm12x_supported",
-    "is_sm90a_supported",
-    "is_sm100a_supported",
-    "is_sm100f_supported",
-    "is_sm110a_supported",
-    "is_sm120a_supported",
-    "is_sm120f_supported",
-    "is_sm121a_supported",
-]  # fmt: skip
-
+__all__ = ["GPUArchitectureError", "MaskMode", "PosEncodingMode", "TensorLayout",
+           "device_support_pdl", "get_compute_capability", "has_flashinfer_jit_cache",
+           "is_fa3_backend_supported", "is_sm12x_supported", "is_sm90a_supported",
+           "is_sm100a_supported", "is_sm100f_supported", "is_sm110a_supported",
+           "is_sm120a_supported", "is_sm120f_supported", "is_sm121a_supported"]  # fmt: skip
 
 MaskMode = Enum("MaskMode", ["NON_CAUSAL", "CAUSAL", "CUSTOM", "MULTIITEMSCORING"], start=0)
 PosEncodingMode = Enum("PosEncodingMode", ["NONE", "ROPE_LLAMA", "ALIBI"], start=0)
@@ -42,17 +28,10 @@ class GPUArchitectureError(Exception):
 
 
 @described("cuda")
-def get_compute_capability(device: Any = None) -> tuple[int, int]:
-    """Tell the compute capability of a GPU.
-
-    Raises
-    ------
-    ValueError
-        No GPU.
-    """
-    kind, _, ordinal = str("cuda" if device is None else device).partition(":")
-    if kind.isdecimal():
-        kind, ordinal = "cuda", kind
+def get_compute_capability(device: Any) -> tuple[int, int]:
+    """Tell the compute capability of a GPU; `ValueError` where there is none."""
+    kind, _, ordinal = str(device).partition(":")
+    kind, ordinal = ("cuda", kind) if kind.isdecimal() else (kind, ordinal)
     devices = _core.cuda_devices()
     if kind != "cuda":
         raise ValueError(f"device must be a cuda device, not {device!r}")

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._check import check_int
-from ..arrays import adapter_for, to_indices
+from ..arrays import adapter_for, device_of, to_indices
 from ..arrays.types import Array
 from ..errors import DTypeError, FlashbsrError, ShapeError
+from .layouts import BlockTable, Layout, Paged
 
-__all__ = ["Part", "join_rows", "page_lens", "pages_within", "same_cache"]
+__all__ = ["Part", "join_rows", "page_lens", "paged_layout", "pages_within", "same_cache"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -197,3 +198,33 @@ def _first_page(
         and (count < 2 or half.page == page_size * token)
     )
     return (page, tokens) if tokens and within else None
+
+
+def paged_layout(
+    qo_indptr: Array, indptr: Array, indices: Array, last_page_len: Array, seq_lens: Array,
+    block_tables: Array, page_size: int,
+) -> Layout:  # fmt: skip
+    """Make the layout of a page table, in either form.
+
+    Both ways to say the lengths must agree on the host; on a GPU those beside others are not read.
+    """
+    if indptr is None and block_tables is not None:
+        if seq_lens is None:
+            raise FlashbsrError("seq_lens", None, "the lengths that block_tables needs")
+        return BlockTable(qo_indptr, block_tables, seq_lens, page_size=page_size)
+    if last_page_len is not None and seq_lens is not None:
+        if device_of(seq_lens, "seq_lens") is None and device_of(last_page_len) is None:
+            expected = page_lens(indptr, last_page_len, page_size)
+            lens = to_indices(seq_lens, "seq_lens")
+            if lens.shape != expected.shape:
+                raise ShapeError("seq_lens", f"shape {lens.shape}", f"{expected.shape}: as pages")
+            wrong = (expected > 0) & (lens != expected)  # those without pages may be padded
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                said = f"{expected[at]}, as the page table says (give one of the two)"
+                raise FlashbsrError("seq_lens", f"{lens[at]} for request {at}", said)
+        seq_lens = None
+    return Paged(
+        qo_indptr, indptr, indices, last_page_len=last_page_len, kv_lens=seq_lens,
+        page_size=page_size,
+    )  # fmt: skip

@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
+from ..arrays import adapter_for
+from ..arrays.types import Array
+from ..errors import FlashbsrError, ShapeError
 from .spec import AttentionSpec
 from .trace.functions import maximum
 from .variant import Variant
 
-__all__ = ["sees_items"]
+__all__ = ["items", "sees_items"]
 
 
 @functools.cache
@@ -36,3 +40,20 @@ def sees_items() -> Variant:
     variant = AttentionSpec.from_functions(mask_mod=keeps, extras=extras).variant
     assert variant is not None
     return variant
+
+
+def items(prefix_len: Array, positions: Array, length: int, batch: int) -> dict[str, Array]:
+    """Make the extras of `sees_items` of arrays of any integers, ``positions`` [batch * length]."""
+    found = []
+    for name, x, count in (
+        ("prefix_len_ptr", prefix_len, batch),
+        ("token_pos_in_items_ptr", positions, batch * length),
+    ):
+        if x is None:
+            raise FlashbsrError(name, None, "an array, as the other one of multi-item scoring")
+        adapter = adapter_for(x, name)
+        size = math.prod(x.shape)
+        if size < count:
+            raise ShapeError(name, f"{size} elements", f"{count}: of {batch} requests")
+        found.append(adapter.cast(x.reshape(-1), "int32")[:count])
+    return {"before": found[0], "within": found[1].reshape(batch, length)}
