@@ -26,12 +26,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who gives fi
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache with one entry, where another user may look for it."""
-    above = Path(tempfile.mkdtemp())
+    before = os.umask(0o022)  # of whoever runs the tests; so is TMPDIR, which may be private
+    above = Path(tempfile.mkdtemp(dir="/tmp"))
     above.chmod(0o755)
     at = above / "cache"
     monkeypatch.setenv("FLASHBSR_CACHE_DIR", str(at))
     assert get() == b"code"
     yield at
+    os.umask(before)
     shutil.rmtree(above)
 
 
