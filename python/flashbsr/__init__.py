@@ -17,6 +17,7 @@ from typing import Any
 import flashbsr._core as _core
 
 from ._installed import get_cmake_dir, get_include
+from .arrays import operators_by
 from .engine.attention import Attention
 from .engine.call import attention
 from .engine.plan import Plan
@@ -135,7 +136,8 @@ __all__ = [
 ]
 
 # Doors and tools that a program without them does not pay for.
-_LATER = ("flashinfer", "viz")
+_LATER = ("flashinfer", "integrations", "viz")
+operators_by(lambda: importlib.import_module(".integrations.torch", __name__))
 
 
 def __getattr__(name: str) -> Any:

@@ -56,8 +56,9 @@ class FlashbsrError(ValueError):
     def __init__(
         self, argument: str, actual: object, expected: str, code: str | None = None
     ) -> None:
-        # The four values are also BaseException.args, so that the error survives pickling.
-        super().__init__(argument, actual, expected, code)
+        # What BaseException has, so that the error survives pickling. Not by super().__init__,
+        # which torch.compile does not read.
+        self.args = (argument, actual, expected, code)
         self.argument = argument
         self.actual = actual
         self.expected = expected

@@ -12,6 +12,8 @@ To add a framework: write a module with the names of `Adapter` and add a line to
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -21,8 +23,8 @@ from ..errors import DTypeError, FlashbsrError, ShapeError
 from .dtypes import O_DTYPES
 
 __all__ = [
-    "Adapter", "adapter_for", "as_bytes", "device_of", "export", "float_dtype", "per_head",
-    "stream_handle", "to_indices", "to_numpy", "to_values",
+    "Adapter", "adapter_for", "as_bytes", "device_of", "export", "float_dtype", "operand",
+    "operators", "operators_by", "per_head", "stream_handle", "to_indices", "to_numpy", "to_values",
 ]  # fmt: skip
 
 
@@ -43,6 +45,10 @@ class Adapter(Protocol):
 
         For a framework that would reuse the memory of its arrays while a kernel still reads them.
         """
+
+    @property
+    def OPERATORS(self) -> Any:  # noqa: N802
+        """What a compiler puts into its program in place of a call; None: arrays have values."""
 
     def dtype_name(self, x: Any, argument: str = "array") -> str:
         """Name the element type as `flashbsr.dtypes` does; `DTypeError` for unknown ones."""
@@ -134,6 +140,40 @@ def adapter_for(x: Any, argument: str = "array") -> Adapter:
     return adapter
 
 
+def _adapter_in_a_trace(x: Any, argument: str = "array") -> Adapter:
+    """Adapter of an array, while torch.compile reads the program: its tensors have no values."""
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        from . import traced
+
+        return cast("Adapter", traced)
+    return _find(type(x), argument)
+
+
+# torch.compile reads this function in the other's place, which costs a call outside of it nothing.
+adapter_for._torchdynamo_inline = _adapter_in_a_trace  # type: ignore[attr-defined]
+
+_operators: list[Callable[[], Any]] = []
+
+
+def operators_by(load: Callable[[], Any]) -> None:
+    """Say how to load the operators of compilers: they stand above every room."""
+    _operators[:] = [load]
+
+
+def operators() -> Any:
+    """Load the operators of compilers."""
+    return _operators[0]()
+
+
+def operand(number: int) -> Any:
+    """Hold a number as an operand of PyTorch's programs; None where PyTorch is not loaded."""
+    if "torch" not in sys.modules:
+        return None
+    return importlib.import_module(".torch", __name__).operand(number)
+
+
 def _find(kind: type, argument: str) -> Adapter:
     if issubclass(kind, np.ma.MaskedArray):
         raise DTypeError(argument, "a masked array", "one without a mask: x.filled(value)")
@@ -142,6 +182,8 @@ def _find(kind: type, argument: str) -> Adapter:
         module = _MODULES.get(base.__module__.partition(".")[0])
         if module is None or (module == "numpy" and base is not np.ndarray):
             continue
+        if base.__module__.startswith("torch._subclasses."):  # shapes only, as in torch.export
+            module = "traced"
         return cast("Adapter", importlib.import_module(f".{module}", __name__))
     way_out = "; numpy.from_dlpack(x) first" if hasattr(kind, "__dlpack__") else ""
     raise DTypeError(

@@ -18,6 +18,7 @@ from ..errors import DTypeError
 name = "cupy"
 MUTABLE = True
 WAITS = False
+OPERATORS = None
 
 # float8 has no DLPack export in CuPy: a view of the bits goes with the name.
 _BITS = {"float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}

@@ -28,6 +28,7 @@ from .numpy import export as export_numpy
 name = "jax"
 MUTABLE = False
 WAITS = True
+OPERATORS = None
 
 _LEGACY = 1  # CU_STREAM_LEGACY, as DLPack numbers it
 

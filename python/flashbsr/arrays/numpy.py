@@ -14,6 +14,7 @@ from ..errors import DTypeError
 name = "numpy"
 MUTABLE = True
 WAITS = False
+OPERATORS = None
 
 # Element types that ml_dtypes adds: the buffer protocol cannot carry them, so a view of the bits
 # goes with the name.

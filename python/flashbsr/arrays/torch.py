@@ -20,6 +20,7 @@ from ..errors import DeviceError, DTypeError, UnsupportedError
 name = "torch"
 MUTABLE = True
 WAITS = False
+OPERATORS = None
 
 _CPU = torch.device("cpu")
 
@@ -111,6 +112,12 @@ def finish(x: torch.Tensor, a: Any = None, b: Any = None) -> torch.Tensor:
                 result: torch.Tensor = _ForwardOnly.apply(x, y)
                 return result
     return x
+
+
+def operand(number: int) -> torch.Tensor:
+    """Hold a number that programs take as an operand: another one is no other program."""
+    with torch.inference_mode(False):  # programs outside of that mode take it as well
+        return torch.tensor(number, dtype=torch.int64, device=_CPU)
 
 
 def to_numpy(x: torch.Tensor) -> npt.NDArray[Any]:

@@ -164,6 +164,11 @@ class Attention(Planned):
         device = adapter.device(q)
         handle = how = 0
         if device is not None:
+            if adapter.OPERATORS is not None:
+                return adapter.OPERATORS.run(
+                    self, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks,
+                    alibi_slopes, enable_pdl, kv_ready, stream, extras,
+                )  # fmt: skip
             handle, how = launch_options(adapter, device, self._how, enable_pdl, kv_ready, stream)
             self._streams = adapter, device
         elif enable_pdl or kv_ready or stream is not None:

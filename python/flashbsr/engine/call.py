@@ -133,6 +133,11 @@ def attention(
     ((5, 4, 64), (5, 4))
     """
     given = (causal, window_left, sm_scale, logits_soft_cap)
+    adapter = adapter_for(q, "q")
+    if adapter.OPERATORS is not None:
+        return adapter.OPERATORS.attention(
+            q, k, v, given, spec, cu_seqlens_q, cu_seqlens_k, out, return_lse, options
+        )
     if spec is None:
         spec = _spec(*given)
     elif isinstance(spec, AttentionSpec):
@@ -141,7 +146,7 @@ def attention(
         raise DTypeError("spec", type(spec).__name__, "a flashbsr.AttentionSpec")
     if "lse" in options:
         raise FlashbsrError("lse", "an array", "return_lse=True; Attention.run writes into one")
-    adapters = _check(q, k, v)
+    adapters = _check(adapter, q, k, v)
     sizes = int(q.shape[-2]), int(k.shape[-2]), int(q.shape[-1])
     more: dict[str, Any] = {
         "head_dim_vo": int(v.shape[-1]),
@@ -205,9 +210,9 @@ def _refuse_beside_spec(
             raise FlashbsrError(name, value, f"{default} beside spec, which says it all")
 
 
-def _check(q: Array, k: Array, v: Array) -> tuple[Adapter, Adapter, Adapter]:
+def _check(adapter: Adapter, q: Array, k: Array, v: Array) -> tuple[Adapter, Adapter, Adapter]:
     """Adapters of the three, whose shapes fit each other."""
-    adapters = adapter_for(q, "q"), adapter_for(k, "k"), adapter_for(v, "v")
+    adapters = adapter, adapter_for(k, "k"), adapter_for(v, "v")
     if len(q.shape) not in (3, 4):
         raise ShapeError("q", f"shape {tuple(q.shape)}", "(B, S, H, D), or (tokens, H, D)")
     batch = tuple(q.shape[:-3])

@@ -10,7 +10,7 @@ from typing import Any
 import flashbsr._core as _core
 
 from .._check import check_name, is_cuda
-from ..arrays import Adapter, adapter_for, device_of, stream_handle, to_values
+from ..arrays import Adapter, adapter_for, device_of, operand, stream_handle, to_values
 from ..arrays.types import Array
 from ..errors import DTypeError, FlashbsrError
 from ..jit.provider import Provider
@@ -19,6 +19,7 @@ from ..layout.tree import check_tree_spec
 from ..variant.rotary import rotation
 from ..variant.spec import AttentionSpec
 from .launch import always
+from .live import enter, outside
 from .plan import Plan
 from .task import TaskInfo
 
@@ -43,6 +44,8 @@ class Planned:
         self._extras = () if variant is None else variant.extras
         self._captured = {} if variant is None else {name: c.array for name, c in variant.captured}
         self._engine = _core.Engine(_options(spec, task))
+        self._number = enter(self)
+        self._operand: Any = None
         self._how = always(task.check)
         self._engine.keep((workspace, *self._captured.values()))
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
@@ -93,6 +96,7 @@ class Planned:
             return stream_handle(stream)
         return 0 if self._streams is None else self._streams[0].stream(self._streams[1])
 
+    @outside
     def plan(
         self,
         layout: Layout,
@@ -172,6 +176,8 @@ class Planned:
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
+        if self._operand is None:
+            self._operand = operand(self._number)
 
     @property
     def device(self) -> int | None:

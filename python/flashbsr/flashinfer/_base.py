@@ -17,6 +17,7 @@ from ..arrays import adapter_for, as_bytes, device_of, per_head
 from ..arrays.types import Array, Scale
 from ..engine.attention import Attention
 from ..engine.known import Known, captured_otherwise, normal
+from ..engine.live import outside
 from ..engine.plan import Plan
 from ..engine.task import TaskInfo
 from ..errors import FlashbsrError, PlanError, UnsupportedError
@@ -151,6 +152,7 @@ class Wrapper:
             share_prefixes=of("share_prefixes", "auto"),
         )  # fmt: skip
 
+    @outside
     def _plan(self, given: dict[str, Any]) -> None:
         """Plan arguments, by name; only a plan that succeeds becomes the current one."""
         given.pop("self", None)

@@ -35,10 +35,13 @@ class Call:
         Whether `x` is on a GPU. All arrays must be then; the core checks it.
     stream : int
         Current stream of the framework of `x`; 0 on the host.
+    operators : module or None
+        What the call is in a program that a compiler reads; None: arrays have values.
     """
 
     def __init__(self, x: Any, argument: str) -> None:
         self._adapter = adapter_for(x, argument)
+        self.operators = self._adapter.OPERATORS
         self._device = self._adapter.device(x)
         self.on_device = self._device is not None
         self.stream = 0 if self._device is None else self._adapter.stream(self._device)

@@ -107,26 +107,37 @@ def append_paged_kv_cache(
     """
     check_name("kv_layout", kv_layout, ("NHD", "HND"))
     call = Call(append_key, "append_key")
+    if call.operators is not None:
+        call.operators.append_paged_kv_cache(
+            append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices,
+            kv_indptr, kv_last_page_len, kv_layout, k_scale, v_scale,
+        )  # fmt: skip
+        return
     k_cache, v_cache = _export_cache(call, paged_kv_cache)
+    append_exported(
+        call.export(append_key, "append_key"),
+        call.export(append_value, "append_value"),
+        call.values(batch_indices, "batch_indices"),
+        call.values(positions, "positions"),
+        k_cache,
+        v_cache,
+        call.values(kv_indices, "kv_indices"),
+        call.values(kv_indptr, "kv_indptr"),
+        call.values(kv_last_page_len, "kv_last_page_len"),
+        kv_layout,
+        check_float("k_scale", k_scale),
+        check_float("v_scale", v_scale),
+        call.stream,
+    )
+    call.done()
+
+
+def append_exported(*arguments: Any) -> None:
+    """Call the core with exported arrays and checked numbers; errors have the caller's names."""
     try:
-        _core.append_paged_kv_cache(
-            call.export(append_key, "append_key"),
-            call.export(append_value, "append_value"),
-            call.values(batch_indices, "batch_indices"),
-            call.values(positions, "positions"),
-            k_cache,
-            v_cache,
-            call.values(kv_indices, "kv_indices"),
-            call.values(kv_indptr, "kv_indptr"),
-            call.values(kv_last_page_len, "kv_last_page_len"),
-            kv_layout,
-            check_float("k_scale", k_scale),
-            check_float("v_scale", v_scale),
-            call.stream,
-        )
+        _core.append_paged_kv_cache(*arguments)
     except FlashbsrError as error:
         raise error.respell(_NAMES) from None
-    call.done()
 
 
 def rope_append_paged_kv_cache(
@@ -219,37 +230,48 @@ def rope_append_paged_kv_cache(
     scale, theta = check_frequencies(rope_scale, rope_theta)
     if llama31 is not None:
         llama31 = check_llama31(llama31)
+    if call.operators is not None:
+        return call.operators.rope_append_paged_kv_cache(
+            q, append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices,
+            kv_indptr, kv_last_page_len, kv_layout, k_scale, v_scale, rotary_dim, bool(interleave),
+            scale, theta, llama31, cos_sin_cache, q_out,
+        )  # fmt: skip
     out = a.empty(q, shape, float_dtype(q, "q")) if q_out is None else q_out
     out_adapter = a if q_out is None else adapter_for(q_out, "q_out")
     k_cache, v_cache = _export_cache(call, paged_kv_cache)
-    try:
-        _core.rope_append_paged_kv_cache(
-            a.export(q, False, "q"),
-            out_adapter.export(out, True, "q_out"),
-            call.export(append_key, "append_key"),
-            call.export(append_value, "append_value"),
-            call.values(batch_indices, "batch_indices"),
-            call.values(positions, "positions"),
-            k_cache,
-            v_cache,
-            call.values(kv_indices, "kv_indices"),
-            call.values(kv_indptr, "kv_indptr"),
-            call.values(kv_last_page_len, "kv_last_page_len"),
-            kv_layout,
-            check_float("k_scale", k_scale),
-            check_float("v_scale", v_scale),
-            rotary_dim,
-            bool(interleave),
-            scale,
-            theta,
-            llama31,
-            None if cos_sin_cache is None else call.export(cos_sin_cache, "cos_sin_cache"),
-            call.stream,
-        )
-    except FlashbsrError as error:
-        raise error.respell(_NAMES) from None
+    rope_append_exported(
+        a.export(q, False, "q"),
+        out_adapter.export(out, True, "q_out"),
+        call.export(append_key, "append_key"),
+        call.export(append_value, "append_value"),
+        call.values(batch_indices, "batch_indices"),
+        call.values(positions, "positions"),
+        k_cache,
+        v_cache,
+        call.values(kv_indices, "kv_indices"),
+        call.values(kv_indptr, "kv_indptr"),
+        call.values(kv_last_page_len, "kv_last_page_len"),
+        kv_layout,
+        check_float("k_scale", k_scale),
+        check_float("v_scale", v_scale),
+        rotary_dim,
+        bool(interleave),
+        scale,
+        theta,
+        llama31,
+        None if cos_sin_cache is None else call.export(cos_sin_cache, "cos_sin_cache"),
+        call.stream,
+    )
     call.done()
     return out_adapter.finish(out)
+
+
+def rope_append_exported(*arguments: Any) -> None:
+    """Call the core, likewise."""
+    try:
+        _core.rope_append_paged_kv_cache(*arguments)
+    except FlashbsrError as error:
+        raise error.respell(_NAMES) from None
 
 
 def get_batch_indices_positions(
@@ -291,8 +313,12 @@ def get_batch_indices_positions(
     >>> [x.tolist() for x in get_batch_indices_positions(indptr, lens, 4)]
     [[0, 1, 1, -1], [4, 0, 1, 0]]
     """
-    nnz = check_int("nnz", nnz, 0)
     call = Call(append_indptr, "append_indptr")
+    if call.operators is not None:
+        return call.operators.get_batch_indices_positions(
+            append_indptr, seq_lens, nnz, (batch_indices, positions)
+        )
+    nnz = check_int("nnz", nnz, 0)
     a = adapter_for(append_indptr, "append_indptr")
     outputs = []
     for name, given in (("batch_indices", batch_indices), ("positions", positions)):
@@ -341,6 +367,8 @@ def get_seq_lens(kv_indptr: Array, kv_last_page_len: Array, page_size: int) -> A
     [19, 0]
     """
     call = Call(kv_indptr, "kv_indptr")
+    if call.operators is not None:
+        return call.operators.get_seq_lens(kv_indptr, kv_last_page_len, page_size)
     a = adapter_for(kv_indptr, "kv_indptr")
     adapter_for(kv_last_page_len, "kv_last_page_len")  # before its shape is read
     out = a.empty(kv_indptr, tuple(kv_last_page_len.shape), "int32")

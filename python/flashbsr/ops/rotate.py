@@ -65,7 +65,8 @@ def ragged_positions(
     q: Array, indptr: Array, offsets: Array
 ) -> npt.NDArray[np.int64] | RaggedPositions:
     """Position of every row: its place within the request, plus the request's offset."""
-    if Call(q, "q").on_device and not checking():
+    call = Call(q, "q")
+    if call.operators is not None or (call.on_device and not checking()):
         return RaggedPositions(indptr, offsets)
     bounds, starts = to_indices(indptr, "indptr"), to_indices(offsets, "offsets")
     if not bounds.size:
@@ -81,7 +82,7 @@ def ragged_positions(
             f"from {bounds[0]} to {bounds[-1]}",
             f"ascending from 0 to the {nnz} rows of q",
         )
-    if Call(q, "q").on_device:
+    if call.on_device:
         return RaggedPositions(indptr, offsets)
     positions: npt.NDArray[np.int64] = np.arange(nnz) + np.repeat(starts - bounds[:-1], lengths)
     return positions
@@ -106,6 +107,10 @@ def rotate(
     rotary_dim = check_rotary_dim(rotary_dim, shape[2])
     scale, theta = check_frequencies(rope_scale, rope_theta)
     call = Call(q, "q")
+    if call.operators is not None:
+        return call.operators.rotate(
+            q, k, positions, (rotary_dim, bool(interleave), scale, theta, llama31), in_place
+        )
     per_token, indptr, offsets = None, None, None
     if isinstance(positions, RaggedPositions):
         indptr = call.export(positions.indptr, "indptr")
@@ -114,27 +119,32 @@ def rotate(
         per_token = call.values(positions, "pos_ids")
     q_out = q if in_place else a.empty(q, shape, float_dtype(q, "q"))
     k_out = k if in_place else b.empty(k, tuple(k.shape), float_dtype(k, "k"))
-    try:
-        _core.apply_rope(
-            a.export(q, False, "q"),
-            call.export(k, "k"),
-            a.export(q_out, True, "q"),
-            b.export(k_out, True, "k"),
-            per_token,
-            indptr,
-            offsets,
-            rotary_dim,
-            bool(interleave),
-            scale,
-            theta,
-            llama31,
-            None,
-            call.stream,
-        )
-    except FlashbsrError as error:
-        raise error.respell({"positions": "pos_ids", "q_out": "q", "k_out": "k"}) from None
+    rotate_exported(
+        a.export(q, False, "q"),
+        call.export(k, "k"),
+        a.export(q_out, True, "q"),
+        b.export(k_out, True, "k"),
+        per_token,
+        indptr,
+        offsets,
+        rotary_dim,
+        bool(interleave),
+        scale,
+        theta,
+        llama31,
+        None,
+        call.stream,
+    )
     call.done()
     return (q, k) if in_place else (a.finish(q_out, q), b.finish(k_out, k))
+
+
+def rotate_exported(*arguments: Any) -> None:
+    """Call the core with exported arrays and checked numbers; errors have the caller's names."""
+    try:
+        _core.apply_rope(*arguments)
+    except FlashbsrError as error:
+        raise error.respell({"positions": "pos_ids", "q_out": "q", "k_out": "k"}) from None
 
 
 def _heads(x: Array, name: str, head_size: int) -> tuple[Any, tuple[int, int, int]]:
@@ -163,6 +173,10 @@ def rotate_by_table(
     head_size = check_int("head_size", head_size, 1)
     check_table(cos_sin_cache, head_size, "head_size")
     call = Call(query, "query")
+    if call.operators is not None:
+        return call.operators.rotate_by_table(
+            positions, query, key, head_size, cos_sin_cache, is_neox, in_place
+        )
     results, exported = [], []
     for name, x in (("query", query), ("key", key)):
         a = adapter_for(x, name)
@@ -172,26 +186,16 @@ def rotate_by_table(
         out = view if in_place else a.empty(x, split, float_dtype(x, name))
         exported.append((call.export(view, name), a.export(out, True, name)))
         results.append((a, out, tuple(x.shape)))
-    try:
-        _core.apply_rope(
-            exported[0][0],
-            exported[1][0],
-            exported[0][1],
-            exported[1][1],
-            call.values(positions, "positions"),
-            None,
-            None,
-            0,
-            not is_neox,
-            1.0,
-            1e4,
-            None,
-            call.export(cos_sin_cache, "cos_sin_cache"),
-            call.stream,
-        )
-    except FlashbsrError as error:
-        names = {"q": "query", "k": "key", "q_out": "query", "k_out": "key"}
-        raise error.respell(names) from None
+    rotate_by_table_exported(
+        exported[0][0],
+        exported[1][0],
+        exported[0][1],
+        exported[1][1],
+        call.values(positions, "positions"),
+        call.export(cos_sin_cache, "cos_sin_cache"),
+        is_neox,
+        call.stream,
+    )
     call.done()
     if in_place:
         return query, key
@@ -200,3 +204,18 @@ def rotate_by_table(
         for x, (a, out, shape) in zip((query, key), results, strict=True)
     )
     return q_out, k_out
+
+
+def rotate_by_table_exported(
+    query: Any, key: Any, query_out: Any, key_out: Any, positions: Any, cos_sin_cache: Any,
+    is_neox: bool, stream: int,
+) -> None:  # fmt: skip
+    """Call the core, likewise, with heads apart."""
+    try:
+        _core.apply_rope(
+            query, key, query_out, key_out, positions, None, None, 0, not is_neox, 1.0, 1e4, None,
+            cos_sin_cache, stream,
+        )  # fmt: skip
+    except FlashbsrError as error:
+        names = {"q": "query", "k": "key", "q_out": "query", "k_out": "key"}
+        raise error.respell(names) from None

@@ -66,6 +66,8 @@ def merge_state(
     """
     base2 = _base2(lse_base)
     a = adapter_for(v_a, "v_a")
+    if a.OPERATORS is not None:
+        return a.OPERATORS.merge_state(v_a, s_a, v_b, s_b, base2)
     adapter_for(s_a, "s_a")  # before its shape is read
     v = a.empty(v_a, tuple(v_a.shape), float_dtype(v_a, "v_a"))
     s = a.empty(v_a, tuple(s_a.shape), "float32")
@@ -122,14 +124,18 @@ def merge_state_in_place(
     >>> v[:, 0, 0].tolist(), np.exp(s[:, 0]).round(5).tolist()
     ([2.0, 1.0], [2.0, 1.0])
     """
+    base2 = _base2(lse_base)
     call = Call(v, "v")
+    if call.operators is not None:
+        call.operators.merge_state_in_place(v, s, v_other, s_other, mask, base2)
+        return
     _core.merge_state_in_place(
         call.export(v, "v", True),
         call.export(s, "s", True),
         call.export(v_other, "v_other"),
         call.export(s_other, "s_other"),
         None if mask is None else call.values(mask, "mask"),
-        _base2(lse_base),
+        base2,
         call.stream,
     )
     call.done()
@@ -168,6 +174,8 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Arr
     """
     base2 = _base2(lse_base)
     a = adapter_for(v, "v")
+    if a.OPERATORS is not None:
+        return a.OPERATORS.merge_states(v, s, base2)
     shape = tuple(v.shape)
     if len(shape) != 4:
         raise ShapeError("v", f"shape {shape}", "[n, num_states, num_heads, head_dim]")

@@ -1,0 +1,19 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Doors for who works inside a framework: each module imports its framework, and nothing else does.
+
+They rename, fill in defaults and pass on; what computes is `flashbsr`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["flash_attn", "flex_attention", "torch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
