@@ -40,9 +40,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         indptr = np.concatenate([[0], np.cumsum(pages)])
         indices = np.random.default_rng(int(indptr[-1])).permutation(64)[: indptr[-1]]
         last = (kv_lens - 1) % PAGE + 1
-        self.attention.plan(
-            flashbsr.Paged(ends, indptr, indices, kv_lens=kv_lens, page_size=PAGE)
-        )
+        self.attention.plan(flashbsr.Paged(ends, indptr, indices, kv_lens=kv_lens, page_size=PAGE))
         rows = flashbsr.get_batch_indices_positions(ends, kv_lens, int(ends[-1]))
         return tuple(map(torch.from_numpy, (*rows, indices, indptr, last)))
 

@@ -115,8 +115,7 @@ def apply_rope_with_cos_sin_cache(
 
 
 @operator(
-    "apply_rope_with_cos_sin_cache_inplace(Tensor(a!) query, Tensor(b!) key, "
-    f"{_TABLE}) -> ()"
+    f"apply_rope_with_cos_sin_cache_inplace(Tensor(a!) query, Tensor(b!) key, {_TABLE}) -> ()"
 )
 def apply_rope_with_cos_sin_cache_inplace(
     query: Tensor, key: Tensor, *args: Any, stream: int = 0

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +26,7 @@ _MORE = (
     "float? v_factor, Tensor? sinks, Tensor? alibi_slopes, bool? enable_pdl, bool kv_ready, "
     "str[] array_names, Tensor[] arrays, str[] number_names, float[] numbers"
 )
+_PLAIN: tuple[Any, ...] = (*[None] * 9, False, (), (), (), ())  # those, where none is given
 
 
 def _on_host_only(*args: Any, **more: Any) -> NoReturn:
@@ -51,20 +53,19 @@ def run(
     """Compute the planned attention; without `v`, `k` is a stacked cache."""
     attention = behind(operand.item())
     if attention._extras:
-        run_with(operand, q, k, v, out, lse, *[None] * 9, False, [], [], [], [])
+        _run_with(attention, q, k, v, out, lse, *_PLAIN)
         return
     attention._engine.run(q, k, v, out, lse, None, None, None, None, None, (), 0, 0)
     attention._open = False
 
 
-def _run_number(
-    number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:  # fmt: skip
-    _follows_plans(number).run(q, k if v is None else (k, v), out=out, lse=lse)
+def _run_number_on_gpu(number: int, *args: Any) -> None:
+    _run_with(_follows_plans(number), *args, *_PLAIN)
 
 
-operator(f"run.number(SymInt number, {_ARRAYS}) -> ()", on_gpu=_run_number)(_run_number)
+@operator(f"run.number(SymInt number, {_ARRAYS}) -> ()", on_gpu=_run_number_on_gpu)
+def _run_number(number: int, *args: Any) -> None:
+    _run_with(behind(number), *args, *_PLAIN)
 
 
 @operator(f"run_with(Tensor operand, {_ARRAYS}, {_MORE}) -> ()", on_gpu=_on_host_only)
@@ -73,13 +74,15 @@ def run_with(operand: torch.Tensor, *args: Any) -> None:
     _run_with(behind(operand.item()), *args)
 
 
-def _run_with_number(number: int, *args: Any) -> None:
+def _run_with_number_on_gpu(number: int, *args: Any) -> None:
     _run_with(_follows_plans(number), *args)
 
 
-operator(f"run_with.number(SymInt number, {_ARRAYS}, {_MORE}) -> ()", on_gpu=_run_with_number)(
-    _run_with_number
+@operator(
+    f"run_with.number(SymInt number, {_ARRAYS}, {_MORE}) -> ()", on_gpu=_run_with_number_on_gpu
 )
+def _run_with_number(number: int, *args: Any) -> None:
+    _run_with(behind(number), *args)
 
 
 def _run_with(
@@ -88,8 +91,8 @@ def _run_with(
     k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, q_factor: float | None,
     k_factor: float | None, v_factor: float | None, sinks: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None, enable_pdl: bool | None, kv_ready: bool,
-    array_names: list[str], arrays: list[torch.Tensor], number_names: list[str],
-    numbers: list[float],
+    array_names: Sequence[str], arrays: Sequence[torch.Tensor], number_names: Sequence[str],
+    numbers: Sequence[float],
 ) -> None:  # fmt: skip
     extras: dict[str, Any] = dict(zip(array_names, arrays, strict=True))
     whole = {extra.name for extra in attention._extras if extra.dtype == "int32"}

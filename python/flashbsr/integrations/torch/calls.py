@@ -129,7 +129,9 @@ def attention(
     for name, value in (("spec", spec), ("out", out), *((name, True) for name in left)):
         if value is not None:
             raise UnsupportedError(
-                name, "a value, in a compiled program", "None; Attention.run, planned outside, has it"
+                name,
+                "a value, in a compiled program",
+                "None; Attention.run, planned outside, has it",
             )
     causal, window_left, sm_scale, soft_cap = given
     results = _ops.attention.default(
