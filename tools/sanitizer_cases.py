@@ -137,6 +137,11 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
+def integers(x: Any) -> Any:
+    """Whole numbers on the GPU."""
+    return torch.from_numpy(np.asarray(x)).to(DEVICE)
+
+
 def plan_levels(attention: flashbsr.Attention, q_lens: tuple[int, ...], page_size: int) -> int:
     """Plan requests that share; how many pages they have."""
     groups = ((sum(q_lens),), (sum(q_lens[:2]), sum(q_lens[2:])), q_lens)
@@ -219,8 +224,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             layout: Any = flashbsr.Bounds(qo_indptr, lens, page_size=page_size)
             attention.plan(layout, **masks)
             shorter = lens * 3 // 4 if "tree_parents" not in masks else lens
-            now = torch.from_numpy(np.where(np.arange(len(lens)) == 1, 0, shorter)).to(DEVICE)
-            attention.update(now, kv_indptr=pages, kv_indices=torch.from_numpy(indices).to(DEVICE))
+            now = integers(np.where(np.arange(len(lens)) == 1, 0, shorter))
+            attention.update(now, kv_indptr=pages, kv_indices=integers(indices))
         else:
             layout = flashbsr.Paged(qo_indptr, pages, indices, kv_lens=lens, page_size=page_size)
             attention.plan(layout, **masks)
@@ -306,14 +311,8 @@ def bounds() -> None:
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
     attention.plan(flashbsr.Bounds(offsets((4, 4, 4)), np.full(3, 500), page_size=PAGE_SIZE))
     width = -(-500 // PAGE_SIZE)
-    lens, table, queries = (
-        torch.from_numpy(x).to(DEVICE)
-        for x in (
-            np.array([77, 0, 500]),
-            np.random.default_rng(1).permutation(3 * width).reshape(3, width),
-            np.array([0, 3, 3, 7]),
-        )
-    )
+    lens, queries = integers([77, 0, 500]), integers([0, 3, 3, 7])
+    table = integers(np.random.default_rng(1).permutation(3 * width).reshape(3, width))
     q, kv = (
         normal(shape, "float16")
         for shape in ((12, 2 * GROUP, 64), (3 * width, 2, PAGE_SIZE, 2, 64))
