@@ -251,12 +251,13 @@ def test_causal_bits() -> None:
 
 
 def test_what_is_bound_by_products() -> None:
-    """Prefill, blocks and an extension; not decode, nor what verifies a few tokens."""
+    """Prefill, blocks, an extension and long chunks; not decode, nor what verifies a few tokens."""
     attention = [w for w in CUDA_WORKLOADS if w.kind not in ("gpu-append", "gpu-merge")]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
     sparse = {w.name for w in attention if w.kind == "gpu-sparse"}
-    assert bound == prefill | sparse | {"extend-4x512"}
+    chunks = {w.name for w in attention if "chunk-" in w.name and w.q_lens[0] >= 128}
+    assert bound == prefill | sparse | chunks | {"extend-4x512"}
 
 
 def test_mixed_batches_are_taken_apart(session: CudaSession) -> None:

@@ -21,6 +21,7 @@ import flashbsr
 from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
+from .cuda_bounds import run_bounds, run_update
 from .cuda_data import io_bytes, normal, paged_sets, set_count
 from .cuda_decode import decode_call
 from .cuda_mixed import run_mixed
@@ -261,6 +262,14 @@ def _run_host(w: Workload, session: CudaSession) -> Result:
     return Result(w, {"flashbsr": samples}, {"host_us": samples.median * 1e6})
 
 
+def _run_bounds(w: Workload, session: CudaSession) -> Result:
+    return run_bounds(w, session.gpu)
+
+
+def _run_update(w: Workload, session: CudaSession) -> Result:
+    return run_update(w, session.gpu, session.tick)
+
+
 _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-decode": _run_decode,
     "gpu-fp8": _run_decode,
@@ -268,6 +277,9 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-variants": _run_prefill,
     "gpu-prefill-fp8": _run_prefill,
     "gpu-short": _run_prefill,
+    "gpu-chunk": _run_prefill,
+    "gpu-bounds": _run_bounds,
+    "gpu-update": _run_update,
     "gpu-mixed": _run_mixed,
     "gpu-sparse": _run_sparse,
     "gpu-share": _run_share,

@@ -92,6 +92,21 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("read_fraction", "of read", "{:.1%}"),
         ("variant_penalty", "over plain", "{:+.1%}"),
     ),
+    "gpu-chunk": (
+        ("us", "us", "{:.1f}"),
+        ("tflops", "TFLOP/s", "{:.0f}"),
+        ("flash_speedup", "x flash", "{:.2f}x"),
+        ("cudnn_speedup", "x cuDNN", "{:.2f}x"),
+    ),
+    "gpu-bounds": (
+        ("us", "us", "{:.1f}"),
+        ("planned_us", "planned", "{:.1f}"),
+        ("over_planned", "over planned", "{:+.1%}"),
+        ("each_us", "update each", "{:.1f}"),
+        ("half_us", "half to all", "{:.1f}"),
+        ("over_planned_half", "over planned", "{:+.1%}"),
+    ),
+    "gpu-update": (("update_us", "us", "{:.1f}"),),
     "gpu-mixed": (
         ("us", "us", "{:.1f}"),
         ("prefill_us", "prefills", "{:.1f}"),
