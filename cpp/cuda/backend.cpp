@@ -352,8 +352,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   }
   const PlanHeader& header = placed->header();
   KernelArgs args = placed->args(params);
-  // A kernel writes the lengths, which an early start would not see.
-  args.overlap = info_.cc >= 90 && !header.off_bounds ? options.overlap : Overlap::kNone;
+  args.overlap = info_.cc >= 90 && !placed->take_fresh() ? options.overlap : Overlap::kNone;
   if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);

@@ -104,7 +104,7 @@ void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Stagi
   take_rope(plan, stream, held);
   take_slopes(plan, stream);
   header_ = h;
-  resolved_ = fewer_queries_ = false;
+  resolved_ = fewer_queries_ = fresh_ = false;
   masked_ = plan.mask != nullptr;
   mask_at_ = mask_at;
   borrowed_ = borrowed;
@@ -133,10 +133,11 @@ void PlacedPlan::resolve(const api::LengthViews& views, Staging& staging, CUstre
     staging.copy(lengths_.address(), total, stream);
   }
   const int64_t threads = max_of(max_of(header_.num_items, header_.num_kv_indices), 1);
-  launch_op("resolve", {.device = device_, .stream = stream},
-            {.blocks = ceil_div<int64_t>(threads, ops::kThreads), .blocks_per_sm = 4},
-            ops::ResolveArgs{.plan = reinterpret_cast<int32_t*>(plan_.data()), .lengths = now});
-  resolved_ = true;
+  launch_op(
+      "resolve", {.device = device_, .stream = stream},
+      {.blocks = ceil_div<int64_t>(threads, ops::kThreads), .blocks_per_sm = 4, .overlap = true},
+      ops::ResolveArgs{.plan = reinterpret_cast<int32_t*>(plan_.data()), .lengths = now});
+  resolved_ = fresh_ = true;
   fewer_queries_ = now.qo_indptr.given();
 }
 

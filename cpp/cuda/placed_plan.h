@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "../api/backend.h"
 #include "../api/options.h"
@@ -28,6 +29,9 @@ class PlacedPlan {
   bool complete() const { return header_.off_bounds == 0 || resolved_; }
   /// Whether there may be fewer query tokens than were planned.
   bool fewer_queries() const { return fewer_queries_; }
+  /// Whether the lengths may still be on their way, so that the next kernel must not start before
+  /// those ahead of it have finished; the ones behind it start no earlier than it does.
+  bool take_fresh() { return std::exchange(fresh_, false); }
 
   /// What a kernel is launched with; the caller's arrays are in `params`.
   KernelArgs args(Params& params) const;
@@ -46,7 +50,7 @@ class PlacedPlan {
   PlanHeader header_{};
   bool masked_ = false;
   int64_t mask_at_ = 0;
-  bool resolved_ = false, fewer_queries_ = false;
+  bool resolved_ = false, fewer_queries_ = false, fresh_ = false;
 
   DeviceMemory plan_;  ///< the plan, and behind it the mask
   DeviceMemory counters_;

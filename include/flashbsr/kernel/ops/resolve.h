@@ -4,12 +4,16 @@
 // Plans of bounds on the device: the lengths that they get, and rows that are then not there.
 #pragma once
 
-#include <flashbsr/kernel/ops/indices.h>
 #include <flashbsr/core/resolve.h>
+#include <flashbsr/kernel/ops/indices.h>
+#include <flashbsr/ptx/sync.h>
 
 namespace flashbsr::ops {
 
+/// Its blocks come to their places while the kernel before it ends.
+template <int kArch>
 FLASHBSR_DEVICE void resolve(const ResolveArgs& a) {
+  ptx::wait_for_prerequisites<kArch>();
   const BoundPlan plan(a.plan);
   if (plan.bound()) plan.resolve(a.lengths, first_index(), index_stride());
 }
