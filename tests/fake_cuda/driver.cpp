@@ -19,10 +19,10 @@
 #include <thread>
 
 #include <flashbsr/core/launch.h>
+#include <flashbsr/core/resolve.h>
 #include <flashbsr/cpu/engine.h>
 #include <flashbsr/cpu/kernels.h>
 #include <flashbsr/kernel/ops/args.h>
-#include <flashbsr/core/resolve.h>
 
 #include "state.h"
 #include "tensor_map.h"
