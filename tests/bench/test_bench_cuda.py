@@ -252,7 +252,8 @@ def test_causal_bits() -> None:
 
 def test_what_is_bound_by_products() -> None:
     """Prefill, blocks, an extension and long chunks; not decode, nor what verifies a few tokens."""
-    attention = [w for w in CUDA_WORKLOADS if w.kind not in ("gpu-append", "gpu-merge")]
+    copies = "gpu-append", "gpu-append-slots", "gpu-merge"
+    attention = [w for w in CUDA_WORKLOADS if w.kind not in copies]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
     sparse = {w.name for w in attention if w.kind == "gpu-sparse"}

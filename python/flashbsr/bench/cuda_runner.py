@@ -204,9 +204,18 @@ def _run_append(w: Workload, session: CudaSession) -> Result:
     requests = there(np.repeat(np.arange(len(w.q_lens)), w.q_lens))
     positions = there(np.concatenate([np.arange(n) for n in w.q_lens]))
     table = there(pages.indices), there(pages.indptr), there(pages.last_page_len)
+    slots = [
+        page * w.page_size + at for page, at in map(pages.tokens, range(len(w.q_lens)), w.q_lens)
+    ]
+    mapping = torch.from_numpy(np.concatenate(slots).astype(np.int64)).to(gpu.device)
 
     def call(index: int) -> None:
-        flashbsr.append_paged_kv_cache(*rows[index], requests, positions, caches[index], *table)
+        cache = caches[index]
+        if w.kind == "gpu-append":
+            flashbsr.append_paged_kv_cache(*rows[index], requests, positions, cache, *table)
+        else:
+            append = flashbsr.append_paged_kv_cache
+            append(*rows[index], paged_kv_cache=cache, slot_mapping=mapping)
 
     caches[0].fill_(float("nan"))
     call(0)
@@ -284,6 +293,7 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-sparse": _run_sparse,
     "gpu-share": _run_share,
     "gpu-append": _run_append,
+    "gpu-append-slots": _run_append,
     "gpu-merge": _run_merge,
     "gpu-plan": _run_plan,
     "gpu-run": _run_host,

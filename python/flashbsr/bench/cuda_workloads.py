@@ -35,6 +35,7 @@ CUDA_KINDS = {
     "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
+    "gpu-append-slots": "append_paged_kv_cache by slot_mapping, bf16",
     "gpu-merge": "merge_states, bf16",
     "gpu-plan": "plan(), decode, host time",
     "gpu-run": "run(), host time of the call",
@@ -219,16 +220,16 @@ def _share(
     return _decode(f"share-{name}", (length,) * batch, None, **fields)
 
 
-def _append(length: int) -> Workload:
+def _append(length: int, kind: str = "append", fraction: float = 0.95) -> Workload:
     return Workload(
-        name=f"append-16x{length}",
-        kind="gpu-append",
+        name=f"{kind}-16x{length}",
+        kind=f"gpu-{kind}",
         dtype="bfloat16",
         q_lens=(length,) * 16,
         kv_lens=(length,) * 16,
         page_size=16,
         quick=length == 1024,
-        goals=(Goal("copy_fraction", 0.95),),
+        goals=(Goal("copy_fraction", fraction),),
     )
 
 
@@ -339,6 +340,7 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _sparse(16, 16, 700.0),
     _append(1024),
     _append(8192),
+    _append(8192, "append-slots", 0.93),
     _merge(16384, 4),
     _merge(4096, 16),
     _plan(16, 20.0),

@@ -125,6 +125,7 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("sharing_gain", "gain", "{:.2f}"),
     ),
     "gpu-append": _GPU_COPY,
+    "gpu-append-slots": _GPU_COPY,
     "gpu-merge": _GPU_COPY,
     "gpu-plan": (("plan_us", "us", "{:.1f}"),),
     "gpu-run": (("host_us", "us", "{:.1f}"),),

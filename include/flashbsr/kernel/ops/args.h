@@ -32,8 +32,10 @@ inline constexpr int kMergeUnits = 2;
 /// Items of one launch: what FastDiv divides. The host cuts larger inputs.
 inline constexpr int64_t kMaxItems = int64_t{1} << 30;
 
-/// Where the rows of an append go: token t is position positions[t] of request batch_indices[t].
+/// Where the rows of an append go: token t to slot mapping[t], or, where that is not given, to
+/// position positions[t] of request batch_indices[t].
 struct Slots {
+  Indices mapping{};      ///< page x page_size + token within the page; -1: nowhere
   Indices batch_indices;  ///< -1: padding
   Indices positions{};
   Indices kv_indices;
