@@ -34,7 +34,9 @@ class Case:
     heads: tuple[int, int] = (4, 2)  # query and output, KV
     dims: tuple[int, int] = (64, 64)  # qk, vo
     dtypes: tuple[str, str, str] = ("float32", "float32", "float32")
-    layout: str = "ragged"  # ragged, paged (CSR + last_page_len), paged_lens (CSR + kv_lens), table
+    # ragged, paged (CSR + last_page_len), paged_lens (CSR + kv_lens), table; bounds (planned with
+    # more keys than there are, then updated)
+    layout: str = "ragged"
     page_size: int = 16
     kv_layout: str = "NHD"
     stacked: bool = True
@@ -124,7 +126,7 @@ class Problem:
             fields["o_dtype"] = case.dtypes[2]
         return fields | case.task
 
-    def layout(self) -> flashbsr.Ragged | flashbsr.Paged | flashbsr.BlockTable:
+    def layout(self) -> flashbsr.Ragged | flashbsr.Paged | flashbsr.BlockTable | flashbsr.Bounds:
         """Who meets whom, as the case says it."""
         case = self.case
         qo_indptr = None if case.decode else self.qo_indptr
@@ -133,6 +135,8 @@ class Problem:
         size = case.page_size
         if case.layout == "table":
             return flashbsr.BlockTable(qo_indptr, self.block_tables, self.kv_lens, page_size=size)
+        if case.layout == "bounds":
+            return flashbsr.Bounds(qo_indptr, self.bounds(), page_size=size)
         lens = "kv_lens" if case.layout == "paged_lens" else "last_page_len"
         return flashbsr.Paged(
             qo_indptr,
@@ -142,6 +146,12 @@ class Problem:
             **{lens: getattr(self, lens)},
         )
 
+    def bounds(self) -> np.ndarray:
+        """More KV tokens than requests have: by none, some, or several times as many."""
+        rng = np.random.default_rng(self.case.seed)
+        more = rng.choice([0, 1, 37, 1000], len(self.kv_lens))
+        return (self.kv_lens + more * rng.integers(1, 3, len(more))).astype(np.int32)
+
     def plan(self, attention: flashbsr.Attention) -> None:
         """Plan the case's layout and mask."""
         masks = {}
@@ -150,6 +160,8 @@ class Problem:
         elif self.case.mask == "packed":
             masks["packed_custom_mask"] = self.packed_mask
         attention.plan(self.layout(), **masks)
+        if self.case.layout == "bounds":
+            attention.update(self.kv_lens, self.block_tables)
 
     def reference(self, work: str | None = None, hooks: Hooks = NO_HOOKS) -> State:
         """The answer, exact or in the working precision `work`; `hooks` are a user's variant."""

@@ -154,7 +154,7 @@ def layout_cases() -> Iterator[Case]:
     for page_size in (1, 3, 16, 64):
         for kv_layout in ("NHD", "HND"):
             for stacked in (True, False):
-                for layout in ("paged", "paged_lens", "table"):
+                for layout in ("paged", "paged_lens", "table", "bounds"):
                     name = f"{layout}{page_size}-{kv_layout}-{'stacked' if stacked else 'tuple'}"
                     base = MIXED if page_size != 16 else DECODE
                     yield base.but(
@@ -185,6 +185,40 @@ def variant_cases() -> Iterator[Case]:
             f"{name}-fixed_split",
             **{"layout": "table", "page_size": 5, "task": {"fixed_split_size": 16}, **changes},
         )
+
+
+def bounds_cases() -> Iterator[Case]:
+    """Every variant but masks, planned for more keys than there are: whole, split, and to sizes."""
+    for i, (name, changes) in enumerate(VARIANTS.items()):
+        if "mask" in changes:
+            continue
+        where = {"layout": "bounds", "page_size": (16, 1, 64, 5)[i % 4], "seed": i}
+        where["kv_layout"] = ("NHD", "HND")[i % 2]
+        yield MIXED.but(f"bounds-{name}", **where, **changes)
+        yield PREFILL.but(
+            f"bounds-{name}", **{**where, "dtypes": (BF16, F16)[i % 2], "heads": (6, 2)}, **changes
+        )
+        yield DECODE.but(f"bounds-{name}-split", **{**where, "task": {"num_workers": 7}}, **changes)
+        if changes.get("variant", Variant()).window_left < 0:
+            yield MIXED.but(
+                f"bounds-{name}-fixed_split", **where, task={"fixed_split_size": 16}, **changes
+            )
+    few = Case("bounds-few", (3, 1, 4), (2000, 900, 4000), heads=(8, 1), layout="bounds", seed=1)
+    for dim in (64, 128, 256):
+        for dtypes in (F16, BF16, ("bfloat16", "float8_e4m3fn", "bfloat16")):
+            for causal in (False, True):
+                yield few.but(
+                    f"dim{dim}-{dtypes[1]}-causal{causal}", dims=(dim, dim), dtypes=dtypes,
+                    variant=Variant(causal=causal),
+                )  # fmt: skip
+    chunk = few.but("chunk", q_lens=(200, 64, 1), kv_lens=(3000, 100, 2500), dims=(128, 128))
+    for dtypes in (F32, F16, BF16):
+        yield chunk.but(dtypes[0], dtypes=dtypes, variant=Variant(causal=True))
+    mixed = (1,) * 20 + (300, 200)
+    yield few.but(
+        "mixed", q_lens=mixed, kv_lens=tuple(range(100, 2300, 100)), heads=(8, 2), dims=(128, 128),
+        dtypes=BF16, variant=Variant(causal=True),
+    )  # fmt: skip
 
 
 def length_cases() -> Iterator[Case]:
@@ -443,6 +477,7 @@ def matrix() -> list[Case]:
         head_cases,
         layout_cases,
         variant_cases,
+        bounds_cases,
         length_cases,
         position_cases,
         rotary_cases,

@@ -137,6 +137,11 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
+def integers(x: Any) -> Any:
+    """Whole numbers on the GPU."""
+    return torch.from_numpy(np.asarray(x)).to(DEVICE)
+
+
 def plan_levels(attention: flashbsr.Attention, q_lens: tuple[int, ...], page_size: int) -> int:
     """Plan requests that share; how many pages they have."""
     groups = ((sum(q_lens),), (sum(q_lens[:2]), sum(q_lens[2:])), q_lens)
@@ -213,8 +218,17 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         shape = (int(pages[-1]), page_size, 2)
         indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
         lens = np.array(kv_lens, np.int32)
-        layout = flashbsr.Paged(qo_indptr, pages, indices, kv_lens=lens, page_size=page_size)
-        attention.plan(layout, **masks)
+        # Half of the kernels without masks: items and parts that lengths leave empty.
+        bounds = kernel["kv"] in ("bf16", "e4m3") and "custom_mask" not in masks
+        if bounds and not (fixed and spec.get("window_left", -1) >= 0):
+            layout: Any = flashbsr.Bounds(qo_indptr, lens, page_size=page_size)
+            attention.plan(layout, **masks)
+            shorter = lens * 3 // 4 if "tree_parents" not in masks else lens
+            now = integers(np.where(np.arange(len(lens)) == 1, 0, shorter))
+            attention.update(now, kv_indptr=pages, kv_indices=integers(indices))
+        else:
+            layout = flashbsr.Paged(qo_indptr, pages, indices, kv_lens=lens, page_size=page_size)
+            attention.plan(layout, **masks)
     else:
         shape = (sum(kv_lens), 2)
         attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
@@ -291,16 +305,37 @@ def check_pages() -> None:
     attend({**kernel, "head_dim": 64, "head_dim_vo": 64}, {}, PAGE_SIZE)
 
 
+def bounds() -> None:
+    """Give a plan of bounds lengths, with fewer queries than planned."""
+    task = flashbsr.TaskInfo(2 * GROUP, 2, 64, q_dtype="float16", kv_dtype="float16")
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
+    attention.plan(flashbsr.Bounds(offsets((4, 4, 4)), np.full(3, 500), page_size=PAGE_SIZE))
+    width = -(-500 // PAGE_SIZE)
+    lens, queries = integers([77, 0, 500]), integers([0, 3, 3, 7])
+    table = integers(np.random.default_rng(1).permutation(3 * width).reshape(3, width))
+    q, kv = (
+        normal(shape, "float16")
+        for shape in ((12, 2 * GROUP, 64), (3 * width, 2, PAGE_SIZE, 2, 64))
+    )
+    out, _ = attention.run(
+        q, kv, kv_lens=lens, block_tables=table, qo_indptr=queries, return_lse=True
+    )
+    if bool(out[7:].cpu().any()):
+        raise RuntimeError("rows without a query are not 0")
+
+
 #: What runs a kernel around attention.
 OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv": lambda: append("bfloat16"),
     "append_paged_kv_convert": lambda: append("float8_e4m3fn"),
     "check_pages": check_pages,
+    "clear_rows": bounds,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
     "merge_state": merge,
     "merge_states": merge,
     "packbits": pack,
+    "resolve": bounds,
     "rope": rotate,
     "segment_indptr": pack,
     "segment_packbits": pack,

@@ -87,10 +87,33 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
   planned_ = scheduled_ = false;
   ran_.reset();
+  lengths_.reset();
   lay_out(arrays, options.mask, laid_);
   find_shared(options.share);
   schedule(options.stream);
   planned_ = true;
+}
+
+void Attention::update(const LengthArrays& arrays, const ResolveOptions& options) {
+  const std::lock_guard<std::mutex> hold(running_);
+  if (!planned_ || !laid_.layout.bounds) {
+    throw Error(ErrorCode::kPlan, "update", planned_ ? "a plan of lengths" : "no plan",
+                "a plan of flashbsr.Bounds");
+  }
+  arrays.each([&](const Array& a) {
+    if (a.place.cuda) settle_locked(a.place, a.name);
+  });
+  lengths_ = arrays;
+  if (scheduled_) {
+    resolve(options);
+  } else {
+    schedule(options.stream);
+  }
+}
+
+void Attention::resolve(const ResolveOptions& options) {
+  const PlanHeader& h = PlanView{planner_.buffer().data()}.header();
+  backend_->resolve(length_views(*lengths_, h, backend_->place()), options);
 }
 
 /// What requests share: as given by levels, or found in their page lists.
@@ -266,8 +289,18 @@ void Attention::schedule(void* stream) {
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
   if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
+  if (laid_.layout.bounds) check_bounds();
   backend_->take_plan(host, borrowed_, stream);
   scheduled_ = true;
+  if (lengths_) resolve({.stream = stream});
+}
+
+/// What lengths that come later would break.
+void Attention::check_bounds() const {
+  if (options_.split.fixed_size > 0 && options_.shape.window_left >= 0) {
+    throw Error(ErrorCode::kUnsupported, "fixed_split_size", "a number",
+                "None with Bounds and a window, whose begin is not known");
+  }
 }
 
 int64_t Attention::needed_bytes() {

@@ -36,6 +36,9 @@ class Attention {
 
   void plan(const LayoutArrays& arrays, const PlanOptions& options);
 
+  /// The lengths of a plan of bounds. The arrays live until the next call of this or plan().
+  void update(const LengthArrays& arrays, const ResolveOptions& options);
+
   /// Objects of the caller's that CUDA graphs keep with what they captured.
   void keep(std::shared_ptr<void> kept);
 
@@ -69,6 +72,7 @@ class Attention {
   void choose_kernel(const Shape& shape);
   bool is_mixed(const Batch& batch, bool shares) const;
   void schedule(void* stream);
+  void resolve(const ResolveOptions& options);
   PlanView make_plan(const Shape& shape);
   Workers limits_for(const Batch& batch);
   Batch batch() const;
@@ -76,12 +80,15 @@ class Attention {
   void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;
   void check_positions(int64_t furthest) const;
+  void check_bounds() const;
 
   AttentionOptions options_;
   std::unique_ptr<Backend> backend_;
   /// What fixed the backend's place: an option or an argument. Empty: nothing yet, the place is a
   /// guess that the first array on a device corrects.
   std::string settled_by_;
+
+  std::optional<LengthArrays> lengths_;  ///< of the last update of this plan
 
   // The batch stays, so that the plan can be made again for another place or kernel.
   LaidOut laid_;

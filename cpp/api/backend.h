@@ -14,6 +14,7 @@
 #include <flashbsr/plan/limits.h>
 
 #include "array.h"
+#include "lengths.h"
 
 namespace flashbsr::api {
 
@@ -59,6 +60,11 @@ struct RunOptions {
   bool wait = false;   ///< return when the results are there
 };
 
+struct ResolveOptions {
+  void* stream = nullptr;
+  bool check = false;  ///< lengths beyond their bounds are errors; waits for a device
+};
+
 /// Measurements of the last run; seconds are 0 where a device does not measure.
 struct RunStats {
   double kernel_seconds = 0;
@@ -76,6 +82,8 @@ class Backend {
   virtual Workers limits(const Batch& batch) = 0;
   /// Takes a plan that was made with these limits.
   virtual void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) = 0;
+  /// The lengths of a plan of bounds: of all runs from now on, and of a capture's own.
+  virtual void resolve(const LengthViews& lengths, const ResolveOptions& options) = 0;
   /// Whether the kernel of the plan is one for these arrays: their types, and how they lie.
   virtual bool serves(const Params& params, void* stream) = 0;
   virtual void run(Params& params, const RunOptions& options) = 0;
@@ -89,6 +97,20 @@ class Backend {
   virtual double bandwidth() const = 0;
   virtual RunStats stats() const = 0;
 };
+
+template <class LengthList>
+void check_lengths(const LengthList& lens, const PlanView& plan) {
+  for (int32_t i = 0; i < plan.header().num_requests; ++i) {
+    const int64_t bound = plan.requests()[i].kv_len, length = lens[static_cast<size_t>(i)];
+    if (length >= 0 && length <= bound) continue;
+    throw Error(ErrorCode::kIndexRange, flashbsr::detail::at("kv_lens", i), std::to_string(length),
+                "a length in [0, " + std::to_string(bound) + "], the bound that was planned");
+  }
+}
+
+[[noreturn]] inline void lengths_missing(const char* expected) {
+  throw Error(ErrorCode::kPlan, "kv_lens", "a plan of Bounds without lengths", expected);
+}
 
 /// Points `params` at partial states in `memory`, as partial_bytes counts them.
 inline void place_partials(Params& params, const PlanHeader& h, char* memory, int64_t dim_vo) {

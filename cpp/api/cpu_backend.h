@@ -18,6 +18,7 @@ class CpuBackend final : public Backend {
   Place place() const override { return {}; }
   Workers limits(const Batch& batch) override;
   void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) override;
+  void resolve(const LengthViews& lengths, const ResolveOptions& options) override;
   bool serves(const Params&, void*) override { return true; }
   void run(Params& params, const RunOptions& options) override;
   bool captured() const override { return false; }
@@ -36,6 +37,7 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable* custom_[2] = {};
   cpu::Engine engine_;
   HostPlan plan_;
+  std::vector<int32_t> resolved_;  ///< of a plan of bounds, with the lengths
   char* workspace_ = nullptr;
   cpu::AlignedBuffer owned_;
 };

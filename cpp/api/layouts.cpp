@@ -44,6 +44,12 @@ void write(const BlockTableArrays& a, LaidOut& to) {
   to.may_be_shared = true;
 }
 
+void write(const BoundsArrays& a, LaidOut& to) {
+  IndexView qo;
+  bounds_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(a.kv_lens), a.page_size,
+                a.heads);
+}
+
 void write(const LevelsArrays& a, LaidOut& to) {
   std::vector<LevelView> views;
   for (const LevelsArrays::Level& level : a.levels) {
@@ -75,8 +81,13 @@ void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, LaidOut& to) {
   to.given.clear();
   std::visit([&](const auto& a) { write(a, to); }, arrays);
   if (!mask.given()) return;
+  const Array& one = mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
+  if (to.layout.bounds && !mask.parents) {
+    throw Error(ErrorCode::kUnsupported, one.name, "an array",
+                "None with Bounds, whose lengths a mask would have to know; tree_parents, or a "
+                "layout of lengths");
+  }
   if (std::holds_alternative<LevelsArrays>(arrays) || std::holds_alternative<BsrArrays>(arrays)) {
-    const Array& one = mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
     throw Error(
         ErrorCode::kUnsupported, one.name, "an array",
         "None with this layout: a block-sparse matrix has masks of its blocks, levels none");

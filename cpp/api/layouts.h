@@ -37,6 +37,14 @@ struct BlockTableArrays {
   int32_t page_size = 1;
 };
 
+/// The most that requests may have; their lengths and pages come with LengthArrays (lengths.h).
+struct BoundsArrays {
+  std::optional<Array> qo_indptr;
+  Array kv_lens;  ///< [batch], or [batch x heads]
+  int32_t page_size = 1;
+  int32_t heads = 0;  ///< > 0: each KV head has a length and a page table of its own
+};
+
 /// KV that requests share, level by level; the last level is the requests' own.
 struct LevelsArrays {
   struct Level {
@@ -54,8 +62,8 @@ struct BsrArrays {
   MaskArrays mask;
 };
 
-using LayoutArrays =
-    std::variant<RaggedArrays, PagedArrays, BlockTableArrays, LevelsArrays, BsrArrays>;
+using LayoutArrays = std::variant<RaggedArrays, PagedArrays, BlockTableArrays, BoundsArrays,
+                                  LevelsArrays, BsrArrays>;
 
 /// What the scheduler is given, kept from plan to plan for its memory.
 struct LaidOut {

@@ -20,16 +20,23 @@
 
 namespace flashbsr::api {
 
-struct AppendArrays {
-  Array key;            ///< [nnz, H_kv, D_qk]
-  Array value;          ///< [nnz, H_kv, D_vo]
+/// Places by page tables: row t is position positions[t] of request batch_indices[t].
+struct AppendTable {
   Array batch_indices;  ///< [nnz]; -1 is padding
-  Array positions;      ///< [nnz]
-  Array k_cache;        ///< or the stacked cache
-  std::optional<Array> v_cache;
   Array kv_indices;
   Array kv_indptr;
   Array kv_last_page_len;
+};
+
+/// Either `table`, with `positions`, or `slot_mapping` is there.
+struct AppendArrays {
+  Array key;      ///< [nnz, H_kv, D_qk]
+  Array value;    ///< [nnz, H_kv, D_vo]
+  Array k_cache;  ///< or the stacked cache
+  std::optional<Array> v_cache;
+  std::optional<Array> positions;  ///< [nnz]; RoPE needs them in any case
+  std::optional<AppendTable> table;
+  std::optional<Array> slot_mapping;  ///< [nnz] page x page_size + token in it; -1: nowhere
   bool hnd = false;
   float k_scale = 1.0f;
   float v_scale = 1.0f;

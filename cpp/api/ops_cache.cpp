@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <flashbsr/cpu/cache_ops.h>
-
 namespace flashbsr::api {
 
 using flashbsr::detail::at;
@@ -31,8 +29,17 @@ void check_last_page_len(const IndexView& indptr, const IndexView& last, int32_t
   }
 }
 
-/// Every destination is checked before any is written. `v` has its index arrays on the host.
-void check_slots(const AppendViews& v, const Array& kv_indices) {
+void check_mapping(const AppendViews& v) {
+  const int64_t slots = v.cache.k.pages * v.page_size;
+  for (int64_t t = 0; t < v.key.tokens; ++t) {
+    if (v.slots[t] < -1 || v.slots[t] >= slots) {
+      bad_index(at("slot_mapping", t), v.slots[t],
+                "-1 (written nowhere), or a slot of the cache, below " + std::to_string(slots));
+    }
+  }
+}
+
+void check_table(const AppendViews& v, const Array& kv_indices) {
   const int64_t requests = flashbsr::detail::check_indptr("kv_indptr", v.kv_indptr);
   if (v.kv_indices.size < v.kv_indptr[requests]) {
     bad_shape(kv_indices,
@@ -62,13 +69,55 @@ void check_slots(const AppendViews& v, const Array& kv_indices) {
   }
 }
 
+/// Every destination is checked before any is written: on the host always, on a device if asked.
+void view_slots(AppendViews& v, const Array& mapping, void* stream) {
+  v.by_slots = true;
+  v.slots = indices(mapping);
+  check_shape(mapping, {v.key.tokens});
+  if (v.cache.k.pages >= (int64_t{1} << 31) / v.page_size) {  // what the kernels divide
+    throw Error(ErrorCode::kValue, "paged_kv_cache",
+                std::to_string(v.cache.k.pages) + " pages of " + std::to_string(v.page_size),
+                "fewer than 2^31 slots; or batch_indices and a page table, which have no bound");
+  }
+  if (v.place.cuda && !checking()) return;
+  const HostIndices slots(mapping, stream);
+  AppendViews values = v;
+  values.slots = slots.view();
+  check_mapping(values);
+}
+
+void view_table(AppendViews& v, const AppendArrays& a, void* stream) {
+  const AppendTable& table = *a.table;
+  v.batch = indices(table.batch_indices);
+  v.kv_indices = indices(table.kv_indices);
+  v.kv_indptr = indices(table.kv_indptr);
+  v.last_page_len = indices(table.kv_last_page_len);
+  check_shape(table.batch_indices, {v.key.tokens});
+  check_shape(table.kv_last_page_len, {requests_of("kv_indptr", v.kv_indptr)});
+  if (v.place.cuda && !checking()) return;
+  const HostIndices batch(table.batch_indices, stream), positions(*a.positions, stream),
+      kv_indices(table.kv_indices, stream), kv_indptr(table.kv_indptr, stream),
+      last(table.kv_last_page_len, stream);
+  AppendViews values = v;
+  values.batch = batch.view();
+  values.positions = positions.view();
+  values.kv_indices = kv_indices.view();
+  values.kv_indptr = kv_indptr.view();
+  values.last_page_len = last.view();
+  check_table(values, table.kv_indices);
+}
+
 }  // namespace
 
 AppendViews check_append(const AppendArrays& a, void* stream) {
   const Array* v_cache = a.v_cache ? &*a.v_cache : nullptr;
   AppendViews v;
-  v.place = common_place({&a.key, &a.value, &a.batch_indices, &a.positions, &a.k_cache, v_cache,
-                          &a.kv_indices, &a.kv_indptr, &a.kv_last_page_len});
+  const AppendTable* table = a.table ? &*a.table : nullptr;
+  v.place = common_place(
+      {&a.key, &a.value, &a.k_cache, v_cache, a.positions ? &*a.positions : nullptr,
+       a.slot_mapping ? &*a.slot_mapping : nullptr, table ? &table->batch_indices : nullptr,
+       table ? &table->kv_indices : nullptr, table ? &table->kv_indptr : nullptr,
+       table ? &table->kv_last_page_len : nullptr});
   v.key = ragged_view(a.key, true);
   v.value = ragged_view(a.value, true);
   v.page_size = max_of(page_size_of(a.k_cache, !v_cache, a.hnd), 1);
@@ -88,33 +137,30 @@ AppendViews check_append(const AppendArrays& a, void* stream) {
     bad_shape(v_cache ? *v_cache : a.k_cache, "as many pages as k");
   }
 
-  v.batch = indices(a.batch_indices);
-  v.positions = indices(a.positions);
-  v.kv_indices = indices(a.kv_indices);
-  v.kv_indptr = indices(a.kv_indptr);
-  v.last_page_len = indices(a.kv_last_page_len);
-  check_shape(a.batch_indices, {v.key.tokens});
-  check_shape(a.positions, {v.key.tokens});
-  check_shape(a.kv_last_page_len, {requests_of("kv_indptr", v.kv_indptr)});
-  if (!v.place.cuda) {
-    check_slots(v, a.kv_indices);
-  } else if (checking()) {
-    const HostIndices batch(a.batch_indices, stream), positions(a.positions, stream),
-        kv_indices(a.kv_indices, stream), kv_indptr(a.kv_indptr, stream),
-        last(a.kv_last_page_len, stream);
-    AppendViews values = v;
-    values.batch = batch.view();
-    values.positions = positions.view();
-    values.kv_indices = kv_indices.view();
-    values.kv_indptr = kv_indptr.view();
-    values.last_page_len = last.view();
-    check_slots(values, a.kv_indices);
+  if (a.positions) {
+    v.positions = indices(*a.positions);
+    check_shape(*a.positions, {v.key.tokens});
+  }
+  if (a.slot_mapping) {
+    view_slots(v, *a.slot_mapping, stream);
+  } else {
+    view_table(v, a, stream);
   }
   return v;
 }
 
+std::optional<cpu::Slot> AppendViews::slot_of(int64_t token) const {
+  if (by_slots) {
+    const int64_t slot = slots[token];
+    return slot < 0 ? std::nullopt : std::optional(cpu::Slot{slot / page_size, slot % page_size});
+  }
+  if (batch[token] < 0) return std::nullopt;
+  return cpu::find_slot(kv_indices, kv_indptr, page_size, batch[token], positions[token]);
+}
+
 ops::Slots device_slots(const AppendViews& v) {
-  return {device_indices(v.batch),
+  return {device_indices(v.slots),
+          device_indices(v.batch),
           device_indices(v.positions),
           device_indices(v.kv_indices),
           device_indices(v.kv_indptr),
@@ -132,11 +178,10 @@ void append_paged_kv_cache(const AppendArrays& a, void* stream) {
     return cuda::append_paged_kv(args, v.key.tokens, {v.place.device, stream});
   }
   for (int64_t t = 0; t < v.key.tokens; ++t) {
-    if (v.batch[t] < 0) continue;
-    const cpu::Slot slot =
-        cpu::find_slot(v.kv_indices, v.kv_indptr, v.page_size, v.batch[t], v.positions[t]);
-    cpu::store_token(v.key, t, v.cache.k, slot.page, slot.offset, 1.0f / a.k_scale);
-    cpu::store_token(v.value, t, v.cache.v, slot.page, slot.offset, 1.0f / a.v_scale);
+    const std::optional<cpu::Slot> slot = v.slot_of(t);
+    if (!slot) continue;
+    cpu::store_token(v.key, t, v.cache.k, slot->page, slot->offset, 1.0f / a.k_scale);
+    cpu::store_token(v.value, t, v.cache.v, slot->page, slot->offset, 1.0f / a.v_scale);
   }
 }
 

@@ -35,7 +35,7 @@ inline Place common_place(std::initializer_list<const Array*> arrays) {
   return first.place;
 }
 
-inline ops::Indices device_indices(const IndexView& v) { return {v.data, v.size, v.wide}; }
+inline Indices device_indices(const IndexView& v) { return {v.data, v.size, v.wide}; }
 
 /// An index array whose values the host reads, wherever it is.
 class HostIndices {

@@ -32,10 +32,10 @@ int32_t check_rotation(const RopeSettings& rope, int32_t widest) {
   return rotary_dim;
 }
 
-/// `batch`: requests of the tokens, of which those below 0 are padding; or null.
-void check_table_rows(const Array& cos_sin, const IndexView& positions, const IndexView* batch) {
+/// `places`: requests or slots of the tokens, of which those below 0 are padding; or null.
+void check_table_rows(const Array& cos_sin, const IndexView& positions, const IndexView* places) {
   for (int64_t t = 0; t < positions.size; ++t) {
-    if (batch && (*batch)[t] < 0) continue;
+    if (places && (*places)[t] < 0) continue;
     if (positions[t] < 0 || positions[t] >= cos_sin.shape[0]) {
       bad_index(at("positions", t), positions[t],
                 "a row of cos_sin_cache, in [0, " + std::to_string(cos_sin.shape[0]) + ")");
@@ -165,8 +165,9 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
   check_shape(q_in, {v.key.tokens, -1, -1});
   const int32_t rotary_dim = check_rotation(rope, min_of(q.dim, v.key.dim));
   if (table && (!place.cuda || checking())) {
-    const HostIndices batch(a.batch_indices, stream), positions(a.positions, stream);
-    check_table_rows(*table, positions.view(), &batch.view());
+    const HostIndices places(v.by_slots ? *a.slot_mapping : a.table->batch_indices, stream),
+        positions(*a.positions, stream);
+    check_table_rows(*table, positions.view(), &places.view());
   }
 
   if (place.cuda) {
@@ -178,7 +179,7 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
     args.v_cache = v.cache.v;
     args.append = true;
     args.slots = device_slots(v);
-    args.positions = args.slots.positions;
+    args.positions = device_indices(v.positions);
     args.rotation = device_rotation(rope, rotary_dim);
     return cuda::rope(args, v.key.tokens, {place.device, stream});
   }
@@ -188,25 +189,28 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
   std::vector<float> turned(static_cast<size_t>(heads * dim));
   const RaggedView row{turned.data(), DType::kF32, 1, v.key.heads, v.key.dim, heads * dim, dim};
   for (int64_t t = 0; t < v.key.tokens; ++t) {
-    if (v.batch[t] < 0) {
+    const std::optional<cpu::Slot> slot = v.slot_of(t);
+    const int64_t position = v.positions[t];
+    const bool known = !table || (position >= 0 && position < table->shape[0]);
+    // A slot of -1 says nothing of the query: its key may belong to another rank.
+    if (slot || (v.by_slots && known)) {
+      rotation.move_to(position);
+      rotation.rotate(q, q_out, t);
+    } else {
       for (int32_t h = 0; h < q.heads; ++h) {
         std::memmove(q_out.row(t, h), q.row(t, h),
                      static_cast<size_t>(q.dim * dtype_size(q.dtype)));
       }
-      continue;
     }
-    rotation.move_to(v.positions[t]);
-    rotation.rotate(q, q_out, t);
+    if (!slot) continue;
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t d = 0; d < dim; ++d) {
         turned[static_cast<size_t>(h * dim + d)] = load_as_float(v.key.row(t, h), d, v.key.dtype);
       }
     }
     rotation.rotate(row, row, 0);
-    const cpu::Slot slot =
-        cpu::find_slot(v.kv_indices, v.kv_indptr, v.page_size, v.batch[t], v.positions[t]);
-    cpu::store_token(row, 0, v.cache.k, slot.page, slot.offset, 1.0f / a.k_scale);
-    cpu::store_token(v.value, t, v.cache.v, slot.page, slot.offset, 1.0f / a.v_scale);
+    cpu::store_token(row, 0, v.cache.k, slot->page, slot->offset, 1.0f / a.k_scale);
+    cpu::store_token(v.value, t, v.cache.v, slot->page, slot->offset, 1.0f / a.v_scale);
   }
 }
 

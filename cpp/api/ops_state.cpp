@@ -61,7 +61,7 @@ void segment_packbits(const Array& x, const Array& indptr, const Array& out,
   for (int64_t i = 0; i < count; ++i) bytes += ceil_div<int64_t>(segments[i + 1] - segments[i], 8);
   uint8_t* to = bytes_out(out, bytes);
   if (place.cuda) {
-    const ops::Indices there = device_indices(indices(*device_indptr));
+    const Indices there = device_indices(indices(*device_indptr));
     return cuda::packbits({.x = in,
                            .size = x.size(),
                            .stride = x.stride[0],

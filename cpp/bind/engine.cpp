@@ -124,6 +124,22 @@ void plan(api::Attention& self, const nb::tuple& layout, nb::handle custom_mask,
                                 .stream = stream_of(stream)});
 }
 
+/// `arrays`: the fields of api::LengthArrays, or None. Python keeps them: they are read again when
+/// a run needs another plan.
+void update(api::Attention& self, const nb::tuple& arrays, uintptr_t stream, bool check) {
+  const auto take = [&](size_t i, const char* name) {
+    return OptionalImport(arrays[i], name, false, Memory::kAny).copy();
+  };
+  const Import lens(arrays[0], "kv_lens", false, Memory::kAny);
+  const api::LengthArrays given{.kv_lens = lens.array(),
+                                .block_tables = take(1, "block_tables"),
+                                .kv_indptr = take(2, "kv_indptr"),
+                                .kv_indices = take(3, "kv_indices"),
+                                .qo_indptr = take(4, "qo_indptr")};
+  const Unlocked unlocked(self);
+  self.update(given, {.stream = stream_of(stream), .check = check});
+}
+
 /// Bits of `how` in Engine.run.
 enum RunBits : int { kOverlapPrologue = 1, kOverlapKv = 2, kCheck = 4, kWait = 8 };
 
@@ -299,6 +315,7 @@ void bind_engine(nb::module_& m) {
       .def("plan", &plan, nb::arg("layout"), nb::arg("custom_mask").none(),
            nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
            nb::arg("stream"))
+      .def("update", &update, nb::arg("arrays"), nb::arg("stream"), nb::arg("check"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),

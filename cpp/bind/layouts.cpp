@@ -35,6 +35,11 @@ LayoutImport::LayoutImport(const nb::tuple& views) {
                                     .block_tables = take(views[2], "block_tables"),
                                     .kv_lens = take(views[3], "kv_lens"),
                                     .page_size = number(4)};
+  } else if (kind == "bounds") {
+    arrays_ = api::BoundsArrays{.qo_indptr = maybe(views[1], "qo_indptr"),
+                                .kv_lens = take(views[2], "kv_lens"),
+                                .page_size = number(3),
+                                .heads = number(4)};
   } else if (kind == "levels") {
     api::LevelsArrays levels{.levels = {}, .page_size = number(2)};
     for (const nb::handle level : nb::cast<nb::tuple>(views[1])) {

@@ -35,47 +35,59 @@ void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
 /// The arrays of an append, alive as long as this.
 class AppendImports {
  public:
-  AppendImports(nb::handle key, nb::handle value, nb::handle batch_indices, nb::handle positions,
-                nb::handle k_cache, nb::handle v_cache, nb::handle kv_indices, nb::handle kv_indptr,
-                nb::handle last_page_len)
+  /// `places`: slot_mapping, or (batch_indices, kv_indices, kv_indptr, kv_last_page_len).
+  AppendImports(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_cache,
+                nb::handle positions, nb::handle places)
       : key_(key, "append_key"),
         value_(value, "append_value"),
-        batch_(batch_indices, "batch_indices"),
-        positions_(positions, "positions"),
         k_cache_(k_cache, v_cache.is_none() ? "paged_kv_cache" : "k_cache"),
         v_cache_(v_cache, "v_cache", true, Memory::kAny),
-        indices_(kv_indices, "kv_indices"),
-        indptr_(kv_indptr, "kv_indptr"),
-        last_(last_page_len, "kv_last_page_len") {}
+        positions_(positions, "positions") {
+    if (nb::isinstance<nb::tuple>(places)) {
+      table_.emplace(places);
+    } else {
+      slots_.emplace(places, "slot_mapping");
+    }
+  }
 
   api::AppendArrays arrays(const std::string& kv_layout, double k_scale, double v_scale) const {
     return {.key = key_.array(),
             .value = value_.array(),
-            .batch_indices = batch_.array(),
-            .positions = positions_.array(),
             .k_cache = k_cache_.array(),
             .v_cache = v_cache_.copy(),
-            .kv_indices = indices_.array(),
-            .kv_indptr = indptr_.array(),
-            .kv_last_page_len = last_.array(),
+            .positions = positions_.copy(),
+            .table = table_ ? std::optional(table_->arrays()) : std::nullopt,
+            .slot_mapping = slots_ ? std::optional(slots_->array()) : std::nullopt,
             .hnd = kv_layout == "HND",
             .k_scale = static_cast<float>(k_scale),
             .v_scale = static_cast<float>(v_scale)};
   }
 
  private:
-  In key_, value_, batch_, positions_;
+  struct Table {
+    In batch, indices, indptr, last;
+    explicit Table(nb::handle places)
+        : batch(places[0], "batch_indices"),
+          indices(places[1], "kv_indices"),
+          indptr(places[2], "kv_indptr"),
+          last(places[3], "kv_last_page_len") {}
+    api::AppendTable arrays() const {
+      return {batch.array(), indices.array(), indptr.array(), last.array()};
+    }
+  };
+
+  In key_, value_;
   Out k_cache_;
   OptionalImport v_cache_;
-  In indices_, indptr_, last_;
+  OptionalIn positions_;
+  std::optional<Table> table_;
+  std::optional<In> slots_;
 };
 
-void append(nb::handle key, nb::handle value, nb::handle batch_indices, nb::handle positions,
-            nb::handle k_cache, nb::handle v_cache, nb::handle kv_indices, nb::handle kv_indptr,
-            nb::handle last_page_len, const std::string& kv_layout, double k_scale, double v_scale,
-            uintptr_t stream) {
-  const AppendImports in(key, value, batch_indices, positions, k_cache, v_cache, kv_indices,
-                         kv_indptr, last_page_len);
+void append(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_cache,
+            nb::handle positions, nb::handle places, const std::string& kv_layout, double k_scale,
+            double v_scale, uintptr_t stream) {
+  const AppendImports in(key, value, k_cache, v_cache, positions, places);
   const nb::gil_scoped_release unlocked;
   api::append_paged_kv_cache(in.arrays(kv_layout, k_scale, v_scale), stream_of(stream));
 }
@@ -110,15 +122,13 @@ void rope(nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out, nb::ha
 }
 
 void rope_append(nb::handle q, nb::handle q_out, nb::handle key, nb::handle value,
-                 nb::handle batch_indices, nb::handle positions, nb::handle k_cache,
-                 nb::handle v_cache, nb::handle kv_indices, nb::handle kv_indptr,
-                 nb::handle last_page_len, const std::string& kv_layout, double k_scale,
-                 double v_scale, int32_t rotary_dim, bool interleave, double scale, double theta,
-                 const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream) {
+                 nb::handle k_cache, nb::handle v_cache, nb::handle positions, nb::handle places,
+                 const std::string& kv_layout, double k_scale, double v_scale, int32_t rotary_dim,
+                 bool interleave, double scale, double theta, const Llama31& llama31,
+                 nb::handle cos_sin_cache, uintptr_t stream) {
   const In q_in(q, "q");
   const Out q_to(q_out, "q_out");
-  const AppendImports in(key, value, batch_indices, positions, k_cache, v_cache, kv_indices,
-                         kv_indptr, last_page_len);
+  const AppendImports in(key, value, k_cache, v_cache, positions, places);
   const OptionalIn table(cos_sin_cache, "cos_sin_cache");
   const nb::gil_scoped_release unlocked;
   api::rope_append_paged_kv_cache(
@@ -146,16 +156,15 @@ nb::list find_prefixes(const nb::tuple& layout, bool causal) {
 
 void bind_ops(nb::module_& m) {
   using namespace nb::literals;
-  m.def("append_paged_kv_cache", &append, "append_key"_a, "append_value"_a, "batch_indices"_a,
-        "positions"_a, "k_cache"_a, "v_cache"_a.none(), "kv_indices"_a, "kv_indptr"_a,
-        "kv_last_page_len"_a, "kv_layout"_a, "k_scale"_a, "v_scale"_a, "stream"_a);
+  m.def("append_paged_kv_cache", &append, "append_key"_a, "append_value"_a, "k_cache"_a,
+        "v_cache"_a.none(), "positions"_a.none(), "places"_a, "kv_layout"_a, "k_scale"_a,
+        "v_scale"_a, "stream"_a);
   m.def("apply_rope", &rope, "q"_a, "k"_a, "q_out"_a, "k_out"_a, "positions"_a.none(),
         "indptr"_a.none(), "offsets"_a.none(), "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
         "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
   m.def("rope_append_paged_kv_cache", &rope_append, "q"_a, "q_out"_a, "append_key"_a,
-        "append_value"_a, "batch_indices"_a, "positions"_a, "k_cache"_a, "v_cache"_a.none(),
-        "kv_indices"_a, "kv_indptr"_a, "kv_last_page_len"_a, "kv_layout"_a, "k_scale"_a,
-        "v_scale"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a, "rope_theta"_a,
+        "append_value"_a, "k_cache"_a, "v_cache"_a.none(), "positions"_a, "places"_a, "kv_layout"_a,
+        "k_scale"_a, "v_scale"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a, "rope_theta"_a,
         "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
   m.def(
       "get_batch_indices_positions",

@@ -47,7 +47,7 @@ void launch_op(const char* family, const Queue&, const OpGrid&, const void*) {
   throw Error(ErrorCode::kUnsupported, family, "a GPU", "host memory: " + why_unavailable());
 }
 
-std::vector<int64_t> download(const ops::Indices&, const Queue&) {
+std::vector<int64_t> download(const Indices&, const Queue&) {
   throw Error(ErrorCode::kUnsupported, "device", "a GPU", "host memory: " + why_unavailable());
 }
 

@@ -8,12 +8,14 @@
 
 #include <flashbsr/core/error.h>
 
+#include "captured.h"
 #include "choice.h"
 #include "graph_pin.h"
 #include "hopper_args.h"
 #include "kernel_limits.h"
 #include "launcher.h"
 #include "memory.h"
+#include "ops.h"
 #include "page_check.h"
 #include "placed_plan.h"
 
@@ -26,18 +28,6 @@ using api::HostPlan;
 using api::RunOptions;
 
 constexpr double kManyRows = 1e9;
-/// What launches of a CUDA graph are fixed to. Under a capacity their replays have later plans,
-/// which must be such that they serve.
-struct Captured {
-  const KernelRow* kernel = nullptr;
-  bool masked = false;
-  bool paged = false;  ///< the plan then
-  int32_t page_size = 1;
-  int32_t kv_tokens = 0;
-  int64_t q_rows = 0;  ///< most of all captured runs
-  int64_t kv_rows = 0;
-};
-
 class CudaBackend final : public api::Backend {
  public:
   CudaBackend(const api::AttentionOptions& options, int device)
@@ -56,6 +46,7 @@ class CudaBackend final : public api::Backend {
   api::Place place() const override { return {.cuda = true, .device = device_}; }
   Workers limits(const Batch& batch) override;
   void take_plan(const HostPlan& plan, const api::Borrowed& borrowed, void* stream) override;
+  void resolve(const api::LengthViews& lengths, const api::ResolveOptions& options) override;
   bool serves(const Params& params, void* stream) override;
   void run(Params& params, const RunOptions& options) override;
   bool captured() const override { return !captured_.expired(); }
@@ -71,10 +62,15 @@ class CudaBackend final : public api::Backend {
   void check_kernel(const KernelRow& row) const;
   /// Whether replays follow later plans: then all runs share one plan in memory.
   bool graph_mode() const { return o_.capacity.fixed(); }
-  void check_captured(const HostPlan& plan) const;
+  struct Use {
+    PlacedPlan* placed;
+    UseOrder* order;  ///< null: of a capture alone
+    std::shared_ptr<Captured> held = nullptr;
+  };
+  Use use_of(CUstream stream, bool captures);
   void place_own(CUstream stream);
   PlacedPlan& place_for(const Capture& capture, CUstream stream);
-  void hold_own(const Capture& capture, const Params& params);
+  std::shared_ptr<Captured> hold_own(const Capture& capture);
 
   const api::AttentionOptions o_;
   const int device_;
@@ -210,51 +206,6 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
   }
 }
 
-/// A replay has the arguments of the captured launch: pointers, arrays, grid. Whatever they could
-/// not serve must not be planned.
-void CudaBackend::check_captured(const HostPlan& plan) const {
-  const std::shared_ptr<const Captured> held = captured_.lock();
-  if (!held) return;
-  const Captured& c = *held;
-  if (c.kernel != kernel_) {
-    throw Error(ErrorCode::kPlan, "plan", std::string("a batch for ") + kernel_->name,
-                std::string("one for ") + c.kernel->name +
-                    ", which a captured run has (custom masks, types and, where splits are fixed, "
-                    "a qo_indptr decide); take another flashbsr.Attention");
-  }
-  const PlanHeader& h = plan.plan.header();
-  const auto refuse = [](const char* name, const std::string& actual, const std::string& most) {
-    throw Error(ErrorCode::kCapacity, name, actual, most + ", since a captured run has that much");
-  };
-  if (((h.flags & kPlanPaged) != 0) != c.paged || h.page_size != c.page_size) {
-    const auto text = [](bool paged, int32_t size) {
-      return paged ? "pages of " + std::to_string(size) : std::string("ragged KV");
-    };
-    throw Error(ErrorCode::kPlan, "layout", text((h.flags & kPlanPaged) != 0, h.page_size),
-                text(c.paged, c.page_size) +
-                    ", as for the captured run; another flashbsr.Attention for the other");
-  }
-  if ((plan.mask != nullptr) != c.masked) {
-    throw Error(ErrorCode::kPlan, "custom_mask", c.masked ? "None" : "an array",
-                std::string(c.masked ? "an array" : "None") +
-                    ", as for the captured run; another flashbsr.Attention for the other");
-  }
-  if (h.num_q_tokens > c.q_rows) {
-    refuse("qo_indptr", std::to_string(h.num_q_tokens) + " query tokens",
-           "at most " + std::to_string(c.q_rows));
-  }
-  if (h.num_kv_rows > c.kv_rows) {
-    refuse(c.paged ? "kv_indices" : "kv_indptr",
-           std::to_string(h.num_kv_rows) + (c.paged ? " pages" : " token rows"),
-           "at most " + std::to_string(c.kv_rows));
-  }
-  if (h.num_kv_tokens != c.kv_tokens) {
-    throw Error(ErrorCode::kPlan, "N", std::to_string(h.num_kv_tokens) + " KV tokens",
-                std::to_string(c.kv_tokens) +
-                    " as for the captured run (0: whole blocks), whose last block is as short");
-  }
-}
-
 void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
                             void* stream_handle) {
   const CUstream stream = static_cast<CUstream>(stream_handle);
@@ -266,7 +217,7 @@ void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
                   "plan() outside of the capture, and for arrays whose type or device the TaskInfo "
                   "leaves open one run() before it: with a capacity a replay follows later plans");
     }
-    check_captured(plan);
+    if (const auto held = captured_.lock()) check_captured(*held, *kernel_, plan);
   }
   host_ = plan;
   borrowed_ = borrowed;
@@ -302,23 +253,61 @@ PlacedPlan& CudaBackend::place_for(const Capture& capture, CUstream stream) {
 }
 
 /// In graph mode every graph holds the one plan there is.
-void CudaBackend::hold_own(const Capture& capture, const Params& params) {
+std::shared_ptr<Captured> CudaBackend::hold_own(const Capture& capture) {
   std::shared_ptr<Captured> held = captured_.lock();
   const PlanHeader& h = own_->header();
   if (!held) {
     held = std::make_shared<Captured>(Captured{.kernel = kernel_,
                                                .masked = own_->masked(),
                                                .paged = (h.flags & kPlanPaged) != 0,
+                                               .bounds = h.off_bounds != 0,
                                                .page_size = h.page_size,
                                                .kv_tokens = h.num_kv_tokens});
     captured_ = held;
   }
-  held->q_rows = max_of(held->q_rows, params.q.tokens);
-  held->kv_rows = max_of(held->kv_rows, min_of(params.k.pages, params.v.pages));
-  if (holding_ == capture.id) return;
-  pin(capture, own_, held);
-  holding_ = capture.id;
-  order_in_capture_.restart();
+  if (holding_ != capture.id) {
+    pin(capture, own_, held);
+    holding_ = capture.id;
+    order_in_capture_.restart();
+  }
+  return held;
+}
+
+/// Where the plan of a call on `stream` is, and what orders its uses.
+CudaBackend::Use CudaBackend::use_of(CUstream stream, bool captures) {
+  if (!captures) {
+    if (!placed_) place_own(stream);
+    return {own_.get(), &order_};
+  }
+  const Capture capture = capture_of(stream);
+  if (!graph_mode()) return {&place_for(capture, stream), nullptr};
+  return {own_.get(), &order_in_capture_, hold_own(capture)};
+}
+
+void CudaBackend::resolve(const api::LengthViews& lengths, const api::ResolveOptions& options) {
+  const CUstream stream = static_cast<CUstream>(options.stream);
+  const ContextGuard context(device_);
+  const bool captures = capturing(stream);
+  bool host = false;
+  for (int i = 0; i < lengths.count; ++i) host = host || lengths.views[i].host;
+  if (captures && (host || options.check)) {
+    throw Error(ErrorCode::kUnsupported, host ? "kv_lens" : "check",
+                host ? "arrays in host memory while a CUDA graph is captured" : "True",
+                host ? "arrays on the device there, which a replay reads anew"
+                     : "False while a CUDA graph is captured: the verdict has to be waited for");
+  }
+  if (options.check) {
+    const Indices& lens = lengths.lengths.kv_lens;
+    if (host) {
+      api::check_lengths(lens, host_.plan);
+    } else {
+      api::check_lengths(download(lens, {.device = device_, .stream = stream}), host_.plan);
+    }
+  }
+  const Use use = use_of(stream, captures);
+  if (use.order) use.order->before(stream, captures);
+  use.placed->resolve(lengths, staging_, stream);
+  if (use.order) use.order->after(stream);
 }
 
 bool CudaBackend::serves(const Params& params, void*) {
@@ -349,23 +338,21 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
     throw Error(ErrorCode::kUnsupported, "check", "True while a CUDA graph is captured",
                 "False there (FLASHBSR_CHECK unset): the verdict has to be waited for");
   }
-  PlacedPlan* placed = own_.get();
-  UseOrder* order = &order_;
-  if (captures) {
-    const Capture capture = capture_of(stream);
-    if (graph_mode()) {
-      hold_own(capture, params);
-      order = &order_in_capture_;
-    } else {
-      placed = &place_for(capture, stream);
-      order = nullptr;
-    }
-  } else if (!placed_) {
-    place_own(stream);
+  const Use use = use_of(stream, captures);
+  if (use.held) {
+    use.held->q_rows = max_of(use.held->q_rows, params.q.tokens);
+    use.held->kv_rows = max_of(use.held->kv_rows, min_of(params.k.pages, params.v.pages));
+  }
+  PlacedPlan* const placed = use.placed;
+  UseOrder* const order = use.order;
+  if (!placed->complete()) {
+    api::lengths_missing(captures ? "update() or run(kv_lens=, block_tables=) inside of the "
+                                    "capture, which has a plan of its own"
+                                  : "run(kv_lens=, block_tables=) or update()");
   }
   const PlanHeader& header = placed->header();
   KernelArgs args = placed->args(params);
-  args.overlap = info_.cc >= 90 ? options.overlap : Overlap::kNone;
+  args.overlap = info_.cc >= 90 && !placed->take_fresh() ? options.overlap : Overlap::kNone;
   if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
@@ -379,6 +366,16 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
     launch(*kernel_, where, hopper_args(args, *kernel_, header, maps_));
   } else {
     launch(*kernel_, where, args);
+  }
+  if (placed->fewer_queries()) {
+    launch_op("clear_rows", {.device = device_, .stream = stream},
+              {.blocks = ceil_div<int64_t>(int64_t{header.num_q_tokens} * header.num_qo_heads,
+                                           ops::kThreads)},
+              ops::ClearRowsArgs{.header = args.header,
+                                 .out = params.out,
+                                 .lse = params.lse,
+                                 .lse_stride_token = params.lse_stride_token,
+                                 .lse_stride_head = params.lse_stride_head});
   }
   if (order) order->after(stream);
   if (options.wait) check(api().stream_synchronize(stream), "cuStreamSynchronize");

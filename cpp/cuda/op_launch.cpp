@@ -26,7 +26,7 @@ void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const
          static_cast<void**>(params));
 }
 
-std::vector<int64_t> download(const ops::Indices& indices, const Queue& queue) {
+std::vector<int64_t> download(const Indices& indices, const Queue& queue) {
   const size_t count = static_cast<size_t>(indices.size);
   std::vector<int64_t> values(count);
   if (indices.size == 0) return values;

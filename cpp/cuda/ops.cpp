@@ -10,11 +10,6 @@ using namespace ops;
 
 namespace {
 
-template <class Args>
-void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const Args& args) {
-  if (grid.blocks > 0) launch_op(family, queue, grid, static_cast<const void*>(&args));
-}
-
 /// Runs `launch` over the tokens, as many at once as 31-bit items allow.
 template <class Args, class Launch>
 void cut(Args& args, int64_t tokens, int64_t items_per_token, const Launch& launch) {

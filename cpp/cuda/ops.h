@@ -28,7 +28,7 @@ void get_batch_indices_positions(const ops::BatchIndicesArgs& args, const Queue&
 void get_seq_lens(const ops::SeqLensArgs& args, const Queue& queue);
 
 /// Values of an index array, after the work that is on the stream. Waits.
-std::vector<int64_t> download(const ops::Indices& indices, const Queue& queue);
+std::vector<int64_t> download(const Indices& indices, const Queue& queue);
 
 /// The blocks of an operation.
 struct OpGrid {
@@ -42,5 +42,10 @@ struct OpGrid {
 
 /// Launches the kernel of a family that has one row. `args` is its parameter.
 void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const void* args);
+
+template <class Args>
+void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const Args& args) {
+  if (grid.blocks > 0) launch_op(family, queue, grid, static_cast<const void*>(&args));
+}
 
 }  // namespace flashbsr::cuda

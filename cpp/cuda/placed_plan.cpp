@@ -6,6 +6,8 @@
 
 #include <flashbsr/core/error.h>
 
+#include "ops.h"
+
 namespace flashbsr::cuda {
 
 namespace {
@@ -19,13 +21,15 @@ constexpr int64_t kMaskSlack = 64;
 }  // namespace
 
 PlacedPlan::PlacedPlan(const api::AttentionOptions& options, int device)
-    : head_dim_qk_(options.head_dim_qk),
+    : device_(device),
+      head_dim_qk_(options.head_dim_qk),
       head_dim_vo_(options.head_dim_vo),
       num_qo_heads_(options.shape.num_qo_heads),
       plan_(device),
       counters_(device),
       partials_(device),
       slopes_(device),
+      lengths_(device),
       coarse_(device),
       fine_(device) {}
 
@@ -42,7 +46,10 @@ void PlacedPlan::grow(DeviceMemory& memory, int64_t bytes, const char* what, boo
 /// read. Zeros follow the mask. Returns the bytes to copy.
 int64_t PlacedPlan::stage(const HostPlan& plan, int64_t mask_at, Staging& staging) const {
   const PlanHeader& h = plan.plan.header();
-  int64_t words = static_cast<int64_t>(h.off_kv_indices) + h.num_kv_indices;
+  // Page ids of a plan of bounds are the device's to write.
+  const bool bounds = h.off_bounds != 0;
+  int64_t words = h.off_kv_indices;
+  if (!bounds) words += h.num_kv_indices;
   // Last, because most plans have none.
   if (h.num_shared > 0) words = h.off_merge_parts + 4 * static_cast<int64_t>(h.num_merge_parts);
   const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : 4 * words;
@@ -55,7 +62,14 @@ int64_t PlacedPlan::stage(const HostPlan& plan, int64_t mask_at, Staging& stagin
   put(h.off_queue_indptr, h.num_workers + 1);
   put(h.off_queue_items, h.num_items);
   put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
-  put(h.off_kv_indices, h.num_kv_indices);
+  if (bounds) {
+    int64_t at = h.off_bounds;
+    put(at, 8 * static_cast<int64_t>(h.num_requests));
+    put(at += 8 * static_cast<int64_t>(h.max_requests), 8 * static_cast<int64_t>(h.num_items));
+    put(at += 8 * static_cast<int64_t>(h.max_items), 8 * static_cast<int64_t>(h.num_merges));
+  } else {
+    put(h.off_kv_indices, h.num_kv_indices);
+  }
   put(h.off_q_rows, h.num_q_rows);
   put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
   if (plan.mask) {
@@ -90,9 +104,41 @@ void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Stagi
   take_rope(plan, stream, held);
   take_slopes(plan, stream);
   header_ = h;
+  resolved_ = fewer_queries_ = fresh_ = false;
   masked_ = plan.mask != nullptr;
   mask_at_ = mask_at;
   borrowed_ = borrowed;
+}
+
+void PlacedPlan::resolve(const api::LengthViews& views, Staging& staging, CUstream stream) {
+  Lengths now = views.lengths;
+  const auto bytes = [](const Indices& x) {
+    return round_up<int64_t>(x.size * (x.wide ? 8 : 4), 8);
+  };
+  int64_t total = 0;
+  for (int i = 0; i < views.count; ++i) {
+    if (views.views[i].host) total += bytes(now.*views.views[i].field);
+  }
+  if (total > 0) {
+    lengths_.fit(total);
+    char* to = staging.next(total);
+    int64_t at = 0;
+    for (int i = 0; i < views.count; ++i) {
+      Indices& x = now.*views.views[i].field;
+      if (!views.views[i].host || x.size == 0) continue;
+      std::memcpy(to + at, x.data, static_cast<size_t>(x.size * (x.wide ? 8 : 4)));
+      x.data = lengths_.data() + at;
+      at += bytes(x);
+    }
+    staging.copy(lengths_.address(), total, stream);
+  }
+  const int64_t threads = max_of(max_of(header_.num_items, header_.num_kv_indices), 1);
+  launch_op(
+      "resolve", {.device = device_, .stream = stream},
+      {.blocks = ceil_div<int64_t>(threads, ops::kThreads), .blocks_per_sm = 4, .overlap = true},
+      ops::ResolveArgs{.plan = reinterpret_cast<int32_t*>(plan_.data()), .lengths = now});
+  resolved_ = fresh_ = true;
+  fewer_queries_ = now.qo_indptr.given();
 }
 
 /// Copies the tables, whole where they moved, otherwise the rows that are new. Their source is not

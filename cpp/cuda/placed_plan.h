@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "../api/backend.h"
 #include "../api/options.h"
@@ -22,6 +23,16 @@ class PlacedPlan {
   /// current, captures are relaxed.
   void take(const api::HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
             CUstream stream, bool held);
+  /// The lengths of a plan of bounds; those in host memory are copied.
+  void resolve(const api::LengthViews& views, Staging& staging, CUstream stream);
+  /// Whether its lengths are known.
+  bool complete() const { return header_.off_bounds == 0 || resolved_; }
+  /// Whether there may be fewer query tokens than were planned.
+  bool fewer_queries() const { return fewer_queries_; }
+  /// Whether the lengths may still be on their way, so that the next kernel must not start before
+  /// those ahead of it have finished; the ones behind it start no earlier than it does.
+  bool take_fresh() { return std::exchange(fresh_, false); }
+
   /// What a kernel is launched with; the caller's arrays are in `params`.
   KernelArgs args(Params& params) const;
 
@@ -34,15 +45,18 @@ class PlacedPlan {
   void take_rope(const api::HostPlan& plan, CUstream stream, bool held);
   void take_slopes(const api::HostPlan& plan, CUstream stream);
 
+  const int device_;
   const int32_t head_dim_qk_, head_dim_vo_, num_qo_heads_;
   PlanHeader header_{};
   bool masked_ = false;
   int64_t mask_at_ = 0;
+  bool resolved_ = false, fewer_queries_ = false, fresh_ = false;
 
   DeviceMemory plan_;  ///< the plan, and behind it the mask
   DeviceMemory counters_;
   DeviceMemory partials_;
   DeviceMemory slopes_;
+  DeviceMemory lengths_;        ///< of the caller's that were in host memory
   DeviceMemory coarse_, fine_;  ///< RoPE tables
   int64_t rope_rows_ = 0;       ///< of the coarse table that are there
   RopeTables rope_;             ///< of the last plan

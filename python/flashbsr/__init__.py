@@ -33,6 +33,7 @@ from .errors import (
     UnsupportedError,
 )
 from .layout.block_mask import BlockMask, block_mask
+from .layout.bounds import Bounds
 from .layout.layouts import BlockTable, Bsr, Levels, Paged, Ragged
 from .layout.sharing import find_shared_prefixes
 from .layout.span_mask import SpanMask, span_mask
@@ -79,6 +80,7 @@ __all__ = [
     "AttentionSpec",
     "BlockMask",
     "BlockTable",
+    "Bounds",
     "Bsr",
     "CapacityError",
     "DTypeError",

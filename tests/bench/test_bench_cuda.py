@@ -251,12 +251,14 @@ def test_causal_bits() -> None:
 
 
 def test_what_is_bound_by_products() -> None:
-    """Prefill, blocks and an extension; not decode, nor what verifies a few tokens."""
-    attention = [w for w in CUDA_WORKLOADS if w.kind not in ("gpu-append", "gpu-merge")]
+    """Prefill, blocks, an extension and long chunks; not decode, nor what verifies a few tokens."""
+    copies = "gpu-append", "gpu-append-slots", "gpu-merge"
+    attention = [w for w in CUDA_WORKLOADS if w.kind not in copies]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
     sparse = {w.name for w in attention if w.kind == "gpu-sparse"}
-    assert bound == prefill | sparse | {"extend-4x512"}
+    chunks = {w.name for w in attention if "chunk-" in w.name}
+    assert bound == prefill | sparse | chunks | {"extend-4x512"}
 
 
 def test_mixed_batches_are_taken_apart(session: CudaSession) -> None:

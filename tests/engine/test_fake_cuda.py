@@ -20,6 +20,8 @@ torch = framework("torch")
     [
         (["fake_cuda/host_path.py", "fake_cuda/captured_runs.py"], "", {}),
         (["fake_cuda/captured_walk.py"], "", {}),
+        (["fake_cuda/bounds_runs.py"], "", {}),
+        (["layout/test_bounds.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         (["fake_cuda/kernel_cases.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
@@ -38,6 +40,8 @@ torch = framework("torch")
     ids=[
         "host path",
         "captures",
+        "bounds, captured",
+        "bounds",
         "tensor maps",
         "every kernel",
         "132 SMs",

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include <flashbsr/core/launch.h>
+#include <flashbsr/core/resolve.h>
 #include <flashbsr/cpu/engine.h>
 #include <flashbsr/cpu/kernels.h>
 #include <flashbsr/kernel/ops/args.h>
@@ -68,6 +69,16 @@ void check_pages(const flashbsr::ops::CheckPagesArgs& a) {
     if (page >= 0 && page < a.pages) continue;
     *a.first_bad =
         std::min(*a.first_bad, static_cast<uint64_t>(i) << 32 | static_cast<uint32_t>(page));
+  }
+}
+
+void clear_rows(const flashbsr::ops::ClearRowsArgs& a) {
+  for (int64_t t = a.header->num_q_tokens_now; t < a.header->num_q_tokens; ++t) {
+    for (int32_t h = 0; h < a.out.heads; ++h) {
+      std::memset(a.out.row(t, h), 0,
+                  static_cast<size_t>(a.out.dim) * flashbsr::dtype_size(a.out.dtype));
+      if (a.lse) a.lse[t * a.lse_stride_token + h * a.lse_stride_head] = -flashbsr::infinity();
+    }
   }
 }
 
@@ -241,6 +252,18 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   } else if (name == "check_pages") {
     const auto args = *static_cast<const flashbsr::ops::CheckPagesArgs*>(params[0]);
     op.work = [=] { check_pages(args); };
+  } else if (name == "clear_rows") {
+    const auto args = *static_cast<const flashbsr::ops::ClearRowsArgs*>(params[0]);
+    op.work = [=] { clear_rows(args); };
+  } else if (name == "resolve") {
+    const auto args = *static_cast<const flashbsr::ops::ResolveArgs*>(params[0]);
+    // As a grid of several threads does, in some order.
+    op.work = [=] {
+      const flashbsr::BoundPlan plan(args.plan);
+      for (int thread = 4; plan.bound() && thread >= 0; --thread) {
+        plan.resolve(args.lengths, thread, 5);
+      }
+    };
   } else {
     return CUDA_ERROR_NOT_SUPPORTED;
   }

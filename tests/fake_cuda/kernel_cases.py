@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flashbsr import Attention, _core
@@ -38,6 +39,7 @@ def test_problems_lead_to_the_kernel(
     monkeypatch.setattr(jit_cuda, "cuda_kernel", lambda *_: b"not empty")
     monkeypatch.setattr(Attention, "run", drained)
     monkeypatch.setattr(CASES, "normal", on_the_host)
+    monkeypatch.setattr(CASES, "integers", lambda x: torch.from_numpy(np.asarray(x)))
     assert CASES.run_kernel(kernel) == []
     every = {"ragged", "paged", "gather"} if kernel["family"] in CASES.HOPPER else {"none"}
     expected = {"mixed": every - {"gather"}, "mixed_gather": {"gather"}}

@@ -222,6 +222,40 @@ def test_append(backend: str, halves: bool, dtype: Any) -> None:
     same(step, heads(2), heads(2), cache, backend=backend)
 
 
+@pytest.mark.parametrize("rope", [False, True])
+def test_append_by_slots(rope: bool) -> None:
+    slots = torch.tensor([11, 0, -1, 4])
+
+    def step(q: Any, k: Any, v: Any, cache: Any) -> Any:
+        into = {"paged_kv_cache": cache, "slot_mapping": slots * 1}
+        if rope:
+            return flashbsr.rope_append_paged_kv_cache(q, k, v, positions=PLACES, **into)
+        flashbsr.append_paged_kv_cache(k, v, **into)
+        return cache * 2
+
+    same(step, heads(4), heads(2), heads(2), torch.zeros(3, 2, 4, 2, 16), backend="inductor")
+
+
+def test_lengths_and_tables_of_the_program() -> None:
+    """A decode step whose lengths and pages the program computes: one program, one plan."""
+    one = attention(causal=True)
+    one.plan(flashbsr.Bounds(None, [9, 12, 4], page_size=4))
+    cache = torch.randn(12, 2, 4, 2, 16)
+    tables = torch.arange(9).view(3, 3)
+
+    def step(q: Any, lens: Any, cache: Any) -> Any:
+        return one.run(q * 2, cache, kv_lens=lens + 1, block_tables=tables + 1, return_lse=True)
+
+    compiled = torch.compile(step, fullgraph=True)
+    exact = flashbsr.Attention(one.spec, one.task)
+    for lens in ([0, 5, 2], [8, 11, 3], [2, 0, 0]):
+        q, kv_lens = torch.randn(3, 4, 16), torch.tensor(lens)
+        exact.plan(flashbsr.BlockTable(None, tables + 1, kv_lens + 1, page_size=4))
+        expected = exact.run(q * 2, cache, return_lse=True)
+        torch.testing.assert_close(compiled(q, kv_lens, cache), expected, rtol=1e-5, atol=1e-5)
+    assert counts() == (1, {})
+
+
 @pytest.mark.parametrize("options", [{}, {"interleave": True, "rotary_dim": 8},
                                      {"llama31": (1.0, 4.0, 8192.0)}])  # fmt: skip
 def test_rope_append(options: dict[str, Any]) -> None:

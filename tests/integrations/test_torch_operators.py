@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The operators themselves: what they promise, programs that are exported, and how a process ends."""
+"""The operators themselves: what they promise, exported programs, and how a process ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import flashbsr
+import flashbsr.integrations.torch
 import pytest
 from kinds import torch
 from llama import Block
-
-import flashbsr.integrations.torch  # noqa: F401  (its operators are called by name)
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -30,14 +29,14 @@ def arrays() -> tuple[Any, ...]:
 
 def more() -> tuple[Any, ...]:
     return (None, torch.rand(2), None, 2.0, None, 0.5, torch.randn(4), None, None, False,
-            [], [], [], [])  # fmt: skip
+            None, None, None, [], [], [], [])  # fmt: skip
 
 
-def new_rows(cache: Any = None) -> tuple[Any, ...]:
-    cache = torch.zeros(3, 2, 4, 2, 16) if cache is None else cache
-    indices = [torch.tensor(x) for x in ([0, 0, 1], [3, 4, 0], [2, 0, 1], [0, 2, 3], [1, 1])]
-    row = torch.randn(3, 2, 16)
-    return row, row + 1, *indices[:2], cache, None, *indices[2:], "NHD", 2.0, 1.0
+def new_rows(by_slots: bool = False) -> tuple[Any, ...]:
+    cache, row = torch.zeros(3, 2, 4, 2, 16), torch.randn(3, 2, 16)
+    table = [torch.tensor(x) for x in ([0, 0, 1], [2, 0, 1], [0, 2, 3], [1, 1])]
+    places = (torch.tensor([11, 0, -1]), *[None] * 4) if by_slots else (None, *table)
+    return row, row + 1, cache, None, torch.tensor([3, 4, 0]), *places, "NHD", 2.0, 1.0
 
 
 FREQUENCIES = 16, False, 1.0, 1e4, None
@@ -51,6 +50,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attention": lambda: (*(x[None] for x in arrays()[:3]), False, -1, None, None, None, None, True,
                           None),
     "append_paged_kv_cache": new_rows,
+    "append_paged_kv_cache by slots": lambda: new_rows(True),
     "rope_append_paged_kv_cache": lambda: (torch.randn(3, 4, 16), torch.empty(3, 4, 16),
                                            *new_rows(), *FREQUENCIES, None),
     "apply_rope": lambda: (torch.randn(3, 4, 16), torch.randn(3, 2, 16), torch.empty(3, 4, 16),
@@ -76,7 +76,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 
 def operator(name: str) -> Any:
-    packet, _, overload = name.partition(".")
+    packet, _, overload = name.partition(" ")[0].partition(".")
     return getattr(getattr(torch.ops.flashbsr, packet), overload or "default")
 
 
@@ -93,7 +93,7 @@ def test_every_operator_is_checked() -> None:
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("flashbsr::")
     }
-    assert names - {"no_gradient"} == set(CALLS)
+    assert names - {"no_gradient"} == {name.partition(" ")[0] for name in CALLS}
 
 
 def test_operators_keep_strides() -> None:

@@ -153,6 +153,8 @@ def as_user(user: int, action: Callable[[], bytes]) -> str:
     return result
 
 
+# JAX, which another test may have imported, warns of its threads; the children only read and write.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @as_root
 def test_who_else_may_read_a_cache(folder: Path) -> None:
     """Root's serves everybody, one's own only oneself."""

@@ -214,7 +214,7 @@ def test_mask_bits_do_not_shift_across_requests(device: Device) -> None:
 @pytest.mark.parametrize("index_type", [np.int32, np.int64])
 def test_index_types(index_type: type, device: Device) -> None:
     """int64 is accepted, and checked into range."""
-    for layout in ("ragged", "paged", "paged_lens", "table"):
+    for layout in ("ragged", "paged", "paged_lens", "table", "bounds"):
         problem = device.build(cases.MIXED.but("index", layout=layout))
         if problem.kv_indices is not None:
             problem.kv_indices = problem.kv_indices[: problem.kv_indptr[-1]]

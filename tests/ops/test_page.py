@@ -48,6 +48,14 @@ class Batch:
             arrays.append(strided(poisoned(shape, dtype), dtype))
         return tuple(arrays)
 
+    @property
+    def slots(self) -> np.ndarray:
+        """Slot of each new row: page * page_size + offset."""
+        pages = self.kv_indices[
+            self.kv_indptr[self.batch_indices] + self.positions // self.page_size
+        ]
+        return pages.astype(np.int64) * self.page_size + self.positions % self.page_size
+
     def on(self, device: Device) -> tuple[Any, ...]:
         """Arguments of an append behind the rows: (indices and positions), (the page table)."""
         table = self.kv_indices, self.kv_indptr, self.last_page_len
@@ -76,8 +84,9 @@ SAME = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("dtype", SAME)
+@pytest.mark.parametrize("by", ["table", np.int64, np.int32], ids=["table", "slots", "slots32"])
 def test_append(
-    kv_layout: str, page_size: int, dtype: str, rng: np.random.Generator, device: Device
+    kv_layout: str, page_size: int, dtype: str, by: Any, rng: np.random.Generator, device: Device
 ) -> None:
     """Exactly the appended slots change, on pages, tails and padding alike."""
     batch = Batch([5, 100, 0, 17, 1], [5, 30, 0, 1, 1], page_size)
@@ -88,9 +97,14 @@ def test_append(
     expected = batch.cache(kv_layout, heads, dims, dtype)
     cache = device.put_kv(batch.cache(kv_layout, heads, dims, dtype))
     where, table = batch.on(device)
-    result = flashbsr.append_paged_kv_cache(
-        device.put(key), device.put(value), *where, cache, *table, kv_layout
-    )
+    rows = device.put(key), device.put(value)
+    if by == "table":
+        result = flashbsr.append_paged_kv_cache(*rows, *where, cache, *table, kv_layout)
+    else:
+        slots = device.put(batch.slots.astype(by))
+        result = flashbsr.append_paged_kv_cache(
+            *rows, paged_kv_cache=cache, kv_layout=kv_layout, slot_mapping=slots
+        )
     assert result is None
     reference.append(
         key,
@@ -151,12 +165,18 @@ def test_append_to_a_stacked_cache_in_parts(
             np.testing.assert_array_equal(got, tokens[request][:, which])
 
 
+@pytest.mark.parametrize("by_slots", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("cache_dtype", "largest"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)]
 )
 def test_append_quantises(
-    dtype: str, cache_dtype: str, largest: float, rng: np.random.Generator, device: Device
+    dtype: str,
+    cache_dtype: str,
+    largest: float,
+    by_slots: bool,
+    rng: np.random.Generator,
+    device: Device,
 ) -> None:
     """Rows are divided by the scale, saturate at the largest number, and round to nearest even."""
     batch = Batch([9], [9], 4)
@@ -166,7 +186,11 @@ def test_append_quantises(
     cache = device.put_kv(batch.cache("NHD", 2, (16, 16), cache_dtype))
     where, table = batch.on(device)
     both = device.put(rows), device.put(rows)
-    flashbsr.append_paged_kv_cache(*both, *where, cache, *table, k_scale=0.25, v_scale=8.0)
+    places: dict[str, Any] = {"slot_mapping": device.put(batch.slots)}
+    if not by_slots:
+        names = "batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len"
+        places = dict(zip(names, (*where, *table), strict=True))
+    flashbsr.append_paged_kv_cache(*both, paged_kv_cache=cache, k_scale=0.25, v_scale=8.0, **places)
     for x, scale in zip(map(device.get, cache), (0.25, 8.0), strict=True):
         got = reference.gather_pages(x, batch.kv_indices[:3], 9, "NHD")
         scaled = np.clip(rows.astype(np.float32) / np.float32(scale), -largest, largest)
@@ -183,8 +207,11 @@ def test_append_skips_padding(rng: np.random.Generator, device: Device) -> None:
     cache = device.put_kv(batch.cache("NHD", 1, (8, 8), "float32"))
     padded = np.concatenate([batch.batch_indices, [-1, -1, -1]]).astype(np.int32)
     positions = np.concatenate([batch.positions, [0, GARBAGE, -7]]).astype(np.int32)
-    rows = (device.put(x) for x in (key, value, padded, positions))
+    rows = [device.put(x) for x in (key, value, padded, positions)]
     flashbsr.append_paged_kv_cache(*rows, cache, *batch.on(device)[1])
+    by_slots = device.put_kv(batch.cache("NHD", 1, (8, 8), "float32"))
+    slots = device.put(np.concatenate([batch.slots, [-1, -1, -1]]))
+    flashbsr.append_paged_kv_cache(*rows[:2], paged_kv_cache=by_slots, slot_mapping=slots)
     reference.append(
         key[:5],
         value[:5],
@@ -196,6 +223,56 @@ def test_append_skips_padding(rng: np.random.Generator, device: Device) -> None:
         "NHD",
     )
     check_cache(device, cache, expected)
+    check_cache(device, by_slots, expected)
+
+
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("slot", [-2, -(2**40), 5 * 4, 2**31, 2**32 + 3, 2**62])
+def test_slots_outside_of_the_cache(
+    device: Device, slot: int, rope: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU writes all other rows; asked to look, it refuses as the CPU does."""
+    slots = np.array([3, slot, 19, -1], np.int64)
+    rows = device.put(np.ones((4, 1, 8), np.float32))
+    cache = tuple(device.put(np.zeros((5, 4, 1, 8), np.float32)) for _ in "kv")
+    append: Any = flashbsr.append_paged_kv_cache
+    arguments: dict[str, Any] = {"paged_kv_cache": cache, "slot_mapping": device.put(slots)}
+    arguments |= {"append_key": rows, "append_value": rows}
+    if rope:
+        append = flashbsr.rope_append_paged_kv_cache
+        arguments |= {"q": rows, "positions": device.put(np.zeros(4, np.int32))}
+    with monkeypatch.context() as patch:
+        patch.setenv("FLASHBSR_CHECK", "1")
+        with pytest.raises(flashbsr.IndexRangeError, match="below 20") as caught:
+            append(**arguments)
+    assert caught.value.argument == "slot_mapping[1]"
+    assert not any(device.get(x).any() for x in cache)
+    if device.is_cuda:
+        append(**arguments)
+        for x in cache:
+            written = np.flatnonzero(device.get(x).reshape(20, 8)[:, 0])
+            assert written.tolist() == [3, 19]
+
+
+def test_slots_or_a_table() -> None:
+    """Both, neither, and slots of another shape or type are refused by name."""
+    x, cache, slots = np.ones((2, 1, 8)), np.zeros((1, 2, 4, 1, 8)), np.array([0, 1])
+    x, cache = x.astype(np.float32), cache.astype(np.float32)
+    append, rope_append = flashbsr.append_paged_kv_cache, flashbsr.rope_append_paged_kv_cache
+    with pytest.raises(flashbsr.FlashbsrError, match="slot_mapping and positions"):
+        append(x, x, positions=slots, paged_kv_cache=cache, slot_mapping=slots)
+    with pytest.raises(flashbsr.FlashbsrError, match="slot_mapping and kv_indptr"):
+        rope_append(x, x, x, None, slots, cache, kv_indptr=np.array([0, 1]), slot_mapping=slots)
+    with pytest.raises(flashbsr.FlashbsrError, match="batch_indices: .*slot_mapping"):
+        append(x, x, paged_kv_cache=cache)
+    with pytest.raises(flashbsr.FlashbsrError, match="positions: .*angles"):
+        rope_append(x, x, x, paged_kv_cache=cache, slot_mapping=slots)
+    with pytest.raises(flashbsr.ShapeError, match="paged_kv_cache"):
+        append(x, x, slot_mapping=slots)
+    with pytest.raises(flashbsr.ShapeError, match="slot_mapping"):
+        append(x, x, paged_kv_cache=cache, slot_mapping=slots[:1])
+    with pytest.raises(flashbsr.DTypeError, match="slot_mapping"):
+        append(x, x, paged_kv_cache=cache, slot_mapping=slots.astype(np.uint32))
 
 
 # The device fixture is the same in every example.

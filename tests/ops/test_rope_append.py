@@ -122,6 +122,62 @@ def test_rope_append(
         assert_poison_survived(x, "cache")
 
 
+@pytest.mark.parametrize("dim", [64, 24])
+@pytest.mark.parametrize("cache_dtype", ["float16", "float8_e4m3fn"])
+def test_rope_append_by_slots(
+    device: Device, cache_dtype: str, dim: int, rng: np.random.Generator
+) -> None:
+    """The bits of an append by a page table; queries of slots of -1 are rotated all the same."""
+    batch = Batch([5, 100, 0, 17], [5, 30, 0, 1], 4)
+    q, key, value = (
+        rng.standard_normal((ROWS, heads, dim)).astype(np.float16) for heads in (6, 2, 2)
+    )
+    rows = [device.put(x) for x in (q, key, value)]
+    angles = np.arange(100)[:, None] * reference.rope_frequencies(dim, 1e4, 1.0, None)
+    cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    for options in ({"interleave": True}, {"cos_sin_cache": device.put(cos_sin)}):
+        options |= {"k_scale": 0.5, "v_scale": 2.0}
+        where, table = batch.on(device)
+        expected = device.put_kv(batch.cache("HND", 2, (dim, dim), cache_dtype))
+        rotated = flashbsr.rope_append_paged_kv_cache(
+            *rows, *where, expected, *table, "HND", **options
+        )
+        kept = np.ones(ROWS, bool)
+        kept[[0, 7, ROWS - 1]] = False
+        for slots in (batch.slots, np.where(kept, batch.slots, -1)):
+            cache = device.put_kv(batch.cache("HND", 2, (dim, dim), cache_dtype))
+            out = flashbsr.rope_append_paged_kv_cache(
+                *rows, positions=where[1], paged_kv_cache=cache, kv_layout="HND",
+                slot_mapping=device.put(slots), **options,
+            )  # fmt: skip
+            equal_bits(device.get(out), device.get(rotated))
+            for got, want in zip(map(device.get, cache), map(device.get, expected), strict=True):
+                want = want.copy()
+                for slot in batch.slots[slots < 0]:
+                    want[slot // 4, :, slot % 4] = np.nan
+                equal_bits(
+                    got.astype(np.float32)[np.isfinite(got.astype(np.float32))],
+                    want.astype(np.float32)[np.isfinite(want.astype(np.float32))],
+                )
+                assert (np.isnan(got.astype(np.float32)) == np.isnan(want.astype(np.float32))).all()
+
+
+def test_padding_by_slots(device: Device) -> None:
+    """A slot of -1 whose position lies outside of the table: the query is copied, not read past."""
+    x = np.arange(1, 25, dtype=np.float32).reshape(3, 1, 8)
+    cache = tuple(device.put(np.zeros((2, 4, 1, 8), np.float32)) for _ in "kv")
+    table = np.concatenate([np.zeros((4, 4)), np.ones((4, 4))], axis=1).astype(np.float32)
+    out = flashbsr.rope_append_paged_kv_cache(
+        device.put(x), device.put(x), device.put(x),
+        positions=device.put(np.array([1, GARBAGE, -5], np.int64)), paged_kv_cache=cache,
+        slot_mapping=device.put(np.array([6, -1, -1])), cos_sin_cache=device.put(table),
+    )  # fmt: skip
+    got = device.get(out)
+    np.testing.assert_array_equal(got[1:], x[1:])
+    np.testing.assert_array_equal(got[0, 0], [-5, -6, -7, -8, 1, 2, 3, 4])
+    np.testing.assert_array_equal(np.flatnonzero(device.get(cache[1]).reshape(8, 8)[:, 0]), [6])
+
+
 def test_q_in_place(device: Device, rng: np.random.Generator) -> None:
     """`q_out` may be `q`, and is returned."""
     batch = Batch([5, 100, 0, 17], [5, 30, 0, 1], 4)

@@ -4,7 +4,7 @@
 // The plan: one flat int32 buffer that every backend consumes.
 //
 //   [PlanHeader][WorkerStart x workers][Request x max][WorkItem x max][queue_indptr][queue_items]
-//   [Merge x max][kv_indices][q_rows][MergePart x max]
+//   [Merge x max][bounds][kv_indices][q_rows][MergePart x max]
 //
 // Section offsets (in int32 units) are fixed by the capacity, so under a CUDA graph the pointers
 // and the grid stay the same while the contents change. Everything here is plain old data.
@@ -28,7 +28,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 5;
+inline constexpr int32_t kPlanVersion = 6;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
@@ -194,7 +194,12 @@ struct PlanHeader {
   int32_t narrow_cost_per_split;
   int32_t num_narrow_blocks;
 
-  int32_t reserved[4];
+  int32_t off_bounds;  ///< 0: the lengths are what was planned
+  int32_t kv_tile;     ///< parts of split tiles are multiples of it
+  /// Query tokens that there are: num_q_tokens, or fewer where a plan of bounds was resolved so.
+  int32_t num_q_tokens_now;
+
+  int32_t reserved[1];
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

@@ -9,7 +9,9 @@
 //   ragged          qo_indptr, kv_indptr over token rows
 //   paged CSR       qo_indptr, kv_indptr over kv_indices, last_page_len or kv_lens
 //   block table     [B, max_pages] + kv_lens
-//   BSR             block rows of r query tokens, block columns of c KV tokens, any r and c: bsr.h
+//   bounds          the most KV tokens that requests may have; lengths and pages when they are
+//   known BSR             block rows of r query tokens, block columns of c KV tokens, any r and c:
+//   bsr.h
 #pragma once
 
 #include <algorithm>
@@ -48,6 +50,7 @@ struct Layout {
   bool paged = false;
   bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
   bool decode = false;     ///< one query token each, by the call rather than by these lengths
+  bool bounds = false;     ///< lengths are the most that there may be; page ids come later
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
   /// Where pages follow each other and the last one is short: tokens of k, v. 0: it is whole.
@@ -111,7 +114,7 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
   layout.decode = qo_indptr == nullptr;
   layout.requests.assign(static_cast<size_t>(batch_size), Request{});
   layout.kv_heads.clear();
-  layout.shared_kv = false;
+  layout.shared_kv = layout.bounds = false;
   layout.num_kv_tokens = 0;
   for (int64_t b = 0; b < batch_size; ++b) {
     Request& r = layout.requests[static_cast<size_t>(b)];
@@ -184,6 +187,7 @@ inline void start_paged(Layout& layout, int32_t page_size) {
     throw Error(ErrorCode::kValue, "page_size", std::to_string(page_size), "at least 1");
   }
   layout.paged = true;
+  layout.bounds = false;
   layout.page_size = page_size;
   layout.num_kv_rows = 0;
 }
@@ -333,6 +337,34 @@ inline void block_table_layout(Layout& layout, const IndexView* qo_indptr,
     detail::take_pages(layout, r.kv_begin, "block_tables", block_tables, b * max_pages,
                        ceil_div<int64_t>(r.kv_len, page_size));
   }
+  detail::finish(layout);
+}
+
+/// `kv_lens` [batch] or, with `heads` > 0, [batch, heads]: a request and a page table for every KV
+/// head. Page ids are 0 until they are known (core/resolve.h).
+inline void bounds_layout(Layout& layout, const IndexView* qo_indptr, const IndexView& kv_lens,
+                          int32_t page_size, int32_t heads) {
+  const int32_t tables = max_of(heads, 1);
+  detail::start_requests(layout, qo_indptr, kv_lens.size / tables);
+  detail::start_paged(layout, page_size);
+  layout.bounds = true;
+  if (heads > 0) {
+    std::vector<Request> batch;
+    batch.swap(layout.requests);
+    for (const Request& r : batch) {
+      layout.requests.insert(layout.requests.end(), static_cast<size_t>(heads), r);
+      for (int32_t h = 0; h < heads; ++h) layout.kv_heads.push_back(h);
+    }
+  }
+  int64_t count = 0;
+  for (int64_t i = 0; i < kv_lens.size; ++i) {
+    Request& r = layout.requests[static_cast<size_t>(i)];
+    r.kv_begin = detail::narrow("pages of request", i, count);
+    r.kv_len = detail::narrow("kv_lens", i, kv_lens[i]);
+    count += ceil_div<int64_t>(r.kv_len, page_size);
+  }
+  detail::narrow("pages of request", kv_lens.size, count);
+  layout.kv_indices.assign(static_cast<size_t>(count), 0);
   detail::finish(layout);
 }
 

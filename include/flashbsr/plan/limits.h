@@ -116,9 +116,11 @@ struct PlanSizes {
   int64_t q_rows = 0;
   int64_t merge_parts = 0;
 
-  int64_t total_words(int32_t workers) const {
+  /// Of requests, items and merges.
+  int64_t record_words() const { return 8 * (requests + items + merges); }
+  int64_t total_words(int32_t workers, bool bounds) const {
     return static_cast<int64_t>(sizeof(PlanHeader) / 4) + 16 * static_cast<int64_t>(workers) +
-           8 * (requests + items + merges) + (workers + 1) + items + kv_indices + q_rows +
+           (bounds ? 2 : 1) * record_words() + (workers + 1) + items + kv_indices + q_rows +
            4 * merge_parts;
   }
 };

@@ -84,6 +84,7 @@ class Planner {
       queue_items[i] = place_[static_cast<size_t>(queue_items[i])];
     }
     write_starts();
+    if (layout.bounds) write_bounds();
     return PlanView{buffer_.data()};
   }
 
@@ -124,7 +125,7 @@ class Planner {
   void write_header(const Layout& layout, const Shape& shape, const Workers& workers,
                     const PlanSizes& need) {
     const DeviceLimits& limits = workers.wide;
-    const int64_t words = sizes_.total_words(workers.count());
+    const int64_t words = sizes_.total_words(workers.count(), layout.bounds);
     if (max_of(words, sizes_.partial_rows) > std::numeric_limits<int32_t>::max()) {
       throw Error(ErrorCode::kCapacity, "plan",
                   std::to_string(words) + " words, " + std::to_string(sizes_.partial_rows) +
@@ -148,7 +149,7 @@ class Planner {
     h.num_kv_indices = i32(need.kv_indices);
     h.num_q_rows = i32(need.q_rows);
     h.num_merge_parts = i32(need.merge_parts);
-    h.num_q_tokens = i32(layout.num_q_tokens);
+    h.num_q_tokens = h.num_q_tokens_now = i32(layout.num_q_tokens);
     h.num_kv_rows = i32(layout.num_kv_rows);
     h.num_kv_tokens = i32(layout.num_kv_tokens);
     h.num_qo_heads = shape.num_qo_heads;
@@ -172,6 +173,11 @@ class Planner {
     h.off_queue_items = h.off_queue_indptr + h.num_workers + 1;
     h.off_merges = h.off_queue_items + h.max_items;
     h.off_kv_indices = h.off_merges + 8 * h.max_merges;
+    if (layout.bounds) {
+      h.off_bounds = h.off_kv_indices;
+      h.off_kv_indices += i32(sizes_.record_words());
+    }
+    h.kv_tile = limits.kv_tile;
     h.off_q_rows = h.off_kv_indices + h.max_kv_indices;
     h.off_merge_parts = h.off_q_rows + h.max_q_rows;
     for (const detail::Tile& tile : tiles_) h.max_rows = max_of(h.max_rows, tile.row_count);
@@ -342,6 +348,19 @@ class Planner {
       start->item = plan.items()[plan.queue_items()[queue[w]]];
       start->request = plan.requests()[start->item.request];
     }
+  }
+
+  /// What core/resolve.h starts from.
+  void write_bounds() {
+    const PlanHeader h = header();
+    int32_t at = h.off_bounds;
+    const auto keep = [&](int32_t from, int32_t count, int32_t most) {
+      copy(at, buffer_.data() + from, static_cast<size_t>(count) * sizeof(Request));
+      at += 8 * most;
+    };
+    keep(h.off_requests, h.num_requests, h.max_requests);
+    keep(h.off_items, h.num_items, h.max_items);
+    keep(h.off_merges, h.num_merges, h.max_merges);
   }
 
   PlanSizes sizes_;

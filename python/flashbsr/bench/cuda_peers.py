@@ -37,6 +37,16 @@ def _forms(w: Workload, q: Any, sets: list[tuple[Any, Any]]) -> dict[str, Any]:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     grouped = w.num_qo_heads != w.num_kv_heads
+    if w.causal and w.q_lens[0] != w.kv_lens[0]:
+        from torch.nn.attention.bias import causal_lower_right
+
+        bias = causal_lower_right(w.q_lens[0], w.kv_lens[0])
+
+        def chunk(index: int) -> Any:
+            k, v = sets[index % len(sets)]
+            return sdpa(q, k, v, attn_mask=bias, enable_gqa=grouped)
+
+        return {"lower right": chunk}
 
     def plain(index: int) -> Any:
         k, v = sets[index % len(sets)]

@@ -144,7 +144,7 @@ def run_prefill(w: Workload, gpu: Gpu, *, peer: bool) -> Result:
     seconds = result.times["flashbsr"].median
     flops = attention_flops(w)
     result.metrics["tflops"] = flops / seconds * 1e-12
-    if w.kind == "gpu-short":
+    if w.kind in ("gpu-short", "gpu-chunk"):
         result.metrics |= {"us": seconds * 1e6, "gbs": io_bytes(w) / seconds * 1e-9}
     _add_twin(result, gpu)
     if w.peer and peer:

@@ -21,6 +21,7 @@ import flashbsr
 from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
+from .cuda_bounds import run_bounds, run_update
 from .cuda_data import io_bytes, normal, paged_sets, set_count
 from .cuda_decode import decode_call
 from .cuda_mixed import run_mixed
@@ -203,9 +204,18 @@ def _run_append(w: Workload, session: CudaSession) -> Result:
     requests = there(np.repeat(np.arange(len(w.q_lens)), w.q_lens))
     positions = there(np.concatenate([np.arange(n) for n in w.q_lens]))
     table = there(pages.indices), there(pages.indptr), there(pages.last_page_len)
+    slots = [
+        page * w.page_size + at for page, at in map(pages.tokens, range(len(w.q_lens)), w.q_lens)
+    ]
+    mapping = torch.from_numpy(np.concatenate(slots).astype(np.int64)).to(gpu.device)
 
     def call(index: int) -> None:
-        flashbsr.append_paged_kv_cache(*rows[index], requests, positions, caches[index], *table)
+        cache = caches[index]
+        if w.kind == "gpu-append":
+            flashbsr.append_paged_kv_cache(*rows[index], requests, positions, cache, *table)
+        else:
+            append = flashbsr.append_paged_kv_cache
+            append(*rows[index], paged_kv_cache=cache, slot_mapping=mapping)
 
     caches[0].fill_(float("nan"))
     call(0)
@@ -261,6 +271,14 @@ def _run_host(w: Workload, session: CudaSession) -> Result:
     return Result(w, {"flashbsr": samples}, {"host_us": samples.median * 1e6})
 
 
+def _run_bounds(w: Workload, session: CudaSession) -> Result:
+    return run_bounds(w, session.gpu)
+
+
+def _run_update(w: Workload, session: CudaSession) -> Result:
+    return run_update(w, session.gpu, session.tick)
+
+
 _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-decode": _run_decode,
     "gpu-fp8": _run_decode,
@@ -268,10 +286,14 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-variants": _run_prefill,
     "gpu-prefill-fp8": _run_prefill,
     "gpu-short": _run_prefill,
+    "gpu-chunk": _run_prefill,
+    "gpu-bounds": _run_bounds,
+    "gpu-update": _run_update,
     "gpu-mixed": _run_mixed,
     "gpu-sparse": _run_sparse,
     "gpu-share": _run_share,
     "gpu-append": _run_append,
+    "gpu-append-slots": _run_append,
     "gpu-merge": _run_merge,
     "gpu-plan": _run_plan,
     "gpu-run": _run_host,

@@ -10,6 +10,7 @@ H200.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .workloads import ZIPF_1024, Goal, Workload
@@ -27,10 +28,14 @@ CUDA_KINDS = {
     "gpu-variants": "Prefill, other masks, head dims and variants, bf16, ragged",
     "gpu-prefill-fp8": "Prefill, causal, e4m3",
     "gpu-short": "Few queries on a long KV, causal, bf16, paged",
+    "gpu-chunk": "Prefill chunks on a long KV, causal, bf16",
+    "gpu-bounds": "Layers of a step, lengths and tables on the device, bf16, paged",
+    "gpu-update": "update(), decode, host time",
     "gpu-mixed": "Prefill chunks and decodes in one launch, causal, bf16, paged",
     "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
+    "gpu-append-slots": "append_paged_kv_cache by slot_mapping, bf16",
     "gpu-merge": "merge_states, bf16",
     "gpu-plan": "plan(), decode, host time",
     "gpu-run": "run(), host time of the call",
@@ -168,6 +173,30 @@ def _mixed(chunks: int, chunk: int, decodes: int, kv_len: int) -> Workload:
     )
 
 
+def _chunks(
+    batch: int, q_len: int, kv_len: int, ragged: float | None, paged: float, heads: str = ""
+) -> list[Workload]:
+    """Ragged, unless that is not asked for, and in pages of 16; microseconds. `heads`: "28x4"."""
+    ending = f"-{heads}" if heads else ""
+    qo, kv = map(int, heads.split("x")) if heads else (32, 8)
+    rows = []
+    for prefix, page_size, us in (("chunk", None, ragged), ("chunk-paged", 16, paged)):
+        if us is None:
+            continue
+        one = _short(
+            f"{prefix}-{batch}x{q_len}-{kv_len}{ending}", batch, q_len, kv_len, _at_most("us", us),
+            num_qo_heads=qo, num_kv_heads=kv, peer=page_size is None,
+        )  # fmt: skip
+        rows.append(replace(one, kind="gpu-chunk", page_size=page_size))
+    return rows
+
+
+def _bounds(w: Workload, name: str) -> Workload:
+    """Take the lengths and tables of another workload on the device, planned by bounds."""
+    goals = (*_at_most("over_planned", 0.02), *_at_most("over_planned_half", 0.10))
+    return replace(w, name=name, kind="gpu-bounds", goals=goals, peer=False, quick=False)
+
+
 def _sparse(r: int, c: int, us: float, *, quick: bool = False) -> Workload:
     """8192 queries by 8192 keys, a quarter of the blocks."""
     return Workload(
@@ -191,16 +220,16 @@ def _share(
     return _decode(f"share-{name}", (length,) * batch, None, **fields)
 
 
-def _append(length: int) -> Workload:
+def _append(length: int, kind: str = "append", fraction: float = 0.95) -> Workload:
     return Workload(
-        name=f"append-16x{length}",
-        kind="gpu-append",
+        name=f"{kind}-16x{length}",
+        kind=f"gpu-{kind}",
         dtype="bfloat16",
         q_lens=(length,) * 16,
         kv_lens=(length,) * 16,
         page_size=16,
         quick=length == 1024,
-        goals=(Goal("copy_fraction", 0.95),),
+        goals=(Goal("copy_fraction", fraction),),
     )
 
 
@@ -277,6 +306,30 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _short("extend-4x512", 4, 512, 8192, _at_least("tflops", 730.0)),
     _short("verify-16x4", 16, 4, 4096, _at_most("us_scaled", 65.0), quick=True),
     _short("tree-16x8", 16, 8, 4096, _at_most("variant_penalty", 0.05), variant="tree"),
+    *_chunks(1, 512, 4096, 50.0, 53.0),
+    *_chunks(1, 512, 8192, 92.0, 95.0),
+    *_chunks(1, 256, 30000, 178.0, 182.0),
+    *_chunks(2, 256, 30000, 345.0, 352.0),
+    *_chunks(3, 256, 8192, 195.0, 200.0),
+    *_chunks(3, 256, 30000, 565.0, 575.0),
+    *_chunks(4, 128, 16384, 190.0, 195.0),
+    *_chunks(16, 64, 8192, 205.0, 210.0),
+    *_chunks(5, 200, 12345, 285.0, 292.0, "28x4"),
+    *_chunks(6, 128, 30000, None, 640.0),
+    *_chunks(13, 64, 30000, None, 770.0),
+    _bounds(_decode("", (1024,) * 16, None), "bounds-16x1024"),
+    _bounds(_decode("", (8192,) * 16, None), "bounds-16x8192"),
+    _bounds(_decode("", (4096,) * 64, None), "bounds-64x4096"),
+    _bounds(_fp8("", (8192,) * 16, None), "bounds-e4m3-16x8192"),
+    _bounds(_short("", 3, 256, 30000, ()), "bounds-chunk-3x256-30000"),
+    _decode(
+        "update-64",
+        (1024,) * 64,
+        None,
+        kind="gpu-update",
+        peer=False,
+        goals=_at_most("update_us", 15.0),
+    ),
     _mixed(4, 512, 60, 4096),
     _share("64x8192-own-256", 64, 256, ((1, 8192),), _at_most("us", 33.0)),
     _share("three-levels", 128, 512, ((1, 4096), (8, 2048)), _at_least("sharing_gain", 3.0)),
@@ -287,6 +340,7 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _sparse(16, 16, 700.0),
     _append(1024),
     _append(8192),
+    _append(8192, "append-slots", 0.93),
     _merge(16384, 4),
     _merge(4096, 16),
     _plan(16, 20.0),

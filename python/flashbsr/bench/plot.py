@@ -180,6 +180,7 @@ def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
     ax.set_xlabel("us, median (log)", fontsize=9, color=INK)
 
 
+_COPIES = "gpu-append", "gpu-append-slots", "gpu-merge"
 SIDES = {"ragged": "#d1495b", "paged": "#e79a86", "flash": "#8fa3b5", "cudnn": "#c9b458"}
 
 
@@ -189,7 +190,7 @@ def _gpu_memory(ax: Any, found: list[dict[str, Any]], limits: dict[str, Any]) ->
     for r in found:
         metrics = r["metrics"]
         label = f"{metrics['us']:.1f} us, {metrics['read_fraction']:.0%} of read"
-        if r["kind"] in ("gpu-append", "gpu-merge"):
+        if r["kind"] in _COPIES:
             label = f"{metrics['us']:.1f} us, {metrics['copy_fraction']:.0%} of copy"
         color = OURS["float16" if r["kind"] == "gpu-fp8" else "bfloat16"]
         bars.append((r["name"], metrics["gbs"], label, color))
@@ -265,7 +266,7 @@ _CPU: tuple[_Panel, ...] = (
     (_host, ("plan", "overhead")),
 )
 _CUDA: tuple[_Panel, ...] = (
-    (_gpu_memory, ("gpu-decode", "gpu-fp8", "gpu-append", "gpu-merge")),
+    (_gpu_memory, ("gpu-decode", "gpu-fp8", *_COPIES)),
     (_gpu_prefill, ("gpu-prefill",)),
     (_gpu_options, ("gpu-variants", "gpu-prefill-fp8", "gpu-short", "gpu-sparse")),
     (_host, ("gpu-plan", "gpu-run")),

@@ -14,7 +14,7 @@ from ..errors import DTypeError, FlashbsrError, ShapeError
 __all__ = ["WORK_ITEM", "PlanHeader", "PlanRecords"]
 
 MAGIC = 0x52534246
-VERSION = 5
+VERSION = 6
 HEADER_WORDS = 64
 
 FLAG_CAUSAL = 1 << 0
@@ -86,6 +86,9 @@ class PlanHeader(NamedTuple):
     narrow_cost_per_kv: int
     narrow_cost_per_split: int
     num_narrow_blocks: int
+    off_bounds: int
+    kv_tile: int
+    num_q_tokens_now: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 import flashbsr._core as _core
 
 from .._check import check_name, is_cuda
@@ -113,8 +115,9 @@ class Planned:
 
         Parameters
         ----------
-        layout : Ragged, Paged, BlockTable, Levels or Bsr
-            Who meets whom.
+        layout : Ragged, Paged, BlockTable, Bounds, Levels or Bsr
+            Who meets whom. After `Bounds`, `update` or ``run(kv_lens=)`` says how long requests
+            are.
         custom_mask : bool or uint8 array, shape (sum of q_len * kv_len,), optional
             Row-major per request; True keeps. It replaces causality; a window still applies. Not
             with `Levels` and `Bsr`, which has masks of its own.
@@ -137,8 +140,8 @@ class Planned:
             streams wait for it by themselves; a replay of a captured run does not, so that it
             belongs on this stream.
 
-        Index arrays on a GPU are copied to the host, once each; from host arrays nothing is waited
-        for.
+        Index arrays on a GPU are copied to the host, once each, but for the table of `BlockTable`;
+        from host arrays nothing is waited for.
 
         Raises
         ------
@@ -158,7 +161,7 @@ class Planned:
             raise DTypeError(
                 "layout",
                 type(layout).__name__,
-                "flashbsr.Ragged, Paged, BlockTable, Levels or Bsr (a mask's layout())",
+                "flashbsr.Ragged, Paged, BlockTable, Bounds, Levels or Bsr (a mask's layout())",
             )
         layout.check(self.spec)
         if tree_parents is not None:
@@ -178,6 +181,80 @@ class Planned:
         )
         if self._operand is None:
             self._operand = operand(self._number)
+        self._lengths: dict[str, Any] = {}
+        if late := layout.late():
+            self.update(**late, stream=stream)
+
+    def update(
+        self,
+        kv_lens: Array,
+        block_tables: Array | None = None,
+        *,
+        kv_indptr: Array | None = None,
+        kv_indices: Array | None = None,
+        qo_indptr: Array | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Say how long the requests of a plan of `Bounds` are, and where their pages lie.
+
+        On a GPU it is one small launch, which reads the arrays there: all runs that follow on the
+        stream have these lengths, all layers of a step with one call. In a CUDA graph it is
+        captured as runs are: a replay reads what the arrays hold then, and does nothing on the
+        host. Without a capacity a capture has a plan of its own, so that it needs an update of its
+        own.
+
+        Parameters
+        ----------
+        kv_lens : int32 or int64 array, shape (batch_size,) or (batch_size, num_kv_heads)
+            Tokens of each request, from 0 to its bound; more counts as the bound.
+        block_tables : int32 or int64 array, optional
+            Page ids, of shape (batch_size, max_pages) or (batch_size, num_kv_heads, max_pages).
+            Entries beyond ``ceil(kv_len / page_size)`` may be anything; rows may be apart.
+        kv_indptr, kv_indices : int32 or int64 arrays, optional
+            Instead, the page table in CSR form.
+        qo_indptr : int32 or int64 array, shape (batch_size + 1,), optional
+            Query rows of each request, at most as many as planned. Rows of the outputs behind
+            ``qo_indptr[-1]`` become 0 and -inf. Default: as planned.
+        stream : CUDA stream or int, optional
+            Default: the current stream of the framework whose arrays these are.
+
+        Arrays on the host are copied before this returns; those on a GPU must stay as they are
+        until the work on the stream has read them.
+
+        Raises
+        ------
+        PlanError
+            Not after a plan of `Bounds`.
+        ShapeError, DTypeError, DeviceError
+            Arrays that do not match the plan.
+        IndexRangeError
+            On the CPU a negative page id; with ``FLASHBSR_CHECK=1`` a length beyond its bound.
+        UnsupportedError
+            Arrays on the host while a CUDA graph is captured.
+        """
+        arrays = {
+            "kv_lens": kv_lens,
+            "block_tables": block_tables,
+            "kv_indptr": kv_indptr,
+            "kv_indices": kv_indices,
+            "qo_indptr": qo_indptr,
+        }
+        views = {name: self._in_place(x, name) for name, x in arrays.items() if x is not None}
+        fields = tuple(views.get(name) for name in arrays)
+        self._engine.update(fields, self._plan_stream(stream), self._how != 0)
+        # The core reads them again if the first run needs another plan.
+        self._lengths |= {name: (arrays[name], view) for name, view in views.items()}
+
+    def _in_place(self, x: Array, name: str) -> Any:
+        """Export an index array, from a GPU without a copy."""
+        if isinstance(x, (list, tuple, np.ndarray)):
+            return to_values(x, name)
+        adapter = adapter_for(x, name)
+        device = adapter.device(x)
+        if device is None:
+            return to_values(x, name)
+        self._streams = adapter, device
+        return adapter.export(x, False, name)
 
     @property
     def device(self) -> int | None:

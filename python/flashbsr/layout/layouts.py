@@ -15,16 +15,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._check import check_int
-from ..arrays import to_values
+from ..arrays import device_of, to_values
 from ..arrays.types import Array
-from ..errors import ShapeError, UnsupportedError
+from ..errors import IndexRangeError, ShapeError, UnsupportedError
 from ..variant.spec import AttentionSpec
 
-__all__ = ["BlockTable", "Bsr", "Layout", "Levels", "Paged", "Ragged"]
+__all__ = [
+    "BlockTable",
+    "Bsr",
+    "Layout",
+    "Levels",
+    "Paged",
+    "Ragged",
+    "checked_page_size",
+    "given_arrays",
+    "host_or_none",
+]
 
 
 class Layout:
-    """What every layout has; `Ragged`, `Paged`, `BlockTable`, `Levels` and `Bsr` are the layouts.
+    """What `Ragged`, `Paged`, `BlockTable`, `Bounds`, `Levels` and `Bsr` have.
 
     A new one is a class like these, a struct in ``cpp/api/layouts.h``, its reader in
     ``cpp/bind/layouts.cpp`` and a front-end in ``include/flashbsr/plan``.
@@ -43,6 +53,10 @@ class Layout:
     def check(self, spec: AttentionSpec) -> None:
         """Raise `UnsupportedError` for what the layout has no meaning for."""
 
+    def late(self) -> dict[str, Any]:
+        """Arrays that the plan gets by ``update``, since the host does not look at them."""
+        return {}
+
     def __repr__(self) -> str:
         shapes = (f"{name}{list(getattr(x, 'shape', (len(x),)))}" for name, x in self.arrays())
         return f"{type(self).__name__}({', '.join([*shapes, *self._numbers()])})"
@@ -51,7 +65,8 @@ class Layout:
         return []
 
 
-def _host(x: Array | None, name: str) -> Any:
+def host_or_none(x: Array | None, name: str) -> Any:
+    """Copy an array to the host, if it is given."""
     return None if x is None else to_values(x, name)
 
 
@@ -78,13 +93,13 @@ class Ragged(Layout):
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Names and arrays of the indices that are given."""
-        return _given(self, "qo_indptr", "kv_indptr")
+        return given_arrays(self, "qo_indptr", "kv_indptr")
 
     def views(self, num_kv_heads: int) -> tuple[Any, ...]:  # noqa: ARG002
         """Kind and fields on the host."""
         return (
             "ragged",
-            _host(self.qo_indptr, "qo_indptr"),
+            host_or_none(self.qo_indptr, "qo_indptr"),
             to_values(self.kv_indptr, "kv_indptr"),
         )
 
@@ -125,18 +140,20 @@ class Paged(Layout):
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Names and arrays of the indices that are given."""
-        return _given(self, "qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens")
+        return given_arrays(
+            self, "qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens"
+        )
 
     def views(self, num_kv_heads: int) -> tuple[Any, ...]:  # noqa: ARG002
         """Kind and fields on the host."""
         return (
             "paged",
-            _host(self.qo_indptr, "qo_indptr"),
+            host_or_none(self.qo_indptr, "qo_indptr"),
             to_values(self.kv_indptr, "kv_indptr"),
             to_values(self.kv_indices, "kv_indices"),
-            _host(self.last_page_len, "last_page_len"),
-            _host(self.kv_lens, "kv_lens"),
-            _page_size(self.page_size),
+            host_or_none(self.last_page_len, "last_page_len"),
+            host_or_none(self.kv_lens, "kv_lens"),
+            checked_page_size(self.page_size),
         )
 
     def _numbers(self) -> list[str]:
@@ -147,12 +164,15 @@ class Paged(Layout):
 class BlockTable(Layout):
     """Keys in pages, by a dense table of them.
 
+    A table on a GPU stays there: the host does not read it, so that no prefixes are found and page
+    ids are checked under ``FLASHBSR_CHECK=1`` only. The plan has the ids of when it was made.
+
     Parameters
     ----------
     qo_indptr : int32 or int64 array, shape (batch_size + 1,), or None
         As in `Ragged`.
     block_tables : int32 or int64 array, shape (batch_size, max_pages)
-        Page ids; entries beyond ``ceil(kv_len / page_size)`` are not read.
+        Page ids; entries beyond ``ceil(kv_len / page_size)`` are not used.
     kv_lens : int32 or int64 array, shape (batch_size,)
         Tokens of each request.
     page_size : int
@@ -173,17 +193,32 @@ class BlockTable(Layout):
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Names and arrays of the indices that are given."""
-        return _given(self, "qo_indptr", "block_tables", "kv_lens")
+        return given_arrays(self, "qo_indptr", "block_tables", "kv_lens")
 
     def views(self, num_kv_heads: int) -> tuple[Any, ...]:  # noqa: ARG002
         """Kind and fields on the host."""
-        return (
-            "block_table",
-            _host(self.qo_indptr, "qo_indptr"),
-            to_values(self.block_tables, "block_tables"),
-            to_values(self.kv_lens, "kv_lens"),
-            _page_size(self.page_size),
-        )
+        queries = host_or_none(self.qo_indptr, "qo_indptr")
+        lens = to_values(self.kv_lens, "kv_lens")
+        page_size = checked_page_size(self.page_size)
+        if self._on_device():
+            room = self.block_tables.shape[1] * page_size
+            if lens.size and int(lens.max()) > room:
+                raise IndexRangeError(
+                    "kv_lens", int(lens.max()), f"at most {room}, what a row of block_tables holds"
+                )
+            return "bounds", queries, lens, page_size, 0
+        tables = to_values(self.block_tables, "block_tables")
+        return "block_table", queries, tables, lens, page_size
+
+    def late(self) -> dict[str, Any]:
+        """Lengths, and the table where it is on a device."""
+        if not self._on_device():
+            return {}
+        return {"kv_lens": to_values(self.kv_lens, "kv_lens"), "block_tables": self.block_tables}
+
+    def _on_device(self) -> bool:
+        table = self.block_tables
+        return type(table) is not np.ndarray and device_of(table, "block_tables") is not None
 
     def _numbers(self) -> list[str]:
         return [f"page_size={self.page_size}"]
@@ -243,7 +278,7 @@ class Levels(Layout):
             *([to_values(x, name) for x in getattr(self, name)] for name in self._NAMES),
             strict=True,
         )
-        return "levels", tuple(levels), _page_size(self.page_size)
+        return "levels", tuple(levels), checked_page_size(self.page_size)
 
     def __repr__(self) -> str:
         return f"Levels({len(self.qo_indptr)} levels, page_size={self.page_size})"
@@ -295,7 +330,7 @@ class Bsr(Layout):
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Names and arrays of the indices and masks that are given."""
-        return _given(self, "indptr", "indices", "mask", "packed_mask")
+        return given_arrays(self, "indptr", "indices", "mask", "packed_mask")
 
     def check(self, spec: AttentionSpec) -> None:
         """Raise `UnsupportedError` for positions, which a matrix does not have."""
@@ -349,8 +384,8 @@ class Bsr(Layout):
                 check_int("C", c, 1),
             ),
             heads,
-            _host(self.mask, "mask"),
-            _host(self.packed_mask, "packed_mask"),
+            host_or_none(self.mask, "mask"),
+            host_or_none(self.packed_mask, "packed_mask"),
         )
 
     def _numbers(self) -> list[str]:
@@ -360,10 +395,12 @@ class Bsr(Layout):
         return [*numbers, "per_head=True"] if self.per_head else numbers
 
 
-def _given(layout: Layout, *names: str) -> Iterator[tuple[str, Array]]:
+def given_arrays(layout: Layout, *names: str) -> Iterator[tuple[str, Array]]:
+    """Those of the fields that are not None."""
     return ((name, x) for name in names if (x := getattr(layout, name)) is not None)
 
 
-def _page_size(value: int) -> int:
+def checked_page_size(value: int) -> int:
+    """Check for a positive int32."""
     # Plans are made every step: the plain case takes a tenth of the check.
     return value if type(value) is int and 0 < value < 2**31 else check_int("page_size", value, 1)

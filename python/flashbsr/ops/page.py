@@ -27,6 +27,8 @@ _NAMES = {"k_cache": "paged_kv_cache[0]", "v_cache": "paged_kv_cache[1]"}
 
 def _export_cache(call: Call, paged_kv_cache: Array | tuple[Array, Array]) -> tuple[Any, Any]:
     """Hand over a stacked cache and None, or k and v."""
+    if paged_kv_cache is None:
+        raise ShapeError("paged_kv_cache", "None", "a stacked cache, or (k, v)")
     if not isinstance(paged_kv_cache, (tuple, list)):
         return call.export(paged_kv_cache, "paged_kv_cache", True), None
     if len(paged_kv_cache) != 2:
@@ -38,26 +40,54 @@ def _export_cache(call: Call, paged_kv_cache: Array | tuple[Array, Array]) -> tu
     )
 
 
+_TABLE = "batch_indices", "kv_indices", "kv_indptr", "kv_last_page_len"
+
+
+def _places(slot_mapping: Array, table: tuple[Array, ...], *, positions: Array) -> Any:
+    """Tell slots from a page table with positions: exactly one of the two is there."""
+    named = dict(zip((*_TABLE, "positions"), (*table, positions), strict=True))
+    if slot_mapping is not None:
+        if given := [name for name, x in named.items() if x is not None]:
+            raise FlashbsrError(
+                "slot_mapping",
+                f"slot_mapping and {', '.join(given)}",
+                "one or the other: slots say where rows go without a page table",
+            )
+        return slot_mapping
+    for name, x in named.items():
+        if x is None:
+            raise FlashbsrError(name, "None", "an array; or slot_mapping without a page table")
+    return table
+
+
+def _export_places(call: Call, places: Any) -> Any:
+    if isinstance(places, tuple):
+        return tuple(map(call.values, places, _TABLE))
+    return call.values(places, "slot_mapping")
+
+
 def append_paged_kv_cache(
     append_key: Array,
     append_value: Array,
-    batch_indices: Array,
-    positions: Array,
-    paged_kv_cache: Array | tuple[Array, Array],
-    kv_indices: Array,
-    kv_indptr: Array,
-    kv_last_page_len: Array,
+    batch_indices: Array = None,
+    positions: Array = None,
+    paged_kv_cache: Array | tuple[Array, Array] = None,
+    kv_indices: Array = None,
+    kv_indptr: Array = None,
+    kv_last_page_len: Array = None,
     kv_layout: str = "NHD",
     *,
+    slot_mapping: Array = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
     """Write new keys and values into their slots.
 
-    Row *t* goes to position ``positions[t]`` of request ``batch_indices[t]``. On the CPU all
-    indices are checked before anything is written. On a GPU their values are not looked at: rows
-    whose request, position or page does not exist are skipped (``FLASHBSR_CHECK=1`` in the
-    environment has them checked, at the price of a synchronisation).
+    Row *t* goes to position ``positions[t]`` of request ``batch_indices[t]``, or straight to slot
+    ``slot_mapping[t]``, as serving engines keep them. On the CPU all indices are checked before
+    anything is written. On a GPU their values are not looked at: rows whose request, position,
+    page or slot does not exist are skipped (``FLASHBSR_CHECK=1`` in the environment has them
+    checked, at the price of a synchronisation).
 
     Parameters
     ----------
@@ -80,6 +110,9 @@ def append_paged_kv_cache(
     kv_last_page_len : int32 or int64 array [B]
         Tokens in each request's last page *after* the append.
     kv_layout : {"NHD", "HND"}
+    slot_mapping : int64 or int32 array [nnz], optional
+        ``page * page_size + offset`` of each row; -1 for rows that are written nowhere. In place of
+        `batch_indices`, `positions`, `kv_indices`, `kv_indptr` and `kv_last_page_len`.
     k_scale, v_scale : float
         The rows are divided by these before they are rounded to the type of the cache. Give the
         same to ``run``.
@@ -104,26 +137,33 @@ def append_paged_kv_cache(
     ... )
     >>> cache[2, 0, :, 0, 0].tolist(), cache[0, 1, :, 0, 0].tolist()
     ([0.0, 0.0, 0.0, 1.0], [2.0, 0.0, 0.0, 0.0])
+
+    The same by slots.
+
+    >>> again = np.zeros_like(cache)
+    >>> append_paged_kv_cache(
+    ...     new, new, paged_kv_cache=again, slot_mapping=np.array([2 * 4 + 3, 0 * 4 + 0])
+    ... )
+    >>> bool((again == cache).all())
+    True
     """
     check_name("kv_layout", kv_layout, ("NHD", "HND"))
+    table = batch_indices, kv_indices, kv_indptr, kv_last_page_len
+    places = _places(slot_mapping, table, positions=positions)
     call = Call(append_key, "append_key")
     if call.operators is not None:
         call.operators.append_paged_kv_cache(
-            append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices,
-            kv_indptr, kv_last_page_len, kv_layout, k_scale, v_scale,
-        )  # fmt: skip
+            append_key, append_value, paged_kv_cache, positions, places, kv_layout, k_scale, v_scale
+        )
         return
     k_cache, v_cache = _export_cache(call, paged_kv_cache)
     append_exported(
         call.export(append_key, "append_key"),
         call.export(append_value, "append_value"),
-        call.values(batch_indices, "batch_indices"),
-        call.values(positions, "positions"),
         k_cache,
         v_cache,
-        call.values(kv_indices, "kv_indices"),
-        call.values(kv_indptr, "kv_indptr"),
-        call.values(kv_last_page_len, "kv_last_page_len"),
+        None if slot_mapping is not None else call.values(positions, "positions"),
+        _export_places(call, places),
         kv_layout,
         check_float("k_scale", k_scale),
         check_float("v_scale", v_scale),
@@ -144,14 +184,15 @@ def rope_append_paged_kv_cache(
     q: Array,
     append_key: Array,
     append_value: Array,
-    batch_indices: Array,
-    positions: Array,
-    paged_kv_cache: Array | tuple[Array, Array],
-    kv_indices: Array,
-    kv_indptr: Array,
-    kv_last_page_len: Array,
+    batch_indices: Array = None,
+    positions: Array = None,
+    paged_kv_cache: Array | tuple[Array, Array] = None,
+    kv_indices: Array = None,
+    kv_indptr: Array = None,
+    kv_last_page_len: Array = None,
     kv_layout: str = "NHD",
     *,
+    slot_mapping: Array = None,
     rotary_dim: int | None = None,
     interleave: bool = False,
     rope_scale: float = 1.0,
@@ -174,8 +215,10 @@ def rope_append_paged_kv_cache(
     append_key : array [nnz, num_kv_heads, head_dim]
         Likewise; not rotated yet.
     append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, \
-    kv_last_page_len, kv_layout, k_scale, v_scale
-        As for `append_paged_kv_cache`. `positions` give the angles as well.
+    kv_last_page_len, kv_layout, slot_mapping, k_scale, v_scale
+        As for `append_paged_kv_cache`. `positions` give the angles as well, so they are there with
+        `slot_mapping` too. A query whose slot is -1 is rotated all the same: its key may belong to
+        another rank.
     rotary_dim, interleave, rope_scale, rope_theta
         As for `apply_rope`.
     llama31 : tuple (low_freq_factor, high_freq_factor, old_context_len), optional
@@ -230,11 +273,14 @@ def rope_append_paged_kv_cache(
     scale, theta = check_frequencies(rope_scale, rope_theta)
     if llama31 is not None:
         llama31 = check_llama31(llama31)
+    if positions is None:
+        raise FlashbsrError("positions", "None", "an array: RoPE takes the angles from it")
+    table = batch_indices, kv_indices, kv_indptr, kv_last_page_len
+    places = _places(slot_mapping, table, positions=positions if slot_mapping is None else None)
     if call.operators is not None:
         return call.operators.rope_append_paged_kv_cache(
-            q, append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices,
-            kv_indptr, kv_last_page_len, kv_layout, k_scale, v_scale, rotary_dim, bool(interleave),
-            scale, theta, llama31, cos_sin_cache, q_out,
+            q, append_key, append_value, paged_kv_cache, positions, places, kv_layout, k_scale,
+            v_scale, rotary_dim, bool(interleave), scale, theta, llama31, cos_sin_cache, q_out,
         )  # fmt: skip
     out = a.empty(q, shape, float_dtype(q, "q")) if q_out is None else q_out
     out_adapter = a if q_out is None else adapter_for(q_out, "q_out")
@@ -244,13 +290,10 @@ def rope_append_paged_kv_cache(
         out_adapter.export(out, True, "q_out"),
         call.export(append_key, "append_key"),
         call.export(append_value, "append_value"),
-        call.values(batch_indices, "batch_indices"),
-        call.values(positions, "positions"),
         k_cache,
         v_cache,
-        call.values(kv_indices, "kv_indices"),
-        call.values(kv_indptr, "kv_indptr"),
-        call.values(kv_last_page_len, "kv_last_page_len"),
+        call.values(positions, "positions"),
+        _export_places(call, places),
         kv_layout,
         check_float("k_scale", k_scale),
         check_float("v_scale", v_scale),

@@ -20,8 +20,16 @@ struct Slot {
   bool valid = false;
 };
 
-/// The slot of a token; not valid for padding and for whatever does not lie in the cache.
+/// The slot of a token; not valid for padding and for whatever does not lie in the cache, whose
+/// slots the host knows to be fewer than 2^31.
 FLASHBSR_DEVICE Slot find_slot(const Slots& s, int64_t token) {
+  if (s.mapping.given()) {
+    const int64_t slot = s.mapping[token];
+    if (slot < 0 || slot >= s.pages * s.page_size.divisor) return {};
+    const int32_t at = static_cast<int32_t>(slot);
+    const int32_t page = s.page_size.quotient(at);
+    return {page, s.page_size.remainder(at, page), true};
+  }
   const int64_t request = s.batch_indices[token];
   const int64_t position = s.positions[token];
   if (request < 0 || request + 1 >= s.kv_indptr.size) return {};

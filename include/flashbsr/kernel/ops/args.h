@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/core/launch.h>
+#include <flashbsr/core/lengths.h>
 #include <flashbsr/core/math.h>
 #include <flashbsr/core/view.h>
 
@@ -31,19 +32,10 @@ inline constexpr int kMergeUnits = 2;
 /// Items of one launch: what FastDiv divides. The host cuts larger inputs.
 inline constexpr int64_t kMaxItems = int64_t{1} << 30;
 
-/// A 1-D index array in device memory, int32 or int64.
-struct Indices {
-  const void* data = nullptr;
-  int64_t size = 0;
-  bool wide = false;
-
-  FLASHBSR_FN int64_t operator[](int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
-  }
-};
-
-/// Where the rows of an append go: token t is position positions[t] of request batch_indices[t].
+/// Where the rows of an append go: token t to slot mapping[t], or, where that is not given, to
+/// position positions[t] of request batch_indices[t].
 struct Slots {
+  Indices mapping{};      ///< page x page_size + token within the page; -1: nowhere
   Indices batch_indices;  ///< -1: padding
   Indices positions{};
   Indices kv_indices;
@@ -192,5 +184,20 @@ struct CheckPagesArgs {
   uint64_t* first_bad = nullptr;
 };
 inline constexpr uint64_t kNoBadPage = ~uint64_t{0};
+
+/// A plan of bounds in device memory meets the lengths (core/resolve.h).
+struct ResolveArgs {
+  int32_t* plan = nullptr;
+  Lengths lengths;
+};
+
+/// Rows of the outputs behind the last query token that there is become 0 and -inf.
+struct ClearRowsArgs {
+  const PlanHeader* header = nullptr;
+  RaggedView out;  ///< rows of whole 8 bytes, and aligned to them
+  float* lse = nullptr;
+  int64_t lse_stride_token = 0;
+  int64_t lse_stride_head = 0;
+};
 
 }  // namespace flashbsr::ops

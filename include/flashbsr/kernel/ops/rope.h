@@ -244,10 +244,11 @@ FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part) {
   const int32_t head = of_tensor * a.item_heads;
   const int32_t end = min_of(head + a.item_heads, rows.heads);
 
-  // V, rows of padding and positions outside of the table keep their values.
+  // V, rows of padding and positions outside of the table keep their values. A slot of -1 says
+  // nothing of the query: its key may belong to another rank.
   const int64_t position = is_v ? 0 : position_of(a, token);
   const bool turned =
-      !is_v && (!a.append || slot.valid) &&
+      !is_v && (!a.append || slot.valid || a.slots.mapping.given()) &&
       (a.rotation.cos_sin == nullptr || (position >= 0 && position < a.rotation.max_position));
   if (turned && a.unit == kUnit) {
     rotate_units<kArch>(rows, a.rotation, position, head, end);

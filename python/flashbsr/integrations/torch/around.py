@@ -21,23 +21,30 @@ Tensor = torch.Tensor
 Maybe = torch.Tensor | None
 
 _CACHE = (
-    "Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, "
-    "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor kv_indices, Tensor kv_indptr, "
-    "Tensor kv_last_page_len, str kv_layout, float k_scale, float v_scale"
+    "Tensor append_key, Tensor append_value, Tensor(a!) k_cache, Tensor(b!)? v_cache, "
+    "Tensor? positions, Tensor? slot_mapping, Tensor? batch_indices, Tensor? kv_indices, "
+    "Tensor? kv_indptr, Tensor? kv_last_page_len, str kv_layout, float k_scale, float v_scale"
 )
+
+
+def _places(slot_mapping: Maybe, *table: Maybe) -> Any:
+    if slot_mapping is not None:
+        return slot_mapping.contiguous()
+    return tuple(x.contiguous() for x in table if x is not None)
 
 
 @operator(f"append_paged_kv_cache({_CACHE}) -> ()")
 def append_paged_kv_cache(
-    append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor,
-    k_cache: Tensor, v_cache: Maybe, kv_indices: Tensor, kv_indptr: Tensor,
-    kv_last_page_len: Tensor, kv_layout: str, k_scale: float, v_scale: float, stream: int = 0,
+    append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Maybe, positions: Maybe,
+    slot_mapping: Maybe, batch_indices: Maybe, kv_indices: Maybe, kv_indptr: Maybe,
+    kv_last_page_len: Maybe, kv_layout: str, k_scale: float, v_scale: float, stream: int = 0,
 ) -> None:  # fmt: skip
     """`flashbsr.append_paged_kv_cache`; without `v_cache`, `k_cache` is stacked."""
+    places = _places(slot_mapping, batch_indices, kv_indices, kv_indptr, kv_last_page_len)
     append_exported(
-        append_key, append_value, batch_indices.contiguous(), positions.contiguous(), k_cache,
-        v_cache, kv_indices.contiguous(), kv_indptr.contiguous(), kv_last_page_len.contiguous(),
-        kv_layout, k_scale, v_scale, stream,
+        append_key, append_value, k_cache, v_cache,
+        None if positions is None else positions.contiguous(), places, kv_layout, k_scale, v_scale,
+        stream,
     )  # fmt: skip
 
 
@@ -47,18 +54,18 @@ def append_paged_kv_cache(
     "Tensor? cos_sin_cache) -> ()"
 )
 def rope_append_paged_kv_cache(
-    q: Tensor, q_out: Tensor, append_key: Tensor, append_value: Tensor, batch_indices: Tensor,
-    positions: Tensor, k_cache: Tensor, v_cache: Maybe, kv_indices: Tensor, kv_indptr: Tensor,
-    kv_last_page_len: Tensor, kv_layout: str, k_scale: float, v_scale: float, rotary_dim: int,
-    interleave: bool, rope_scale: float, rope_theta: float, llama31: list[float] | None,
-    cos_sin_cache: Maybe, stream: int = 0,
+    q: Tensor, q_out: Tensor, append_key: Tensor, append_value: Tensor, k_cache: Tensor,
+    v_cache: Maybe, positions: Tensor, slot_mapping: Maybe, batch_indices: Maybe,
+    kv_indices: Maybe, kv_indptr: Maybe, kv_last_page_len: Maybe, kv_layout: str, k_scale: float,
+    v_scale: float, rotary_dim: int, interleave: bool, rope_scale: float, rope_theta: float,
+    llama31: list[float] | None, cos_sin_cache: Maybe, stream: int = 0,
 ) -> None:  # fmt: skip
     """`flashbsr.rope_append_paged_kv_cache`; `rotary_dim` is 0 with a table."""
+    places = _places(slot_mapping, batch_indices, kv_indices, kv_indptr, kv_last_page_len)
     rope_append_exported(
-        q, q_out, append_key, append_value, batch_indices.contiguous(), positions.contiguous(),
-        k_cache, v_cache, kv_indices.contiguous(), kv_indptr.contiguous(),
-        kv_last_page_len.contiguous(), kv_layout, k_scale, v_scale, rotary_dim, interleave,
-        rope_scale, rope_theta, _three(llama31), cos_sin_cache, stream,
+        q, q_out, append_key, append_value, k_cache, v_cache, positions.contiguous(), places,
+        kv_layout, k_scale, v_scale, rotary_dim, interleave, rope_scale, rope_theta,
+        _three(llama31), cos_sin_cache, stream,
     )  # fmt: skip
 
 

@@ -24,12 +24,21 @@ _ARRAYS = "Tensor q, Tensor k, Tensor? v, Tensor(a!) out, Tensor(b!)? lse"
 _MORE = (
     "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, float? q_factor, float? k_factor, "
     "float? v_factor, Tensor? sinks, Tensor? alibi_slopes, bool? enable_pdl, bool kv_ready, "
+    "Tensor? kv_lens, Tensor? block_tables, Tensor? qo_indptr, "
     "str[] array_names, Tensor[] arrays, str[] number_names, float[] numbers"
 )
-_PLAIN: tuple[Any, ...] = (*[None] * 9, False, (), (), (), ())  # those, where none is given
+_PLAIN: tuple[Any, ...] = (
+    *[None] * 9,
+    False,
+    *[None] * 3,
+    (),
+    (),
+    (),
+    (),
+)  # those, where none is given
 
 
-def _on_host_only(*args: Any, **more: Any) -> NoReturn:
+def _on_host_only(*args: Any, **more: Any) -> NoReturn:  # noqa: ARG001
     raise UnsupportedError("operand", "a tensor, over CUDA tensors", "the overload with a number")
 
 
@@ -91,6 +100,8 @@ def _run_with(
     k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, q_factor: float | None,
     k_factor: float | None, v_factor: float | None, sinks: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None, enable_pdl: bool | None, kv_ready: bool,
+    kv_lens: torch.Tensor | None, block_tables: torch.Tensor | None,
+    qo_indptr: torch.Tensor | None,
     array_names: Sequence[str], arrays: Sequence[torch.Tensor], number_names: Sequence[str],
     numbers: Sequence[float],
 ) -> None:  # fmt: skip
@@ -103,11 +114,12 @@ def _run_with(
         q_scale=q_factor if q_scale is None else q_scale,
         k_scale=k_factor if k_scale is None else k_scale,
         v_scale=v_factor if v_scale is None else v_scale,
-        sinks=sinks, alibi_slopes=alibi_slopes, enable_pdl=enable_pdl, kv_ready=kv_ready, **extras,
+        sinks=sinks, alibi_slopes=alibi_slopes, enable_pdl=enable_pdl, kv_ready=kv_ready,
+        kv_lens=kv_lens, block_tables=block_tables, qo_indptr=qo_indptr, **extras,
     )  # fmt: skip
 
 
-def _attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -> Any:
+def _attention_fake(q: torch.Tensor, _: Any, v: torch.Tensor, *args: Any) -> Any:
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return out, q.new_empty(q.shape[:-1] if args[6] else (0,), dtype=torch.float32)
 

@@ -76,7 +76,8 @@ def _array(scale: Any) -> Tensor | None:
 def run(
     self: Any, q: Tensor, kv: Any, out: Tensor | None, lse: Tensor | None, return_lse: bool,
     scales: tuple[Any, Any, Any], sinks: Tensor | None, alibi_slopes: Tensor | None,
-    enable_pdl: bool | None, kv_ready: bool, stream: Any, extras: dict[str, Any],
+    enable_pdl: bool | None, kv_ready: bool, lengths: tuple[Tensor | None, ...], stream: Any,
+    extras: dict[str, Any],
 ) -> Any:  # fmt: skip
     """`flashbsr.Attention.run`."""
     if stream is not None:
@@ -97,6 +98,7 @@ def run(
 
     arrays = _read(q), _read(k), _read(v), result, lse
     plain = scales[0] is scales[1] is scales[2] is sinks is alibi_slopes is enable_pdl is None
+    plain = plain and lengths[0] is lengths[1] is lengths[2] is None
     if plain and not kv_ready and not extras:
         if q.is_cuda:
             _ops.run.number(self._number, *arrays)
@@ -107,8 +109,8 @@ def run(
         said = [name for name in extras if not isinstance(extras[name], torch.Tensor)]
         more = (
             *[_read(_array(x)) for x in scales], *[_number(x) for x in scales], _read(sinks),
-            _read(alibi_slopes), enable_pdl, kv_ready, held, [_read(extras[name]) for name in held],
-            said, [float(extras[name]) for name in said],
+            _read(alibi_slopes), enable_pdl, kv_ready, *lengths, held,
+            [_read(extras[name]) for name in held], said, [float(extras[name]) for name in said],
         )  # fmt: skip
         if q.is_cuda:
             _ops.run_with.number(self._number, *arrays, *more)
@@ -142,31 +144,34 @@ def attention(
     return results if return_lse else results[0]
 
 
+def _slots_or_table(places: Any) -> tuple[Tensor | None, ...]:
+    """slot_mapping, batch_indices, kv_indices, kv_indptr, kv_last_page_len."""
+    return (None, *places) if isinstance(places, tuple) else (places, None, None, None, None)
+
+
 def append_paged_kv_cache(
-    append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor,
-    paged_kv_cache: Any, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor,
-    kv_layout: str, k_scale: float, v_scale: float,
+    append_key: Tensor, append_value: Tensor, paged_kv_cache: Any, positions: Tensor | None,
+    places: Any, kv_layout: str, k_scale: float, v_scale: float,
 ) -> None:  # fmt: skip
-    """`flashbsr.append_paged_kv_cache`."""
+    """`flashbsr.append_paged_kv_cache`; `places`: slots, or the four arrays of a page table."""
     _ops.append_paged_kv_cache.default(
-        _read(append_key), _read(append_value), batch_indices, positions, *_split(paged_kv_cache),
-        kv_indices, kv_indptr, kv_last_page_len, kv_layout, k_scale, v_scale,
+        _read(append_key), _read(append_value), *_split(paged_kv_cache), positions,
+        *_slots_or_table(places), kv_layout, k_scale, v_scale,
     )  # fmt: skip
 
 
 def rope_append_paged_kv_cache(
-    q: Tensor, append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor,
-    paged_kv_cache: Any, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor,
-    kv_layout: str, k_scale: float, v_scale: float, rotary_dim: int, interleave: bool,
+    q: Tensor, append_key: Tensor, append_value: Tensor, paged_kv_cache: Any, positions: Tensor,
+    places: Any, kv_layout: str, k_scale: float, v_scale: float, rotary_dim: int, interleave: bool,
     rope_scale: float, rope_theta: float, llama31: tuple[float, ...] | None,
     cos_sin_cache: Tensor | None, q_out: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """`flashbsr.rope_append_paged_kv_cache`."""
     out = q.new_empty(q.shape) if q_out is None else q_out
     _ops.rope_append_paged_kv_cache.default(
-        _read(q), out, _read(append_key), _read(append_value), batch_indices, positions,
-        *_split(paged_kv_cache), kv_indices, kv_indptr, kv_last_page_len, kv_layout, k_scale,
-        v_scale, rotary_dim, interleave, rope_scale, rope_theta, llama31, cos_sin_cache,
+        _read(q), out, _read(append_key), _read(append_value), *_split(paged_kv_cache), positions,
+        *_slots_or_table(places), kv_layout, k_scale, v_scale, rotary_dim, interleave, rope_scale,
+        rope_theta, llama31, cos_sin_cache,
     )  # fmt: skip
     result: Tensor = _forward_only((out,), q)[0]
     return result
@@ -175,7 +180,7 @@ def rope_append_paged_kv_cache(
 def rotate(
     q: Tensor, k: Tensor, positions: Any, how: tuple[Any, ...], in_place: bool
 ) -> tuple[Tensor, Tensor]:
-    """The functions of `flashbsr` that rotate by frequencies."""
+    """Rotate by frequencies: ``apply_rope`` and its kin."""
     ragged = isinstance(positions, RaggedPositions)
     places = (None, positions.indptr, positions.offsets) if ragged else (positions, None, None)
     if in_place:
@@ -190,7 +195,7 @@ def rotate_by_table(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor,
     is_neox: bool, in_place: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Those that rotate by a table."""
+    """Rotate by a table: ``apply_rope_with_cos_sin_cache``, in place or not."""
     heads = [x.view(x.shape[0], -1, head_size) for x in (query, key)]
     table = positions, cos_sin_cache, is_neox
     if in_place:

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _nothing(*args: Any) -> None:
-    """What an operator returns that writes into its arguments."""
+    """Return what an operator does that writes into its arguments."""
 
 
 def operator(

@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A plan of bounds meets the lengths. The scheduler cut the work as if every request were as long
+// as its bound and left a copy of what it wrote (PlanHeader::off_bounds). Here requests, items and
+// page ids are written anew for the lengths that there are: the same items on the same workers,
+// each with its share of the keys that are left. Kernels, variants and merges know nothing of it.
+//
+// Nothing depends on the contents of before, and no two elements on each other, so that a grid
+// writes them in any order, again and again: an update costs one small launch for all layers.
+#pragma once
+
+#include <flashbsr/core/lengths.h>
+#include <flashbsr/core/math.h>
+
+namespace flashbsr {
+
+/// The sections of a plan of bounds.
+class BoundPlan {
+ public:
+  FLASHBSR_FN explicit BoundPlan(int32_t* plan)
+      : plan_(plan), h_(*reinterpret_cast<PlanHeader*>(plan)) {}
+
+  FLASHBSR_FN const PlanHeader& header() const { return h_; }
+  FLASHBSR_FN bool bound() const { return h_.off_bounds != 0; }
+
+  // As they were planned.
+  FLASHBSR_FN const Request& request(int32_t i) const { return section<Request>(h_.off_bounds)[i]; }
+  FLASHBSR_FN const WorkItem& item(int32_t i) const {
+    return section<WorkItem>(h_.off_bounds + 8 * h_.max_requests)[i];
+  }
+  FLASHBSR_FN const Merge& merge(int32_t i) const {
+    return section<Merge>(h_.off_bounds + 8 * (h_.max_requests + h_.max_items))[i];
+  }
+
+  /// Writes the elements first, first + step, ... of every section; the plan is complete when all
+  /// have been written. Page ids beyond a request's length become 0, which is a page.
+  FLASHBSR_FN void resolve(const Lengths& now, int64_t first, int64_t step) const {
+    if (first == 0) {
+      h_.num_q_tokens_now = h_.num_q_tokens;
+      if (now.qo_indptr.given()) {
+        h_.num_q_tokens_now = clamp(now.qo_indptr[now.qo_indptr.size - 1], 0, h_.num_q_tokens);
+      }
+    }
+    for (int64_t i = first; i < h_.num_requests; i += step) {
+      section<Request>(h_.off_requests)[i] = request_now(static_cast<int32_t>(i), now);
+    }
+    for (int64_t i = first; i < h_.num_items; i += step) {
+      const int32_t request = item(static_cast<int32_t>(i)).request;
+      section<WorkItem>(h_.off_items)[i] =
+          item_now(static_cast<int32_t>(i), request_now(request, now));
+    }
+    for (int64_t w = first; w < h_.num_workers; w += step) start(static_cast<int32_t>(w), now);
+    // Rows are fewer only where queries are.
+    for (int64_t i = first; now.qo_indptr.given() && i < h_.num_merges; i += step) {
+      Merge m = merge(static_cast<int32_t>(i));
+      m.row_count = rows_now(m.row_begin, m.row_count, request_now(m.request, now));
+      section<Merge>(h_.off_merges)[i] = m;
+    }
+    for (int64_t i = first; i < h_.num_kv_indices; i += step) {
+      section<int32_t>(h_.off_kv_indices)[i] = page(i, now);
+    }
+  }
+
+ private:
+  template <class T>
+  FLASHBSR_FN T* section(int32_t offset) const {
+    return reinterpret_cast<T*>(plan_ + offset);
+  }
+
+  FLASHBSR_FN static int32_t clamp(int64_t value, int32_t low, int32_t high) {
+    return static_cast<int32_t>(max_of<int64_t>(min_of<int64_t>(value, high), low));
+  }
+
+  FLASHBSR_FN Request request_now(int32_t i, const Lengths& now) const {
+    Request r = request(i);
+    // The bits of a tree stay with the tokens that they speak of, the last ones.
+    const int32_t masked = r.kv_len - r.mask_begin;
+    r.kv_len = clamp(now.kv_lens[i], 0, r.kv_len);
+    if (r.mask_begin > 0) r.mask_begin = max_of(r.kv_len - masked, 0);
+    if (now.qo_indptr.given()) {
+      // Of requests per KV head, all heads of one have its queries.
+      const int32_t q = h_.flags & kPlanPerHead ? i / h_.num_kv_heads : i;
+      r.q_begin = clamp(now.qo_indptr[q], 0, h_.num_q_tokens);
+      r.q_len =
+          clamp(now.qo_indptr[q + 1] - r.q_begin, 0, min_of(r.q_len, h_.num_q_tokens - r.q_begin));
+    }
+    return r;
+  }
+
+  FLASHBSR_FN int32_t rows_now(int32_t begin, int32_t count, const Request& r) const {
+    return clamp(static_cast<int64_t>(r.q_len) * h_.group_size - begin, 0, count);
+  }
+
+  /// KV positions that some of the rows see. Spans only move right from token to token.
+  FLASHBSR_FN Span rows_span(const Request& r, int32_t begin, int32_t count) const {
+    if (count == 0) return {0, 0};
+    const Span a = visible_span(h_, r, begin / h_.group_size);
+    const Span z = visible_span(h_, r, (begin + count - 1) / h_.group_size);
+    return {min_of(a.begin, z.end), z.end};
+  }
+
+  /// Where a cut of a tile comes to lie when its positions do: as far along as it was, in whole KV
+  /// tiles, so that a tile's parts stay alike and its workers end together. Fixed splits stay where
+  /// they are: they promise a request its bits whatever the bounds were.
+  FLASHBSR_FN int32_t moved(int32_t cut, Span from, Span to) const {
+    if (h_.policy == kPolicyFixed) return clamp(cut, to.begin, to.end);
+    // In float, since an integer division of 64 bits is a call on a GPU. Every step is monotonic.
+    const float share =
+        static_cast<float>(cut - from.begin) / static_cast<float>(from.end - from.begin);
+    const float tiles =
+        share * static_cast<float>(to.end - to.begin) / static_cast<float>(h_.kv_tile);
+    const int64_t along = static_cast<int64_t>(tiles + 0.5f) * h_.kv_tile;
+    return clamp(to.begin + along, to.begin, to.end);
+  }
+
+  FLASHBSR_FN WorkItem item_now(int32_t i, const Request& r) const {
+    WorkItem w = item(i);
+    const Span from = rows_span(request(w.request), w.row_begin, w.row_count);
+    const int32_t rows = rows_now(w.row_begin, w.row_count, r);
+    const Span to = rows_span(r, w.row_begin, rows);
+    if (rows != w.row_count && w.slot >= 0) {
+      const int32_t first = merge(w.merge).slot;
+      w.slot = first + (w.slot - first) / w.row_count * rows;
+    }
+    w.row_count = rows;
+    w.kv_begin = w.kv_begin <= from.begin ? to.begin : moved(w.kv_begin, from, to);
+    w.kv_end = w.kv_end >= from.end ? to.end : moved(w.kv_end, from, to);
+    return w;
+  }
+
+  FLASHBSR_FN void start(int32_t worker, const Lengths& now) const {
+    const int32_t* queue = section<int32_t>(h_.off_queue_indptr) + worker;
+    if (queue[0] == queue[1]) return;
+    const int32_t i = section<int32_t>(h_.off_queue_items)[queue[0]];
+    WorkerStart& s = section<WorkerStart>(h_.off_starts)[worker];
+    s.request = request_now(item(i).request, now);
+    s.item = item_now(i, s.request);
+  }
+
+  /// The id at place `at` of the plan's list. Requests have their pages one after another.
+  FLASHBSR_FN int32_t page(int64_t at, const Lengths& now) const {
+    int32_t low = 0, high = h_.num_requests;
+    while (high - low > 1) {
+      const int32_t middle = low + (high - low) / 2;
+      (request(middle).kv_begin <= at ? low : high) = middle;
+    }
+    const int64_t nth = at - request(low).kv_begin;
+    const int32_t length = request_now(low, now).kv_len;
+    if (length == 0 || nth > (length - 1) / h_.page_size) return 0;
+    const int64_t row = now.kv_indptr.given() ? now.kv_indptr[low] : low * now.row;
+    return row + nth < now.pages.size ? static_cast<int32_t>(now.pages[row + nth]) : 0;
+  }
+
+  int32_t* plan_;
+  PlanHeader& h_;
+};
+
+}  // namespace flashbsr
