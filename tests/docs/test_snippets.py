@@ -103,6 +103,8 @@ def check_names(text: str) -> None:
                 assert hasattr(thing, chain[0]), f"{node.id}.{chain[0]}"
 
 
+# torch.compile takes parts of PyTorch that PyTorch itself deprecates.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.usefixtures("kernel_cache")
 @pytest.mark.parametrize("block", PYTHON, ids=names)
 def test_python(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

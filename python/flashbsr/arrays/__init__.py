@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -21,10 +20,11 @@ import numpy.typing as npt
 
 from ..errors import DTypeError, FlashbsrError, ShapeError
 from .dtypes import O_DTYPES
+from .operators import operators_by
 
 __all__ = [
     "Adapter", "adapter_for", "as_bytes", "device_of", "export", "float_dtype", "operand",
-    "operators", "operators_by", "per_head", "stream_handle", "to_indices", "to_numpy", "to_values",
+    "operators_by", "per_head", "stream_handle", "to_indices", "to_numpy", "to_values",
 ]  # fmt: skip
 
 
@@ -153,18 +153,6 @@ def _adapter_in_a_trace(x: Any, argument: str = "array") -> Adapter:
 
 # torch.compile reads this function in the other's place, which costs a call outside of it nothing.
 adapter_for._torchdynamo_inline = _adapter_in_a_trace  # type: ignore[attr-defined]
-
-_operators: list[Callable[[], Any]] = []
-
-
-def operators_by(load: Callable[[], Any]) -> None:
-    """Say how to load the operators of compilers: they stand above every room."""
-    _operators[:] = [load]
-
-
-def operators() -> Any:
-    """Load the operators of compilers."""
-    return _operators[0]()
 
 
 def operand(number: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import DeviceError
-from . import operators
+from .operators import operators
 from .torch import dtype_name, join, strides
 
 __all__ = [

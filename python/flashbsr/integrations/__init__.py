@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Doors for who works inside a framework: each module imports its framework, and nothing else does.
+"""Doors for who works inside a framework: each imports its framework, and nothing else does.
 
 They rename, fill in defaults and pass on; what computes is `flashbsr`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["flash_attn", "flex_attention", "torch"]
+__all__ = ["torch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -358,9 +358,10 @@ def get_batch_indices_positions(
     """
     call = Call(append_indptr, "append_indptr")
     if call.operators is not None:
-        return call.operators.get_batch_indices_positions(
+        made: tuple[Any, Any] = call.operators.get_batch_indices_positions(
             append_indptr, seq_lens, nnz, (batch_indices, positions)
         )
+        return made
     nnz = check_int("nnz", nnz, 0)
     a = adapter_for(append_indptr, "append_indptr")
     outputs = []

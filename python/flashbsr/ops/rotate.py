@@ -108,9 +108,10 @@ def rotate(
     scale, theta = check_frequencies(rope_scale, rope_theta)
     call = Call(q, "q")
     if call.operators is not None:
-        return call.operators.rotate(
+        made: tuple[Any, Any] = call.operators.rotate(
             q, k, positions, (rotary_dim, bool(interleave), scale, theta, llama31), in_place
         )
+        return made
     per_token, indptr, offsets = None, None, None
     if isinstance(positions, RaggedPositions):
         indptr = call.export(positions.indptr, "indptr")
@@ -174,9 +175,10 @@ def rotate_by_table(
     check_table(cos_sin_cache, head_size, "head_size")
     call = Call(query, "query")
     if call.operators is not None:
-        return call.operators.rotate_by_table(
+        made: tuple[Any, Any] = call.operators.rotate_by_table(
             positions, query, key, head_size, cos_sin_cache, is_neox, in_place
         )
+        return made
     results, exported = [], []
     for name, x in (("query", query), ("key", key)):
         a = adapter_for(x, name)

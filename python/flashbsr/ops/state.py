@@ -13,6 +13,8 @@ functions here take the natural logarithm, as ``run`` returns it; ``lse_base="2"
 
 from __future__ import annotations
 
+from typing import Any
+
 import flashbsr._core as _core
 
 from .._check import check_name
@@ -67,7 +69,8 @@ def merge_state(
     base2 = _base2(lse_base)
     a = adapter_for(v_a, "v_a")
     if a.OPERATORS is not None:
-        return a.OPERATORS.merge_state(v_a, s_a, v_b, s_b, base2)
+        made: tuple[Any, Any] = a.OPERATORS.merge_state(v_a, s_a, v_b, s_b, base2)
+        return made
     adapter_for(s_a, "s_a")  # before its shape is read
     v = a.empty(v_a, tuple(v_a.shape), float_dtype(v_a, "v_a"))
     s = a.empty(v_a, tuple(s_a.shape), "float32")
@@ -175,7 +178,8 @@ def merge_states(v: Array, s: Array, *, lse_base: str = "e") -> tuple[Array, Arr
     base2 = _base2(lse_base)
     a = adapter_for(v, "v")
     if a.OPERATORS is not None:
-        return a.OPERATORS.merge_states(v, s, base2)
+        made: tuple[Any, Any] = a.OPERATORS.merge_states(v, s, base2)
+        return made
     shape = tuple(v.shape)
     if len(shape) != 4:
         raise ShapeError("v", f"shape {shape}", "[n, num_states, num_heads, head_dim]")

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,8 +17,8 @@ from .library import operator
 
 __all__: list[str] = []
 
-Tensor = torch.Tensor
-Maybe = torch.Tensor | None
+Tensor: TypeAlias = torch.Tensor
+Maybe: TypeAlias = torch.Tensor | None
 
 _CACHE = (
     "Tensor append_key, Tensor append_value, Tensor(a!) k_cache, Tensor(b!)? v_cache, "
@@ -99,9 +99,9 @@ def apply_rope(
 
 
 @operator(f"apply_rope_inplace(Tensor(a!) q, Tensor(b!) k, {_PLACES}, {_ROPE}) -> ()")
-def apply_rope_inplace(q: Tensor, k: Tensor, *args: Any, stream: int = 0) -> None:
+def apply_rope_inplace(q: Tensor, k: Tensor, *args: Any, **on: Any) -> None:
     """Likewise, written into `q` and `k`."""
-    apply_rope(q, k, q, k, *args, stream=stream)
+    apply_rope(q, k, q, k, *args, **on)
 
 
 _TABLE = "Tensor positions, Tensor cos_sin_cache, bool is_neox"
@@ -125,19 +125,22 @@ def apply_rope_with_cos_sin_cache(
     f"apply_rope_with_cos_sin_cache_inplace(Tensor(a!) query, Tensor(b!) key, {_TABLE}) -> ()"
 )
 def apply_rope_with_cos_sin_cache_inplace(
-    query: Tensor, key: Tensor, *args: Any, stream: int = 0
+    query: Tensor, key: Tensor, *args: Any, **on: Any
 ) -> None:
     """Likewise, written into `query` and `key`."""
-    apply_rope_with_cos_sin_cache(query, key, query, key, *args, stream=stream)
+    apply_rope_with_cos_sin_cache(query, key, query, key, *args, **on)
 
 
 @operator(
     "merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor(a!) v, Tensor(b!) s, "
     "bool base2) -> ()"
 )
-def merge_state(*args: Any, stream: int = 0) -> None:
+def merge_state(
+    v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v: Tensor, s: Tensor, base2: bool,
+    stream: int = 0,
+) -> None:  # fmt: skip
     """`flashbsr.merge_state`."""
-    _core.merge_state(*args, stream)
+    _core.merge_state(v_a, s_a, v_b, s_b, v, s, base2, stream)
 
 
 @operator(
@@ -154,9 +157,11 @@ def merge_state_in_place(
 
 
 @operator("merge_states(Tensor v, Tensor s, Tensor(a!) v_out, Tensor(b!) s_out, bool base2) -> ()")
-def merge_states(*args: Any, stream: int = 0) -> None:
+def merge_states(
+    v: Tensor, s: Tensor, v_out: Tensor, s_out: Tensor, base2: bool, stream: int = 0
+) -> None:
     """`flashbsr.merge_states`."""
-    _core.merge_states(*args, stream)
+    _core.merge_states(v, s, v_out, s_out, base2, stream)
 
 
 @operator(
