@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import flashbsr
 import numpy as np
-from kinds import torch
+from harness import framework
+
+torch = framework("torch")
 
 Step = Literal["fused", "apart"]
 PAGE = 4

@@ -12,8 +12,10 @@ import flashbsr
 import flashbsr.flashinfer as flashinfer
 import numpy as np
 import pytest
-from kinds import torch
+from harness import framework
 from llama import Block, Step
+
+torch = framework("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import flashbsr
-import flashbsr.integrations.torch
 import pytest
-from kinds import torch
+from harness import framework
 from llama import Block
+
+torch = framework("torch")
+importlib.import_module("flashbsr.integrations.torch")  # its operators are called by name
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
