@@ -54,6 +54,12 @@ else:
 """
 
 
+def _hear_signals() -> None:
+    """Undo what a shell does to the commands that it puts into the background."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Programs:
     """Programs that share a cache. Their environment marks them and all that they start."""
 
@@ -69,6 +75,7 @@ class Programs:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, script, how, text],
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=_hear_signals,
         )  # fmt: skip
         self.started.append(process)
         return process
