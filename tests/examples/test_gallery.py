@@ -19,7 +19,7 @@ import reference
 from cases import Case, Problem
 from compare import SINGLE, UNIT, assert_attention
 from flashbsr import Attention, AttentionSpec, FlashbsrError, Paged, TaskInfo
-from harness import check_variant
+from harness import check_variant, framework
 from reference import Hooks, State, Variant
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "variants"
@@ -57,6 +57,8 @@ def position(case: Case, b: int, q: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", FILES)
 def test_example_of_the_file(name):
+    if name == "top_pages":
+        framework("torch")
     result = doctest.testmod(importlib.import_module(f"variants.{name}"))
     assert result.attempted and not result.failed
 
