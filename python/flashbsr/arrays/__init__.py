@@ -157,7 +157,7 @@ adapter_for._torchdynamo_inline = _adapter_in_a_trace  # type: ignore[attr-defin
 
 def operand(number: int) -> Any:
     """Hold a number as an operand of PyTorch's programs; None where PyTorch is not loaded."""
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:  # None: who is without it on purpose
         return None
     return importlib.import_module(".torch", __name__).operand(number)
 
