@@ -26,7 +26,9 @@ from flashbsr.jit.process import compile_text
 
 # What builds, beside a thread or as one, and prints how that ended.
 PROGRAM = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has them ignored
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 from pathlib import Path
 from flashbsr.jit import cache
 from flashbsr.jit.process import compile_text
@@ -54,12 +56,6 @@ else:
 """
 
 
-def _hear_signals() -> None:
-    """Undo what a shell does to the commands that it puts into the background."""
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-
-
 class Programs:
     """Programs that share a cache. Their environment marks them and all that they start."""
 
@@ -75,7 +71,6 @@ class Programs:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, script, how, text],
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=_hear_signals,
         )  # fmt: skip
         self.started.append(process)
         return process
