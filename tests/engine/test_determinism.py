@@ -15,7 +15,7 @@ from reference import Variant
 BUSY = Case(
     "busy",
     (1, 1, 90, 1, 40),
-    (2000, 3, 400, 700, 40),
+    (4000, 3, 400, 700, 40),
     heads=(8, 2),
     layout="paged",
     variant=Variant(causal=True),

@@ -143,7 +143,7 @@ BAD = [
     Bad(decode_wrapper, "jit_args", "unsupported", {"make": {"jit_args": ["uri"]}}),
     Bad(decode_wrapper, "window_right", "unsupported", {"window_right": 4}),
     Bad(decode_wrapper, "q_len_per_req", "zero", {"q_len_per_req": 0}),
-    Bad(decode_wrapper, "seq_lens", "contradicts", {"seq_lens": i32(10, 4, 4)}),
+    Bad(decode_wrapper, "seq_lens", "contradicts", {"seq_lens": i32(10, 4, 4)}, cpu_only=True),
     Bad(decode_wrapper, "window_left", "not planned", {"run": {"window_left": 3}}),
     Bad(decode_wrapper, "q_len_per_req", "without tensor cores", {"q_len_per_req": 2}),
     Bad(decode_wrapper, "skip_softmax_threshold_scale_factor", "unsupported",

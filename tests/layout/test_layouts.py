@@ -69,13 +69,20 @@ LAYOUTS = st.builds(
 def test_ragged_and_paged_are_equal(
     device: Device, case: Case, layout: dict[str, object], num_workers: int | None
 ) -> None:
-    """Bit for bit: the layout only says where a token lies."""
+    """Bit for bit: the layout only says where a token lies.
+
+    But for windows on a GPU: a tile of Hopper's kernels begins where a box of pages does, so that
+    a window's keys are added in another order.
+    """
     case = device.adapt(case.but("workers", task={"num_workers": num_workers}))
     ragged = cases.build(case)
     out, lse = execute(ragged, attention_for(ragged, device.backend), device)
     compare(ragged, out, lse)
     paged = cases.build(case.but("paged", **layout))
     paged_out, paged_lse = execute(paged, attention_for(paged, device.backend), device)
+    if device.is_cuda and case.variant.window_left >= 0:
+        compare(paged, paged_out, paged_lse)
+        return
     np.testing.assert_array_equal(paged_out, out)
     np.testing.assert_array_equal(paged_lse, lse)
 

@@ -37,8 +37,8 @@ def get_compute_capability(device: Any) -> tuple[int, int]:
         raise ValueError(f"device must be a cuda device, not {device!r}")
     if int(ordinal or 0) >= len(devices):
         raise ValueError(f"there is no device {device!r}: {_core.cuda_problem() or 'too few GPUs'}")
-    major, minor = str(devices[int(ordinal or 0)]["compute_capability"]).split(".")
-    return int(major), int(minor)
+    major, minor = devices[int(ordinal or 0)]["compute_capability"]
+    return major, minor
 
 
 def _supported(major: int, minor: int | None = None) -> Callable[[Any], bool]:

@@ -201,7 +201,7 @@ class BlockTable(Layout):
         lens = to_values(self.kv_lens, "kv_lens")
         page_size = checked_page_size(self.page_size)
         if self._on_device():
-            room = self.block_tables.shape[1] * page_size
+            room = self._columns(lens.size) * page_size
             if lens.size and int(lens.max()) > room:
                 raise IndexRangeError(
                     "kv_lens", int(lens.max()), f"at most {room}, what a row of block_tables holds"
@@ -215,6 +215,14 @@ class BlockTable(Layout):
         if not self._on_device():
             return {}
         return {"kv_lens": to_values(self.kv_lens, "kv_lens"), "block_tables": self.block_tables}
+
+    def _columns(self, batch_size: int) -> int:
+        """Of a table that the host does not read: its shape is all that is looked at."""
+        shape = tuple(self.block_tables.shape)
+        if len(shape) != 2 or shape[0] != batch_size:
+            expected = f"({batch_size}, max_pages), a row for each of kv_lens"
+            raise ShapeError("block_tables", f"shape {shape}", f"shape {expected}")
+        return int(shape[1])
 
     def _on_device(self) -> bool:
         table = self.block_tables
