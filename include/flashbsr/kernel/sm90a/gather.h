@@ -36,7 +36,7 @@ class Gather {
 
   FLASHBSR_DEVICE void load(const Tile& tile) {
     const char* const keys = first_row(args_.base.params.k, tile);
-    const char* const values = first_row(args_.base.params.v, tile);
+    const char* const values = first_row(second(), tile);
 #pragma unroll 1
     for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) {
       const int32_t owned = tile.item.kv_end - tile.start - j * Traits::kKvTile;
@@ -74,8 +74,11 @@ class Gather {
     copy<Traits::kLandingColumnsVo>(
         shared_.landing_value_pipeline,
         Traits::kPreparesValues ? shared_.landing_value_pipeline.full(0) : shared_.raw_values,
-        shared_.landing_values + at_.stage * Traits::kLandingValueBytes, args_.base.params.v.dim,
-        from, owned);
+        shared_.landing_values + at_.stage * Traits::kLandingValueBytes, second().dim, from, owned);
+  }
+  /// What comes beside K: V, or where that is a part of K, the rest of K.
+  FLASHBSR_DEVICE const PagedView& second() const {
+    return Traits::kLatent ? args_.base.params.k_tail : args_.base.params.v;
   }
 
   /// @param landed  where copies announce themselves, by stage

@@ -248,7 +248,7 @@ class TmaLoader {
         if (kKeys) let_claim(shared_, tile, j);
         const Source now = next;
         next = source(tile, j - 1);
-        const bool dirty = !kKeys && unowned.in_tile(j, tile.count);
+        const bool dirty = kKeys == Traits::kLatent && unowned.in_tile(j, tile.count);
         load(tile, now, dirty);
         if (kKeys && j == tile.count - 1) {
           shared_.query_pipeline.wait_empty(query_);
@@ -363,7 +363,8 @@ class PairLoader {
   typename Shared<Traits>::QueryPipeline::Place query_;
 };
 
-/// Zeroes the rows of V tiles that an item does not own, once they have arrived. One warp.
+/// Zeroes the rows of V tiles that an item does not own, once they have arrived; of latents, which
+/// are K and V. One warp.
 template <class Traits>
 class Cleaner {
  public:
@@ -385,17 +386,21 @@ class Cleaner {
  private:
   /// Rows [0, head) and [owned, kKvTile).
   FLASHBSR_DEVICE void clean(int32_t stage, int32_t head, int32_t owned) {
-    ptx::mbarrier_wait<kArch>(shared_.raw_values + 8 * stage, parities_ >> stage & 1);
+    constexpr bool kKeys = Traits::kLatent;
+    const uint32_t raw = kKeys ? shared_.raw_keys : shared_.raw_values;
+    ptx::mbarrier_wait<kArch>(raw + 8 * stage, parities_ >> stage & 1);
     parities_ ^= 1u << stage;
-    uint32_t tile = shared_.values + stage * Traits::kValueBytes;
+    uint32_t tile = kKeys ? shared_.keys + stage * Traits::kKeyBytes
+                          : shared_.values + stage * Traits::kValueBytes;
 #pragma unroll 1
-    for (int c = 0; c < Traits::kColumnsVo; ++c, tile += Traits::kKvTile * 128) {
+    for (int c = 0; c < Traits::kHeadDimVo / 64; ++c, tile += Traits::kKvTile * 128) {
       zero(tile, 0, head);
       zero(tile, owned, Traits::kKvTile);
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(shared_.value_pipeline.full(stage));
+    const auto& ring = kKeys ? shared_.key_pipeline : shared_.value_pipeline;
+    if (lane() == 0) ptx::mbarrier_arrive(ring.full(stage));
   }
   FLASHBSR_DEVICE void zero(uint32_t tile, int32_t begin, int32_t end) const {
 #pragma unroll 1
