@@ -101,7 +101,7 @@ mla.sm_scale | float | spec | Of the logits: ``1 / sqrt(head dim before absorpti
 q_nope q_pe | array [rows, num_heads, head_dim_ckv], [rows, num_heads, head_dim_kpe] | run |
     Absorbed queries, and their rotated part. They are copied side by side.
 mla.ckv_cache mla.kpe_cache | array [pages, page_size, dim] | run | Latents, and rotated keys.
-return_lse_base_on_e | bool | run | Return the natural LSE; base 2 otherwise.
+return_lse_base_on_e | bool | run | The natural LSE, base 2 otherwise; another than last plans anew.
 ckv_scale ckv_scale_arr kpe_scale kv_len page_table | default only | refused | latents are 16-bit
     here, and `plan` says lengths and pages.
 sparse_mla_top_k sparse_mla_top_k_lens | default only | refused | `integrations.flash_mla` takes

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,12 +46,13 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         given = locals()
         buffers = {f"{name}_buf": given[name] for name in ("qo_indptr", "kv_indptr")}
         self._set_up(given | buffers | {"paged_kv_indices_buf": kv_indices})
+        del self._task_options["lse_base"]  # of each plan
 
     def plan(
         self, qo_indptr: Array, kv_indptr: Array, kv_indices: Array, kv_len_arr: Array,
         num_heads: int, head_dim_ckv: int, head_dim_kpe: int, page_size: int, causal: bool,
         sm_scale: float, q_data_type: DType, kv_data_type: DType = None,
-        use_profiler: bool = False, *, stream: Any = None,
+        use_profiler: bool = False, *, lse_base: str = "2", stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch. Checks indptrs and page table completely."""
         self._plan(locals())
@@ -78,21 +78,17 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
     ) -> Any:  # fmt: skip
         """Compute the planned batch for one layer."""
         refuse_given(locals(), "run", *self._context)
-        tail = self._ready().task.head_dim_qk - tuple(q_nope.shape)[-1]
+        task = self._ready().task
+        if (return_lse or lse is not None) and (task.lse_base == "e") != return_lse_base_on_e:
+            assert self._given is not None
+            self._plan(self._given | {"lse_base": "e" if return_lse_base_on_e else "2"})
+        tail = task.head_dim_qk - tuple(q_nope.shape)[-1]
         q = adapter_for(q_nope, "q_nope").join([q_nope, q_pe], -1) if tail else q_nope
         kv = (ckv_cache, kpe_cache) if tail else ckv_cache
-        result = self._run(
+        return self._run(
             q, kv, out, lse, return_lse, None, None, None, None, enable_pdl=enable_pdl,
             stream=stream,
         )  # fmt: skip
-        if not return_lse_base_on_e or not (return_lse or lse is not None):
-            return result
-        if not return_lse:
-            lse *= math.log(2)
-            return result
-        found, base2 = result
-        base2 *= math.log(2)
-        return found, base2
 
 
 @described("mla", "tables")

@@ -189,5 +189,5 @@ def _chosen(indices: Array, rows: int) -> tuple[Array, Array]:
     if adapter_for(flat, "indices").name != "torch":
         raise UnsupportedError("indices", type(flat).__name__, "a torch tensor on a GPU")
     none = flat < 0
-    order = none.sort(1, stable=True).indices
+    order = none.argsort(dim=1, stable=True)
     return flat.gather(1, order), (~none).sum(1)
