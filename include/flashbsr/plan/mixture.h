@@ -90,6 +90,10 @@ class Mixture {
       number.clear();
       cost = 0;
     }
+    /// A bound below the price of any cut: a queue is at least as long as the mean of all.
+    int64_t least(const DeviceLimits& limits, const Shape& shape) const {
+      return limits.memory_bound ? 0 : cost * shape.num_kv_heads / limits.num_workers;
+    }
     Candidate& choose(const Shape& shape, const DeviceLimits& limits, const SplitPolicy& split) {
       return candidates.choose(tiles, shape, limits, split);
     }
@@ -104,6 +108,10 @@ class Mixture {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const int32_t step : kSteps) {
       const Workers workers = all.dealt(even + step);
+      // Steps away from the even one mostly are dearer whatever the cut.
+      if (max_of(wide_.least(workers.wide, shape), narrow_.least(workers.narrow, shape)) >= least) {
+        continue;
+      }
       const int64_t price = max_of(wide_.choose(shape, workers.wide, split).price,
                                    narrow_.choose(shape, workers.narrow, split).price);
       if (price >= least) continue;
