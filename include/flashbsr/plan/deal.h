@@ -108,7 +108,7 @@ class Deal {
   static constexpr int64_t kWorkerMask = (1 << kWorkerBits) - 1;
 
   // Queues of 1024 items are 4 KB apart, so all their ends fall into one set of the first cache:
-  // with a line between them 32 such queues take 50 us instead of 170 (Zen 5).
+  // with a line between them a plan of 4096 decodes, 32 such queues, takes 340 us instead of 490.
   static constexpr int32_t kCacheLine = 16;  // items
   static constexpr int32_t kLongQueue = 128;
 
