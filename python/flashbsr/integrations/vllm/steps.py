@@ -103,13 +103,13 @@ class _Slot:
     bounds: np.ndarray[Any, Any] | None = None
     turn: int = 0
 
-    def holds(self, batch: Batch) -> bool:
-        """Tell whether the plan serves the batch, and about as well as one of its own would."""
+    def holds(self, starts: np.ndarray[Any, Any], bounds: np.ndarray[Any, Any]) -> bool:
+        """Tell whether the plan serves such a batch, and about as well as one of its own would."""
         if self.starts is None or self.bounds is None:
             return False
-        if not np.array_equal(self.starts, batch.starts):
+        if not np.array_equal(self.starts, starts):
             return False
-        room = self.bounds - batch.bounds
+        room = self.bounds - bounds
         return bool((room >= 0).all() and (room <= 2 * ROOM).all())
 
 
@@ -204,14 +204,15 @@ class Steps:
 
     def plan(self, batch: Batch, slot_mapping: Any, num_actual_tokens: int, stream: Any) -> Step:
         """Plan a step; `stream` is the current one of the GPU, None on the CPU."""
-        graph = self._graph_for(batch)
+        graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
+        starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
         for kind, slot in slots.items():
             slot.turn += 1
             if self.place.device is None or kind.ragged:
                 slot.attention.plan(self._layout(kind, batch), stream=stream)
             else:
-                self._bound(slot, batch, stream)
+                self._bound(slot, batch, starts, stream)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
         return Step(num_actual_tokens, slot_mapping, batch.rows, graph is not None, turns)
 
@@ -222,18 +223,20 @@ class Steps:
             batch.starts, batch.tables, batch.bounds, page_size=self.place.page_size
         )
 
-    def _bound(self, slot: _Slot, batch: Batch, stream: Any) -> None:
+    def _bound(
+        self, slot: _Slot, batch: Batch, starts: np.ndarray[Any, Any], stream: Any
+    ) -> None:
         """Plan bounds where the last plan's do not hold, and say which lengths there are."""
-        if not slot.holds(batch):
+        if not slot.holds(starts, batch.bounds):
             page_size = self.place.page_size
             bounds = batch.bounds.astype(np.int64)
             if batch.even() is not None:  # a decode step, and probably more of them
                 most = int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
-            layout = Bounds(batch.starts, bounds, page_size=page_size)
+            layout = Bounds(starts, bounds, page_size=page_size)
             slot.starts = slot.bounds = None  # a plan that raises leaves none
             slot.attention.plan(layout, stream=stream)
-            slot.starts, slot.bounds = batch.starts.copy(), bounds
+            slot.starts, slot.bounds = starts.copy(), bounds
         slot.attention.update(
             batch.lens, batch.tables, qo_indptr=batch.query_starts, stream=stream
         )
@@ -249,12 +252,26 @@ class Steps:
         self._next = (self._next + 1) % IN_FLIGHT
         return self._eager[causal][self._next]
 
-    def _graph_for(self, batch: Batch) -> _Graph | None:
+    def _graph_for(self, batch: Batch, rows: int) -> _Graph | None:
         """Find the engines of captured runs that this step may be replayed for."""
         if not self._graphs:
             return None
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:
             graph = self._graphs.get((batch.even(), batch.causal))
-        fits = graph and len(batch.bounds) <= graph.requests and batch.rows <= graph.tokens
+        fits = graph and len(batch.bounds) <= graph.requests and rows <= graph.tokens
         return graph if fits else None
+
+
+def _over(batch: Batch, rows: int) -> np.ndarray[Any, Any]:
+    """Give query rows that cover all that a graph has: where lengths say fewer, zeros are written.
+
+    Requests that pad a decode step get as many as the others have, which keeps the plan for steps
+    of fewer requests; otherwise the last request gets what is over.
+    """
+    even, count = batch.even(), len(batch.bounds)
+    if even is not None and even * count == rows:
+        return np.arange(0, rows + 1, even, dtype=batch.starts.dtype)
+    starts = batch.starts.copy()
+    starts[-1] = max(rows, batch.rows)
+    return starts
