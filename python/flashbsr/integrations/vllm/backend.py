@@ -16,6 +16,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     MultipleOf,
 )
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from ...errors import UnsupportedError
 from .kinds import (
@@ -51,9 +52,6 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         tokens, reference windows, caches that are spread over ranks.
     """
 
-    # Runs captured for batches of one query length replay over plans of bounds.
-    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
-
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
@@ -81,6 +79,20 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         self.steps = Steps(kinds, place)
         # Decoders read what an encoder has left: its lengths are not those of the decoder.
         self.crosses = any(layers[name].impl.attn_type == "encoder_decoder" for name in layer_names)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """Say which steps a graph may be replayed for.
+
+        Any, where one graph is for steps of all sorts. Graphs of decode steps alone are captured
+        with as many rows for every request, and are replayed for those: another captured kernel
+        would be slower for them. Encoders plan on the host for the step alone.
+        """
+        if isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
+            return AttentionCGSupport.NEVER
+        mode = vllm_config.compilation_config.cudagraph_mode
+        apart = mode is None or mode.separate_routine()
+        return AttentionCGSupport.UNIFORM_BATCH if apart else AttentionCGSupport.ALWAYS
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
