@@ -17,7 +17,7 @@ from flashbsr.integrations.vllm.kinds import Kind, kind_of
 from flashbsr.integrations.vllm.steps import ROOM, Batch, Place, Step, Steps
 
 from fake_cuda.fake import Driver, FakeTorch
-from fake_cuda.world import DIM, HEADS, KV_HEADS, PAGE, PAGES, World, check
+from fake_cuda.world import DIM, HEADS, KV_HEADS, PAGE, World, check
 
 pytestmark = pytest.mark.usefixtures("fake_torch")
 
@@ -44,7 +44,8 @@ class Server:
         self.out = torch.zeros(TOKENS, HEADS, DIM, dtype=torch.float16)
 
     def step(self, stream: int, lens: list[int], q_lens: list[int], seed: int = 0,
-             requests: int | None = None, spare: int = 0, rows: int = 0) -> tuple[Step, Any]:  # fmt: skip
+             requests: int | None = None, spare: int = 0,
+             rows: int = 0) -> tuple[Step, Any]:  # fmt: skip
         """Plan a step padded to `requests` and `rows`, with bounds `spare` more than lengths."""
         batch = World.batch(lens, q_lens, seed=seed)
         n, padded = len(lens), requests or len(lens)
@@ -75,7 +76,9 @@ class Server:
         assert not self.out[used:rows].any()
 
 
-def capture(server: Server, driver: Driver, stream: int, key: Any, sizes: list[int]) -> dict[int, Any]:
+def capture(
+    server: Server, driver: Driver, stream: int, key: Any, sizes: list[int]
+) -> dict[int, Any]:
     """Capture as vLLM does: every request one token long, largest number of rows first."""
     server.steps.captures(key, True, REQUESTS, REQUESTS * key if key != "mixed" else TOKENS,
                           REQUESTS * WIDTH)  # fmt: skip

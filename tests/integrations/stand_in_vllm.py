@@ -45,7 +45,9 @@ class AttentionBackend:
             "attention type": cls.supports_attn_type(asked["attn_type"]),  # type: ignore[attr-defined]
         }
         reasons = [f"{name} not supported" for name, good in named.items() if not good]
-        names = "head_size dtype kv_cache_dtype block_size use_mla has_sink use_sparse use_mm_prefix"
+        names = (
+            "head_size dtype kv_cache_dtype block_size use_mla has_sink use_sparse use_mm_prefix"
+        )
         together = [asked[n] for n in (*names.split(), "device_capability")]
         found = cls.supports_combination(*together)  # type: ignore[attr-defined]
         return reasons + ([found] if found else [])

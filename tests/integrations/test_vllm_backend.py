@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import stand_in_vllm
 from flashbsr import errors
@@ -252,9 +251,7 @@ def test_batch_invariance_is_fixed_splits(backend: Any, monkeypatch: pytest.Monk
         ({"use_batch_invariant": True, "has_sliding_window": True}, "batch invariance"),
     ],
 )
-def test_configurations_that_are_refused(
-    chosen: Any, changes: dict[str, Any], reason: str
-) -> None:
+def test_configurations_that_are_refused(chosen: Any, changes: dict[str, Any], reason: str) -> None:
     """Each with its reason, and only that."""
     assert chosen.validate_configuration(**ASKED) == []
     (said,) = chosen.validate_configuration(**{**ASKED, **changes})

@@ -45,7 +45,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     "layers in blocks": {"order": "layers"},
     "blocks of 48": {"block": 48},
     "batch invariant": {"place": {"fixed_split_size": 32}},
-    "batch invariant, window": {"place": {"fixed_split_size": 32}, "options": {"sliding_window": 9}},
+    "batch invariant, window": {
+        "place": {"fixed_split_size": 32},
+        "options": {"sliding_window": 9},
+    },
 }
 
 
@@ -56,7 +59,13 @@ def test_steps_of_a_server(name: str) -> None:
     for _ in range(3):
         serving.add()
     serving.layer.process_weights_after_loading(torch.bfloat16)
-    for q_lens, pad in (([33, 1, 5], 0), ([20, 1, 1], 2), ([1, 1, 1], 0), ([4, 1, 4], 7), ([0, 3, 0], 1)):
+    for q_lens, pad in (
+        ([33, 1, 5], 0),
+        ([20, 1, 1], 2),
+        ([1, 1, 1], 0),
+        ([4, 1, 4], 7),
+        ([0, 3, 0], 1),
+    ):
         serving.step(q_lens, pad)
 
 
@@ -139,6 +148,7 @@ def test_two_steps_in_flight() -> None:
 
 def test_a_request_alone_and_in_a_batch_are_equal_bit_for_bit() -> None:
     """Batch-invariant mode: neither other requests nor how they share blocks decide about bits."""
+
     def last(companions: int) -> torch.Tensor:
         serving = Serving(place={"fixed_split_size": 32}, dtype="bfloat16")
         serving.add()

@@ -71,9 +71,7 @@ class Serving:
         self.steps = Steps([self.layer.kind], Place(self.dtype, self.block, **self.place))
         self.float8 = KV_CACHE_DTYPES[self.layer.kv_cache_dtype]
         stored = torch.uint8 if self.float8 else TYPES[self.dtype]
-        self.cache = packed_cache(
-            96, self.heads[1], self.block, 2 * self.dim, stored, self.order
-        )
+        self.cache = packed_cache(96, self.heads[1], self.block, 2 * self.dim, stored, self.order)
         self.free = list(self.rng.permutation(np.arange(1, 96)))  # block 0 is the null block
         self.requests: list[Request] = []
 

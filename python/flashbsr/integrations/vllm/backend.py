@@ -95,7 +95,10 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         return AttentionCGSupport.UNIFORM_BATCH if apart else AttentionCGSupport.ALWAYS
 
     def build(
-        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+        self,
+        common_prefix_len: int,  # noqa: ARG002
+        common_attn_metadata: Any,
+        fast_build: bool = False,  # noqa: ARG002
     ) -> Step:
         """Plan a step. `common_prefix_len` is not looked at: prefixes are found, not told."""
         m = common_attn_metadata
@@ -186,7 +189,7 @@ class FlashbsrBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Decoders, encoders, decoders over an encoder."""
+        """Take decoders, encoders, decoders over an encoder."""
         return str(getattr(attn_type, "value", attn_type)) in ATTN_TYPES
 
     @classmethod

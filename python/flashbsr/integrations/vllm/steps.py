@@ -182,9 +182,7 @@ class Steps:
         self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
         self._next = 0
 
-    def captures(
-        self, key: Hashable, causal: bool, requests: int, tokens: int, pages: int
-    ) -> None:
+    def captures(self, key: Hashable, causal: bool, requests: int, tokens: int, pages: int) -> None:
         """Make engines for runs that are captured, if there are none for these.
 
         Parameters
@@ -219,13 +217,9 @@ class Steps:
     def _layout(self, kind: Kind, batch: Batch) -> Layout:
         if kind.ragged:
             return Ragged(batch.starts, batch.starts)
-        return BlockTable(
-            batch.starts, batch.tables, batch.bounds, page_size=self.place.page_size
-        )
+        return BlockTable(batch.starts, batch.tables, batch.bounds, page_size=self.place.page_size)
 
-    def _bound(
-        self, slot: _Slot, batch: Batch, starts: np.ndarray[Any, Any], stream: Any
-    ) -> None:
+    def _bound(self, slot: _Slot, batch: Batch, starts: np.ndarray[Any, Any], stream: Any) -> None:
         """Plan bounds where the last plan's do not hold, and say which lengths there are."""
         if not slot.holds(starts, batch.bounds):
             page_size = self.place.page_size
@@ -237,16 +231,17 @@ class Steps:
             slot.starts = slot.bounds = None  # a plan that raises leaves none
             slot.attention.plan(layout, stream=stream)
             slot.starts, slot.bounds = starts.copy(), bounds
-        slot.attention.update(
-            batch.lens, batch.tables, qo_indptr=batch.query_starts, stream=stream
-        )
+        slot.attention.update(batch.lens, batch.tables, qo_indptr=batch.query_starts, stream=stream)
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:
         """Take the engines that the step before the last had."""
         if causal not in self._eager:
             task = self.place.task()
             self._eager[causal] = [
-                {kind: _Slot(kind.attention(causal, self.place.q_dtype, **task)) for kind in self.kinds}
+                {
+                    kind: _Slot(kind.attention(causal, self.place.q_dtype, **task))
+                    for kind in self.kinds
+                }
                 for _ in range(IN_FLIGHT)
             ]
         self._next = (self._next + 1) % IN_FLIGHT
@@ -272,6 +267,6 @@ def _over(batch: Batch, rows: int) -> np.ndarray[Any, Any]:
     even, count = batch.even(), len(batch.bounds)
     if even is not None and even * count == rows:
         return np.arange(0, rows + 1, even, dtype=batch.starts.dtype)
-    starts = batch.starts.copy()
+    starts: np.ndarray[Any, Any] = batch.starts.copy()
     starts[-1] = max(rows, batch.rows)
     return starts
