@@ -150,11 +150,13 @@ def test_a_request_alone_and_in_a_batch_are_equal_bit_for_bit() -> None:
     """Batch-invariant mode: neither other requests nor how they share blocks decide about bits."""
 
     def last(companions: int) -> torch.Tensor:
-        serving = Serving(place={"fixed_split_size": 32}, dtype="bfloat16")
-        serving.add()
-        serving.step([150])
+        # So long that the scheduler's own splits differ: 8 parts alone, 5 in company of six.
+        serving = Serving(heads=(4, 1), block=64, place={"fixed_split_size": 256})
+        request = serving.add()
+        k, v, slots = serving.grow([4000])
+        serving.layer.do_kv_cache_update(world.NO_SCALES, k, v, serving.cache, slots)
         for _ in range(companions):
-            serving.add(serving.requests[0], 96)
+            serving.add(request, 3968)
         q = serving.rows(1, 4)
         q_lens = [1] + [5] * companions
         serving.rng = np.random.default_rng(7)
@@ -166,6 +168,16 @@ def test_a_request_alone_and_in_a_batch_are_equal_bit_for_bit() -> None:
 
     alone = last(0)
     assert torch.equal(alone, last(1)) and torch.equal(alone, last(6))
+
+
+def test_a_cache_that_is_bound_anew_is_the_one_that_is_read() -> None:
+    """vLLM measures graphs over a cache, frees it, and serves over another."""
+    serving = Serving()
+    serving.add()
+    serving.step([20])
+    earlier, serving.cache = serving.cache, serving.cache.clone()
+    earlier.fill_(float("nan"))
+    serving.step([3])
 
 
 def test_measuring_memory_computes_nothing() -> None:

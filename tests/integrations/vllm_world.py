@@ -113,7 +113,7 @@ class Serving:
         where = np.concatenate([*slots, np.full(pad, -1)]).astype(np.int64)
         return k, v, torch.from_numpy(where)
 
-    def batch(self, q_lens: list[int], width: int = 12) -> Batch:
+    def batch(self, q_lens: list[int], width: int = 70) -> Batch:
         """What the metadata says of the requests; garbage behind their blocks."""
         tables = torch.zeros(len(self.requests), width, dtype=torch.int32)
         for row, request in zip(tables, self.requests, strict=True):
