@@ -19,6 +19,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from ...errors import UnsupportedError
+from .cores import spread
 from .kinds import (
     ATTN_TYPES,
     BLOCK_MULTIPLE,
@@ -65,6 +66,8 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         kinds = [layers[name].impl.kind for name in layer_names]
         device = torch.device(device)
         on_gpu = device.type == "cuda"
+        if not on_gpu:
+            spread(torch.get_num_threads())
         split = FIXED_SPLIT if envs.VLLM_BATCH_INVARIANT else None
         if on_gpu and split and any(kind.window_left >= 0 for kind in kinds):
             raise UnsupportedError("VLLM_BATCH_INVARIANT", 1, "0: windows have no fixed splits")
