@@ -17,6 +17,8 @@ HEADER = Path(__file__).parent.parent / "include/flashbsr/ptx/wgmma_shapes.h"
 # Columns of an accumulator: KV tiles where A is Q in shared memory, head dims where it is P.
 SCORES = (48, 64, 80, 96, 128)
 OUTPUTS = (64, 128, 256)
+# Head dims where P is in shared memory, another warpgroup's.
+SHARED = (256,)
 # Instruction's name of the type -> depth, and the tail of flags: 16-bit operands may be transposed.
 TYPES = {"bf16": 16, "f16": 16, "e4m3": 32}
 
@@ -46,8 +48,8 @@ def lines(prefix: str, items: list[str], per_line: int) -> str:
     return (",\n" + prefix).join(rows)
 
 
-def instruction(kind: str, columns: int, from_registers: bool) -> str:
-    """One function: c = A B, or c += A B where `accumulate`."""
+def instruction(kind: str, columns: int, from_registers: bool, transposed: bool) -> str:
+    """One function: c = A B, or c += A B where `accumulate`; 16-bit B may lie `transposed`."""
     count = columns // 2
     depth = TYPES[kind]
     a_count = 4 if from_registers else 1
@@ -57,11 +59,11 @@ def instruction(kind: str, columns: int, from_registers: bool) -> str:
     if depth == 32:
         flags = "1, 1"
     elif from_registers:
-        flags = "1, 1, 1"  # B = V lies with its columns contiguous: transposed
+        flags = f"1, 1, {transposed:d}"
     else:
-        flags = "1, 1, 0, 0"
+        flags = f"1, 1, 0, {transposed:d}"
     registers = [f"%{i}" for i in range(count)]
-    name = "registers" if from_registers else "shared"
+    name = "registers" if from_registers else "shared_rows" if transposed else "shared"
     a_type = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
     a_inputs = [f'"r"(a[{i}])' for i in range(4)] if from_registers else ['"l"(a)']
     inputs = ", ".join([*a_inputs, '"l"(b)', '"r"(static_cast<int32_t>(accumulate))'])
@@ -86,8 +88,11 @@ def text() -> str:
     parts = [PREAMBLE]
     for kind in TYPES:
         parts.append(f"\ntemplate <>\nstruct Wgmma<DType::k{kind.upper()}> {{\n")
-        parts += [instruction(kind, n, from_registers=False) for n in SCORES]
-        parts += [instruction(kind, n, from_registers=True) for n in OUTPUTS]
+        parts += [instruction(kind, n, from_registers=False, transposed=False) for n in SCORES]
+        # B = V lies with its columns contiguous: transposed.
+        parts += [instruction(kind, n, from_registers=True, transposed=True) for n in OUTPUTS]
+        if TYPES[kind] == 16:
+            parts += [instruction(kind, n, from_registers=False, transposed=True) for n in SHARED]
         parts.append("};\n")
     parts.append("\n}  // namespace flashbsr::ptx::detail\n// clang-format on\n")
     return "".join(parts)

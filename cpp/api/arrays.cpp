@@ -186,16 +186,20 @@ class Checker {
   }
 
   void cache(const RunArrays& a, Params& p) const {
-    const CacheViews kv = cache_views(a.k, a.v, cache_);
-    p.k = kv.k;
-    p.v = kv.v;
+    if (o_.latent) {
+      latent_cache(a, p);
+    } else {
+      const CacheViews kv = cache_views(a.k, a.v, cache_);
+      p.k = kv.k;
+      p.v = kv.v;
+      half(p.k, a.k, o_.head_dim_qk);
+      half(p.v, a.v ? *a.v : a.k, o_.head_dim_vo);
+    }
     if (o_.kv_dtype && p.k.dtype != *o_.kv_dtype) {
       throw Error(ErrorCode::kDType, "kv", dtype_name(p.k.dtype),
                   std::string(dtype_name(*o_.kv_dtype)) + ", the task's kv_dtype");
     }
     const Array& v = a.v ? *a.v : a.k;
-    half(p.k, a.k, o_.head_dim_qk);
-    half(p.v, v, o_.head_dim_vo);
     if (p.q.dtype == DType::kE4M3 && p.k.dtype != DType::kE4M3) {
       throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
                   "float8_e4m3fn as q; a float8_e5m2 cache goes with q in float16 or bfloat16");
@@ -207,6 +211,39 @@ class Checker {
     if (p.k.dtype != p.v.dtype) {
       throw Error(ErrorCode::kDType, v.name, dtype_name(p.v.dtype),
                   std::string(dtype_name(p.k.dtype)) + ", the type of k");
+    }
+  }
+
+  /// V is the latent, the first dims of K; what K has behind it is in the same array or in another.
+  void latent_cache(const RunArrays& a, Params& p) const {
+    const int32_t tail = o_.head_dim_qk - o_.head_dim_vo;
+    const Array k = with_head(a.k, cache_);
+    p.k = api::detail::one_view(k, cache_);
+    half(p.k, k, a.v ? o_.head_dim_vo : o_.head_dim_qk);
+    p.v = p.k;
+    p.v.dim = o_.head_dim_vo;
+    PagedView rest = p.k;
+    rest.data = static_cast<char*>(p.k.data) + o_.head_dim_vo * dtype_size(p.k.dtype);
+    rest.dim = tail;
+    const PagedView behind = rest;
+    if (a.v) {
+      const Array v = with_head(*a.v, cache_);
+      rest = api::detail::one_view(v, cache_);
+      half(rest, v, tail);
+      if (rest.dtype != p.k.dtype) {
+        throw Error(ErrorCode::kDType, v.name, dtype_name(rest.dtype),
+                    std::string(dtype_name(p.k.dtype)) + ", the type of the latent");
+      }
+    }
+    // A GPU copies tails by themselves; the CPU reads whole rows where they are.
+    const bool whole = rest.data == behind.data && rest.stride_page == behind.stride_page &&
+                       rest.stride_token == behind.stride_token;
+    if (place_.cuda || !whole) {
+      p.k.dim = o_.head_dim_vo;
+      p.k_tail = rest;
+      p.v.pages = min_of(p.k.pages, rest.pages);
+    } else {
+      p.k.dim = o_.head_dim_qk;
     }
   }
 

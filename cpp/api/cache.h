@@ -98,4 +98,25 @@ inline CacheViews cache_views(const Array& k, const Array* v, const CacheShape& 
           detail::one_view(detail::drop_dim(k, 1, 1, bytes), cache)};
 }
 
+/// A latent cache, or a part of it: [pages, page_size, D] or [tokens, D], which has one KV head. As
+/// arrays of other caches are, with the head.
+inline Array with_head(Array a, const CacheShape& cache) {
+  const int full = cache.paged ? 4 : 3;
+  const bool short_form = cache.paged && cache.page_size == 1 && a.ndim == 3;
+  if (a.ndim == full || short_form) return a;
+  const bool tokens = a.ndim == 2 && (!cache.paged || cache.page_size == 1);
+  if (a.ndim != full - 1 && !tokens) {
+    bad_shape(a, cache.paged ? "[pages, page_size, D], with or without a head of extent 1"
+                             : "[tokens, D], with or without a head of extent 1");
+  }
+  const int head = cache.hnd ? a.ndim - 2 : a.ndim - 1;
+  for (int i = a.ndim; i > head; --i) {
+    a.shape[i] = a.shape[i - 1];
+    a.stride[i] = a.stride[i - 1];
+  }
+  a.shape[head] = 1;
+  ++a.ndim;
+  return a;
+}
+
 }  // namespace flashbsr::api

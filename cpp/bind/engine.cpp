@@ -244,6 +244,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.hnd = text("kv_layout") == "HND";
   o.head_dim_qk = integer("head_dim_qk");
   o.head_dim_vo = integer("head_dim_vo");
+  o.latent = boolean("latent");
   o.sm_scale = static_cast<float>(number("sm_scale"));
   o.soft_cap = static_cast<float>(number("logits_soft_cap"));
   const std::string position = text("pos_encoding_mode");

@@ -126,6 +126,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .alibi = o_.position == Position::kAlibi,
             .rotates = o_.position == Position::kRopeLlama,
             .masked = batch.masked,
+            .latent = o_.latent,
             .sigmoid = o_.activation == Activation::kSigmoid,
             .rows = rows,
             .group = group,
@@ -167,7 +168,8 @@ Workers CudaBackend::limits(const Batch& batch) {
   kernel_ = &row;
   q_ = q;
   kv_ = batch.kv;
-  const int bytes_per_token = (o_.head_dim_qk + o_.head_dim_vo) * dtype_size(kv_);
+  const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
+  const int bytes_per_token = dims * dtype_size(kv_);
   return limits_of(row, info_, group, bytes_per_token, bandwidth_);
 }
 
@@ -321,7 +323,7 @@ bool CudaBackend::serves(const Params& params, void*) {
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;
   if (kernel_->copies == KvCopies::kBoxes &&
-      !takes_boxes(params.k, params.v, *kernel_, host_.plan.header(), maps_)) {
+      !takes_boxes(params, *kernel_, host_.plan.header(), maps_)) {
     gathers_ = true;
     return false;
   }

@@ -28,6 +28,8 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
+/// V is a part of K: a family of its own.
+constexpr Tile kLatentTile = {"latent", 64};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -119,6 +121,19 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                                   : try_provider(tile, need, device);
 }
 
+/// Rows of a latent kernel hold these dims and no others: the tail of Q is a column of its own.
+const KernelRow* try_latent(const Need& need, const DeviceInfo& device) {
+  const int rows = kLatentTile.rows;
+  if (need.sigmoid || need.rotates || need.q != need.kv || need.family == api::Family::kFa2) {
+    return nullptr;
+  }
+  if (need.group > rows && need.group % rows) return nullptr;
+  const KernelRow* row = try_build(kLatentTile, need, device);
+  const bool same =
+      row && row->head_dim == need.head_dim_qk && row->head_dim_vo == need.head_dim_vo;
+  return same ? row : nullptr;
+}
+
 /// Whether a tile holds all rows of a request, on average. Hopper's holds any number: its
 /// warpgroups without rows only pass over tiles.
 bool holds(const Tile& tile, const Need& need) {
@@ -137,6 +152,7 @@ KernelQuery nearest_query(const Need& need) {
 }
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
+  if (need.latent) return source == Source::kBuild ? try_latent(need, device) : nullptr;
   if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
@@ -156,7 +172,8 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
 
 const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device) {
   if (need.mixed_rows > 0) {
-    const bool plain = !need.variant && !need.hooks() && !need.sigmoid && need.q == need.kv;
+    const bool plain =
+        !need.variant && !need.hooks() && !need.sigmoid && !need.latent && need.q == need.kv;
     if (!plain || need.group > kNarrowRows) return nullptr;
     const char* family = need.gathers ? "mixed_gather" : "mixed";
     return try_tile(Source::kBuild, {family, need.mixed_rows}, need, device);
@@ -173,6 +190,16 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
         ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
         "it with 16-bit q and KV and head dims of 64, 128 or 256; backend='auto' or 'fa2'; or "
         "rotate q and k with apply_rope first");
+  }
+  if (need.latent) {
+    throw Error(ErrorCode::kUnsupported, "latent",
+                "head_dim_qk " + std::to_string(need.head_dim_qk) + ", head_dim_vo " +
+                    std::to_string(need.head_dim_vo) + ", " + std::to_string(need.group) +
+                    " heads, q " + dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
+                    std::to_string(device.cc),
+                "on a GPU head dims 576 and 512, 16-bit q and KV of one type, heads up to 64 or a "
+                "multiple of 64, softmax without RoPE, compute capability 9.0; backend='cpu' runs "
+                "every one");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

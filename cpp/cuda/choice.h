@@ -25,6 +25,7 @@ struct Need {
   bool alibi = false;
   bool rotates = false;  ///< RoPE inside attention: not by every kernel
   bool masked = false;   ///< by a custom mask
+  bool latent = false;   ///< V is a part of K
   bool sigmoid = false;  ///< instead of softmax, or another activation of the caller's
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head
@@ -57,7 +58,10 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
 inline bool is_mixed(const KernelRow& row) { return row.family[0] == 'm'; }
-inline bool is_hopper(const KernelRow& row) { return row.family[0] == 'h' || is_mixed(row); }
+inline bool is_latent(const KernelRow& row) { return row.family[0] == 'l'; }
+inline bool is_hopper(const KernelRow& row) {
+  return row.family[0] == 'h' || is_mixed(row) || is_latent(row);
+}
 
 /// Most packed rows of an item: as many as the kernel holds. Hopper's copies of Q take whole query
 /// tokens, or whole tiles of one.

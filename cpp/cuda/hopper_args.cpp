@@ -66,8 +66,14 @@ struct KvMaps {
   const TensorMap* v = nullptr;
 };
 
-KvMaps kv_maps(const PagedView& k, const PagedView& v, const KernelRow& row,
-               const PlanHeader& header, bool rotates, HopperMaps& maps) {
+/// What comes beside K: V, or where V is a part of K, the rest of K.
+const PagedView& second(const Params& p, const KernelRow& row) {
+  return is_latent(row) ? p.k_tail : p.v;
+}
+
+KvMaps kv_maps(const Params& p, const KernelRow& row, const PlanHeader& header, bool rotates,
+               HopperMaps& maps) {
+  const PagedView &k = p.k, &v = second(p, row);
   const bool paged = header.flags & kPlanPaged;
   const int64_t run = paged ? page_run(header.page_size, header.num_kv_tokens) : 0;
   const int64_t box = kv_box(row, run, rotates);
@@ -94,8 +100,8 @@ GatherSteps gather_steps(const PagedView& a, int64_t unit, const char* name) {
 }
 
 /// How rows of K and V are found one by one.
-void set_gather(HopperArgs& args) {
-  const PagedView &k = args.base.params.k, &v = args.base.params.v;
+void set_gather(HopperArgs& args, const KernelRow& row) {
+  const PagedView &k = args.base.params.k, &v = second(args.base.params, row);
   const int64_t all = page_step(k) | token_step(k) | page_step(v) | token_step(v);
   const int64_t unit = all ? min_of(all & -all, int64_t{1} << 20) : 16;  // divides all of them
   args.key_steps = gather_steps(k, unit, "k");
@@ -115,9 +121,9 @@ int64_t kv_box(const KernelRow& row, int64_t run, bool rotates) {
   return box >= least ? box : 0;
 }
 
-bool takes_boxes(const PagedView& k, const PagedView& v, const KernelRow& row,
-                 const PlanHeader& header, HopperMaps& maps) {
-  const KvMaps found = kv_maps(k, v, row, header, false, maps);
+bool takes_boxes(const Params& params, const KernelRow& row, const PlanHeader& header,
+                 HopperMaps& maps) {
+  const KvMaps found = kv_maps(params, row, header, false, maps);
   return found.k && found.v;
 }
 
@@ -180,7 +186,7 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
 
   const bool rotates = row.copies == KvCopies::kEither && p.rope.fine;
   const KvMaps kv =
-      row.copies == KvCopies::kRows ? KvMaps{} : kv_maps(p.k, p.v, row, header, rotates, maps);
+      row.copies == KvCopies::kRows ? KvMaps{} : kv_maps(p, row, header, rotates, maps);
   if (kv.k && kv.v) {
     args.k = *kv.k;
     args.v = *kv.v;
@@ -188,7 +194,7 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     args.box_tokens = static_cast<int32_t>(kv.box);
     return args;
   }
-  set_gather(args);
+  set_gather(args, row);
   return args;
 }
 

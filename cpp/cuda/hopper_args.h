@@ -47,9 +47,9 @@ struct HopperMaps {
 /// @param rotates  a kernel that can copy K and V in either way rotates them, too
 int64_t kv_box(const KernelRow& row, int64_t run, bool rotates = false);
 
-/// Whether TMA copies these K and V. Where it does not, a kernel has to gather them.
-bool takes_boxes(const PagedView& k, const PagedView& v, const KernelRow& row,
-                 const PlanHeader& header, HopperMaps& maps);
+/// Whether TMA copies the run's K and V. Where it does not, a kernel has to gather them.
+bool takes_boxes(const Params& params, const KernelRow& row, const PlanHeader& header,
+                 HopperMaps& maps);
 
 /// Describes Q, K and V to the copy engine and says how K and V come to shared memory. Throws
 /// Error(kUnsupported) where the driver refuses Q.

@@ -69,13 +69,14 @@ void attend(const Params& params, PlanView plan, int32_t first, int32_t count, c
   }
 }
 
-inline int64_t scratch_bytes(int rows, int dim_qk, int dim_vo) {
+inline int64_t scratch_bytes(int rows, const Params& p) {
+  const int dim_qk = joined_keys(p).dim, dim_vo = p.v.dim;
   int64_t bytes = Scratch<F32Op>(nullptr, rows, dim_qk, dim_vo).bytes;
 #if defined(__AVX512BF16__)
   // Mostly half of it, but rows are padded to 32 elements instead of 16.
   bytes = max_of(bytes, Scratch<Bf16Op>(nullptr, rows, dim_qk, dim_vo).bytes);
 #endif
-  return bytes;
+  return bytes + joined_bytes(p);
 }
 
 /// The table of one variant in one type of products: what a file compiled at run time exports.

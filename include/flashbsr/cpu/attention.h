@@ -86,11 +86,13 @@ class ItemKernel {
         item_(plan.items()[item]),
         request_(plan.requests()[item_.request]),
         variant_(params),
-        mem_(memory, item_.row_count, params.k.dim, params.v.dim),
-        q_ld_(padded_words<Op>(params.k.dim)),
-        dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord) {}
+        keys_(joined_keys(params)),
+        mem_(memory, item_.row_count, keys_.dim, params.v.dim),
+        q_ld_(padded_words<Op>(keys_.dim)),
+        dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord),
+        joined_(memory + mem_.bytes) {}
 
-  int64_t scratch_bytes() const { return mem_.bytes; }
+  int64_t scratch_bytes() const { return mem_.bytes + joined_bytes(p_); }
 
   /// Loads Q. The tile before the first is empty.
   void begin() {
@@ -105,6 +107,7 @@ class ItemKernel {
     const int32_t count = min_of(kKvTile, item_.kv_end - begin);
     if (count <= 0) return false;
     locate(p_, plan_, request_, item_.kv_head, begin, count, tile_);
+    if (p_.k_tail.dim) join_keys(p_, plan_, request_, item_.kv_head, tile_, joined_);
     return true;
   }
 
@@ -112,7 +115,7 @@ class ItemKernel {
 
   /// All rows against the tile, packed first.
   void attend() {
-    pack_keys<Op>(tile_, p_.k, KeyEdit{*this}, mem_.pack, mem_.kt);
+    pack_keys<Op>(tile_, keys_, KeyEdit{*this}, mem_.pack, mem_.kt);
     if constexpr (Variant::transforms_values) {
       pack_edited_values(tile_, p_.v, ValueEdit{*this}, mem_.vp);
     } else {
@@ -126,8 +129,8 @@ class ItemKernel {
   /// P = softmax(Q K^T).
   void score() {
     const KeyEdit edit{*this};
-    if (!in_place<Op>(p_.k) || edit.active()) {
-      stage_rows<Op>(tile_.k, tile_.count, p_.k, edit, tile_.begin,
+    if (!in_place<Op>(keys_) || edit.active()) {
+      stage_rows<Op>(tile_.k, tile_.count, keys_, edit, tile_.begin,
                      reinterpret_cast<char*>(mem_.kt));
     }
     const int tokens = round_up(tile_.count, kDotTokens);
@@ -197,9 +200,9 @@ class ItemKernel {
     FLASHBSR_FN void operator()(float* row, int32_t position) const {
       const Params& p = kernel.p_;
       if constexpr (Variant::transforms_keys) {
-        kernel.variant_.key_transform(row, kernel.kv_row_at(position, p.k.dim));
+        kernel.variant_.key_transform(row, kernel.kv_row_at(position, kernel.keys_.dim));
       }
-      if (kernel.rotates()) rope_row(row, p.k.dim, position, p.rope);
+      if (kernel.rotates()) rope_row(row, kernel.keys_.dim, position, p.rope);
     }
   };
 
@@ -267,7 +270,7 @@ class ItemKernel {
                                           {mem_.kt + column, kKvTile},
                                           mem_.s + column,
                                           kKvTile,
-                                          p_.k.dim / Op::kPerWord},
+                                          keys_.dim / Op::kPerWord},
                     rows, vec_end - vec_begin);
     for (int r = 0; r < rows; ++r) softmax_row(tile, first + r, r, vec_begin, vec_end);
 
@@ -379,9 +382,11 @@ class ItemKernel {
   const WorkItem item_;
   const Request request_;
   const Variant variant_;
+  const PagedView keys_;
   const Scratch<Op> mem_;
   const int64_t q_ld_;
   const int64_t dv_padded_;
+  char* const joined_;  ///< joined_bytes()
   KvTile tile_;
 };
 

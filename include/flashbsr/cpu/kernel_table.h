@@ -13,7 +13,7 @@ namespace flashbsr::cpu {
 enum class Compute : int32_t { kF32 = 0, kBf16 = 1 };
 
 /// Rows of this many elements have room on the stack.
-inline constexpr int kMaxHeadDim = 512;
+inline constexpr int kMaxHeadDim = 576;
 
 /// Most items that are computed side by side.
 inline constexpr int32_t kMaxBundle = 8;
@@ -28,7 +28,7 @@ struct KernelTable {
   int lanes;
 
   /// Bytes of scratch one thread needs for items of `rows` packed rows.
-  int64_t (*scratch_bytes)(int rows, int dim_qk, int dim_vo);
+  int64_t (*scratch_bytes)(int rows, const Params&);
 
   /// Runs work items [first, first + count): KV heads of one chunk, count <= kMaxBundle.
   /// [Compute][Activation]; null where the level lacks the instruction.

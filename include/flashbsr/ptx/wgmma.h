@@ -61,6 +61,13 @@ FLASHBSR_DEVICE void wgmma_shared(float (&c)[kCount], uint64_t a, uint64_t b, bo
   detail::Wgmma<kType>::shared(c, a, b, accumulate);
 }
 
+/// The same of 16-bit B that lies transposed: its rows are the depth.
+template <DType kType, int kCount>
+FLASHBSR_DEVICE void wgmma_shared_rows(float (&c)[kCount], uint64_t a, uint64_t b,
+                                       bool accumulate) {
+  detail::Wgmma<kType>::shared_rows(c, a, b, accumulate);
+}
+
 /// The same with A in registers, in the order of mma_m16n8k16's. 16-bit B lies transposed: its rows
 /// are the depth.
 template <DType kType, int kCount>

@@ -118,7 +118,9 @@ class Attention(Planned):
             strides of their own; for ragged KV, and for pages of several tokens one after another
             (the last may be short with `Bsr`), a tuple of ``(tokens, H_kv, D)`` (HND:
             ``(H_kv, tokens, D)``). The type of q, and unless q is float8 also float8_e4m3fn or
-            float8_e5m2. The last dimension is contiguous.
+            float8_e5m2. The last dimension is contiguous. With `TaskInfo.latent`
+            ``(pages, page_size, head_dim_qk)``, or a tuple of ``(pages, page_size, head_dim_vo)``
+            and ``(pages, page_size, head_dim_qk - head_dim_vo)``; ragged: without page_size.
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
             Where to write; default: a new array of q's kind. Its type is the task's o_dtype, by
             default that of q; with float8 q it may be any of float32, float16 and bfloat16.

@@ -227,7 +227,7 @@ def explain(
         reason=plan.reason,
         tiles=len(plan.tiles.owner) * heads,
         most_items=int(np.diff(plan.queue_indptr).max(initial=0)),
-        kv_bytes=_touched_tokens(plan) * heads * dims * sizes[1],
+        kv_bytes=_touched_tokens(plan) * heads * (dims - task.latent * dim_vo) * sizes[1],
         qo_bytes=h.num_q_tokens * h.num_qo_heads * qo_row,
         pairs=pairs,
         operations=2 * dims * pairs * heads * h.group_size,

@@ -41,6 +41,13 @@ class Planned:
         self.task = task
         if spec.pos_encoding_mode == "ROPE_LLAMA" and task.head_dim_qk % 2:
             raise FlashbsrError("head_dim_qk", task.head_dim_qk, "an even number for ROPE_LLAMA")
+        if task.latent and spec.sm_scale is None:
+            raise FlashbsrError(
+                "sm_scale",
+                None,
+                "a number with latent=True: 1/sqrt(head dim before absorption), of 192 for "
+                "DeepSeek-V3",
+            )
         self._head_dim_vo = task.head_dim_vo or task.head_dim_qk
         variant = spec.variant
         self._extras = () if variant is None else variant.extras
@@ -291,6 +298,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "num_kv_heads": task.num_kv_heads,
         "head_dim_qk": task.head_dim_qk,
         "head_dim_vo": task.head_dim_vo or task.head_dim_qk,
+        "latent": task.latent,
         "kv_layout": task.kv_layout,
         "causal": spec.causal,
         "window_left": spec.window_left,

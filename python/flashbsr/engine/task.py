@@ -14,6 +14,7 @@ from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 __all__ = ["TaskInfo"]
 
 MAX_HEAD_DIM = 512
+MAX_LATENT_DIM = 576
 HEAD_DIM_MULTIPLE = 8
 
 
@@ -26,9 +27,14 @@ class TaskInfo:
     num_qo_heads, num_kv_heads : int
         Heads of queries and of keys; the first is a multiple of the second (GQA).
     head_dim_qk : int
-        Head dim of queries and keys: a multiple of 8, at most 512.
+        Head dim of queries and keys: a multiple of 8, at most 512, or 576 where `latent`.
     head_dim_vo : int, optional
         Head dim of values and outputs. Default `head_dim_qk`.
+    latent : bool
+        Multi-head latent attention, absorbed (DeepSeek-V2, 2024): one KV head, whose V are the
+        first `head_dim_vo` dims of K. ``run`` takes one array of `head_dim_qk` dims, or a tuple of
+        the latent and what follows it (the rotated key). Up to 576 and 512 dims; the spec says its
+        ``sm_scale``, which follows from the head dim before absorption.
     kv_layout : {"NHD", "HND"}
         Order of tokens and heads within a page (paged), or in the whole array (ragged).
     q_dtype : data type, optional
@@ -97,6 +103,7 @@ class TaskInfo:
     head_dim_qk: int
     _: KW_ONLY
     head_dim_vo: int | None = None
+    latent: bool = False
     kv_layout: str = "NHD"
     q_dtype: Any = None
     kv_dtype: Any = None
@@ -124,13 +131,19 @@ class TaskInfo:
         if self.head_dim_vo is None:
             _set(self, "head_dim_vo", self.head_dim_qk)
         _set(self, "head_dim_vo", check_int("head_dim_vo", self.head_dim_vo, 1))
+        _set(self, "latent", bool(self.latent))
+        if self.latent and self.num_kv_heads != 1:
+            raise ShapeError("num_kv_heads", self.num_kv_heads, "1 with latent=True")
+        if self.latent and int(self.head_dim_vo or 0) > self.head_dim_qk:
+            raise ShapeError("head_dim_vo", self.head_dim_vo, f"at most {self.head_dim_qk}")
         for name in ("head_dim_qk", "head_dim_vo"):
             dim = getattr(self, name)
-            if dim > MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
+            most = MAX_LATENT_DIM if self.latent and name == "head_dim_qk" else MAX_HEAD_DIM
+            if dim > most or dim % HEAD_DIM_MULTIPLE:
                 raise UnsupportedError(
                     name,
                     dim,
-                    f"a multiple of {HEAD_DIM_MULTIPLE}, at most {MAX_HEAD_DIM} (pad the last "
+                    f"a multiple of {HEAD_DIM_MULTIPLE}, at most {most} (pad the last "
                     "dimension with zeros and pass sm_scale=1/sqrt(unpadded dim))",
                 )
         for name, least in (

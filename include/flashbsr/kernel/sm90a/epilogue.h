@@ -178,42 +178,61 @@ FLASHBSR_DEVICE void with_half_type(DType t, const F& f) {
   }
 }
 
-/// Every thread of the warpgroup calls it; `first_row` is that of the thread within the item.
-template <class Traits, class Variant>
-FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_t first_row,
-                                const Mainloop<Traits, Variant>& loop) {
-  using Loop = Mainloop<Traits, Variant>;
-  const Params& p = args.base.params;
+/// Of a thread's two rows: the LSE, in base 2, and what O is to be multiplied by.
+struct RowStates {
+  float lse[2];
+  float factor[2];
+};
+
+/// @param sum  the rows' denominators
+template <class Variant, class Loop>
+FLASHBSR_DEVICE RowStates row_states(const KernelArgs& args, const Tile& tile, int32_t first_row,
+                                     const Loop& loop, const float (&sum)[2]) {
+  const Params& p = args.params;
   const WorkItem& item = tile.item;
   // Without softmax the weights' shift is all there is to undo.
   constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
   const bool split = item.slot >= 0;
-  // Both rows at once, as far as possible: what follows is a chain of latencies.
-  float sum[2] = {loop.sum[0], loop.sum[1]}, lse[2], factor[2];
   const float v_scale = value_scale(p, item.kv_head);
+  RowStates row;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float unit = ptx::max(fabsf(loop.scores.factor[h]), 1e-30f);
+    row.lse[h] =
+        sum[h] == 0.0f ? -infinity() : ptx::log2(sum[h]) + loop.top[h] * unit - Loop::kShift;
+    if (split) {
+      row.factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
+    } else {
+      const int32_t q_head = p.sinks ? RowName(args, item, first_row + 8 * h).q_head : 0;
+      const RowEnd end = end_row<Variant::use_softmax>(p, v_scale, q_head, sum[h], row.lse[h]);
+      row.factor[h] = end.factor;
+      row.lse[h] = end.lse;
+    }
+    if constexpr (!Variant::use_softmax) {
+      row.factor[h] = split ? kUnit : row.factor[h] * kUnit;
+      row.lse[h] = 0.0f;
+    }
+  }
+  return row;
+}
+
+/// Every thread of the warpgroup calls it; `first_row` is that of the thread within the item.
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_t first_row,
+                                const Mainloop<Traits, Variant>& loop) {
+  const Params& p = args.base.params;
+  const WorkItem& item = tile.item;
+  const bool split = item.slot >= 0;
+  // Both rows at once, as far as possible: what follows is a chain of latencies.
+  float sum[2] = {loop.sum[0], loop.sum[1]};
 #pragma unroll
   for (int lanes = 1; lanes < 4; lanes *= 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], lanes);
   }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float unit = ptx::max(fabsf(loop.scores.factor[h]), 1e-30f);
-    lse[h] = sum[h] == 0.0f ? -infinity() : ptx::log2(sum[h]) + loop.top[h] * unit - Loop::kShift;
-    if (split) {
-      factor[h] = sum[h] == 0.0f ? 0.0f : ptx::reciprocal(sum[h]);
-    } else {
-      const int32_t q_head = p.sinks ? RowName(args.base, item, first_row + 8 * h).q_head : 0;
-      const RowEnd end = end_row<Variant::use_softmax>(p, v_scale, q_head, sum[h], lse[h]);
-      factor[h] = end.factor;
-      lse[h] = end.lse;
-    }
-    if constexpr (!Variant::use_softmax) {
-      factor[h] = split ? kUnit : factor[h] * kUnit;
-      lse[h] = 0.0f;
-    }
-  }
-  write_states<Traits>(args.base, tile, first_row, lse);
+  const RowStates states = row_states<Variant>(args.base, tile, first_row, loop, sum);
+  const float(&factor)[2] = states.factor;
+  write_states<Traits>(args.base, tile, first_row, states.lse);
   const bool halves = !split && p.out.dtype != DType::kF32;
   // An item without KV has no Q: its place may be the next item's.
   if (Traits::kStoreBoxes && halves && tile.count > 0) {

@@ -25,7 +25,7 @@ class Softmax {
   static constexpr float kSlack = Traits::kWeightType == DType::kE4M3 ? 4.0f : 8.0f;
   static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
 
-  float o[Traits::kHeadDimVo / 2];  ///< as Scores::s, columns are dims
+  float o[Traits::kOutputDims / 2];  ///< as Scores::s, columns are dims
   float top[2];                     ///< of each row, before its factor: what exponents refer to
   float sum[2];                     ///< this thread's part of the denominators
   uint32_t p[kWeightSteps][4];      ///< weights, as A operands
@@ -38,7 +38,7 @@ class Softmax {
     top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Traits::kHeadDimVo / 2; ++i) o[i] = 0.0f;
+    for (int i = 0; i < Traits::kOutputDims / 2; ++i) o[i] = 0.0f;
   }
 
   FLASHBSR_DEVICE void pin_weights() {
@@ -119,7 +119,7 @@ class Softmax {
 
   FLASHBSR_DEVICE void rescale() {
 #pragma unroll
-    for (int i = 0; i < Traits::kHeadDimVo / 2; ++i) o[i] *= shrink_[i / 2 % 2];
+    for (int i = 0; i < Traits::kOutputDims / 2; ++i) o[i] *= shrink_[i / 2 % 2];
   }
 
   /// Weights of a tile that all rows see all of, against the references as they are: without

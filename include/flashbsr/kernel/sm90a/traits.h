@@ -46,6 +46,9 @@ template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DT
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
+  static constexpr int kOutputDims = head_dim_vo;  ///< of a warpgroup's O
+  static constexpr bool kLatent = false;           ///< V is a part of K (latent.h)
+  static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
@@ -153,6 +156,69 @@ struct HopperTraits {
   static_assert(kPlaceSlots >= 1);
   static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
   static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
+};
+
+/// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail that
+/// RoPE has turned, from an array of its own or from behind the latent. Two consumers have the same
+/// 64 rows and half of the latent dims of O each. The producers' "keys" are latents, their "values"
+/// tails: what a tail occupies holds the tile's weights once its products are done.
+/// @tparam latent_dim  512
+/// @tparam tail_dim    64
+template <int latent_dim, int tail_dim, DType type>
+struct LatentTraits {
+  static constexpr int kHeadDimQk = latent_dim + tail_dim;
+  static constexpr int kHeadDimVo = latent_dim;
+  static constexpr int kOutputDims = latent_dim / 2;
+  static constexpr bool kLatent = true;
+  /// Each warpgroup frees its half of the dims as soon as it is done with them.
+  static constexpr int kKeyParts = 2;
+  static constexpr DType kType = type, kKvType = type, kWeightType = type;
+  static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
+  static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
+  static constexpr bool kLongSums = false, kSumsTiles = false;
+  static constexpr int kRows = 64;
+  static constexpr int kKvTile = 64;
+  static_assert(latent_dim % 128 == 0 && tail_dim == 64 && dtype_size(type) == 2);
+
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBlocksPerSM = 1;
+  static constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
+
+  // Columns of 128 bytes, as in HopperTraits.
+  static constexpr int kColumnDims = 64, kLandingDims = 64;
+  static constexpr int kColumnsQk = kHeadDimQk / kColumnDims;
+  static constexpr int kLandingColumnsQk = latent_dim / kColumnDims;
+  static constexpr int kLandingColumnsVo = tail_dim / kColumnDims;
+  static constexpr int kQueryBytes = kRows * kColumnsQk * 128;
+  static constexpr int kKeyBytes = kKvTile * kLandingColumnsQk * 128;
+  static constexpr int kValueBytes = kKvTile * 128;
+  static constexpr int kLandingKeyBytes = kKeyBytes, kLandingValueBytes = kValueBytes;
+  static_assert(kRows * kKvTile * dtype_size(type) <= kValueBytes);
+
+  static constexpr int kSpanBytes = kRows * 8;
+  static constexpr int kTileRecordBytes = 128;
+  static constexpr int kTileSlots = 2;
+  static constexpr int kBarrierBytes = 272;
+  static constexpr int kPlaceBytes = kKvTile * 4, kPlaceBarrierBytes = 16;
+  /// Of a row: the reference of its weights, and each consumer's part of the denominators of two
+  /// items.
+  static constexpr int kStateBytes = kRows * 5 * 4;
+  static constexpr int kMostBytes = 227 * 1024;
+  static constexpr int kQueryStages = 1, kStages = 2;  // Q and two tiles are 216 KB
+
+  static constexpr int kSumOffset = kQueryStages * kQueryBytes;
+  static constexpr int kKeyOffset = kSumOffset;
+  static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
+  static constexpr int kSpanOffset = kValueOffset + kStages * kValueBytes;
+  static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
+  static constexpr int kStateOffset = kTileOffset + kTileSlots * kTileRecordBytes;
+  static constexpr int kBarrierOffset = kStateOffset + kStateBytes;
+  static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
+  static constexpr int kPlaceSlots = 4;
+  static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
+  static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
+  static_assert(kSmemBytes <= kMostBytes);
 };
 
 /// A kernel for mixed batches.

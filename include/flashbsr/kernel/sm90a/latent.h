@@ -1,0 +1,381 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Multi-head latent attention (DeepSeek-V2, 2024) on Hopper: K is a latent and a tail, V the same
+// latent; a tile is read once and used twice. O of 64 rows and 512 dims is all the registers of two
+// warpgroups: each has half of the dims, and both need the weights of every tile. So they take
+// tiles in turn, and hand their weights over in shared memory, where the tile's tail was:
+//
+//   even   S(0) = Q K(0) | softmax | P(0) ->   | O += P(0) V(0)  O += P(1) V(1) | S(2) = ...
+//   odd    S(1) = Q K(1) behind S(0)           | O += P(0) V(0)
+//                                   softmax | P(1) -> | O += P(1) V(1)          | S(3) = ...
+//
+// One softmax runs under the products of the other tile, the other under P(0) V(0). References
+// (softmax.h) go along with the weights: where one grew, both rescale. docs/kernels/mla.md.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/kernel.h>
+
+namespace flashbsr::sm90a {
+
+/// One of the two warpgroups: all rows of an item, half of the dims.
+template <class Traits, class Variant>
+class LatentMainloop : public Softmax<Traits, Variant> {
+  using Base = Softmax<Traits, Variant>;
+
+ public:
+  using Base::o, Base::p, Base::scores, Base::sum, Base::top;
+
+  FLASHBSR_DEVICE LatentMainloop(const KernelArgs& args, const Shared<Traits>& shared,
+                                 int32_t group)
+      : Base(args),
+        shared_(shared),
+        group_(group),
+        references_(shared.queries + Traits::kStateOffset),
+        query_(ptx::matrix_descriptor(shared.queries, 1024, 16)),
+        key_(ptx::matrix_descriptor(shared.keys, 1024, 16)),
+        tail_(ptx::matrix_descriptor(shared.values, 1024, 16)),
+        value_(ptx::matrix_descriptor(
+            shared.keys + group * (Traits::kOutputDims / 64) * Traits::kKvTile * 128, 1024,
+            Traits::kKvTile * 128)) {}
+
+  /// Computes the item's rows, whose spans are `spans`.
+  FLASHBSR_DEVICE void run(const Tile& tile, const Span* spans) {
+    const int32_t count = uniform(tile.count);
+    Base::clear();
+    if (count == 0) return;
+    count_ = count;
+    start_ = uniform(tile.start);
+    bool simple = scores.begin(tile, spans, first_row(0));
+    simple = scores.scaled_up() && !scores.scaled_by_head();
+    whole_top_ = simple ? uniform(tile.ranges[0].whole_top) : -1;
+    whole_bottom_ = uniform(tile.ranges[0].whole_bottom);
+    shared_.query_pipeline.wait_full(query());
+    if (group_ == 0) {
+      run_even();
+    } else {
+      run_odd();
+    }
+    ++items_;
+    add_sums();
+  }
+
+ private:
+  using Place = typename Shared<Traits>::KvPipeline::Place;
+  // Named barriers. What the even warpgroup, or the odd one, has written may be read.
+  static constexpr int kEvenWrote = 1, kOddWrote = 2, kSums = 3;
+  static constexpr int kTurn = 4;    ///< the odd one's products of Q and K come behind the even one's
+  static constexpr int kBoth = 256;  ///< threads
+
+  FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+  FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
+
+  /// Tiles 0, 2, ... of an item, from its last one.
+  FLASHBSR_DEVICE void run_even() {
+#pragma unroll 1
+    for (int32_t i = 0; i < count_; i += 2) {
+      multiply_keys(at_, begin_of(i), i + 1 < count_);
+      if (i + 2 >= count_) release_queries();
+      const bool grew = Base::soften(begin_of(i), masked(i));
+      Base::pack();
+      hand_over(at_);
+      ptx::named_barrier_arrive(kEvenWrote, kBoth);
+      if (grew) Base::rescale();
+      multiply_own(at_);
+      finish_values(false);
+      if (i + 1 == count_) return;
+      ptx::named_barrier_sync(kOddWrote, kBoth);
+      if (follow()) Base::rescale();
+      multiply_other(at_);
+      finish_values(true);
+    }
+  }
+
+  /// Tiles 1, 3, ...
+  FLASHBSR_DEVICE void run_odd() {
+#pragma unroll 1
+    for (int32_t i = 1; i < count_; i += 2) {
+      Place own = at_;
+      own.advance();
+      ptx::named_barrier_sync(kTurn, kBoth);
+      multiply_keys(own, begin_of(i));
+      if (i + 2 >= count_) release_queries();
+      ptx::named_barrier_sync(kEvenWrote, kBoth);
+      if (follow()) Base::rescale();
+      multiply_other(at_);
+      const bool grew = Base::soften(begin_of(i), masked(i));
+      Base::pack();
+      hand_over(own);
+      ptx::named_barrier_arrive(kOddWrote, kBoth);
+      finish_values(true);
+      if (grew) Base::rescale();
+      multiply_own(at_);
+      finish_values(false);
+    }
+    if (count_ == 1) release_queries();
+    if (count_ % 2 == 0) return;
+    ptx::named_barrier_sync(kEvenWrote, kBoth);
+    if (follow()) Base::rescale();
+    multiply_other(at_);
+    finish_values(true);
+  }
+
+  FLASHBSR_DEVICE int32_t tile_of(int32_t i) const { return count_ - 1 - i; }
+  FLASHBSR_DEVICE int32_t begin_of(int32_t i) const {
+    return start_ + tile_of(i) * Traits::kKvTile;
+  }
+  FLASHBSR_DEVICE bool masked(int32_t i) const {
+    return tile_of(i) > whole_top_ || tile_of(i) < whole_bottom_;
+  }
+
+  /// S = Q K^T of the tile at `at`, at KV position `begin`.
+  /// @param gives  lets the other warpgroup begin with its products
+  FLASHBSR_DEVICE void multiply_keys(const Place& at, int32_t begin, bool gives = false) {
+    using ptx::descriptor_step;
+    const uint64_t key = key_ + at.stage * descriptor_step(Traits::kKeyBytes);
+    const uint64_t tail = tail_ + at.stage * descriptor_step(Traits::kValueBytes);
+    constexpr int kColumns = Traits::kLandingColumnsQk;
+    shared_.key_pipeline.wait_full(half(at, 0));
+    look_ahead(at, begin);
+    ptx::pin(scores.s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) {
+      if (i == 2 * kColumns) shared_.key_pipeline.wait_full(half(at, 1));
+      const uint32_t step = i % 4 * 32;
+      ptx::wgmma_shared<Traits::kType>(
+          scores.s, query_ + descriptor_step(i / 4 * Traits::kRows * 128 + step),
+          key + descriptor_step(i / 4 * Traits::kKvTile * 128 + step), i > 0);
+    }
+    shared_.value_pipeline.wait_full(at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      ptx::wgmma_shared<Traits::kType>(
+          scores.s, query_ + descriptor_step(kColumns * Traits::kRows * 128 + i * 32),
+          tail + descriptor_step(i * 32), true);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    if (gives) ptx::named_barrier_arrive(kTurn, kBoth);
+    ptx::pin(scores.s);
+  }
+
+  /// What a mask says of the tile.
+  FLASHBSR_DEVICE void look_ahead(const Place& at, int32_t begin) {
+    if constexpr (kMasksByBits<Variant>) {
+      if (scores.sorts()) {
+        uint32_t kinds = 0;
+        if (ptx::thread_index() % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * half(at, 0).stage);
+        scores.set_cut(uniform(static_cast<int32_t>(kinds)) & kHides);
+      }
+    }
+    scores.look_ahead(begin);
+  }
+
+  /// O += P V with this warpgroup's weights, of its own tile.
+  FLASHBSR_DEVICE void multiply_own(const Place& at) {
+    using ptx::descriptor_step;
+    const uint64_t value = value_ + at.stage * descriptor_step(Traits::kKeyBytes);
+    ptx::pin(o);
+    Base::pin_weights();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Base::kWeightSteps; ++k) {
+      ptx::wgmma_registers<Traits::kType>(o, p[k], value + descriptor_step(k * 16 * 128), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// O += P V with the other's, which it has handed over.
+  FLASHBSR_DEVICE void multiply_other(const Place& at) {
+    using ptx::descriptor_step;
+    const uint64_t value = value_ + at.stage * descriptor_step(Traits::kKeyBytes);
+    const uint64_t weights = tail_ + at.stage * descriptor_step(Traits::kValueBytes);
+    ptx::pin(o);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Base::kWeightSteps; ++k) {
+      ptx::wgmma_shared_rows<Traits::kType>(o, weights + descriptor_step(k * 32),
+                                            value + descriptor_step(k * 16 * 128), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Weights to where the tile's tail was, and what they refer to.
+  FLASHBSR_DEVICE void hand_over(const Place& at) {
+    const int32_t lane = ptx::thread_index() % 32, warp = ptx::thread_index() % 128 / 32;
+    const int32_t row = lane % 16, high = lane / 16;
+    const uint32_t base = shared_.values + at.stage * Traits::kValueBytes + (warp * 16 + row) * 128;
+#pragma unroll
+    for (int k = 0; k < Base::kWeightSteps; ++k) {
+      ptx::stmatrix_x4(base + (((2 * k + high) ^ (row & 7)) << 4), p[k]);
+    }
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        ptx::store_shared(references_ + 4 * (first_row(0) + 8 * h), __float_as_uint(top[h]));
+      }
+    }
+    ptx::fence_async_proxy();
+  }
+
+  /// Takes the other's references. True: O must be rescaled by shrink_.
+  FLASHBSR_DEVICE bool follow() {
+    bool grew = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float higher =
+          __uint_as_float(ptx::load_shared(references_ + 4 * (first_row(0) + 8 * h)));
+      const float unit = ptx::max(fabsf(scores.factor[h]), 1e-30f);
+      grew = grew || higher != top[h];
+      this->shrink_[h] = ptx::exp2((top[h] - higher) * unit);
+      top[h] = higher;
+    }
+    grew = __any_sync(0xffffffffu, grew);
+    if (grew) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sum[h] *= this->shrink_[h];
+    }
+    return grew;
+  }
+
+  /// Denominators: a quad's parts, and the other warpgroup's. Afterwards every thread has them.
+  FLASHBSR_DEVICE void add_sums() {
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], lanes);
+    }
+    // In turn, so that the next item's do not overwrite what the other still reads.
+    const uint32_t sums = references_ + 4 * Traits::kRows * (1 + 2 * (items_ & 1));
+    const auto place = [&](int32_t group, int h) {
+      return sums + 4 * (group * Traits::kRows + first_row(0) + 8 * h);
+    };
+    if (ptx::thread_index() % 4 == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) ptx::store_shared(place(group_, h), __float_as_uint(sum[h]));
+    }
+    ptx::named_barrier_sync(kSums, kBoth);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] = __uint_as_float(ptx::load_shared(place(0, h))) +
+               __uint_as_float(ptx::load_shared(place(1, h)));
+    }
+  }
+
+  /// A tile's half of the latent dims.
+  FLASHBSR_DEVICE static auto half(const Place& at, int32_t part) {
+    return typename Shared<Traits>::KeyPipeline::Place{2 * at.stage + part, at.parity};
+  }
+
+  /// After the products of P V of a tile: nobody reads this half of it any more, nor the weights if
+  /// they were the `other`'s.
+  FLASHBSR_DEVICE void finish_values(bool other) {
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    Base::pin_weights();
+    if (threadIdx.x % 32 == 0) {
+      shared_.key_pipeline.release(half(at_, group_));
+      if (other) shared_.value_pipeline.release(at_);
+    }
+    at_.advance();
+  }
+  FLASHBSR_DEVICE void release_queries() {
+    if (threadIdx.x % 32 == 0) shared_.query_pipeline.release(query());
+  }
+
+  const Shared<Traits>& shared_;
+  const int32_t group_;
+  const uint32_t references_;
+  const uint64_t query_, key_, tail_, value_;
+  Place at_;
+  uint32_t items_ = 0;
+  int32_t count_, start_, whole_top_, whole_bottom_;
+};
+
+/// Every thread of both warpgroups calls it, with the dims that are its own.
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile, int32_t group,
+                                       const LatentMainloop<Traits, Variant>& loop) {
+  const Params& p = args.base.params;
+  const int32_t first = first_row(0), dims = group * Traits::kOutputDims;
+  const RowStates states = row_states<Variant>(args.base, tile, first, loop, loop.sum);
+  if (group == 0) write_states<Traits>(args.base, tile, first, states.lse);
+  const bool split = tile.item.slot >= 0;
+  detail::RowPair rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t r = first + 8 * h;
+    const RowName row(args.base, tile.item, r);
+    rows.factor[h] = states.factor[h];
+    rows.out[h] =
+        split ? reinterpret_cast<char*>(partial_out_row(p, tile.item.slot, r) + dims)
+              : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head) +
+                    dims * dtype_size(p.out.dtype);
+    if (r >= tile.item.row_count) rows.out[h] = nullptr;
+  }
+  if (!split && p.out.dtype != DType::kF32) {
+    with_half_type(p.out.dtype, [&]<DType kType>() {
+      detail::store_halves<kType>(rows, p.v.dim - dims, loop.o);
+    });
+  } else {
+    detail::store_floats(rows, p.v.dim - dims, loop.o);
+  }
+}
+
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>& shared,
+                                    int32_t group) {
+  constexpr int kItemBarrier = 8;
+  LatentMainloop<Traits, Variant> loop(args.base, shared, group);
+  const MergeQueue<kMergeSlices> merges(args.base);
+  merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
+  using Place = typename Shared<Traits>::TilePipeline::Place;
+  for (uint32_t n = 0;; ++n) {
+    shared.tile_pipeline.wait_full(Place::after(n));
+    const int32_t stage = Place::after(n).stage;
+    const Tile& tile = shared.tiles[stage];
+    if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
+    loop.run(tile, shared.spans + stage * Traits::kRows);
+    write_latent_rows(args, tile, group, loop);
+    if (tile.item.slot >= 0) {
+      ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
+      if (ptx::thread_index() / 32 == 4) {
+        merges.arrive_and_push_slices(tile.item.merge, tile.item.merge_count,
+                                      ptx::thread_index() % 32);
+      }
+    }
+    __syncwarp();
+    shared.tile_pipeline.release(Place::after(n));
+  }
+  ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
+  // A warp has a row of 512 dims, 8 states of it in flight.
+  merges.template drain<true, kArch, 4 * Traits::kConsumers, 4, 32>(ptx::thread_index() - 128);
+}
+
+template <class Traits, class Variant>
+FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
+  static_assert(Variant::use_softmax);
+  extern __shared__ __align__(1024) char memory[];
+  const Shared<Traits> shared(memory);
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(args.q);
+    ptx::prefetch_tensor_map(args.k);
+    ptx::prefetch_tensor_map(args.v);
+    shared.init_barriers(gathers<KvCopies::kEither>(args), false,
+                         kMasksByBits<Variant> && args.base.params.custom_mask);
+    ptx::fence_mbarrier_init();
+    ptx::fence_async_proxy();
+  }
+  __syncthreads();
+  ptx::wait_for_prerequisites<kArch>();
+  if (threadIdx.x >= 128) {
+    ptx::take_registers<Traits::kConsumerRegisters>();
+    consume_latent<Traits, Variant>(args, shared, uniform_warp() / 4 - 1);
+  } else {
+    ptx::give_registers<Traits::kProducerRegisters>();
+    produce<Traits, Variant, KvCopies::kEither, false>(args, shared, false, uniform_warp());
+  }
+}
+
+}  // namespace flashbsr::sm90a

@@ -1,0 +1,294 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head latent attention: V is a part of K, in one array or in two, on every backend."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flashbsr
+import numpy as np
+import pytest
+import reference
+from compare import assert_attention
+from harness import Device
+from reference import DTYPES, State, Variant
+
+LATENT, TAIL = 512, 64
+SCALE = 192**-0.5
+
+
+class Batch(NamedTuple):
+    """Queries, the pages of a latent cache with NaN wherever no token lies, and the table."""
+
+    q: np.ndarray
+    cache: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+    kv_lens: np.ndarray
+    qo_indptr: np.ndarray
+    rows: list[np.ndarray]
+
+    def layout(self, page_size: int) -> flashbsr.Paged:
+        return flashbsr.Paged(
+            self.qo_indptr, self.indptr, self.indices, kv_lens=self.kv_lens, page_size=page_size
+        )
+
+    def table(self) -> np.ndarray:
+        counts = np.diff(self.indptr)
+        table = np.full((len(counts), max(int(counts.max(initial=0)), 1)), -1, np.int32)
+        for row, begin, count in zip(table, self.indptr, counts, strict=False):
+            row[:count] = self.indices[begin : begin + count]
+        return table
+
+
+def make(
+    q_lens: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    heads: int,
+    dtype: str,
+    page_size: int = 64,
+    *,
+    dims: tuple[int, int] = (LATENT, TAIL),
+    seed: int = 0,
+) -> Batch:
+    rng = np.random.default_rng(seed)
+    counts = [-(-n // page_size) for n in kv_lens]
+    indptr = np.cumsum([0, *counts]).astype(np.int32)
+    pages = int(indptr[-1]) + 3
+    indices = rng.permutation(pages)[: indptr[-1]].astype(np.int32)
+    cache = np.full((pages, page_size, sum(dims)), np.nan, np.float32).astype(DTYPES[dtype])
+    rows = []
+    for begin, n in zip(indptr, kv_lens, strict=False):
+        row = rng.standard_normal((n, sum(dims))).astype(DTYPES[dtype])
+        at = np.arange(n)
+        cache[indices[begin + at // page_size], at % page_size] = row
+        rows.append(row)
+    q = rng.standard_normal((sum(q_lens), heads, sum(dims))).astype(DTYPES[dtype])
+    qo_indptr = np.cumsum([0, *q_lens]).astype(np.int32)
+    return Batch(q, cache, indptr, indices, np.array(kv_lens, np.int32), qo_indptr, rows)
+
+
+def engine(device: Device, heads: int, spec: dict[str, Any], **task: Any) -> flashbsr.Attention:
+    fields: dict[str, Any] = {"head_dim_vo": LATENT, "latent": True, "backend": device.backend}
+    return flashbsr.Attention(
+        flashbsr.AttentionSpec(**{"sm_scale": SCALE, **spec}),
+        flashbsr.TaskInfo(heads, 1, **{"head_dim_qk": LATENT + TAIL, **fields, **task}),
+    )
+
+
+def answer(b: Batch, variant: Variant, work: str | None, latent: int, **options: Any) -> State:
+    states = [
+        reference.attend(
+            b.q[begin:end],
+            row[:, None],
+            row[:, None, :latent],
+            variant,
+            work=work,
+            out_dtype=None if work is None else reference_name(b.q),
+            **options,
+        )
+        for begin, end, row in zip(b.qo_indptr, b.qo_indptr[1:], b.rows, strict=False)
+    ]
+    return State.concatenate(states, b.q.shape[1], latent)
+
+
+def reference_name(x: np.ndarray) -> str:
+    return next(name for name, dtype in DTYPES.items() if dtype == x.dtype)
+
+
+def check(
+    device: Device, out: Any, lse: Any, b: Batch, spec: dict[str, Any], latent: int = LATENT,
+    **options: Any,
+) -> None:  # fmt: skip
+    variant, name = Variant(**{"sm_scale": SCALE, **spec}), reference_name(b.q)
+    exact = answer(b, variant, None, latent, **options)
+    working = answer(b, variant, name, latent, **options)
+    assert_attention(device.get(out), device.get(lse), exact, working, name, "latent")
+
+
+def parts(device: Device, cache: np.ndarray, latent: int = LATENT) -> tuple[Any, Any]:
+    """The latent and the tail in memory of their own."""
+    return tuple(
+        device.put(np.ascontiguousarray(x)) for x in (cache[..., :latent], cache[..., latent:])
+    )
+
+
+BATCHES = {
+    "decode": ((1, 1, 1, 1), (700, 1, 64, 65)),
+    "long": ((1, 1), (5000, 3)),
+    "one tile": ((1,), (7,)),
+    "two tiles": ((1,), (128,)),
+    "nothing": ((1, 1, 1), (0, 200, 0)),
+    "verification": ((4, 1, 16, 3), (700, 64, 90, 129)),
+    "prefill": ((200, 1, 70), (200, 900, 131)),
+}
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window_left": 70},
+    "soft cap": {"causal": True, "logits_soft_cap": 20.0},
+}
+
+
+def dtype_of(device: Device) -> str:
+    return "bfloat16" if device.is_cuda else "float32"
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_batches(name: str, spec: str, heads: int, device: Device) -> None:
+    b = make(*BATCHES[name], heads, dtype_of(device))
+    attention = engine(device, heads, SPECS[spec])
+    attention.plan(b.layout(64))
+    out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True)
+    check(device, out, lse, b, SPECS[spec])
+    again = attention.run(device.put(b.q), parts(device, b.cache))
+    np.testing.assert_array_equal(device.get(again), device.get(out))
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("heads", [8, 32, 40, 64])
+def test_pages_and_heads(page_size: int, dtype: str, heads: int, device: Device) -> None:
+    b = make((1, 3, 1), (300, 77, 1), heads, dtype, page_size)
+    attention = engine(device, heads, {"causal": True})
+    attention.plan(b.layout(page_size))
+    out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True)
+    check(device, out, lse, b, {"causal": True})
+    if page_size > 1:
+        return
+    rows = attention.run(device.put(b.q), device.put(b.cache[:, 0]))  # tokens without pages
+    np.testing.assert_array_equal(device.get(rows), device.get(out))
+
+
+def test_strides_and_heads_dimension(device: Device) -> None:
+    """Pages with room around them, and a head that is written out, in both orders."""
+    b = make((1, 2), (130, 70), 16, dtype_of(device))
+    expected = None
+    for kv_layout, axis in (("NHD", 2), ("HND", 1)):
+        wide = np.full((*b.cache.shape[:2], 640), np.nan, np.float32).astype(b.cache.dtype)
+        wide[..., :576] = b.cache
+        attention = engine(device, 16, {"causal": True}, kv_layout=kv_layout)
+        attention.plan(b.layout(64))
+        there = device.put(np.expand_dims(wide, axis))[..., :576]
+        out = device.get(attention.run(device.put(b.q), there))
+        expected = out if expected is None else expected
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_ragged(device: Device) -> None:
+    b = make((3, 1), (3, 90), 16, dtype_of(device))
+    tokens = np.concatenate(b.rows)
+    attention = engine(device, 16, {"causal": True})
+    attention.plan(flashbsr.Ragged(b.qo_indptr, np.array([0, 3, 93], np.int32)))
+    out, lse = attention.run(device.put(b.q), device.put(tokens), return_lse=True)
+    check(device, out, lse, b, {"causal": True})
+
+
+def test_options(device: Device) -> None:
+    """Sinks, scales, a mask, outputs in float32, base 2."""
+    b = make((4, 2), (200, 65), 16, dtype_of(device))
+    rng = np.random.default_rng(5)
+    sinks = rng.standard_normal(16).astype(np.float32)
+    masks = [rng.random((q, kv)) < 0.7 for q, kv in ((4, 200), (2, 65))]
+    attention = engine(device, 16, {}, o_dtype="float32", lse_base="2")
+    attention.plan(b.layout(64), custom_mask=np.concatenate([m.ravel() for m in masks]))
+    out, lse = attention.run(
+        device.put(b.q), device.put(b.cache), return_lse=True, sinks=device.put(sinks), v_scale=0.5
+    )
+    name = reference_name(b.q)
+    found = {}
+    for work in (None, name):
+        states = [
+            reference.attend(
+                b.q[i:j], row[:, None], row[:, None, :LATENT], Variant(sm_scale=SCALE), mask=mask,
+                sinks=sinks, v_scale=0.5, work=work, out_dtype=work and "float32",
+            )
+            for i, j, row, mask in zip(b.qo_indptr, b.qo_indptr[1:], b.rows, masks, strict=False)
+        ]  # fmt: skip
+        found[work] = State.concatenate(states, 16, LATENT)
+    natural = device.get(lse) * np.float32(np.log(2))
+    assert_attention(device.get(out), natural, found[None], found[name], name, "options")
+
+
+def test_bounds(device: Device) -> None:
+    """Lengths and tables that come later, beside a plan of them."""
+    b = make((1, 1, 1), (700, 0, 65), 128, dtype_of(device))
+    late = engine(device, 128, {"causal": True})
+    late.plan(flashbsr.Bounds(None, np.array([900, 64, 65], np.int32), page_size=64))
+    q, cache = device.put(b.q), device.put(b.cache)
+    out, lse = late.run(
+        q, cache, return_lse=True, kv_lens=device.put(b.kv_lens),
+        block_tables=device.put(np.pad(b.table(), ((0, 0), (0, 4)), constant_values=-1)),
+    )  # fmt: skip
+    check(device, out, lse, b, {"causal": True})
+
+
+def test_shared_prefixes(device: Device) -> None:
+    """Requests whose page lists begin alike."""
+    b = make((1,), (640,), 16, dtype_of(device))
+    indices = np.concatenate([b.indices] * 4)
+    attention = engine(device, 16, {})
+    attention.plan(
+        flashbsr.Paged(
+            None, np.arange(5) * 10, indices, kv_lens=np.array([640, 600, 577, 640]), page_size=64
+        )
+    )
+    q = np.concatenate([b.q * (i + 1) for i in range(4)]).astype(b.q.dtype)
+    out, lse = attention.run(device.put(q), device.put(b.cache), return_lse=True)
+    rows = [b.rows[0][:n] for n in (640, 600, 577, 640)]
+    check(device, out, lse, b._replace(q=q, rows=rows, qo_indptr=np.arange(5)), {})
+
+
+@pytest.mark.parametrize("dims", [(256, 64), (320, 0), (384, 64), (512, 0), (128, 16)])
+def test_dims(dims: tuple[int, int], device: Device) -> None:
+    """Others than 512 and 64 are the CPU's: a GPU says so."""
+    b = make((1, 2), (300, 77), 16, dtype_of(device), dims=dims)
+    attention = engine(device, 16, {"causal": True}, head_dim_qk=sum(dims), head_dim_vo=dims[0])
+    if device.is_cuda:
+        with pytest.raises(flashbsr.UnsupportedError, match="576 and 512"):
+            attention.plan(b.layout(64))
+        return
+    attention.plan(b.layout(64))
+    out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True)
+    check(device, out, lse, b, {"causal": True}, dims[0])
+    if dims[1]:
+        again = attention.run(b.q, parts(device, b.cache, dims[0]))
+        np.testing.assert_array_equal(again, out)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda c: c[..., :568], "kv"),
+        (lambda c: (c[..., :512], c[..., :512]), "v"),
+        (lambda c: (c, c[..., 512:]), "k"),
+        (lambda c: c[:, :32], "kv"),
+        (lambda c: c.astype(np.float64), "kv"),
+        (lambda c: (c[..., :512].copy(), c[:2, :, 512:].copy()), "v"),
+        (lambda c: c[None, None], "kv"),
+    ],
+)
+def test_wrong_caches(change: Any, name: str, device: Device) -> None:
+    b = make((1,), (300,), 16, dtype_of(device))
+    attention = engine(device, 16, {})
+    attention.plan(b.layout(64))
+    wrong = change(b.cache)
+    there = tuple(map(device.put, wrong)) if isinstance(wrong, tuple) else device.put(wrong)
+    with pytest.raises(flashbsr.FlashbsrError) as caught:
+        attention.run(device.put(b.q), there)
+    assert caught.value.argument.startswith(name), caught.value
+
+
+def test_wrong_tasks() -> None:
+    with pytest.raises(flashbsr.ShapeError, match="num_kv_heads"):
+        flashbsr.TaskInfo(16, 2, 576, head_dim_vo=512, latent=True)
+    with pytest.raises(flashbsr.UnsupportedError, match="576"):
+        flashbsr.TaskInfo(16, 1, 640, head_dim_vo=512, latent=True)
+    with pytest.raises(flashbsr.ShapeError, match="head_dim_vo"):
+        flashbsr.TaskInfo(16, 1, 256, head_dim_vo=512, latent=True)
+    task = flashbsr.TaskInfo(16, 1, 576, head_dim_vo=512, latent=True)
+    with pytest.raises(flashbsr.FlashbsrError, match="192 for"):
+        flashbsr.Attention(flashbsr.AttentionSpec(), task)
