@@ -211,6 +211,32 @@ TEST(GpuLimits, FollowBytesAndBandwidth) {
 }
 
 // 352 equal items on 132 SMs: two whole rounds, and the other 88 in parts that fill rounds.
+/// Latent attention, 128 heads: two tiles of 64 rows per request.
+PlanHeader latent_plan(const Lengths& lengths, const DeviceLimits& limits) {
+  Lengths kv{0};
+  for (const int32_t n : lengths) kv.push_back(kv.back() + n);
+  Layout layout;
+  ragged_layout(layout, nullptr, IndexView(kv));
+  Planner planner;
+  return planner.plan(layout, {.num_qo_heads = 128, .num_kv_heads = 1}, limits).header();
+}
+
+TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
+  const GpuKernel kernel{.sms = kSms, .rows = 64, .kv_tile = 64, .bytes_per_token = 1152};
+  DeviceLimits limits = gpu_latent_limits(kernel);
+  EXPECT_EQ(latent_plan(Lengths(64, 8192), limits).num_merges, 0);
+  EXPECT_TRUE(latent_plan({8192}, limits).flags & kPlanSlicedMerges);
+  limits.cost_per_merged_part = 0;
+  const int32_t most = latent_plan({8192}, limits).num_items;
+  EXPECT_GT(most, kSms * 9 / 10);
+  limits.cost_per_merged_part = detail::gpu_units(1.0);
+  const int32_t fewer = latent_plan({8192}, limits).num_items;
+  EXPECT_LT(fewer, most / 2);
+  EXPECT_GT(fewer, 2);
+  limits.cost_of_merging = detail::gpu_units(1000.0);
+  EXPECT_EQ(latent_plan({8192}, limits).num_items, 2);
+}
+
 TEST(GpuLimits, HopperSplitsWhatIsLeftOfARound) {
   Lengths qo{0}, kv{0};
   for (int b = 1; b <= 4; ++b) {

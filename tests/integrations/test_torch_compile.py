@@ -426,3 +426,22 @@ def test_errors_when_it_runs() -> None:
         x, x, paged_kv_cache=cache, **table), fullgraph=True, backend="aot_eager")  # fmt: skip
     with pytest.raises(flashbsr.errors.IndexRangeError, match="positions"):
         append(heads(2), torch.zeros(3, 2, 4, 2, 16))
+
+
+def test_a_latent_cache() -> None:
+    """One array, or two."""
+    task = flashbsr.TaskInfo(4, 1, 80, head_dim_vo=64, latent=True)
+    latent = flashbsr.Attention(flashbsr.AttentionSpec(sm_scale=0.1), task)
+    latent.plan(flashbsr.BlockTable(None, np.array([[1, 0]]), np.array([20]), page_size=16))
+    q, cache = torch.randn(1, 4, 80), torch.randn(2, 16, 80)
+    expected = latent.run(q, cache, return_lse=True)
+    parts = cache[..., :64].contiguous(), cache[..., 64:].contiguous()
+    whole = torch.compile(
+        lambda q, c: latent.run(q, c, return_lse=True), fullgraph=True, backend="aot_eager"
+    )
+    two = torch.compile(
+        lambda q, a, b: latent.run(q, (a, b), return_lse=True), fullgraph=True, backend="aot_eager"
+    )
+    for out, lse in (whole(q, cache), two(q, *parts)):
+        torch.testing.assert_close(out, expected[0], rtol=0, atol=0)
+        torch.testing.assert_close(lse, expected[1], rtol=0, atol=0)
