@@ -233,8 +233,7 @@ def test_tensors() -> None:
 def test_refused() -> None:
     """What a dense cache is not, by name."""
     k = np.zeros((3, 2, 8, 64), np.float16)
-    begins = np.array([1, 0, 0])
-    lens = begins
+    first = np.array([1, 0, 0])
 
     def padded(lens: Any = (1, 2, 3), kv: Any = (k, k), **options: Any) -> Padded:
         return Padded(None, np.array(lens), kv=kv, kv_layout="HND", **options)
@@ -248,7 +247,7 @@ def test_refused() -> None:
         (flashbsr.IndexRangeError, "rows", lambda: padded((1, 1, 1, 1))),
         (flashbsr.ShapeError, "kv_begin", lambda: padded(kv_begin=np.array([1]))),
         (flashbsr.ShapeError, "k", lambda: padded(kv=(k[0], k[0]))),
-        (flashbsr.FlashbsrError, "kv_layout", lambda: Padded(None, lens, kv=(k, k), kv_layout="")),
+        (flashbsr.FlashbsrError, "kv_layout", lambda: Padded(None, first, kv=(k, k), kv_layout="")),
         (flashbsr.ShapeError, "v", lambda: padded().pages(k, k[:2])),
         (flashbsr.ShapeError, "k", lambda: padded().pages(k[:, :, :7], k)),
     ):  # fmt: skip
@@ -258,9 +257,9 @@ def test_refused() -> None:
     other = np.zeros((3, 8, 2, 64), np.float16).swapaxes(1, 2)
     assert padded(kv=(k, other)).page_size == 8
     with pytest.raises(flashbsr.UnsupportedError, match=r"^kv_begin.*contiguous"):
-        padded(kv=(k, other), kv_begin=begins)
+        padded(kv=(k, other), kv_begin=first)
     with pytest.raises(flashbsr.UnsupportedError, match="^k: got rows 8 tokens"):
-        padded(kv_begin=begins).pages(other, k)
+        padded(kv_begin=first).pages(other, k)
 
 
 def test_arrays_without_views() -> None:

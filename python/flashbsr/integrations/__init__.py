@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["jax", "torch"]
+__all__ = ["jax", "torch", "transformers"]
 
 
 def __getattr__(name: str) -> Any:
