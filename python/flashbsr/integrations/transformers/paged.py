@@ -67,6 +67,14 @@ def paged_attention(
     layer = _Layer.of(cache, module.layer_idx, SLIDING if window else FULL)
     step = _step_of(layer, options)
     new = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    for name, held, x in (("key", layer.k, new[0]), ("value", layer.v, new[1])):
+        if held.shape[1:] != x.shape[1:]:
+            raise UnsupportedError(
+                name,
+                f"heads and dim {tuple(x.shape[1:])}",
+                f"{tuple(held.shape[1:])}, as transformers made its paged cache (of models with "
+                "MLA it makes another one: use generate)",
+            )
     q = query[0].transpose(0, 1)
     kv = _write(layer, step, new, cache, module.layer_idx, options)
     left = window - 1 if window else NO_WINDOW
