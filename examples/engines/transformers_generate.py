@@ -116,9 +116,7 @@ def main() -> int:
             same = next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
             equal += same
             different += same < len(x) and ahead[same] > tie
-        print(
-            f"  {equal} of {new} tokens are equal up to a tie; {different} requests differ elsewhere"
-        )
+        print(f"  {equal} of {new} tokens are equal up to a tie; {different} differ elsewhere")
         bad |= different > 0 or not equal
     return int(bad)
 
