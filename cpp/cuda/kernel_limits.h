@@ -34,6 +34,7 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
   if (is_decode(row)) return gpu_decode_limits(kernel);
   if (is_mixed(row)) return gpu_mixed_limits(kernel, kNarrowRows);
+  if (is_latent(row)) return gpu_latent_limits(kernel);
   return is_hopper(row) ? gpu_hopper_limits(kernel) : gpu_prefill_limits(kernel);
 }
 

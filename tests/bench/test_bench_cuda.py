@@ -81,8 +81,8 @@ def small(w: Workload) -> Workload:
         window_left=min(w.window_left, 7),
         block=w.block and (min(w.block[0], 12), min(w.block[1], 7)),
         num_qo_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=32,
+        num_kv_heads=1 if w.kind == "gpu-mla" else heads[1],
+        head_dim=576 if w.kind == "gpu-mla" else 32,
     )
 
 
@@ -252,8 +252,8 @@ def test_causal_bits() -> None:
 
 def test_what_is_bound_by_products() -> None:
     """Prefill, blocks, an extension and long chunks; not decode, nor what verifies a few tokens."""
-    copies = "gpu-append", "gpu-append-slots", "gpu-merge"
-    attention = [w for w in CUDA_WORKLOADS if w.kind not in copies]
+    others = "gpu-append", "gpu-append-slots", "gpu-merge", "gpu-mla"
+    attention = [w for w in CUDA_WORKLOADS if w.kind not in others]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}
     sparse = {w.name for w in attention if w.kind == "gpu-sparse"}

@@ -235,7 +235,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   state().last_programmatic = config->numAttrs > 0;
   state().last_path = -1;
   Op op;
-  const bool hopper = starts_with(name, "hopper_") || starts_with(name, "mixed_");
+  const bool latent = starts_with(name, "latent_");
+  const bool hopper = latent || starts_with(name, "hopper_") || starts_with(name, "mixed_");
   if (hopper) {
     const auto& args = *static_cast<const flashbsr::HopperArgs*>(params[0]);
     if (!fake::consistent(args)) return CUDA_ERROR_INVALID_VALUE;

@@ -129,7 +129,7 @@ inline bool consistent(const flashbsr::HopperArgs& args) {
   if (args.path == flashbsr::KvPath::kGather) return true;
   if ((args.path == flashbsr::KvPath::kPaged) != (base.kv_indices != nullptr)) return false;
   return leads_to(args.k, p.k, args.path, args.box_tokens) &&
-         leads_to(args.v, p.v, args.path, args.box_tokens);
+         leads_to(args.v, p.k_tail.dim ? p.k_tail : p.v, args.path, args.box_tokens);
 }
 
 }  // namespace fake

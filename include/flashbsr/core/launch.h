@@ -43,7 +43,7 @@ enum class Overlap : int32_t {
   kKv = 2,        ///< reads K and V too: the caller promises that they are not being written
 };
 
-/// Words behind the arrival counters, for kernels of mixed batches (kernel/merge_queue.h).
+/// Words behind the arrival counters, for kernels whose idle warps merge (kernel/merge_queue.h).
 enum class MergeQueueWord : int32_t {
   kBegun = 0,     ///< blocks that run
   kFinished = 1,  ///< warps that have left
@@ -56,11 +56,16 @@ FLASHBSR_FN int64_t num_arrival_counters(const PlanHeader& h) {
   return 1 + static_cast<int64_t>(h.max_merges);
 }
 
+/// Warps that share a merge, where several do (kPlanSlicedMerges).
+inline constexpr int kMergeSlices = 32;
+
 /// Words of KernelArgs::counters.
 FLASHBSR_FN int64_t num_counters(const PlanHeader& h) {
   const int64_t arrivals = num_arrival_counters(h);
-  if (h.num_narrow_workers == 0) return arrivals;
-  return arrivals + static_cast<int64_t>(MergeQueueWord::kList) + h.max_merges;
+  const bool sliced = h.flags & kPlanSlicedMerges;
+  if (h.num_narrow_workers == 0 && !sliced) return arrivals;
+  return arrivals + static_cast<int64_t>(MergeQueueWord::kList) +
+         static_cast<int64_t>(h.max_merges) * (sliced ? kMergeSlices : 1);
 }
 
 struct KernelArgs {

@@ -99,6 +99,7 @@ enum PlanFlags : int32_t {
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
   kPlanPerHead = 1 << 3,  ///< a request belongs to one KV head, that of its items
+  kPlanSlicedMerges = 1 << 4,  ///< warps of all blocks share a merge
 };
 
 /// How the KV ranges were cut.

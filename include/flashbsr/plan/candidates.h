@@ -8,7 +8,7 @@
 //   whole    nothing is split
 //   quota    chunks of at most 1.25, 1.1, 1, 0.8, 0.5 or 0.25 quota
 //   even     few long tiles: the shortest chunk with which the items are at most 1, 2 or 3 rounds
-//            of all workers. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items;
+//            of all workers, or where long merges are dear 1/2, 1/4 or 1/8. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items;
 //            one quota makes 17, 136 items, and four workers with two
 //   tail     whole, but for the shortest tiles, beyond the last full round of all workers: those
 //            in 1/2, 1, 2 or 3 rounds. 20 x 4096 tokens x 8 heads: 128 items whole, the other 32
@@ -139,6 +139,11 @@ class Candidates {
       for (int32_t rounds = 1; rounds <= kRounds; ++rounds) {
         try_bound(kPolicyEven, 100 * rounds, even_bound(rounds * workers));
       }
+      // Fewer parts than workers, where a merge takes longer the more it has.
+      for (int32_t part = 2; limits_->cost_per_merged_part > 0 && part <= 8; part *= 2) {
+        if (tiles * heads * part > workers) break;
+        try_bound(kPolicyEven, 100 / part, even_bound(workers / part));
+      }
     }
     for (const int32_t percent : kQuotaPercents) {
       try_bound(kPolicyQuota, percent, max_of<int64_t>(quota * percent / 100, 1));
@@ -229,12 +234,22 @@ class Candidates {
     const Deal::Loads loads = c.deal.loads();
     const int64_t busy = max_of(loads.busy, 1), parts = slots * limits_->cost_per_split;
     const int64_t others = (total_ + items * limits_->cost_per_item + parts) / busy;
-    if (!limits_->memory_bound) return loads.longest + (slots > 0 ? limits_->cost_of_merging : 0);
+    if (!limits_->memory_bound) return loads.longest + merging(c);
     const int64_t shared = total_ / workers + parts / busy +
                            loads.most_items * limits_->cost_per_item +
                            (loads.longest - others) * kSpreadPercent / 100;
     const bool ports = 2 * loads.busy > workers && 20 * loads.busy < 19 * workers;
     return max_of(shared, loads.longest * (ports ? kPortPercent : kAlonePercent) / 100);
+  }
+
+  /// What merges take behind the longest queue.
+  int64_t merging(const Candidate& c) const {
+    if (c.cut.split_chunks == 0) return 0;
+    int32_t most = 0;
+    if (limits_->cost_per_merged_part > 0) {
+      for (const auto& parts : c.cut.parts) most = max_of(most, static_cast<int32_t>(parts.count));
+    }
+    return limits_->cost_of_merging + int64_t{most} * limits_->cost_per_merged_part;
   }
 
   /// A bound below the price of any cut into so many items.

@@ -140,7 +140,8 @@ class Planner {
     h.total_size = i32(words);
     h.flags = (shape.causal ? kPlanCausal : 0) | (layout.paged ? kPlanPaged : 0) |
               (shape.custom_mask ? kPlanCustomMask : 0) |
-              (layout.kv_heads.empty() ? 0 : kPlanPerHead);
+              (layout.kv_heads.empty() ? 0 : kPlanPerHead) |
+              (workers.wide.sliced_merges ? kPlanSlicedMerges : 0);
     h.num_requests = i32(need.requests);
     h.num_items = i32(need.items);
     h.num_workers = workers.count();

@@ -91,8 +91,8 @@ class Adapter(Protocol):
         not of that memory.
         """
 
-    def join(self, parts: list[Any]) -> Any:
-        """Copy the rows of arrays of one type into one array."""
+    def join(self, parts: list[Any], axis: int = 0) -> Any:
+        """Copy arrays of one type into one array, behind each other along an axis."""
 
     def as_bytes(self, x: Any) -> Any:
         """View a contiguous array as a vector of uint8; any other one is given back as it is."""

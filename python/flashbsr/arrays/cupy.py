@@ -90,13 +90,13 @@ def extend(x: Any, rows: int, step: int | None = None) -> Any:
     return cupy.ndarray(shape, x.dtype, memptr=x.data, strides=strides)
 
 
-def join(parts: list[Any]) -> Any:
-    """Copy the rows of all into one array."""
+def join(parts: list[Any], axis: int = 0) -> Any:
+    """Copy all into one array."""
     import cupy
 
     kind = parts[0].dtype
     bits = {1: np.uint8, 2: np.uint16}.get(kind.itemsize, kind)  # CuPy copies no bfloat16
-    return cupy.concatenate([x.view(bits) for x in parts]).view(kind)
+    return cupy.concatenate([x.view(bits) for x in parts], axis).view(kind)
 
 
 def as_bytes(x: Any) -> Any:

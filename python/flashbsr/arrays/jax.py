@@ -107,9 +107,9 @@ def extend(x: Any, rows: int, step: int | None = None) -> None:  # noqa: ARG001
     return
 
 
-def join(parts: list[Any]) -> jax.Array:
-    """Copy the rows of all into one array."""
-    return jax.numpy.concatenate(parts)
+def join(parts: list[Any], axis: int = 0) -> jax.Array:
+    """Copy all into one array."""
+    return jax.numpy.concatenate(parts, axis)
 
 
 def as_bytes(x: Any) -> Any:

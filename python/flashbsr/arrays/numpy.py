@@ -97,9 +97,9 @@ def extend(x: npt.NDArray[Any], rows: int, step: int | None = None) -> npt.NDArr
     return np.lib.stride_tricks.as_strided(x, (rows, *x.shape[1:]), strides, writeable=False)
 
 
-def join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Copy the rows of all into one array."""
-    return np.concatenate(parts)
+def join(parts: list[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[Any]:
+    """Copy all into one array."""
+    return np.concatenate(parts, axis)
 
 
 def as_bytes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -150,9 +150,9 @@ def extend(x: torch.Tensor, rows: int, step: int | None = None) -> torch.Tensor 
         return None
 
 
-def join(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Copy the rows of all into one tensor."""
-    return torch.cat([x.detach() for x in parts])
+def join(parts: list[torch.Tensor], axis: int = 0) -> torch.Tensor:
+    """Copy all into one tensor."""
+    return torch.cat([x.detach() for x in parts], axis)
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:

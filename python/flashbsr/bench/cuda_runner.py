@@ -24,6 +24,7 @@ from flashbsr.info import engine_info
 from .cuda_bounds import run_bounds, run_update
 from .cuda_data import io_bytes, normal, paged_sets, set_count
 from .cuda_decode import decode_call
+from .cuda_latent import run_latent
 from .cuda_mixed import run_mixed
 from .cuda_peers import add_peers
 from .cuda_prefill import run_prefill
@@ -182,6 +183,10 @@ def _run_sparse(w: Workload, session: CudaSession) -> Result:
     return run_sparse(w, session.gpu)
 
 
+def _run_latent(w: Workload, session: CudaSession) -> Result:
+    return run_latent(w, session.gpu)
+
+
 def _run_share(w: Workload, session: CudaSession) -> Result:
     return run_share(w, session.gpu)
 
@@ -290,6 +295,7 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-bounds": _run_bounds,
     "gpu-update": _run_update,
     "gpu-mixed": _run_mixed,
+    "gpu-mla": _run_latent,
     "gpu-sparse": _run_sparse,
     "gpu-share": _run_share,
     "gpu-append": _run_append,

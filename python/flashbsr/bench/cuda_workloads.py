@@ -32,6 +32,7 @@ CUDA_KINDS = {
     "gpu-bounds": "Layers of a step, lengths and tables on the device, bf16, paged",
     "gpu-update": "update(), decode, host time",
     "gpu-mixed": "Prefill chunks and decodes in one launch, causal, bf16, paged",
+    "gpu-mla": "Multi-head latent attention, absorbed, bf16, paged",
     "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
@@ -72,6 +73,17 @@ def _page_one(name: str, kv_lens: tuple[int, ...]) -> Workload:
 
 def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = False) -> Workload:
     return _decode(name, kv_lens, us, kind="gpu-fp8", kv_dtype="float8_e4m3fn", quick=quick)
+
+
+def _mla(
+    name: str, requests: int, kv_len: int, us: float | None, heads: int = 128, **changes: Any
+) -> Workload:
+    """Decode over latents of 512 dims and rotated keys of 64."""
+    fields = {"page_size": 64, "head_dim": 576, "num_kv_heads": 1, "num_qo_heads": heads}
+    return _decode(
+        f"mla-{name}", (kv_len,) * requests, None, kind="gpu-mla", peer=False,
+        **(fields | {"goals": _at_most("us", us)} | changes),
+    )  # fmt: skip
 
 
 def _at_least(metric: str, bound: float) -> tuple[Goal, ...]:
@@ -334,6 +346,15 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _share("64x8192-own-256", 64, 256, ((1, 8192),), _at_most("us", 33.0)),
     _share("three-levels", 128, 512, ((1, 4096), (8, 2048)), _at_least("sharing_gain", 3.0)),
     _share("nothing", 64, 4096, (), _at_least("sharing_gain", 0.98)),
+    _mla("64x8192", 64, 8192, 205.0, quick=True),
+    _mla("16x8192", 16, 8192, 62.0),
+    _mla("64x1024", 64, 1024, 34.0),
+    _mla("16x1024", 16, 1024, 16.0),
+    _mla("1x8192", 1, 8192, 17.0),
+    _mla("1x1024", 1, 1024, 9.0),
+    _mla("page-1-64x8192", 64, 8192, None, page_size=1, goals=_at_most("page_penalty", 0.05)),
+    _mla("h16-64x8192", 64, 8192, 148.0, 16),
+    replace(_mla("2-tokens-64x8192", 64, 8192, 390.0), q_lens=(2,) * 64, causal=True),
     _sparse(128, 128, 420.0, quick=True),
     _sparse(128, 16, 440.0),
     _sparse(64, 64, 520.0),

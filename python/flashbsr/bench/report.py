@@ -114,6 +114,12 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("apart_gain", "over apart", "{:.2f}x"),
         ("over_larger", "of the longer", "{:.2f}x"),
     ),
+    "gpu-mla": (
+        ("us", "us", "{:.1f}"),
+        ("tflops", "TFLOP/s", "{:.0f}"),
+        ("gbs", "GB/s", "{:.0f}"),
+        ("page_penalty", "over page 64", "{:+.1%}"),
+    ),
     "gpu-sparse": (
         ("us", "us", "{:.0f}"),
         ("tflops", "TFLOP/s", "{:.0f}"),

@@ -134,7 +134,7 @@ class TaskInfo:
         _set(self, "latent", bool(self.latent))
         if self.latent and self.num_kv_heads != 1:
             raise ShapeError("num_kv_heads", self.num_kv_heads, "1 with latent=True")
-        if self.latent and self.head_dim_vo > self.head_dim_qk:
+        if self.latent and int(self.head_dim_vo or 0) > self.head_dim_qk:
             raise ShapeError("head_dim_vo", self.head_dim_vo, f"at most {self.head_dim_qk}")
         for name in ("head_dim_qk", "head_dim_vo"):
             dim = getattr(self, name)

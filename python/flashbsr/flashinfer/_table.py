@@ -90,6 +90,23 @@ block_mask_map | bool array [num_kv_heads, MB, NB] | layout | Which block of que
     block of keys.
 block_row_sz block_col_sz | integer array [num_kv_heads, MB or NB] | layout | Tokens of each block,
     0 or more, the same sum in every head.
+mla.qo_indptr mla.kv_indptr mla.kv_indices mla.kv_len_arr | int32 or int64 array | layout | Rows of
+    q of each request [B + 1], its pages [B + 1] and their ids, its KV tokens [B]. In the
+    constructor arrays on a GPU, whose lengths are the capacity of `use_cuda_graph`.
+num_heads | int | task:num_qo_heads | Query heads. There is one KV head, the latent.
+head_dim_ckv kv_lora_rank | int | task:head_dim_vo | Of the latent, which is also V: 512.
+head_dim_kpe qk_rope_head_dim | int | key | Of the rotated part of the keys: 64, or 0.
+qk_nope_head_dim | int | nothing | it is of keys before absorption.
+mla.sm_scale | float | spec | Of the logits: ``1 / sqrt(head dim before absorption)``, of 192.
+q_nope q_pe | array [rows, num_heads, head_dim_ckv], [rows, num_heads, head_dim_kpe] | run |
+    Absorbed queries, and their rotated part. They are copied side by side.
+mla.ckv_cache mla.kpe_cache | array [pages, page_size, dim] | run | Latents, and rotated keys.
+return_lse_base_on_e | bool | run | The natural LSE, base 2 otherwise; another than last plans anew.
+ckv_scale ckv_scale_arr kpe_scale kv_len page_table | default only | refused | latents are 16-bit
+    here, and `plan` says lengths and pages.
+sparse_mla_top_k sparse_mla_top_k_lens | default only | refused | `integrations.flash_mla` takes
+    indices.
+is_var_seq cute_dsl_impl kv_scale_format | any | nothing | it chooses among FlashInfer's kernels.
 num_qo_heads num_kv_heads | int | task | Heads of q and of KV; the first is a multiple of the
     second.
 head_dim | int | task:head_dim_qk | Of q, k and v: a multiple of 8, at most 512.

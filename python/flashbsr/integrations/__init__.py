@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Doors for who works inside a framework: each imports its framework, and nothing else does.
+"""Doors for who works inside a framework or has a program for another library.
+
+Those of a framework import it, and nothing else does.
 
 They rename, fill in defaults and pass on; what computes is `flashbsr`.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["jax", "torch", "transformers"]
+__all__ = ["flash_mla", "jax", "torch", "transformers"]
 
 
 def __getattr__(name: str) -> Any:

@@ -162,7 +162,7 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
   if (item.slot < 0) return;
   if constexpr (!Traits::kOwnsBlock) {
     __syncwarp();
-    return MergeQueue(args).arrive_and_push(tile.index, item.merge_count, thread, kThreads);
+    return MergeQueue<>(args).arrive_and_push(tile.index, item.merge_count, thread, kThreads);
   }
   ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
   if (item.merge_count == 1 && !item.shared()) {

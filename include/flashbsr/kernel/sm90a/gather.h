@@ -40,7 +40,9 @@ class Gather {
 #pragma unroll 1
     for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) {
       const int32_t owned = tile.item.kv_end - tile.start - j * Traits::kKvTile;
-      copy_keys(keys, owned);
+      wait_for_rotation();
+#pragma unroll 1
+      for (int part = 0; part < Traits::kKeyParts; ++part) copy_keys(keys, owned, part);
       if (warp_ == 0 && j == tile.count - 1) {
         shared_.query_pipeline.wait_empty(query_);
         if (lane() == 0) load_queries(args_, shared_, tile, query_barriers_, query_.stage);
@@ -57,24 +59,31 @@ class Gather {
     return row;
   }
 
-  FLASHBSR_DEVICE void copy_keys(const char* from, int32_t owned) {
+  FLASHBSR_DEVICE void wait_for_rotation() const {
     if constexpr (Traits::kRotates) {
       // Who rotated the tile before has been waited for, through the consumers; race detectors do
       // not see that far.
       ptx::mbarrier_wait<kArch>(shared_.key_pipeline.full(at_.stage), at_.parity ^ 1);
     }
-    copy<Traits::kLandingColumnsQk>(
-        shared_.landing_key_pipeline,
+  }
+
+  FLASHBSR_DEVICE void copy_keys(const char* from, int32_t owned, int part) {
+    constexpr int kColumns = Traits::kLandingColumnsQk / Traits::kKeyParts;
+    copy<kColumns>(
+        shared_.landing_key_pipeline, key_at_,
         Traits::kPreparesKeys ? shared_.landing_key_pipeline.full(0) : shared_.raw_keys,
-        shared_.landing_keys + at_.stage * Traits::kLandingKeyBytes, args_.base.params.k.dim, from,
-        owned);
+        shared_.landing_keys + key_at_.stage * (Traits::kLandingKeyBytes / Traits::kKeyParts),
+        args_.base.params.k.dim - part * kColumns * Traits::kLandingDims,
+        from + part * kColumns * 128, owned, part + 1 == Traits::kKeyParts);
+    key_at_.advance();
   }
 
   FLASHBSR_DEVICE void copy_values(const char* from, int32_t owned) {
     copy<Traits::kLandingColumnsVo>(
-        shared_.landing_value_pipeline,
+        shared_.landing_value_pipeline, at_,
         Traits::kPreparesValues ? shared_.landing_value_pipeline.full(0) : shared_.raw_values,
-        shared_.landing_values + at_.stage * Traits::kLandingValueBytes, second().dim, from, owned);
+        shared_.landing_values + at_.stage * Traits::kLandingValueBytes, second().dim, from, owned,
+        true);
   }
   /// What comes beside K: V, or where that is a part of K, the rest of K.
   FLASHBSR_DEVICE const PagedView& second() const {
@@ -82,29 +91,33 @@ class Gather {
   }
 
   /// @param landed  where copies announce themselves, by stage
+  /// @param dim     elements of a row from the first column on
   /// @param owned   rows of the tile up to the item's end
-  template <int kColumns>
-  FLASHBSR_DEVICE void copy(const typename Shared<Traits>::KvPipeline& ring, uint32_t landed,
-                            uint32_t to, int32_t dim, const char* from, int32_t owned) {
-    const int32_t row_bytes = dim * dtype_size(Traits::kKvType);
+  /// @param last    the places of the rows are not needed again
+  template <int kColumns, class Ring>
+  FLASHBSR_DEVICE void copy(const Ring& ring, const typename Ring::Place& at, uint32_t landed,
+                            uint32_t to, int32_t dim, const char* from, int32_t owned, bool last) {
+    const int32_t row_bytes =
+        min_of(dim * dtype_size(Traits::kKvType), Traits::kLatent ? kColumns * 128 : 0x7fffffff);
     const int32_t chunk = lane() & 7, row = lane() >> 3;
     const int32_t first = warp_ * Entry::kRows + row;
     to += first * 128 + ((chunk ^ row) << 4);
     shared_.place_pipeline.wait_full(entry_);
-    ring.wait_empty(at_);
+    ring.wait_empty(at);
     if (owned >= Traits::kKvTile && row_bytes == kColumns * 128) {
-      copy_rows<kColumns, true>(to, from, 0, 0);
+      copy_rows<kColumns, true>(to, from, 0, 0, last);
     } else {
-      copy_rows<kColumns, false>(to, from, owned - first, row_bytes - chunk * 16);
+      copy_rows<kColumns, false>(to, from, owned - first, row_bytes - chunk * 16, last);
     }
-    ptx::cp_async_arrive(landed + 8 * at_.stage);
-    entry_.advance();
+    ptx::cp_async_arrive(landed + 8 * at.stage);
+    if (last) entry_.advance();
   }
 
   /// @tparam kWhole       every row and every column exists; otherwise zeros where there is none
   /// @param  rows, bytes  that exist from the lane's first ones on
   template <int kColumns, bool kWhole>
-  FLASHBSR_DEVICE void copy_rows(uint32_t to, const char* from, int32_t rows, int32_t bytes) const {
+  FLASHBSR_DEVICE void copy_rows(uint32_t to, const char* from, int32_t rows, int32_t bytes,
+                                 bool last) const {
     constexpr int kBatch = min_of(Entry::kTurns, 10);  // places read at once
     const uint32_t places =
         shared_.places + entry_.stage * Traits::kPlaceBytes + Entry::of_lane(warp_, lane());
@@ -115,7 +128,7 @@ class Gather {
       for (int b = 0; b < min_of(kBatch, Entry::kTurns - t); b += 2) {
         ptx::load_shared(places + 4 * (t + b), units[b], units[b + 1]);
       }
-      if (t + kBatch >= Entry::kTurns) shared_.place_pipeline.release(entry_);
+      if (last && t + kBatch >= Entry::kTurns) shared_.place_pipeline.release(entry_);
 #pragma unroll
       for (int b = 0; b < min_of(kBatch, Entry::kTurns - t); ++b) {
         const char* const src = from + static_cast<int64_t>(units[b]) * args_.gather_unit;
@@ -143,6 +156,7 @@ class Gather {
   const uint32_t query_barriers_;
   const int32_t warp_;
   typename Shared<Traits>::KvPipeline::Place at_;
+  typename Shared<Traits>::KeyPipeline::Place key_at_;
   typename Shared<Traits>::PlacePipeline::Place entry_;
   typename Shared<Traits>::QueryPipeline::Place query_;
 };
@@ -167,7 +181,10 @@ class Relay {
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, [&](const Tile& tile) {
       for (int32_t j = 0; j < tile.count; ++j, at_.advance()) {
-        relay(shared_.raw_keys, shared_.key_pipeline, at_);
+#pragma unroll
+        for (int part = 0; part < Traits::kKeyParts; ++part, key_at_.advance()) {
+          relay(shared_.raw_keys, shared_.key_pipeline, key_at_);
+        }
         relay(shared_.raw_values, shared_.value_pipeline, at_);
       }
     });
@@ -176,6 +193,7 @@ class Relay {
  private:
   const Shared<Traits>& shared_;
   typename Shared<Traits>::KvPipeline::Place at_;
+  typename Shared<Traits>::KeyPipeline::Place key_at_;
 };
 
 }  // namespace flashbsr::sm90a

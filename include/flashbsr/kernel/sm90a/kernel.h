@@ -108,7 +108,7 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   ptx::named_barrier_sync(kBarrier, kConsumerThreads);
   if constexpr (Traits::kMixed) {
     if (several) {
-      return MergeQueue(args).arrive_and_push(merge, count, thread, kConsumerThreads);
+      return MergeQueue<>(args).arrive_and_push(merge, count, thread, kConsumerThreads);
     }
   }
   const int32_t mine = first + rank * step;
@@ -116,7 +116,7 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, const Tile& tile) {
   uint32_t complete = several ? __ballot_sync(0xffffffffu, last)
                               : ptx::named_barrier_any(kBarrier, kConsumerThreads, last);
   if constexpr (Traits::kMixed) {
-    if (complete && thread == 0) MergeQueue(args).place_own();
+    if (complete && thread == 0) MergeQueue<>(args).place_own();
   }
 #pragma unroll 1
   for (; complete; complete &= complete - 1) {
@@ -181,7 +181,7 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     ptx::take_registers<Traits::kConsumerRegisters>();
     const int32_t group = uniform_warp() / 4 - 1;
     if constexpr (Traits::kMixed) {
-      MergeQueue(args.base).begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
+      MergeQueue<>(args.base).begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
       if (narrow.here) {
         Narrow<Traits, Variant, kCopies>(args, memory, narrow, group).run(shared.narrow_done);
       }
@@ -190,7 +190,7 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     if constexpr (Traits::kMixed) {
       constexpr int kBarrier = 8;
       ptx::named_barrier_sync(kBarrier, 128 * Traits::kConsumers);
-      MergeQueue(args.base).drain<Variant::use_softmax, kArch, 4 * Traits::kConsumers>(
+      MergeQueue<>(args.base).drain<Variant::use_softmax, kArch, 4 * Traits::kConsumers>(
           ptx::thread_index() - 128);
     }
   } else {

@@ -64,6 +64,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   using Place = typename Shared<Traits>::KvPipeline::Place;
   // Named barriers. What the even warpgroup, or the odd one, has written may be read.
   static constexpr int kEvenWrote = 1, kOddWrote = 2, kSums = 3;
+  static constexpr int kTurn = 4;    ///< the odd one's products of Q and K come behind the even one's
   static constexpr int kBoth = 256;  ///< threads
 
   FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -73,7 +74,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void run_even() {
 #pragma unroll 1
     for (int32_t i = 0; i < count_; i += 2) {
-      multiply_keys(at_, begin_of(i));
+      multiply_keys(at_, begin_of(i), i + 1 < count_);
       if (i + 2 >= count_) release_queries();
       const bool grew = Base::soften(begin_of(i), masked(i));
       Base::pack();
@@ -81,12 +82,12 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       ptx::named_barrier_arrive(kEvenWrote, kBoth);
       if (grew) Base::rescale();
       multiply_own(at_);
-      finish_values();
+      finish_values(false);
       if (i + 1 == count_) return;
       ptx::named_barrier_sync(kOddWrote, kBoth);
       if (follow()) Base::rescale();
       multiply_other(at_);
-      finish_values();
+      finish_values(true);
     }
   }
 
@@ -96,6 +97,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     for (int32_t i = 1; i < count_; i += 2) {
       Place own = at_;
       own.advance();
+      ptx::named_barrier_sync(kTurn, kBoth);
       multiply_keys(own, begin_of(i));
       if (i + 2 >= count_) release_queries();
       ptx::named_barrier_sync(kEvenWrote, kBoth);
@@ -105,17 +107,17 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       Base::pack();
       hand_over(own);
       ptx::named_barrier_arrive(kOddWrote, kBoth);
-      finish_values();
+      finish_values(true);
       if (grew) Base::rescale();
       multiply_own(at_);
-      finish_values();
+      finish_values(false);
     }
     if (count_ == 1) release_queries();
     if (count_ % 2 == 0) return;
     ptx::named_barrier_sync(kEvenWrote, kBoth);
     if (follow()) Base::rescale();
     multiply_other(at_);
-    finish_values();
+    finish_values(true);
   }
 
   FLASHBSR_DEVICE int32_t tile_of(int32_t i) const { return count_ - 1 - i; }
@@ -127,17 +129,19 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   }
 
   /// S = Q K^T of the tile at `at`, at KV position `begin`.
-  FLASHBSR_DEVICE void multiply_keys(const Place& at, int32_t begin) {
+  /// @param gives  lets the other warpgroup begin with its products
+  FLASHBSR_DEVICE void multiply_keys(const Place& at, int32_t begin, bool gives = false) {
     using ptx::descriptor_step;
     const uint64_t key = key_ + at.stage * descriptor_step(Traits::kKeyBytes);
     const uint64_t tail = tail_ + at.stage * descriptor_step(Traits::kValueBytes);
     constexpr int kColumns = Traits::kLandingColumnsQk;
-    shared_.key_pipeline.wait_full(at);
+    shared_.key_pipeline.wait_full(half(at, 0));
     look_ahead(at, begin);
     ptx::pin(scores.s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * kColumns; ++i) {
+      if (i == 2 * kColumns) shared_.key_pipeline.wait_full(half(at, 1));
       const uint32_t step = i % 4 * 32;
       ptx::wgmma_shared<Traits::kType>(
           scores.s, query_ + descriptor_step(i / 4 * Traits::kRows * 128 + step),
@@ -152,6 +156,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
+    if (gives) ptx::named_barrier_arrive(kTurn, kBoth);
     ptx::pin(scores.s);
   }
 
@@ -160,7 +165,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     if constexpr (kMasksByBits<Variant>) {
       if (scores.sorts()) {
         uint32_t kinds = 0;
-        if (ptx::thread_index() % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * at.stage);
+        if (ptx::thread_index() % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * half(at, 0).stage);
         scores.set_cut(uniform(static_cast<int32_t>(kinds)) & kHides);
       }
     }
@@ -258,14 +263,20 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     }
   }
 
-  /// After the products of P V of a tile: this warpgroup is done with it.
-  FLASHBSR_DEVICE void finish_values() {
+  /// A tile's half of the latent dims.
+  FLASHBSR_DEVICE static auto half(const Place& at, int32_t part) {
+    return typename Shared<Traits>::KeyPipeline::Place{2 * at.stage + part, at.parity};
+  }
+
+  /// After the products of P V of a tile: nobody reads this half of it any more, nor the weights if
+  /// they were the `other`'s.
+  FLASHBSR_DEVICE void finish_values(bool other) {
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     Base::pin_weights();
     if (threadIdx.x % 32 == 0) {
-      shared_.key_pipeline.release(at_);
-      shared_.value_pipeline.release(at_);
+      shared_.key_pipeline.release(half(at_, group_));
+      if (other) shared_.value_pipeline.release(at_);
     }
     at_.advance();
   }
@@ -315,7 +326,10 @@ FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile,
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>& shared,
                                     int32_t group) {
+  constexpr int kItemBarrier = 8;
   LatentMainloop<Traits, Variant> loop(args.base, shared, group);
+  const MergeQueue<kMergeSlices> merges(args.base);
+  merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
   using Place = typename Shared<Traits>::TilePipeline::Place;
   for (uint32_t n = 0;; ++n) {
     shared.tile_pipeline.wait_full(Place::after(n));
@@ -324,10 +338,19 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + stage * Traits::kRows);
     write_latent_rows(args, tile, group, loop);
-    if (tile.item.slot >= 0) finish_split<Traits, Variant>(args.base, tile);
+    if (tile.item.slot >= 0) {
+      ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
+      if (ptx::thread_index() / 32 == 4) {
+        merges.arrive_and_push_slices(tile.item.merge, tile.item.merge_count,
+                                      ptx::thread_index() % 32);
+      }
+    }
     __syncwarp();
     shared.tile_pipeline.release(Place::after(n));
   }
+  ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
+  // A warp has a row of 512 dims, 8 states of it in flight.
+  merges.template drain<true, kArch, 4 * Traits::kConsumers, 4, 32>(ptx::thread_index() - 128);
 }
 
 template <class Traits, class Variant>

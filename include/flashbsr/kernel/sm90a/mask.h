@@ -68,12 +68,13 @@ class TileSorter<Traits, Variant> {
       }
     }
     seen = __reduce_or_sync(0xffffffffu, seen);
-    shared_.key_pipeline.wait_empty(at_);
-    if (lane_ == 0) {
+#pragma unroll
+    for (int part = 0; part < Traits::kKeyParts; ++part, at_.advance()) {
+      shared_.key_pipeline.wait_empty(at_);
+      if (lane_ != 0) continue;
       ptx::store_shared(shared_.kinds + 4 * at_.stage, seen);
       ptx::mbarrier_arrive(shared_.key_pipeline.full(at_.stage));
     }
-    at_.advance();
   }
 
  private:
@@ -106,7 +107,7 @@ class TileSorter<Traits, Variant> {
   const Shared<Traits>& shared_;
   const CustomMask mask_;
   const int32_t lane_;
-  typename Shared<Traits>::KvPipeline::Place at_;
+  typename Shared<Traits>::KeyPipeline::Place at_;
 };
 
 }  // namespace flashbsr::sm90a

@@ -261,8 +261,12 @@ class TmaLoader {
   }
 
   static constexpr int32_t kOutside = 0x7fffffff;  ///< no page: zeros
-  static constexpr int kColumns = kKeys ? Traits::kLandingColumnsQk : Traits::kLandingColumnsVo;
-  static constexpr int kBytes = kKeys ? Traits::kLandingKeyBytes : Traits::kLandingValueBytes;
+  /// Of a stage: a tile, or a part of one.
+  static constexpr int kParts = kKeys ? Traits::kKeyParts : 1;
+  static constexpr int kColumns =
+      (kKeys ? Traits::kLandingColumnsQk : Traits::kLandingColumnsVo) / kParts;
+  static constexpr int kBytes =
+      (kKeys ? Traits::kLandingKeyBytes : Traits::kLandingValueBytes) / kParts;
 
   /// Where a lane's box of a tile is.
   struct Source {
@@ -281,7 +285,21 @@ class TmaLoader {
 
   /// @param aside  not full when it has arrived: V is to be cleaned, or K to be rotated
   FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside) {
-    const auto& pipeline = kKeys ? shared_.landing_key_pipeline : shared_.landing_value_pipeline;
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) load_part(tile, from, aside, part);
+  }
+
+ private:
+  FLASHBSR_DEVICE const auto& pipeline() const {
+    if constexpr (kKeys) {
+      return shared_.landing_key_pipeline;
+    } else {
+      return shared_.landing_value_pipeline;
+    }
+  }
+
+  FLASHBSR_DEVICE void load_part(const Tile& tile, const Source& from, bool aside, int part) {
+    const auto& pipeline = this->pipeline();
     pipeline.wait_empty(at_);
     const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * at_.stage
                                 : pipeline.full(at_.stage);
@@ -299,7 +317,7 @@ class TmaLoader {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           ptx::tma_load(dst + c * Traits::kKvTile * 128, kKeys ? args_.k : args_.v, full,
-                        c * Traits::kLandingDims, token, head, page);
+                        (part * kColumns + c) * Traits::kLandingDims, token, head, page);
         }
       }
     }
@@ -307,12 +325,11 @@ class TmaLoader {
     at_.advance();
   }
 
- private:
   const HopperArgs& args_;
   const Shared<Traits>& shared_;
   const int32_t lane_;
   const int32_t boxes_;  ///< of a tile
-  typename Shared<Traits>::KvPipeline::Place at_;
+  typename Shared<Traits>::template PipelineOf<kKeys>::Place at_;
   typename Shared<Traits>::QueryPipeline::Place query_;
 };
 
@@ -372,11 +389,14 @@ class Cleaner {
 
   FLASHBSR_DEVICE void run() {
     for_each_tile(shared_, [&](const Tile& tile) {
-      for (int32_t j = tile.count - 1; j >= 0; --j, at_.advance()) visit(tile, j, at_.stage);
+      for (int32_t j = tile.count - 1; j >= 0; --j) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part, at_.advance()) visit(tile, j, at_.stage);
+      }
     });
   }
 
-  /// V of the item's tile `j`, which is to be in `stage`.
+  /// V of the item's tile `j`, or a part of it, which is to be in `stage`.
   FLASHBSR_DEVICE void visit(const Tile& tile, int32_t j, int32_t stage) {
     const Unowned<Traits> unowned(tile);
     if (!unowned.in_tile(j, tile.count)) return;
@@ -384,23 +404,26 @@ class Cleaner {
   }
 
  private:
+  static constexpr bool kKeys = Traits::kLatent;
+  static constexpr int kParts = kKeys ? Traits::kKeyParts : 1;
+
   /// Rows [0, head) and [owned, kKvTile).
   FLASHBSR_DEVICE void clean(int32_t stage, int32_t head, int32_t owned) {
-    constexpr bool kKeys = Traits::kLatent;
     const uint32_t raw = kKeys ? shared_.raw_keys : shared_.raw_values;
     ptx::mbarrier_wait<kArch>(raw + 8 * stage, parities_ >> stage & 1);
     parities_ ^= 1u << stage;
-    uint32_t tile = kKeys ? shared_.keys + stage * Traits::kKeyBytes
+    uint32_t tile = kKeys ? shared_.keys + stage * (Traits::kKeyBytes / kParts)
                           : shared_.values + stage * Traits::kValueBytes;
 #pragma unroll 1
-    for (int c = 0; c < Traits::kHeadDimVo / 64; ++c, tile += Traits::kKvTile * 128) {
+    for (int c = 0; c < Traits::kHeadDimVo / 64 / kParts; ++c, tile += Traits::kKvTile * 128) {
       zero(tile, 0, head);
       zero(tile, owned, Traits::kKvTile);
     }
     ptx::fence_async_proxy();
     __syncwarp();
-    const auto& ring = kKeys ? shared_.key_pipeline : shared_.value_pipeline;
-    if (lane() == 0) ptx::mbarrier_arrive(ring.full(stage));
+    const uint32_t full =
+        kKeys ? shared_.key_pipeline.full(stage) : shared_.value_pipeline.full(stage);
+    if (lane() == 0) ptx::mbarrier_arrive(full);
   }
   FLASHBSR_DEVICE void zero(uint32_t tile, int32_t begin, int32_t end) const {
 #pragma unroll 1
@@ -410,7 +433,7 @@ class Cleaner {
   FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
 
   const Shared<Traits>& shared_;
-  typename Shared<Traits>::KvPipeline::Place at_;
+  typename Shared<Traits>::template PipelineOf<kKeys>::Place at_;
   uint32_t parities_ = 0;  ///< of the barriers of dirty tiles, by stage
 };
 

@@ -96,6 +96,10 @@ struct RowName {
 template <class Traits>
 struct Shared {
   using KvPipeline = Pipeline<Traits::kStages>;
+  using KeyPipeline = Pipeline<Traits::kStages * Traits::kKeyParts>;
+  /// Of K, or of what comes beside it.
+  template <bool kKeys>
+  using PipelineOf = Pipeline<Traits::kStages*(kKeys ? Traits::kKeyParts : 1)>;
   using QueryPipeline = Pipeline<Traits::kQueryStages>;
   using TilePipeline = Pipeline<Traits::kTileSlots>;
   using PlacePipeline = Pipeline<Traits::kPlaceSlots>;
@@ -104,7 +108,8 @@ struct Shared {
   uint32_t queries, keys, values;  ///< addresses of the tiles' first buffers
   Span* spans;                     ///< of the rows of every slot's item
   Tile* tiles;
-  KvPipeline key_pipeline, value_pipeline;
+  KeyPipeline key_pipeline;
+  KvPipeline value_pipeline;
   /// Where K, V and Q arrive that a producer warp has work with before they are full: what is to be
   /// rotated, V with rows to clean, what cp.async wrote.
   uint32_t raw_keys, raw_values, raw_queries;
@@ -120,7 +125,8 @@ struct Shared {
   PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
-  KvPipeline landing_key_pipeline, landing_value_pipeline;
+  KeyPipeline landing_key_pipeline;
+  KvPipeline landing_value_pipeline;
 
   FLASHBSR_DEVICE explicit Shared(char* memory) : memory(memory) {
     static_assert(sizeof(Span) * Traits::kRows == Traits::kSpanBytes);
@@ -131,18 +137,20 @@ struct Shared {
     spans = reinterpret_cast<Span*>(memory + Traits::kSpanOffset);
     tiles = reinterpret_cast<Tile*>(memory + Traits::kTileOffset);
     key_pipeline = {queries + Traits::kBarrierOffset};
-    value_pipeline = {key_pipeline.barriers + KvPipeline::kBytes};
+    value_pipeline = {key_pipeline.barriers + KeyPipeline::kBytes};
     raw_values = value_pipeline.barriers + KvPipeline::kBytes;
     raw_keys = raw_values + 8 * Traits::kStages;
-    raw_queries = raw_keys + 8 * Traits::kStages;
+    raw_queries = raw_keys + 8 * Traits::kStages * Traits::kKeyParts;
     query_pipeline = {raw_queries + 8 * Traits::kQueryStages};
     tile_pipeline = {query_pipeline.barriers + QueryPipeline::kBytes};
     loadable = tile_pipeline.barriers + TilePipeline::kBytes;
     claimable = loadable + 8 * Traits::kTileSlots;
     narrow_done = claimable + 8;
-    constexpr int kBarriers = 6 * Traits::kStages + 3 * Traits::kQueryStages +
-                              3 * Traits::kTileSlots + 1 + Traits::kMixed;
-    constexpr int kKindBytes = 4 * Traits::kStages;  // the last of the barriers' bytes
+    constexpr int kBarriers = 3 * (1 + Traits::kKeyParts) * Traits::kStages +
+                              3 * Traits::kQueryStages + 3 * Traits::kTileSlots + 1 +
+                              Traits::kMixed;
+    // The last of the barriers' bytes.
+    constexpr int kKindBytes = 4 * Traits::kStages * Traits::kKeyParts;
     static_assert(8 * kBarriers <=
                   (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
     kinds = queries + Traits::kBarrierOffset + Traits::kBarrierBytes - kKindBytes;
@@ -175,8 +183,10 @@ struct Shared {
     const int copies = gather ? 32 * kGatherWarps : 1;
     const int preparers = gather ? 1 : 2, readers = gather ? 32 : 2;
     const int writers = rotates ? readers : Traits::kPreparesKeys ? preparers : 1;
-    key_pipeline.init(writers + sorts, consumers);
-    value_pipeline.init(Traits::kPreparesValues ? preparers : 1, consumers);
+    // The warps that are the last to read a stage: of latents one warpgroup's.
+    const int last = Traits::kLatent ? 4 : consumers;
+    key_pipeline.init(writers + sorts, last);
+    value_pipeline.init(Traits::kPreparesValues ? preparers : 1, last);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
@@ -188,8 +198,9 @@ struct Shared {
     for (int i = 0; i < Traits::kTileSlots; ++i) ptx::mbarrier_init(loadable + 8 * i, 32);
     ptx::mbarrier_init(claimable, 1);
 #pragma unroll
-    for (int i = 0; i < Traits::kStages; ++i) {
-      ptx::mbarrier_init(raw_values + 8 * i, copies);
+    for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(raw_values + 8 * i, copies);
+#pragma unroll
+    for (int i = 0; i < Traits::kStages * Traits::kKeyParts; ++i) {
       ptx::mbarrier_init(raw_keys + 8 * i, copies);
     }
 #pragma unroll

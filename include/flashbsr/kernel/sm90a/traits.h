@@ -48,6 +48,7 @@ struct HopperTraits {
   static constexpr int kHeadDimVo = head_dim_vo;
   static constexpr int kOutputDims = head_dim_vo;  ///< of a warpgroup's O
   static constexpr bool kLatent = false;           ///< V is a part of K (latent.h)
+  static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
@@ -169,6 +170,8 @@ struct LatentTraits {
   static constexpr int kHeadDimVo = latent_dim;
   static constexpr int kOutputDims = latent_dim / 2;
   static constexpr bool kLatent = true;
+  /// Each warpgroup frees its half of the dims as soon as it is done with them.
+  static constexpr int kKeyParts = 2;
   static constexpr DType kType = type, kKvType = type, kWeightType = type;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
