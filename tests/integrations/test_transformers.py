@@ -253,3 +253,22 @@ def test_continuous_batching() -> None:
     assert model.config._attn_implementation == "sdpa"
     tokens = [list(found[name].generated_tokens) for name in sorted(found)]
     assert tokens == [x.tolist() for x in wanted]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled() -> None:
+    """A compiled model stops before each layer's attention, and computes the same."""
+    ids = torch.arange(2 * 9).view(2, 9) % 61 + 3
+    keep = (torch.arange(9) >= torch.tensor([0, 4])[:, None]).long()
+    with torch.no_grad():
+        wanted = small("sdpa")(ids, attention_mask=keep).logits
+        found = torch.compile(small(register()), backend="eager")(ids, attention_mask=keep).logits
+    used = keep.bool()
+    torch.testing.assert_close(found[used], wanted[used], atol=1e-4, rtol=1e-4)
+
+
+def test_backward_ends() -> None:
+    """In eval a forward pass goes through; the way back says that there is none."""
+    loss = small(register())(torch.arange(9)[None]).logits.sum()
+    with pytest.raises(flashbsr.UnsupportedError, match="^backward"):
+        loss.backward()
