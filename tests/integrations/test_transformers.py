@@ -255,6 +255,30 @@ def test_continuous_batching() -> None:
     assert tokens == [x.tolist() for x in wanted]
 
 
+def test_a_cache_that_does_not_fit() -> None:
+    """A model with MLA has two head dims, the cache one; and layers are what the cache says."""
+    q, k, v = (x[:1] for x in arrays(1, 4, 4))
+    rows = torch.zeros(32, KV_HEADS, DIM)
+    cache = SimpleNamespace(
+        layer_index_to_group_indices={0: (0, 0)}, key_cache=[rows], value_cache=[rows],
+        sliding_windows={0: 1}, sentinel_index=-1, block_size=16,
+    )  # fmt: skip
+    ends = torch.tensor([0, 4])
+    none = torch.zeros(0, dtype=torch.int64)
+    step: dict[str, Any] = {
+        "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "read_index": [none],
+        "write_index": [torch.arange(4)], "cache": cache,
+    }  # fmt: skip
+    with pytest.raises(flashbsr.UnsupportedError, match="^value: got heads and dim"):
+        paged_attention(LAYER, q, k, v, None, **step)
+    with pytest.raises(flashbsr.UnsupportedError, match="^sliding_window"):
+        paged_attention(LAYER, q, k, k, None, sliding_window=4, **step)
+    out = paged_attention(LAYER, q, k, k, None, scaling=0.3, **step)[0]
+    keep = torch.ones(4, 4, dtype=torch.bool).tril()
+    torch.testing.assert_close(out.double(), exact(q, k, k, keep, None, None), atol=2e-6, rtol=2e-5)
+    assert torch.equal(rows[:4], k[0].transpose(0, 1))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled() -> None:
     """A compiled model stops before each layer's attention, and computes the same."""
