@@ -67,7 +67,7 @@ def instruction(kind: str, columns: int, from_registers: bool, transposed: bool)
     a_type = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
     a_inputs = [f'"r"(a[{i}])' for i in range(4)] if from_registers else ['"l"(a)']
     inputs = ", ".join([*a_inputs, '"l"(b)', '"r"(static_cast<int32_t>(accumulate))'])
-    outputs = lines("          ", [f'"+f"(c[{i}])' for i in range(count)], 8)
+    outputs = lines("          ", [f'"+f"(c[{i}])' for i in range(count)], 10)
     shape = f"m64n{columns}k{depth}"
     text = lines("", registers, 16).replace(",\n", ', "\n        "')
     return f"""\

@@ -37,10 +37,11 @@ TOKENS = {
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
     ("hopper_fast", 192): MANY,
+    ("latent", 64): FEW,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
-HOPPER = ("hopper", "hopper_fast", "mixed", "mixed_gather")
+HOPPER = ("hopper", "hopper_fast", "latent", "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -180,17 +181,21 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    dim_vo = kernel["head_dim_vo"] - (0 if page_size else 32)
-    fields = {name: value for name, value in spec.items() if name not in OPTIONS}
+    latent = family == "latent"
+    dim_vo = kernel["head_dim_vo"] - (0 if page_size or latent else 32)
+    kv_heads = 1 if latent else 2
+    fields = {"sm_scale": 0.05} if latent else {}
+    fields |= {name: value for name, value in spec.items() if name not in OPTIONS}
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
     capacity = levels and not shares_mixed
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(
             num_qo_heads=2 * GROUP,
-            num_kv_heads=2,
+            num_kv_heads=kv_heads,
             head_dim_qk=dim,
             head_dim_vo=dim_vo,
+            latent=latent,
             backend=backend,
             q_dtype=q_dtype,
             kv_dtype=kv_dtype,
@@ -212,10 +217,10 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     qo_indptr = None if rows == 8 else offsets(q_lens)
     q = normal((sum(q_lens), 2 * GROUP, dim), q_dtype)
     if page_size and levels:
-        shape: tuple[int, ...] = (plan_levels(attention, q_lens, page_size), page_size, 2)
+        shape: tuple[int, ...] = (plan_levels(attention, q_lens, page_size), page_size, kv_heads)
     elif page_size:
         pages = offsets(tuple(-(-n // page_size) for n in kv_lens))
-        shape = (int(pages[-1]), page_size, 2)
+        shape = (int(pages[-1]), page_size, kv_heads)
         indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
         lens = np.array(kv_lens, np.int32)
         # Half of the kernels without masks: items and parts that lengths leave empty.
@@ -230,9 +235,10 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             layout = flashbsr.Paged(qo_indptr, pages, indices, kv_lens=lens, page_size=page_size)
             attention.plan(layout, **masks)
     else:
-        shape = (sum(kv_lens), 2)
+        shape = (sum(kv_lens), kv_heads)
         attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
-    kv = normal((*shape, dim), kv_dtype), normal((*shape, dim_vo), kv_dtype)
+    kv: Any = normal((*shape, dim), kv_dtype)
+    kv = kv if latent else (kv, normal((*shape, dim_vo), kv_dtype))
     lse = spec.get("activation") != "sigmoid"
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.
     out_dtype = "bfloat16" if q_dtype.startswith("float8") else q_dtype

@@ -45,7 +45,7 @@ struct AttentionOptions {
   bool hnd = false;  ///< KV heads before tokens
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
-  bool latent = false;  ///< V are the first dims of K: one array, or K in two
+  bool latent = false;            ///< V are the first dims of K: one array, or K in two
   std::optional<DType> q_dtype;   ///< empty: that of the arrays
   std::optional<DType> kv_dtype;  ///< likewise
   std::optional<DType> o_dtype;   ///< empty: that of q, and any where q is float8

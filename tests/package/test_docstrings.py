@@ -18,17 +18,22 @@ MODULES = [
     # CuPy needs a GPU; __main__ is the command itself.
     if module.name not in {"flashbsr.arrays.cupy", "flashbsr.__main__"}
 ]
+OF_ENGINES = {
+    f"flashbsr.integrations.vllm.{name}" for name in ("backend", "current", "v0_26", "v0_32")
+}
 
 
 @pytest.mark.parametrize("name", ["flashbsr", *MODULES])
 def test_examples(name: str) -> None:
     needed = [kind for kind in ("jax", "torch") if kind in name.split(".")]
-    if name == "flashbsr.arrays.traced":
+    if name == "flashbsr.arrays.traced" or ".vllm." in name:
         needed = ["torch"]
     if "transformers" in name.split("."):  # not in CI: tools/engines_transformers.py runs it
         pytest.importorskip("transformers", reason="transformers is not installed")
     for kind in needed:
         framework(kind)
+    if name in OF_ENGINES:
+        pytest.importorskip("vllm")  # not in CI either: tools/engines.py has a record
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 

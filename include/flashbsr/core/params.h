@@ -30,9 +30,9 @@ struct RopeTables {
 };
 
 struct Params {
-  RaggedView q;          ///< [nnz_q, H_qo, D_qk]
-  PagedView k;           ///< pages of [page_size, H_kv, D_qk]
-  PagedView v;           ///< pages of [page_size, H_kv, D_vo]
+  RaggedView q;  ///< [nnz_q, H_qo, D_qk]
+  PagedView k;   ///< pages of [page_size, H_kv, D_qk]
+  PagedView v;   ///< pages of [page_size, H_kv, D_vo]
   /// Where K lies in two arrays, its dims behind those of `k`; otherwise of dim 0.
   PagedView k_tail;
   RaggedView out;        ///< [nnz_q, H_qo, D_vo]

@@ -98,7 +98,7 @@ enum PlanFlags : int32_t {
   kPlanCausal = 1 << 0,
   kPlanPaged = 1 << 1,
   kPlanCustomMask = 1 << 2,
-  kPlanPerHead = 1 << 3,  ///< a request belongs to one KV head, that of its items
+  kPlanPerHead = 1 << 3,       ///< a request belongs to one KV head, that of its items
   kPlanSlicedMerges = 1 << 4,  ///< warps of all blocks share a merge
 };
 

@@ -57,8 +57,11 @@ class BoundPlan {
       m.row_count = rows_now(m.row_begin, m.row_count, request_now(m.request, now));
       section<Merge>(h_.off_merges)[i] = m;
     }
+    PageRun run;
     for (int64_t i = first; i < h_.num_kv_indices; i += step) {
-      section<int32_t>(h_.off_kv_indices)[i] = page(i, now);
+      // Searched for where a request ends: for each of 8192 ids it took 80 us on a CPU.
+      if (i >= run.end) run = run_at(i, now);
+      section<int32_t>(h_.off_kv_indices)[i] = page(i, run, now);
     }
   }
 
@@ -138,18 +141,33 @@ class BoundPlan {
     s.item = item_now(i, s.request);
   }
 
-  /// The id at place `at` of the plan's list. Requests have their pages one after another.
-  FLASHBSR_FN int32_t page(int64_t at, const Lengths& now) const {
+  /// Where a request has its page ids in the plan's list, and in the caller's.
+  struct PageRun {
+    int64_t begin = 0, end = 0;
+    int64_t pages = 0;  ///< that it has now
+    int64_t row = 0;    ///< place of the first one
+  };
+
+  /// Of the request that place `at` belongs to. Requests have their pages one after another.
+  FLASHBSR_FN PageRun run_at(int64_t at, const Lengths& now) const {
     int32_t low = 0, high = h_.num_requests;
     while (high - low > 1) {
       const int32_t middle = low + (high - low) / 2;
       (request(middle).kv_begin <= at ? low : high) = middle;
     }
-    const int64_t nth = at - request(low).kv_begin;
+    PageRun run;
+    run.begin = request(low).kv_begin;
+    run.end = high < h_.num_requests ? request(high).kv_begin : h_.num_kv_indices;
     const int32_t length = request_now(low, now).kv_len;
-    if (length == 0 || nth > (length - 1) / h_.page_size) return 0;
-    const int64_t row = now.kv_indptr.given() ? now.kv_indptr[low] : low * now.row;
-    return row + nth < now.pages.size ? static_cast<int32_t>(now.pages[row + nth]) : 0;
+    run.pages = length == 0 ? 0 : (length - 1) / h_.page_size + 1;
+    run.row = now.kv_indptr.given() ? now.kv_indptr[low] : low * now.row;
+    return run;
+  }
+
+  FLASHBSR_FN static int32_t page(int64_t at, const PageRun& run, const Lengths& now) {
+    const int64_t nth = at - run.begin;
+    if (nth >= run.pages || run.row + nth >= now.pages.size) return 0;
+    return static_cast<int32_t>(now.pages[run.row + nth]);
   }
 
   int32_t* plan_;

@@ -75,9 +75,8 @@ class Engine {
     const auto attend = table_->attend[static_cast<int>(compute_for(params))][act];
     const auto merge = table_->merge[act];
     const int32_t bundle = bundle_size(h);
-    const int64_t scratch =
-        max_of(table_->scratch_bytes(h.tile_rows, params),
-               bundle * table_->scratch_bytes(kFewRows, params));
+    const int64_t scratch = max_of(table_->scratch_bytes(h.tile_rows, params),
+                                   bundle * table_->scratch_bytes(kFewRows, params));
     reset_arrivals(h.num_merges);
     stats_.busy_seconds.assign(static_cast<size_t>(threads_), 0.0);
     std::atomic<int32_t> next{0};

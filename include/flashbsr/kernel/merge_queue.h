@@ -85,8 +85,8 @@ class MergeQueue {
       if (thread == 32 * (kWarps - 1) && !waits) entry = next_if_any();
       entry = __shfl_sync(~0u, entry, 0);
       if (entry < 0) break;
-      merge_split_tile<kSoftmax, kArch, kQuads, kLoads>(
-          args_, entry / kSlices, entry % kSlices * 32 + lane, 32 * kSlices);
+      merge_split_tile<kSoftmax, kArch, kQuads, kLoads>(args_, entry / kSlices,
+                                                        entry % kSlices * 32 + lane, 32 * kSlices);
     }
     if (lane > 0) return;
     const int32_t finished = ptx::atomic_add_acq_rel(word(MergeQueueWord::kFinished), 1);

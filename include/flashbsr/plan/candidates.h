@@ -8,8 +8,9 @@
 //   whole    nothing is split
 //   quota    chunks of at most 1.25, 1.1, 1, 0.8, 0.5 or 0.25 quota
 //   even     few long tiles: the shortest chunk with which the items are at most 1, 2 or 3 rounds
-//            of all workers, or where long merges are dear 1/2, 1/4 or 1/8. 1 x 131072 tokens x 8 heads on 132 workers: 16 parts are 128 items;
-//            one quota makes 17, 136 items, and four workers with two
+//            of all workers, or where long merges are dear 1/2, 1/4 or 1/8. 1 x 131072 tokens x 8
+//            heads on 132 workers: 16 parts are 128 items; one quota makes 17, 136 items, and four
+//            workers with two
 //   tail     whole, but for the shortest tiles, beyond the last full round of all workers: those
 //            in 1/2, 1, 2 or 3 rounds. 20 x 4096 tokens x 8 heads: 128 items whole, the other 32
 //            in 4 parts each

@@ -284,11 +284,13 @@ class Cut {
     constexpr size_t kFew = 64;
     const size_t n = chunks.size();
     keys_.resize(n);
-    uint64_t differ = 0;
+    int64_t most = 0;
+    for (const Chunk& c : chunks) most = max_of(most, c.cost);
+    uint64_t used = 0;  // bits of ranks, which are small: a pass fewer or two
     bool sorted = true;
     for (size_t i = 0; i < n; ++i) {
-      keys_[i] = {~static_cast<uint64_t>(chunks[i].cost), static_cast<uint32_t>(i)};
-      differ |= keys_[i].rank ^ keys_[0].rank;
+      keys_[i] = {static_cast<uint64_t>(most - chunks[i].cost), static_cast<uint32_t>(i)};
+      used |= keys_[i].rank;
       sorted = sorted && (i == 0 || keys_[i - 1].rank <= keys_[i].rank);
     }
     if (!sorted && n <= kFew) {
@@ -297,7 +299,7 @@ class Cut {
       });
     } else if (!sorted) {
       for (int shift = 0; shift < 64; shift += 8) {
-        if (differ >> shift & 0xff) radix_pass(shift);
+        if (used >> shift & 0xff) radix_pass(shift);
       }
     }
     order.resize(n);

@@ -151,13 +151,27 @@ inline PageRange range_of(const int32_t* ids, int64_t count) {
   return range;
 }
 
+/// Copies ids, and tells their range while they are in the first cache.
+inline PageRange copy_pages(const int32_t* in, int64_t count, int32_t* out) {
+  constexpr int64_t kBlock = 2048;
+  PageRange range;
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t n = min_of(kBlock, count - i);
+    std::copy_n(in + i, n, out + i);
+    const PageRange block = range_of(out + i, n);
+    range = {max_of(range.highest, block.highest), range.signs | block.signs};
+  }
+  return range;
+}
+
 /// Copies page ids to `at` of the layout's, which has room for them; checks that they are not
 /// negative and keeps the highest.
 inline void take_pages(Layout& layout, int64_t at, const char* name, const IndexView& pages,
                        int64_t first, int64_t count) {
   int32_t* out = layout.kv_indices.data() + at;
+  PageRange range;
   if (!pages.wide) {
-    std::copy_n(static_cast<const int32_t*>(pages.data) + first, count, out);
+    range = copy_pages(static_cast<const int32_t*>(pages.data) + first, count, out);
   } else {
     // To throw from this loop would keep it from vector code: 131072 ids in 80 us instead of 20.
     const int64_t* in = static_cast<const int64_t*>(pages.data) + first;
@@ -167,8 +181,8 @@ inline void take_pages(Layout& layout, int64_t at, const char* name, const Index
       lost |= in[i] ^ out[i];
     }
     for (int64_t i = 0; lost != 0 && i < count; ++i) narrow(name, first + i, in[i]);
+    range = range_of(out, count);
   }
-  const PageRange range = range_of(out, count);
   const int32_t sign = range.signs;
   const int32_t highest = max_of(static_cast<int32_t>(layout.num_kv_rows) - 1, range.highest);
   // The number of pages, highest + 1, must fit as well.

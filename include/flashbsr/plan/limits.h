@@ -49,14 +49,14 @@ struct DeviceLimits {
   int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
-  int32_t tail_rounds = 3;      ///< most rounds of all workers of which the last one is cut finer
+  int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Whether workers share the memory, which one then has more of while others are idle.
   bool memory_bound = true;
   /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many
   /// requests share may end last.
   bool idle_merge = false;
   bool sliced_merges = false;  ///< and each by several warps, of all blocks
-  int32_t units_per_us = 0;  ///< units of cost in a microsecond, to speak of it; 0: unknown
+  int32_t units_per_us = 0;    ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }

@@ -83,15 +83,25 @@ class Mixture {
     std::vector<int32_t> number;  ///< of each among all tiles
     Candidates candidates;
     Candidate* chosen = nullptr;
+    int32_t chosen_for = 0;  ///< workers
     int64_t cost = 0;
 
     void clear() {
       tiles.clear();
       number.clear();
-      cost = 0;
+      cost = chosen_for = 0;
+    }
+    /// A bound below the price of any cut: a queue is at least as long as the mean of all.
+    int64_t least(const DeviceLimits& limits, const Shape& shape) const {
+      return limits.memory_bound ? 0 : cost * shape.num_kv_heads / limits.num_workers;
     }
     Candidate& choose(const Shape& shape, const DeviceLimits& limits, const SplitPolicy& split) {
-      return candidates.choose(tiles, shape, limits, split);
+      // Of one batch only the number of workers changes.
+      if (limits.num_workers != chosen_for) {
+        chosen = &candidates.choose(tiles, shape, limits, split);
+        chosen_for = limits.num_workers;
+      }
+      return *chosen;
     }
   };
 
@@ -104,6 +114,10 @@ class Mixture {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const int32_t step : kSteps) {
       const Workers workers = all.dealt(even + step);
+      // Steps away from the even one mostly are dearer whatever the cut.
+      if (max_of(wide_.least(workers.wide, shape), narrow_.least(workers.narrow, shape)) >= least) {
+        continue;
+      }
       const int64_t price = max_of(wide_.choose(shape, workers.wide, split).price,
                                    narrow_.choose(shape, workers.narrow, split).price);
       if (price >= least) continue;
@@ -120,8 +134,7 @@ class Mixture {
   }
 
   /// Adds a kind's chunks, in its order, behind those that are there.
-  void join(Kind& kind, Candidate& chosen, const Shape& shape) {
-    kind.chosen = &chosen;
+  void join(const Kind& kind, const Candidate& chosen, const Shape& shape) {
     Cut& cut = both_.cut;
     const uint32_t first = static_cast<uint32_t>(cut.chunks.size());
     for (Chunk chunk : chosen.cut.chunks) {

@@ -267,30 +267,36 @@ class Planner {
   /// @param heads  of a request: all, or the one that it belongs to
   void write_items(const Layout& layout, const detail::Cut& cut, int32_t heads) {
     WorkItem* items = reinterpret_cast<WorkItem*>(buffer_.data() + header().off_items);
-    size_t nth = 0;
+    const int32_t* const place = place_.empty() ? nullptr : place_.data();
+    int32_t nth = 0;
     const int32_t own_merges = static_cast<int32_t>(cut.split_tiles) * heads;
     for (const uint32_t i : cut.order) {
       const detail::Chunk& c = cut.chunks[i];
       const detail::Tile& tile = tiles_[static_cast<size_t>(c.tile)];
       const detail::Parts& parts = cut.parts[static_cast<size_t>(c.tile)];
-      const detail::RunRange runs = runs_.of_tile(static_cast<size_t>(c.tile));
-      for (int32_t head = 0; head < heads; ++head) {
-        const size_t at = place_.empty() ? nth : static_cast<size_t>(place_[nth]);
-        ++nth;
-        const int32_t merge = !parts.split() ? -1
-                              : !tile.shares ? parts.merge_base + head
-                                             : own_merges + runs_.merge(head, runs.first);
-        items[at] = {tile.request,
-                     tile.row_begin,
-                     tile.row_count,
-                     static_cast<int16_t>(first_head(layout, tile) + head),
-                     static_cast<int16_t>(!parts.split() ? 0
-                                          : !tile.shares ? 1
-                                                         : runs.count),
-                     c.kv_begin,
-                     c.kv_end,
-                     parts.slot(tile, head, c.index),
-                     merge};
+      // Its slot and its merge are so many further on for every head.
+      int32_t merge = -1, merge_step = 0, merges = 0;
+      if (parts.split() && !tile.shares) {
+        merge = parts.merge_base;
+        merge_step = merges = 1;
+      } else if (parts.split()) {
+        const detail::RunRange runs = runs_.of_tile(static_cast<size_t>(c.tile));
+        merge = own_merges + runs_.merge(0, runs.first);
+        merge_step = runs_.merge(1, 0);
+        merges = runs.count;
+      }
+      const int32_t first = first_head(layout, tile), slot = parts.slot(tile, 0, c.index);
+      const int32_t slot_step = parts.slot(tile, 1, c.index) - slot;
+      for (int32_t head = 0; head < heads; ++head, ++nth) {
+        items[place ? place[nth] : nth] = {tile.request,
+                                           tile.row_begin,
+                                           tile.row_count,
+                                           static_cast<int16_t>(first + head),
+                                           static_cast<int16_t>(merges),
+                                           c.kv_begin,
+                                           c.kv_end,
+                                           slot + head * slot_step,
+                                           merge + head * merge_step};
       }
     }
   }

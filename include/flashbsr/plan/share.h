@@ -65,6 +65,7 @@ class Sharer {
         rows_left += kMaxSharedRows * rows_of(r);
       }
     }
+    path_.clear();
     for (size_t n = 0; n < tree.nodes.size(); ++n) {
       const PrefixNode& node = tree.nodes[n];
       // Of all its requests, or their own KV would have a hole.
@@ -73,9 +74,11 @@ class Sharer {
       const int64_t tiles = ceil_div<int64_t>(rows(node), limits.tile_rows);
       if (!pays(n, node, begin) || !all_see(tree, node, begin, shape.window_left)) continue;
       if (tiles > tiles_left || rows(node) > rows_left) continue;
-      if (bounded && levels(sharing, node) == kMaxSharedLevels) continue;
+      while (!path_.empty() && sharing.parts[path_.back()].last <= node.first) path_.pop_back();
+      if (bounded && path_.size() == size_t{kMaxSharedLevels}) continue;
       tiles_left -= tiles;
       rows_left -= rows(node);
+      path_.push_back(sharing.parts.size());
       sharing.parts.push_back({begin, node.end, node.first, node.last});
       for (int32_t i = node.first; i < node.last; ++i) {
         sharing.kv_first[static_cast<size_t>(tree.order[static_cast<size_t>(i)])] = node.end;
@@ -93,11 +96,11 @@ class Sharer {
     const DeviceLimits& limits = workers.wide;
     const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
     int64_t sum = 0, narrow_sum = 0, longest = 0, shared_tiles = 0;
+    RowCosts costs(workers);
     const auto add = [&](int64_t rows, int64_t length, bool leaves_state) {
-      const DeviceLimits& its = workers.of(rows);
-      const int64_t tiles = ceil_div<int64_t>(rows, its.tile_rows);
-      int64_t cost = token_cost(its, rows) * length + tiles * its.cost_per_item;
-      if (leaves_state) cost += tiles * state_cost(its);
+      costs.set(rows);
+      int64_t cost = costs.token * length + costs.tiles * costs.limits->cost_per_item;
+      if (leaves_state) cost += costs.tiles * state_cost(*costs.limits);
       (rows <= workers.narrow_rows ? narrow_sum : sum) += cost;
     };
     for (size_t b = 0; b < layout.requests.size(); ++b) {
@@ -133,40 +136,29 @@ class Sharer {
 
  private:
   /// Requests of a part in the batch's order, as far as its inner parts let them: rows of q that
-  /// follow each other are one copy. The tree has them in the order of their pages.
+  /// follow each other are one copy. The tree has them in the order of their pages. Whoever is met
+  /// first in the batch's order, a request or the first one of an inner part, is placed first, with
+  /// room for all of it.
   void sort_members(Sharing& sharing) {
     const size_t n = sharing.order.size();
-    // around_: the parts around every place, from the outermost on; first_: each part's first
-    // request.
-    if (around_.size() < n) around_.resize(n);
-    for (size_t i = 0; i < n; ++i) around_[i].clear();
-    first_.resize(sharing.parts.size());
+    inner_.assign(n, -1);
+    parent_.resize(sharing.parts.size());
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       const SharedPart& part = sharing.parts[p];
-      for (int32_t i = part.first; i < part.last; ++i) {
-        around_[size(i)].push_back(static_cast<int32_t>(p));
-      }
-      first_[p] =
-          *std::min_element(sharing.order.begin() + part.first, sharing.order.begin() + part.last);
+      parent_[p] = inner_[size(part.first)];
+      std::fill(inner_.begin() + part.first, inner_.begin() + part.last, static_cast<int32_t>(p));
     }
-    places_.resize(n);
-    for (size_t i = 0; i < n; ++i) places_[i] = static_cast<int32_t>(i);
-    std::sort(places_.begin(), places_.end(), [&](int32_t a, int32_t b) {
-      const std::vector<int32_t>&x = around_[size(a)], &y = around_[size(b)];
-      size_t level = 0;
-      while (level < x.size() && level < y.size() && x[level] == y[level]) ++level;
-      return (level < x.size() ? first_[size(x[level])] : sharing.order[size(a)]) <
-             (level < y.size() ? first_[size(y[level])] : sharing.order[size(b)]);
-    });
-    order_.resize(n);
+    inner_of_.assign(layout_->requests.size(), kNotThere);
+    for (size_t i = 0; i < n; ++i) inner_of_[size(sharing.order[i])] = inner_[i];
     begin_.assign(sharing.parts.size(), -1);
-    for (size_t i = 0; i < n; ++i) {
-      order_[i] = sharing.order[size(places_[i])];
-      for (const int32_t p : around_[size(places_[i])]) {
-        if (begin_[size(p)] < 0) begin_[size(p)] = static_cast<int32_t>(i);
-      }
+    next_.resize(sharing.parts.size());
+    int32_t next = 0;  // of what is in no part
+    for (size_t r = 0; r < inner_of_.size(); ++r) {
+      const int32_t p = inner_of_[r];
+      if (p == kNotThere) continue;
+      sharing.order[size(p < 0 ? next++ : place_part(sharing, p, next)++)] =
+          static_cast<int32_t>(r);
     }
-    sharing.order.swap(order_);
     for (size_t p = 0; p < sharing.parts.size(); ++p) {
       SharedPart& part = sharing.parts[p];
       part.last += begin_[p] - part.first;
@@ -176,6 +168,21 @@ class Sharer {
                      [](const SharedPart& a, const SharedPart& b) {
                        return a.first != b.first ? a.first < b.first : a.last > b.last;
                      });
+  }
+
+  /// The next free place of a part, which gets its own from those around it when it is first met.
+  int32_t& place_part(const Sharing& sharing, int32_t p, int32_t& outermost) {
+    path_.clear();
+    for (int32_t at = p; at >= 0 && begin_[size(at)] < 0; at = parent_[size(at)]) {
+      path_.push_back(size(at));
+    }
+    for (; !path_.empty(); path_.pop_back()) {
+      const size_t at = path_.back();
+      int32_t& place = parent_[at] < 0 ? outermost : next_[size(parent_[at])];
+      begin_[at] = next_[at] = place;
+      place += sharing.parts[at].last - sharing.parts[at].first;
+    }
+    return next_[size(p)];
   }
 
   int64_t rows_of(const Request& r) const { return static_cast<int64_t>(r.q_len) * group_; }
@@ -198,6 +205,26 @@ class Sharer {
     return workers.mixed() ? cost * workers.wide.num_workers / workers.narrow.num_workers : cost;
   }
 
+  /// What requests of so many rows cost. Most have as many as the one before, and divisions are
+  /// what else this takes.
+  struct RowCosts {
+    const Workers& workers;
+    const DeviceLimits* limits = nullptr;
+    int64_t rows = -1, tiles = 0;
+    int64_t token = 0;          ///< token_cost of their kernel
+    int64_t token_in_time = 0;  ///< in the time of a wide worker
+
+    explicit RowCosts(const Workers& all) : workers(all) {}
+    void set(int64_t count) {
+      if (count == rows) return;
+      rows = count;
+      limits = &workers.of(rows);
+      tiles = ceil_div<int64_t>(rows, limits->tile_rows);
+      token = token_cost(*limits, rows);
+      token_in_time = rows <= workers.narrow_rows ? memory_share(workers, token) : token;
+    }
+  };
+
   /// Sums over the requests in their order, and what a token of every node costs without it: as
   /// much as its children with theirs.
   void measure(const PrefixTree& tree) {
@@ -205,11 +232,13 @@ class Sharer {
     rows_.assign(n + 1, 0);
     tiles_.assign(n + 1, 0);
     alone_.assign(n + 1, 0);
+    RowCosts costs(*workers_);
     for (size_t i = 0; i < n; ++i) {
       const int64_t rows = rows_of(layout_->requests[size(tree.order[i])]);
+      costs.set(rows);
       rows_[i + 1] = rows_[i] + rows;
-      tiles_[i + 1] = tiles_[i] + ceil_div<int64_t>(rows, workers_->of(rows).tile_rows);
-      alone_[i + 1] = alone_[i] + token_cost(rows);
+      tiles_[i + 1] = tiles_[i] + costs.tiles;
+      alone_[i + 1] = alone_[i] + costs.token_in_time;
     }
     without_.resize(tree.nodes.size());
     path_.clear();
@@ -246,22 +275,17 @@ class Sharer {
     return true;
   }
 
-  static int64_t levels(const Sharing& sharing, const PrefixNode& node) {
-    int64_t count = 0;
-    for (const SharedPart& p : sharing.parts) count += p.first <= node.first && node.last <= p.last;
-    return count;
-  }
-
   const Layout* layout_ = nullptr;
   const DeviceLimits* limits_ = nullptr;  ///< of wide tiles, which parts have
   const Workers* workers_ = nullptr;
   int32_t group_ = 1;
   std::vector<int64_t> rows_, tiles_, alone_;  ///< sums over the requests before
   std::vector<int64_t> without_;               ///< cost of a node's token, by node
-  std::vector<size_t> path_;
+  std::vector<size_t> path_;                   ///< nodes or parts around the one at hand
   // Of sort_members().
-  std::vector<std::vector<int32_t>> around_;
-  std::vector<int32_t> first_, places_, order_, begin_;
+  static constexpr int32_t kNotThere = -2;
+  std::vector<int32_t> inner_, inner_of_;       ///< innermost part, by place and by request
+  std::vector<int32_t> parent_, begin_, next_;  ///< of parts: the one around, first and free place
 };
 
 }  // namespace flashbsr

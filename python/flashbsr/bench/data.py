@@ -16,7 +16,16 @@ from flashbsr.layout.layouts import Paged
 
 from .workloads import Workload
 
-__all__ = ["Arrays", "Pages", "check_rows", "numpy_dtype", "page_table", "supports", "task_info"]
+__all__ = [
+    "Arrays",
+    "Pages",
+    "check_rows",
+    "numpy_dtype",
+    "page_table",
+    "share_first",
+    "supports",
+    "task_info",
+]
 
 # Relative to the largest value of the checked rows; P and O are rounded to the dtype at least once
 # (of float8 only P is; a float64 reference that rounds its P to e4m3 is off by 2.7e-2 on average,
@@ -96,9 +105,11 @@ class Pages:
     last_page_len: np.ndarray
     page_size: int
 
-    def layout(self, q_lens: tuple[int, ...] | None = None) -> Paged:
-        """Who meets whom; without lengths of queries one each."""
-        qo_indptr = None if q_lens is None else np.cumsum([0, *q_lens]).astype(np.int32)
+    def layout(self, queries: tuple[int, ...] | np.ndarray | None = None) -> Paged:
+        """Who meets whom; `queries` are lengths, or where they begin; None: one each."""
+        qo_indptr = queries
+        if isinstance(queries, tuple):
+            qo_indptr = np.cumsum([0, *queries]).astype(np.int32)
         return Paged(
             qo_indptr,
             self.indptr,
@@ -128,6 +139,13 @@ def page_table(kv_lens: tuple[int, ...], page_size: int, seed: int = 0) -> Pages
     indices = np.random.default_rng(seed).permutation(int(indptr[-1])).astype(np.int32)
     last = (lengths - (pages - 1) * page_size).astype(np.int32)
     return Pages(indptr, indices, last, page_size)
+
+
+def share_first(pages: Pages, tokens: int) -> None:
+    """Let all requests begin with the first one's pages of `tokens` tokens, which each has."""
+    count = tokens // pages.page_size
+    for begin in pages.indptr[:-1]:
+        pages.indices[begin : begin + count] = pages.indices[:count]
 
 
 def task_info(w: Workload, backend: str = "cpu") -> TaskInfo:

@@ -14,7 +14,7 @@ import numpy as np
 
 import flashbsr
 
-from .data import Arrays, Pages, check_rows, page_table, supports, task_info
+from .data import Arrays, Pages, check_rows, page_table, share_first, supports, task_info
 from .machine import describe_machine
 from .peers import as_torch, torch_decode, torch_or_none, torch_prefill
 from .results import Result
@@ -291,8 +291,19 @@ def time_plan(w: Workload, backend: str, tick: Callable[[float], None]) -> Resul
         page_table(w.kv_lens[shift:] + w.kv_lens[:shift], w.page_size, seed=shift)
         for shift in range(8)
     ]
-    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, backend))
-    side = Side(lambda i: attention.plan(tables[i % len(tables)].layout()))
+    starts: list[np.ndarray | None] = [None] * len(tables)
+    for shift, pages in enumerate(tables):
+        share_first(pages, sum(tokens for _, tokens in w.prefixes))
+        if max(w.q_lens) > 1:
+            q_lens = w.q_lens[shift:] + w.q_lens[:shift]
+            starts[shift] = np.cumsum([0, *q_lens]).astype(np.int32)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=w.causal), task_info(w, backend))
+
+    def call(i: int) -> None:
+        nth = i % len(tables)
+        attention.plan(tables[nth].layout(starts[nth]))
+
+    side = Side(call)
     budget = Budget(0.5, 4, 20, calls_per_round=40)
     times = interleave({"flashbsr": side}, budget, tick=tick)
     return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})

@@ -19,7 +19,7 @@ KINDS = {
     "decode": "Decode, paged, equal lengths",
     "skew": "Decode, paged, Zipf lengths against equal ones of the same total",
     "balance": "Decode, paged, one very long request",
-    "plan": "plan(), decode",
+    "plan": "plan()",
     "overhead": "run() above the kernel",
 }
 
@@ -253,6 +253,35 @@ def _plan(batch: int, bound_us: float) -> Workload:
     )
 
 
+def _plan_ragged(bound_us: float) -> Workload:
+    """256 causal prefills of 64 to 1024 new tokens, some behind up to 999 that were there."""
+    q_lens = tuple(64 + (i * 397 + 101) % 961 for i in range(256))
+    return Workload(
+        name="plan-ragged-256",
+        kind="plan",
+        dtype="bfloat16",
+        q_lens=q_lens,
+        kv_lens=tuple(n + (i * 211) % 1000 for i, n in enumerate(q_lens)),
+        page_size=16,
+        causal=True,
+        goals=(Goal("plan_us", bound_us, at_least=False),),
+    )
+
+
+def _plan_shared(bound_us: float) -> Workload:
+    """1024 decodes that begin with the same 2048 tokens, which plan() finds."""
+    return Workload(
+        name="plan-shared-1024",
+        kind="plan",
+        dtype="bfloat16",
+        q_lens=(1,) * 1024,
+        kv_lens=tuple(2064 + (i * 397 + 101) % 1025 for i in range(1024)),
+        page_size=16,
+        prefixes=((1, 2048),),
+        goals=(Goal("plan_us", bound_us, at_least=False),),
+    )
+
+
 def _overhead(arrays: str) -> Workload:
     return Workload(
         name=f"run-overhead-{arrays}",
@@ -278,6 +307,9 @@ WORKLOADS: tuple[Workload, ...] = (
     _balance("float32"),
     _plan(16, 30.0),
     _plan(1024, 300.0),
+    _plan(4096, 700.0),
+    _plan_ragged(400.0),
+    _plan_shared(400.0),
     _overhead("numpy"),
     _overhead("torch"),
 )

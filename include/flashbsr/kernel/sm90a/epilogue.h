@@ -231,7 +231,7 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], lanes);
   }
   const RowStates states = row_states<Variant>(args.base, tile, first_row, loop, sum);
-  const float(&factor)[2] = states.factor;
+  const float (&factor)[2] = states.factor;
   write_states<Traits>(args.base, tile, first_row, states.lse);
   const bool halves = !split && p.out.dtype != DType::kF32;
   // An item without KV has no Q: its place may be the next item's.

@@ -64,7 +64,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   using Place = typename Shared<Traits>::KvPipeline::Place;
   // Named barriers. What the even warpgroup, or the odd one, has written may be read.
   static constexpr int kEvenWrote = 1, kOddWrote = 2, kSums = 3;
-  static constexpr int kTurn = 4;    ///< the odd one's products of Q and K come behind the even one's
+  static constexpr int kTurn = 4;  ///< the odd one's products of Q and K come behind the even one's
   static constexpr int kBoth = 256;  ///< threads
 
   FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -141,13 +141,17 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * kColumns; ++i) {
-      if (i == 2 * kColumns) shared_.key_pipeline.wait_full(half(at, 1));
+      if (i == 2 * kColumns) {
+        shared_.key_pipeline.wait_full(half(at, 1));
+        ptx::wgmma_fence();
+      }
       const uint32_t step = i % 4 * 32;
       ptx::wgmma_shared<Traits::kType>(
           scores.s, query_ + descriptor_step(i / 4 * Traits::kRows * 128 + step),
           key + descriptor_step(i / 4 * Traits::kKvTile * 128 + step), i > 0);
     }
     shared_.value_pipeline.wait_full(at);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       ptx::wgmma_shared<Traits::kType>(
@@ -165,7 +169,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     if constexpr (kMasksByBits<Variant>) {
       if (scores.sorts()) {
         uint32_t kinds = 0;
-        if (ptx::thread_index() % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * half(at, 0).stage);
+        if (ptx::thread_index() % 32 == 0)
+          kinds = ptx::load_shared(shared_.kinds + 4 * half(at, 0).stage);
         scores.set_cut(uniform(static_cast<int32_t>(kinds)) & kHides);
       }
     }

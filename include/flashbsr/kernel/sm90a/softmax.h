@@ -26,9 +26,9 @@ class Softmax {
   static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
 
   float o[Traits::kOutputDims / 2];  ///< as Scores::s, columns are dims
-  float top[2];                     ///< of each row, before its factor: what exponents refer to
-  float sum[2];                     ///< this thread's part of the denominators
-  uint32_t p[kWeightSteps][4];      ///< weights, as A operands
+  float top[2];                      ///< of each row, before its factor: what exponents refer to
+  float sum[2];                      ///< this thread's part of the denominators
+  uint32_t p[kWeightSteps][4];       ///< weights, as A operands
   Score scores;
 
   FLASHBSR_DEVICE explicit Softmax(const KernelArgs& args) : scores(args) {}

@@ -158,10 +158,10 @@ struct HopperTraits {
   static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
 };
 
-/// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail that
-/// RoPE has turned, from an array of its own or from behind the latent. Two consumers have the same
-/// 64 rows and half of the latent dims of O each. The producers' "keys" are latents, their "values"
-/// tails: what a tail occupies holds the tile's weights once its products are done.
+/// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
+/// that RoPE has turned, from an array of its own or from behind the latent. Two consumers have the
+/// same 64 rows and half of the latent dims of O each. The producers' "keys" are latents, their
+/// "values" tails: what a tail occupies holds the tile's weights once its products are done.
 /// @tparam latent_dim  512
 /// @tparam tail_dim    64
 template <int latent_dim, int tail_dim, DType type>

@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: flashbsr as an attention backend.
+
+vLLM finds `register` by an entry point and calls it in every process, so that one option is all::
+
+    vllm serve MODEL --attention-backend CUSTOM
+
+On the CPU, where vLLM has no choice of backends, the environment says whose place to take:
+``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``. docs/vllm.md has what is supported.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+
+__all__ = ["BACKEND", "OVERRIDE", "register"]
+
+BACKEND = "flashbsr.integrations.vllm.current.Backend"
+OVERRIDE = "FLASHBSR_VLLM_OVERRIDE"
+
+
+def register(override: Sequence[str] | None = None) -> None:
+    """Make the backend known to vLLM: as ``CUSTOM``, and in place of others.
+
+    Nothing is imported but vLLM's list of backends; the backend is when vLLM chooses it. May be
+    called any number of times. A vLLM without such a list is left alone, with a warning.
+
+    Parameters
+    ----------
+    override : sequence of str, optional
+        Names of vLLM's backends whose place to take too. Default: those in the environment's
+        ``FLASHBSR_VLLM_OVERRIDE``, separated by commas.
+    """
+    if override is None:
+        override = os.environ.get(OVERRIDE, "").split(",")
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError as error:
+        warnings.warn(f"flashbsr is no backend of this vLLM: {error}", stacklevel=2)
+        return
+    known = AttentionBackendEnum.__members__
+    for name in ("CUSTOM", *(name.strip() for name in override)):
+        if name in known:
+            register_backend(known[name], BACKEND)
+        elif name:
+            warnings.warn(f"vLLM has no attention backend {name!r} to take the place of; it has "
+                          f"{', '.join(known)}", stacklevel=2)  # fmt: skip

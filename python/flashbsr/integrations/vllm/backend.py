@@ -1,0 +1,242 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's three classes, as far as its versions agree. What differs stands in ``v0_26`` and kin."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from vllm import envs
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
+
+from ...errors import UnsupportedError
+from .cores import spread
+from .kinds import (
+    ATTN_TYPES,
+    BLOCK_MULTIPLE,
+    FIXED_SPLIT,
+    KV_CACHE_DTYPES,
+    combination_problem,
+    takes_head_size,
+)
+from .layer import Layer
+from .steps import Batch, Place, Step, Steps
+
+__all__ = ["FlashbsrBackend", "FlashbsrBuilder", "FlashbsrImpl", "dtype_name"]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bfloat16`` of ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+class FlashbsrImpl(Layer, AttentionImpl):  # type: ignore[misc]
+    """A layer of vLLM."""
+
+
+class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
+    """Plans each step for the layers of a group.
+
+    Raises
+    ------
+    UnsupportedError
+        What a model or a configuration asks for and no layer's options say: masks of images'
+        tokens, reference windows, caches that are spread over ranks.
+    """
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        if getattr(parallel, "decode_context_parallel_size", 1) > 1:
+            raise UnsupportedError("decode_context_parallel_size", "more than 1", "1")
+        if getattr(model, "rswa_window", None) is not None:
+            raise UnsupportedError("rswa_window", model.rswa_window, "None")
+        layers = vllm_config.compilation_config.static_forward_context
+        kinds = [layers[name].impl.kind for name in layer_names]
+        device = torch.device(device)
+        on_gpu = device.type == "cuda"
+        if not on_gpu:
+            spread(torch.get_num_threads())
+        split = FIXED_SPLIT if envs.VLLM_BATCH_INVARIANT else None
+        if on_gpu and split and any(kind.window_left >= 0 for kind in kinds):
+            raise UnsupportedError("VLLM_BATCH_INVARIANT", 1, "0: windows have no fixed splits")
+        place = Place(
+            dtype_name(model.dtype),
+            int(kv_cache_spec.block_size),
+            # A worker has the cores of its threads, which need not be all.
+            num_threads=None if on_gpu else torch.get_num_threads(),
+            device=(device.index or 0) if on_gpu else None,
+            fixed_split_size=split,
+        )
+        self.steps = Steps(kinds, place)
+        # Decoders read what an encoder has left: its lengths are not those of the decoder.
+        self.crosses = any(layers[name].impl.attn_type == "encoder_decoder" for name in layer_names)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """Say which steps a graph may be replayed for.
+
+        Any, where one graph is for steps of all sorts. Graphs of decode steps alone are captured
+        with as many rows for every request, and are replayed for those: another captured kernel
+        would be slower for them. Encoders plan on the host for the step alone.
+        """
+        if isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
+            return AttentionCGSupport.NEVER
+        mode = vllm_config.compilation_config.cudagraph_mode
+        apart = mode is None or mode.separate_routine()
+        return AttentionCGSupport.UNIFORM_BATCH if apart else AttentionCGSupport.ALWAYS
+
+    def build(
+        self,
+        common_prefix_len: int,  # noqa: ARG002
+        common_attn_metadata: Any,
+        fast_build: bool = False,  # noqa: ARG002
+    ) -> Step:
+        """Plan a step. `common_prefix_len` is not looked at: prefixes are found, not told."""
+        m = common_attn_metadata
+        batch = self.batch(m)
+        return self.steps.plan(batch, m.slot_mapping, int(m.num_actual_tokens), self._stream())
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Step:
+        """Plan a step whose runs are captured; replays follow the plans of later steps."""
+        m, config = common_attn_metadata, self.vllm_config
+        batch = self.batch(m)
+        compilation = config.compilation_config
+        sizes = [batch.rows, int(m.num_actual_tokens), *(compilation.cudagraph_capture_sizes or [])]
+        requests, tokens = max(config.scheduler_config.max_num_seqs, int(m.num_reqs)), max(sizes)
+        # One graph for steps of all sorts, or graphs for decode steps and others apart?
+        if compilation.cudagraph_mode.separate_routine():
+            key: Any = batch.even()
+            if key is None:
+                raise UnsupportedError("cudagraph_mode", compilation.cudagraph_mode, "another")
+            requests = max(requests, -(-tokens // key))
+            tokens = requests * key  # kernels are chosen for that many rows of a request
+        else:
+            key, tokens = "mixed", max(tokens, requests)
+        pages = requests * int(m.block_table_tensor.shape[1])
+        self.steps.captures(key, batch.causal, requests, tokens, pages)
+        return self.build(0, m)
+
+    def batch(self, m: Any) -> Batch:
+        """Read a step's requests: on a GPU what the host has of them, and no more."""
+        if not isinstance(m.causal, bool):
+            raise UnsupportedError("causal", "one value per request", "one for all of a step")
+        if getattr(m, "mm_req_doc_ranges", None):
+            raise UnsupportedError("mm_req_doc_ranges", "spans that see each other", "none")
+        requests = int(m.num_reqs)
+        starts = np.asarray(m.query_start_loc_cpu[: requests + 1])
+        tables = m.block_table_tensor[:requests]
+        if self.steps.place.device is None:
+            lens = np.asarray(m.seq_lens[:requests])
+            return Batch(starts, np.where(np.diff(starts) > 0, lens, 0), tables, causal=m.causal)
+        if self.crosses or m.seq_lens_cpu_upper_bound is None:
+            bounds = np.full(requests, int(m.max_seq_len))
+        else:
+            bounds = np.asarray(m.seq_lens_cpu_upper_bound[:requests])
+        return Batch(
+            starts,
+            np.where(np.diff(starts) > 0, bounds, 0),  # requests that pad a graph have no rows
+            tables,
+            m.seq_lens[:requests],
+            m.query_start_loc[: requests + 1],
+            m.causal,
+        )
+
+    def _stream(self) -> Any:
+        device = self.steps.place.device
+        return None if device is None else torch.cuda.current_stream(device).cuda_stream
+
+
+class FlashbsrBackend(AttentionBackend):  # type: ignore[misc]
+    """What there is. vLLM asks before it chooses, and says the reasons of what is refused."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(KV_CACHE_DTYPES)
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_name() -> str:
+        """Give the name that vLLM's enumeration has for backends of others."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashbsrImpl]:
+        """Give the class of layers."""
+        return FlashbsrImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashbsrBuilder]:
+        """Give the class that plans."""
+        return FlashbsrBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:  # noqa: ARG004
+        """Give the block sizes that vLLM may choose from."""
+        return [MultipleOf(BLOCK_MULTIPLE)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        """Any multiple of 8 up to 512."""
+        return takes_head_size(head_size)
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """Take decoders, encoders, decoders over an encoder."""
+        return str(getattr(attn_type, "value", attn_type)) in ATTN_TYPES
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Sinks join the softmax."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Any window of decoders."""
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """All requests of a step alike."""
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """By fixed splits."""
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Plans have the most rows of each request from the host: drafts may not be moved."""
+        return False
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *others: Any
+    ) -> str | None:
+        """Say why options that are there one by one do not go together."""
+        capability = others[-1] if others else None
+        return combination_problem(
+            head_size,
+            dtype_name(dtype),
+            kv_cache_dtype,
+            None if capability is None else int(capability.to_int()),
+        )
+
+    @classmethod
+    def validate_configuration(cls, **selected: Any) -> list[str]:
+        """List the reasons against a configuration of a GPU; none: it can be had."""
+        reasons: list[str] = super().validate_configuration(**selected)
+        if selected.get("use_batch_invariant") and selected.get("has_sliding_window"):
+            reasons.append("batch invariance with a sliding window not supported on a GPU")
+        return reasons

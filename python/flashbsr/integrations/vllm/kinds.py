@@ -1,0 +1,160 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What layers compute, and what of it the engine has. Knows vLLM's names and imports nothing."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ...engine.attention import Attention
+from ...engine.task import HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, TaskInfo
+from ...errors import UnsupportedError
+from ...variant.spec import AttentionSpec
+
+__all__ = [
+    "ATTN_TYPES",
+    "BLOCK_MULTIPLE",
+    "FIXED_SPLIT",
+    "KV_CACHE_DTYPES",
+    "Kind",
+    "combination_problem",
+    "kind_of",
+    "takes_head_size",
+]
+
+# vLLM's name of a cache's type -> the engine's; None: the model's own.
+KV_CACHE_DTYPES: dict[str, str | None] = {
+    "auto": None,
+    "float16": None,
+    "bfloat16": None,
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+# Over a cache, and over the keys of the step alone.
+CACHED = ("decoder", "encoder_decoder")
+RAGGED = ("encoder", "encoder_only")
+ATTN_TYPES = CACHED + RAGGED
+# Any page would do. But vLLM takes the least that is offered for layers with a window, and pages of
+# one token are read one by one.
+BLOCK_MULTIPLE = 16
+# Tokens of a part in batch-invariant mode: 32 000 tokens are 16 parts for each KV head.
+FIXED_SPLIT = 2048
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Kind:
+    """What a layer computes. Layers of one kind share a plan; equal ones are the same object."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sm_scale: float
+    window_left: int
+    logits_soft_cap: float
+    alibi: bool
+    kv_dtype: str | None
+    ragged: bool
+
+    def attention(self, causal: bool, q_dtype: str, **task: Any) -> Attention:
+        """Make an engine for arrays of `q_dtype`; `task` has what else `TaskInfo` takes."""
+        spec = AttentionSpec(
+            causal=causal,
+            window_left=self.window_left,
+            sm_scale=self.sm_scale,
+            logits_soft_cap=self.logits_soft_cap or None,
+            pos_encoding_mode="ALIBI" if self.alibi else "NONE",
+        )
+        info = TaskInfo(
+            self.num_qo_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            kv_layout="NHD" if self.ragged else "HND",
+            q_dtype=q_dtype,
+            kv_dtype=self.kv_dtype or q_dtype,
+            **task,
+        )
+        return Attention(spec, info)
+
+
+@functools.cache
+def kind_of(
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    scale: float,
+    sliding_window: int | None,
+    logits_soft_cap: float,
+    alibi: bool,
+    kv_cache_dtype: str,
+    attn_type: str,
+) -> Kind:
+    """Translate a layer's options, of hashable types.
+
+    Raises
+    ------
+    UnsupportedError
+        A head size, a type of the cache or a kind of attention that the engine does not have.
+    """
+    if not takes_head_size(head_size):
+        wanted = f"a multiple of {HEAD_DIM_MULTIPLE}, at most {MAX_HEAD_DIM}"
+        raise UnsupportedError("head_size", head_size, wanted)
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        wanted = f"one of {', '.join(KV_CACHE_DTYPES)}"
+        raise UnsupportedError("kv_cache_dtype", kv_cache_dtype, wanted)
+    if attn_type not in ATTN_TYPES:
+        raise UnsupportedError("attn_type", attn_type, f"one of {', '.join(ATTN_TYPES)}")
+    ragged = attn_type in RAGGED
+    if ragged and sliding_window is not None:
+        wanted = "None: windows of an encoder are open on both sides, the engine's on the left"
+        raise UnsupportedError("sliding_window", sliding_window, wanted)
+    return Kind(
+        num_heads,
+        num_kv_heads,
+        head_size,
+        scale,
+        # vLLM counts the query itself.
+        -1 if sliding_window is None else sliding_window - 1,
+        logits_soft_cap,
+        alibi,
+        None if ragged else KV_CACHE_DTYPES[kv_cache_dtype],
+        ragged,
+    )
+
+
+def takes_head_size(head_size: int) -> bool:
+    """Tell whether the engine has the head dim."""
+    return 0 < head_size <= MAX_HEAD_DIM and head_size % HEAD_DIM_MULTIPLE == 0
+
+
+def combination_problem(
+    head_size: int, dtype: str, kv_cache_dtype: str | None, capability: int | None
+) -> str | None:
+    """Say why options that are there one by one do not go together, or None.
+
+    Parameters
+    ----------
+    head_size : int
+    dtype : str
+        Of queries: float32, float16 or bfloat16.
+    kv_cache_dtype : str, optional
+        vLLM's name.
+    capability : int, optional
+        Ten times the compute capability of the GPU, as 90; None: the CPU.
+    """
+    kv = kv_cache_dtype or "auto"
+    if kv in ("float16", "bfloat16") and kv != dtype:
+        return f"a {kv} KV cache needs {kv} queries, not {dtype} (kv_cache_dtype='auto')"
+    if capability is None:
+        return None
+    if dtype == "float32":
+        return "float32 is computed on the CPU only: dtype='bfloat16' or 'float16'"
+    if capability < 75:
+        return f"compute capability {capability / 10}: kernels begin at 7.5"
+    if capability < 80 and dtype != "float16":
+        return f"{dtype} needs compute capability 8.0, the GPU has {capability / 10}: 'float16'"
+    if KV_CACHE_DTYPES.get(kv) and head_size % 16:
+        return f"an fp8 KV cache needs a head size that is a multiple of 16, not {head_size}"
+    return None

