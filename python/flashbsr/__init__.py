@@ -35,6 +35,7 @@ from .errors import (
 from .layout.block_mask import BlockMask, block_mask
 from .layout.bounds import Bounds
 from .layout.layouts import BlockTable, Bsr, Levels, Paged, Ragged
+from .layout.padded import Padded
 from .layout.sharing import find_shared_prefixes
 from .layout.span_mask import SpanMask, span_mask
 from .layout.tree import DraftTrees, draft_trees
@@ -89,6 +90,7 @@ __all__ = [
     "FlashbsrError",
     "IndexRangeError",
     "Levels",
+    "Padded",
     "Paged",
     "Plan",
     "PlanError",

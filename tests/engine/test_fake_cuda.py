@@ -22,7 +22,7 @@ torch = framework("torch")
         (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
-        (["layout/test_bounds.py"], "cuda", {}),
+        (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         (["fake_cuda/kernel_cases.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.

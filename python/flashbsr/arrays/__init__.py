@@ -82,8 +82,10 @@ class Adapter(Protocol):
     def strides(self, x: Any) -> tuple[int, ...]:
         """Strides in bytes; `DTypeError` or what the framework raises where there are none."""
 
-    def extend(self, x: Any, rows: int) -> Any:
+    def extend(self, x: Any, rows: int, step: int | None = None) -> Any:
         """View `x` with `rows` rows, from its first one on in steps of its first stride.
+
+        Or, of `step` bytes: rows may lie within each other.
 
         For reading, and of memory that the caller keeps. None: the framework has no such views, or
         not of that memory.

@@ -77,14 +77,17 @@ def strides(x: Any) -> tuple[int, ...]:
     return x.strides  # type: ignore[no-any-return]
 
 
-def extend(x: Any, rows: int) -> Any:
+def extend(x: Any, rows: int, step: int | None = None) -> Any:
     """View `x` with `rows` rows; None: its allocation has no more."""
     import cupy
 
     memory = x.data.mem
-    if x.data.ptr + rows * x.strides[0] > memory.ptr + memory.size:
+    shape = rows, *x.shape[1:]
+    strides = x.strides[0] if step is None else step, *x.strides[1:]
+    last = sum((n - 1) * by for n, by in zip(shape, strides, strict=True))
+    if x.data.ptr + last + x.itemsize > memory.ptr + memory.size:
         return None
-    return cupy.ndarray((rows, *x.shape[1:]), x.dtype, memptr=x.data, strides=x.strides)
+    return cupy.ndarray(shape, x.dtype, memptr=x.data, strides=strides)
 
 
 def join(parts: list[Any], axis: int = 0) -> Any:

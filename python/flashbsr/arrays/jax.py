@@ -102,7 +102,7 @@ def strides(x: Any) -> tuple[int, ...]:
     return tuple(found[: x.ndim][::-1])
 
 
-def extend(x: Any, rows: int) -> None:  # noqa: ARG001
+def extend(x: Any, rows: int, step: int | None = None) -> None:  # noqa: ARG001
     """None: JAX's arrays are no views."""
     return
 

@@ -91,9 +91,10 @@ def strides(x: npt.NDArray[Any]) -> tuple[int, ...]:
     return x.strides
 
 
-def extend(x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+def extend(x: npt.NDArray[Any], rows: int, step: int | None = None) -> npt.NDArray[Any]:
     """View `x` with `rows` rows."""
-    return np.lib.stride_tricks.as_strided(x, (rows, *x.shape[1:]), x.strides, writeable=False)
+    strides = x.strides[0] if step is None else step, *x.strides[1:]
+    return np.lib.stride_tricks.as_strided(x, (rows, *x.shape[1:]), strides, writeable=False)
 
 
 def join(parts: list[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[Any]:

@@ -140,10 +140,12 @@ def strides(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(step * x.element_size() for step in x.stride())
 
 
-def extend(x: torch.Tensor, rows: int) -> torch.Tensor | None:
+def extend(x: torch.Tensor, rows: int, step: int | None = None) -> torch.Tensor | None:
     """View `x` with `rows` rows; None: its storage has no more."""
+    first = x.stride(0) if step is None else step // x.element_size()
     try:
-        return x.detach().as_strided((rows, *x.shape[1:]), x.stride(), x.storage_offset())
+        strides = first, *x.stride()[1:]
+        return x.detach().as_strided((rows, *x.shape[1:]), strides, x.storage_offset())
     except RuntimeError:
         return None
 

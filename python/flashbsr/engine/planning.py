@@ -122,7 +122,7 @@ class Planned:
 
         Parameters
         ----------
-        layout : Ragged, Paged, BlockTable, Bounds, Levels or Bsr
+        layout : Ragged, Paged, Padded, BlockTable, Bounds, Levels or Bsr
             Who meets whom. After `Bounds`, `update` or ``run(kv_lens=)`` says how long requests
             are.
         custom_mask : bool or uint8 array, shape (sum of q_len * kv_len,), optional
@@ -168,7 +168,8 @@ class Planned:
             raise DTypeError(
                 "layout",
                 type(layout).__name__,
-                "flashbsr.Ragged, Paged, BlockTable, Bounds, Levels or Bsr (a mask's layout())",
+                "flashbsr.Ragged, Paged, Padded, BlockTable, Bounds, Levels or Bsr (a mask's "
+                "layout())",
             )
         layout.check(self.spec)
         if tree_parents is not None:

@@ -34,10 +34,11 @@ __all__ = [
 
 
 class Layout:
-    """What `Ragged`, `Paged`, `BlockTable`, `Bounds`, `Levels` and `Bsr` have.
+    """What `Ragged`, `Paged`, `Padded`, `BlockTable`, `Bounds`, `Levels` and `Bsr` have.
 
-    A new one is a class like these, a struct in ``cpp/api/layouts.h``, its reader in
-    ``cpp/bind/layouts.cpp`` and a front-end in ``include/flashbsr/plan``.
+    A new one that the core does not know is a class like these, a struct in
+    ``cpp/api/layouts.h``, its reader in ``cpp/bind/layouts.cpp`` and a front-end in
+    ``include/flashbsr/plan``.
     """
 
     __slots__ = ()

@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over dense caches: ``generate`` and plain forward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...errors import DTypeError, ShapeError, UnsupportedError
+from ...layout.padded import Padded
+from .common import Kind, refuse, sinks_of
+from .masks import NO_WINDOW, Bits, Spans, bits_of, mask
+
+__all__ = ["attention", "mask"]
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of a layer, with the arguments of transformers.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The layer; ``is_causal`` and ``training`` are read.
+    query : tensor, shape (B, H_q, S_q, D)
+    key, value : tensors, shapes (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)
+        Of any strides.
+    attention_mask : tensor, optional
+        What `mask` made, or a mask of ``(B or 1, 1, S_q, S_kv)``: booleans, or numbers that are 0
+        or so low that nothing remains.
+    scaling : float, optional
+    dropout : float
+        0.
+    sliding_window : int, optional
+        Where there is no mask: tokens that a query sees, its own included.
+    softcap : float, optional
+    is_causal : bool, optional
+        Where there is no mask. Default: the layer's.
+    s_aux : tensor, shape (H_q,), optional
+        Sinks.
+
+    Returns
+    -------
+    tensor, shape (B, S_q, H_q, D_v); None
+    """
+    refuse(module, query, dropout, options)
+    spans, bits = _meaning(module, query, key, attention_mask, sliding_window, is_causal)
+    batch, heads, q_len, dim = query.shape
+    q = query.transpose(1, 2).reshape(batch * q_len, heads, dim)
+    if spans.begin.any() and not _alike(key, value):
+        # Without a cache of transformers: K of one product, V a slice of another.
+        key, value = key.contiguous(), value.contiguous()
+    strides = key.stride(), value.stride()
+    known = q_len, key.shape[2], *strides, spans.begin, spans.stop, bits
+    kind = Kind(spans.causal, spans.window_left, scaling, softcap, "HND")
+    engine, layout = kind.planned(
+        q,
+        key,
+        (int(key.shape[1]), int(value.shape[3])),
+        known,
+        lambda: _layout(spans, q_len, (key, value)),
+        lambda: {} if bits is None else {"custom_mask": bits.flat(batch)},
+    )
+    out = engine.run(q, layout.pages(key, value), sinks=sinks_of(s_aux))
+    return out.view(batch, q_len, heads, value.shape[3]), None
+
+
+def _layout(spans: Spans, q_len: int, kv: tuple[torch.Tensor, torch.Tensor]) -> Padded:
+    """Make a request of each row, or where its first queries are padding, two."""
+    count = len(spans.begin)
+    lens = spans.stop - spans.begin
+    each = np.arange(count)
+    # Queries are the last q_len tokens before `stop`; those before the first key are padding.
+    padding = np.maximum(q_len - lens, 0) if spans.causal else np.zeros_like(lens)
+    if not padding.any():
+        queries = np.arange(count + 1) * q_len
+        return Padded(queries, lens, kv=kv, kv_layout="HND", kv_begin=spans.begin)
+    queries = np.zeros(2 * count + 1, np.int64)
+    queries[1::2], queries[2::2] = each * q_len + padding, (each + 1) * q_len
+    doubled: list[npt.NDArray[np.int64]] = []
+    for x in (lens, spans.begin):
+        pair = np.zeros(2 * count, np.int64)
+        pair[1::2] = x
+        doubled.append(pair)
+    rows = np.repeat(each, 2)
+    return Padded(queries, doubled[0], kv=kv, kv_layout="HND", kv_begin=doubled[1], rows=rows)
+
+
+def _meaning(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None,
+    is_causal: bool | None,
+) -> tuple[Spans, Bits | None]:
+    """Keys that rows have, and bits where those do not say it all."""
+    batch, kv_len = key.shape[0], key.shape[2]
+    if attention_mask is None:
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if causal and query.shape[2] not in (1, kv_len):
+            raise UnsupportedError(
+                "attention_mask",
+                None,
+                f"a mask, for {query.shape[2]} queries of {kv_len} keys that are causal",
+            )
+        window = sliding_window - 1 if sliding_window and causal else NO_WINDOW
+        return Spans.whole(batch, kv_len, causal, window), None
+    if len(attention_mask.shape) != 4:
+        raise ShapeError(
+            "attention_mask", f"shape {tuple(attention_mask.shape)}", "(B, 1, S_q, S_kv)"
+        )
+    if attention_mask.dtype == torch.int32:
+        spans = Spans.of(attention_mask)
+        if len(spans.begin) != batch:
+            raise ShapeError("attention_mask", f"{len(spans.begin)} rows", f"{batch}, as key")
+        return spans, None
+    if attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
+        raise DTypeError("attention_mask", attention_mask.dtype, "bool or floating point")
+    wanted = (query.shape[2], kv_len)
+    if tuple(attention_mask.shape[2:]) != wanted or attention_mask.shape[0] not in (1, batch):
+        raise ShapeError(
+            "attention_mask",
+            f"shape {tuple(attention_mask.shape)}",
+            f"({batch} or 1, 1, *{wanted})",
+        )
+    return Spans.whole(batch, kv_len, False, NO_WINDOW), bits_of(attention_mask)
+
+
+def _alike(key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether rows of both are the same whole number of tokens apart."""
+    (a, _, b, _), (c, _, d, _) = key.stride(), value.stride()
+    return len(key) == 1 or (a % b == 0 and c % d == 0 and a // b == c // d)

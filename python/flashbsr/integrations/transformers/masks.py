@@ -1,0 +1,195 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of transformers: spans of keys where that says it all, bits where it does not.
+
+Models make a mask once per step and kind of layer, and hand it to their layers, so that layers need
+not look at padding again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import masking_utils
+
+from ...errors import ShapeError, UnsupportedError
+
+__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "mask"]
+
+NO_WINDOW = -1
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Row b sees keys ``begin[b]`` to ``stop[b]`` of its cache, the last query the last key."""
+
+    begin: Numbers
+    stop: Numbers
+    causal: bool
+    window_left: int
+
+    @staticmethod
+    def whole(batch: int, length: int, causal: bool, window_left: int) -> Spans:
+        """All keys of all rows."""
+        begin = np.zeros(batch, np.int64)
+        return Spans(begin, begin + length, causal, window_left)
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Spans:
+        """Read what `tensor` made."""
+        if x.shape[1:] != (1, 1, 4):
+            raise ShapeError("attention_mask", f"shape {tuple(x.shape)}", "(B, 1, 1, 4) if int32")
+        rows = x.numpy(force=True)[:, 0, 0].astype(np.int64)
+        return Spans(rows[:, 0], rows[:, 1], bool(rows[0, 2]), int(rows[0, 3]))
+
+    def tensor(self) -> torch.Tensor:
+        """Make an int32 tensor (B, 1, 1, 4) on the host: models pass such masks on."""
+        how = np.broadcast_to(np.array([self.causal, self.window_left]), (len(self.begin), 2))
+        rows = np.concatenate([self.begin[:, None], self.stop[:, None], how], axis=1)
+        return torch.from_numpy(rows.astype(np.int32)[:, None, None])
+
+
+class Bits:
+    """A boolean mask ``(B or 1, S_q, S_kv)``, the same object for all layers of a step."""
+
+    def __init__(self, keep: torch.Tensor) -> None:
+        self._keep = keep.cpu()
+
+    def flat(self, batch: int) -> npt.NDArray[np.bool_]:
+        """As the engine takes it: row after row."""
+        keep: npt.NDArray[np.bool_] = self._keep.expand(batch, -1, -1).numpy()
+        return keep.reshape(-1)
+
+
+class _Last(threading.local):
+    def __init__(self) -> None:
+        self.found: list[tuple[torch.Tensor, int, Bits]] = []
+
+
+_last = _Last()
+_KEPT = 4  # kinds of masks in a step: full, sliding, and those of an encoder
+
+
+def bits_of(x: torch.Tensor) -> Bits:
+    """Read a mask ``(B or 1, 1, S_q, S_kv)``: booleans, or numbers to add to the logits.
+
+    Raises
+    ------
+    UnsupportedError
+        A mask for each head; numbers that weigh keys (a bias) and do not mask them.
+    """
+    version = 0 if x.is_inference() else x._version
+    for held, at, bits in _last.found:
+        if held is x and at == version:
+            return bits
+    if x.shape[1] != 1:
+        raise UnsupportedError("attention_mask", f"{x.shape[1]} heads", "a mask for all heads")
+    keep = x[:, 0]
+    if keep.dtype != torch.bool:
+        low = torch.finfo(keep.dtype).min / 2
+        kept = keep == 0
+        if not bool((kept | (keep <= low)).all()):
+            raise UnsupportedError(
+                "attention_mask", "numbers that weigh keys", "0 and -inf (a mask, not a bias)"
+            )
+        keep = kept
+    bits = Bits(keep)
+    _last.found = [*_last.found[1 - _KEPT :], (x, version, bits)]
+    return bits
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int | torch.Tensor = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Make the mask of a step for a kind of layer, with the arguments of transformers.
+
+    Returns
+    -------
+    tensor
+        `Spans` as a tensor where the pattern is causal (with a window, or not) or whole, and
+        padding is before the tokens (behind them too if it is whole). Otherwise booleans
+        ``(B, 1, S_q, S_kv)``, as ``sdpa`` gets them.
+    """
+    first, skipped = int(q_offset), int(kv_offset)
+    pattern = _pattern(mask_function)
+    if pattern is not None:
+        causal, window_left = pattern
+        # Slots of a static cache behind the last query are not written yet.
+        stop = first + q_length - skipped if causal else kv_length
+        if q_length <= stop <= kv_length or not causal:
+            spans = Spans.whole(batch_size, stop, causal, window_left)
+            if attention_mask is None:
+                return spans.tensor()
+            keep = attention_mask.bool().numpy(force=True)[:, skipped : skipped + stop]
+            found = _padded(spans, keep)
+            if found is not None:
+                return found.tensor()
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return masking_utils.sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        **options,
+    )
+
+
+def _padded(spans: Spans, keep: npt.NDArray[np.bool_]) -> Spans | None:
+    """Spans of a padding mask ``(B, S)``; None: rows have holes, or queries without a key."""
+    count = keep.sum(1)
+    begin = np.where(count > 0, keep.argmax(1), 0)
+    stop = np.where(count > 0, keep.shape[1] - keep[:, ::-1].argmax(1), 0)
+    if spans.causal:
+        begin, stop = np.where(count > 0, begin, spans.stop), np.where(count > 0, stop, spans.stop)
+        if (stop != spans.stop).any():
+            return None
+    if (stop - begin != count).any():
+        return None
+    return Spans(begin.astype(np.int64), stop.astype(np.int64), spans.causal, spans.window_left)
+
+
+_AND = masking_utils.and_masks().__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+
+
+def _pattern(function: Callable[..., Any]) -> tuple[bool, int] | None:
+    """Causality and window of a mask function; None: it is another one."""
+    if function is masking_utils.causal_mask_function:
+        return True, NO_WINDOW
+    if function is masking_utils.bidirectional_mask_function:
+        return False, NO_WINDOW
+    if getattr(function, "__code__", None) is not _AND:
+        return None
+    causal, window = False, NO_WINDOW
+    for part in _closure(function)["mask_functions"]:
+        if part is masking_utils.causal_mask_function:
+            causal = True
+        elif getattr(part, "__code__", None) is _WINDOW:
+            # It counts the query itself.
+            found = int(_closure(part)["sliding_window"]) - 1
+            window = found if window < 0 else min(window, found)
+        else:
+            return None
+    return (causal, window) if causal else None
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    names = function.__code__.co_freevars
+    return {x: cell.cell_contents for x, cell in zip(names, function.__closure__, strict=True)}
