@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["flash_attn", "flash_mla", "jax", "torch", "transformers", "vllm"]
+__all__ = ["flash_attn", "flash_mla", "flex_attention", "jax", "torch", "transformers", "vllm"]
 
 
 def __getattr__(name: str) -> Any:
