@@ -24,6 +24,7 @@ from toolchain import INCLUDE, ROOT, compiler, run
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 #: What is no program: commands, what they print, drawings, a build's configuration.
 TEXT = {"", "text", "sh", "console", "bash", "cmake"}
+DIRECTIVES = {"{toctree}", "{include}", "{eval-rst}"}  # of the site, which test_site.py builds
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -53,7 +54,8 @@ def blocks_of(page: Path) -> list[Block]:
         language, *options = match[1].split() or [""]
         line = text.count("\n", 0, match.start()) + 1
         name = page.relative_to(ROOT).as_posix()
-        assert set(options) <= {"gpu"}, f"{name}:{line}: {match[1]}"
+        known = set(options) <= {"gpu"} or language in DIRECTIVES
+        assert known, f"{name}:{line}: {match[1]}"
         found.append(Block(name, line, language, "gpu" in options, match[2]))
     return found
 
@@ -69,7 +71,7 @@ def names(block: Block) -> str:
 
 def test_languages() -> None:
     """No block is left out by a language that this file does not know."""
-    known = {*TEXT, "python", "cpp", "c++"}
+    known = {*TEXT, *DIRECTIVES, "python", "cpp", "c++"}
     assert [block.name for block in BLOCKS if block.language not in known] == []
     assert len(PYTHON) >= 10
     assert len(CPP) >= 5
