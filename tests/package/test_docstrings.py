@@ -18,6 +18,7 @@ MODULES = [
     # CuPy needs a GPU; __main__ is the command itself.
     if module.name not in {"flashbsr.arrays.cupy", "flashbsr.__main__"}
 ]
+OF_TORCH = {"flashbsr.arrays.traced", "flashbsr.integrations.flex_attention"}
 OF_ENGINES = {
     f"flashbsr.integrations.vllm.{name}" for name in ("backend", "current", "v0_26", "v0_32")
 }
@@ -26,7 +27,7 @@ OF_ENGINES = {
 @pytest.mark.parametrize("name", ["flashbsr", *MODULES])
 def test_examples(name: str) -> None:
     needed = [kind for kind in ("jax", "torch") if kind in name.split(".")]
-    if name == "flashbsr.arrays.traced" or ".vllm." in name:
+    if name in OF_TORCH or ".vllm." in name:
         needed = ["torch"]
     if "transformers" in name.split("."):  # not in CI: tools/engines_transformers.py runs it
         pytest.importorskip("transformers", reason="transformers is not installed")
