@@ -38,6 +38,13 @@ struct LengthViews {
   Lengths lengths;
   View views[4];
   int count = 0;
+
+  bool on_host(Indices Lengths::* field) const {
+    for (int i = 0; i < count; ++i) {
+      if (views[i].field == field) return views[i].host;
+    }
+    return false;
+  }
 };
 
 /// Checks shapes and types against the plan; `place`: where it computes.

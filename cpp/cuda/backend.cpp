@@ -300,7 +300,7 @@ void CudaBackend::resolve(const api::LengthViews& lengths, const api::ResolveOpt
   }
   if (options.check) {
     const Indices& lens = lengths.lengths.kv_lens;
-    if (host) {
+    if (lengths.on_host(&Lengths::kv_lens)) {
       api::check_lengths(lens, host_.plan);
     } else {
       api::check_lengths(download(lens, {.device = device_, .stream = stream}), host_.plan);

@@ -186,6 +186,26 @@ def test_page_ids_and_lengths_are_checked(
         attention.update(step.lens, step.tables)
 
 
+def test_a_check_reads_lengths_where_they_are(
+    driver: Driver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is on the host beside them: a crash on a real GPU."""
+    monkeypatch.setenv("FLASHBSR_CHECK", "1")
+    world, step = World(), Step()
+    attention = planned(world)
+    fake_torch.current = driver.stream()
+    batch = step.advance(STEPS[0], 0)
+    indices = torch.from_numpy(batch.kv_indices)
+    before = driver.calls("cuMemcpyDtoHAsync")
+    attention.update(step.lens, kv_indptr=batch.kv_indptr, kv_indices=indices)
+    assert driver.calls("cuMemcpyDtoHAsync") == before + 1
+    attention.update(STEPS[0], step.tables)
+    assert driver.calls("cuMemcpyDtoHAsync") == before + 1
+    out = attention.run(world.q[:ROWS], world.cache)
+    driver.drain()
+    check(world, out, batch, ROWS)
+
+
 def test_early_starts(driver: Driver, fake_torch: FakeTorch) -> None:
     """Not of the first run behind an update, which must see what it wrote."""
     world, step = World(), Step()
