@@ -24,13 +24,9 @@ torch = framework("torch")
         (["fake_cuda/vllm_steps.py"], "", {}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
-        (["fake_cuda/kernel_cases.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
-        (
-            ["fake_cuda/kernel_cases.py", "fake_cuda/tile_rows.py"],
-            "mixed or must or price",
-            {"FAKE_CUDA_SMS": "132"},
-        ),
+        (["fake_cuda/kernel_cases.py"], "", {"FAKE_CUDA_SMS": "132"}),
+        (["fake_cuda/tile_rows.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
@@ -46,7 +42,7 @@ torch = framework("torch")
         "bounds",
         "tensor maps",
         "every kernel",
-        "132 SMs",
+        "tile rows",
         "jit",
         "jit, other GPU",
         "cases",
