@@ -172,13 +172,16 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
       ptx::fence_async_proxy();
     }
   }
+  // The plan is written by copies, which a dependent launch waits for: the scheduler and who loads
+  // by TMA read it at once, and wait where they come to what kernels write.
+  if (args.base.overlap != Overlap::kNone) ptx::launch_dependents<kArch>();
   __syncthreads();
-  ptx::wait_for_prerequisites<kArch>();
   // In this order ptxas puts the producers' code first. The first 64 KB of a kernel are there when
   // it begins; what is beyond comes from memory, 450 instructions in 3.3 us (H200), and all wait
   // for the producers: 64 decodes that share 8192 tokens took 47 us the other way round, now 44.
   if (threadIdx.x >= 128) {
     ptx::take_registers<Traits::kConsumerRegisters>();
+    ptx::wait_for_prerequisites<kArch>();
     const int32_t group = uniform_warp() / 4 - 1;
     if constexpr (Traits::kMixed) {
       MergeQueue<>(args.base).begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);

@@ -77,6 +77,7 @@ class Scheduler {
       __syncwarp();
       // Loads begin before spans are worked out, which takes 1.5 us the first time.
       ptx::mbarrier_arrive(shared_.loadable + 8 * at.stage);
+      ptx::wait_for_prerequisites<kArch>();  // before the first claim
       if (index < num_items) describe(tile, shared_.spans + at.stage * Traits::kRows);
       __syncwarp();
       ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
@@ -230,6 +231,14 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
+/// Loads that are not needed yet wait until the block's first Q, which comes behind its first K, is
+/// there: all blocks begin at once, and the memory takes 5 us for as much as all stages hold.
+template <class Traits>
+FLASHBSR_DEVICE void let_first_arrive(const Shared<Traits>& shared, bool& begun) {
+  if (!begun) shared.query_pipeline.wait_full({});
+  begun = true;
+}
+
 /// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows
 /// where the box at token l * box_tokens of every tile is.
 template <class Traits, bool kKeys>
@@ -242,7 +251,9 @@ class TmaLoader {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       Source next = source(tile, tile.count - 1);
+      ptx::wait_for_prerequisites<kArch>();
       if (kKeys && tile.count == 0) let_claim(shared_, tile, -1);
+      if (!kKeys && !Traits::kLatent && tile.count > 0) let_first_arrive(shared_, begun_);
 #pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         if (kKeys) let_claim(shared_, tile, j);
@@ -255,6 +266,7 @@ class TmaLoader {
           if (lane_ == 0)
             load_queries(args_, shared_, tile, shared_.query_pipeline.full(0), query_.stage);
           query_.advance();
+          let_first_arrive(shared_, begun_);
         }
       }
     });
@@ -331,6 +343,7 @@ class TmaLoader {
   const int32_t boxes_;  ///< of a tile
   typename Shared<Traits>::template PipelineOf<kKeys>::Place at_;
   typename Shared<Traits>::QueryPipeline::Place query_;
+  bool begun_ = false;
 };
 
 /// Loads Q, K and V by TMA. One warp, where others prepare what has arrived.
@@ -350,6 +363,7 @@ class PairLoader {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       auto next = keys_.source(tile, tile.count - 1);
+      ptx::wait_for_prerequisites<kArch>();
       if (tile.count == 0) let_claim(shared_, tile, -1);
 #pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {
