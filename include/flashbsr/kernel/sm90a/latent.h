@@ -211,6 +211,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     for (int k = 0; k < Base::kWeightSteps; ++k) {
       ptx::stmatrix_x4(base + (((2 * k + high) ^ (row & 7)) << 4), p[k]);
     }
+    __syncwarp();  // all lanes have read the other's
     if (lane % 4 == 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -224,6 +225,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   /// Waits for the other's weights and takes their references. True: O must be rescaled by shrink_.
   FLASHBSR_DEVICE bool follow() {
     ptx::mbarrier_wait<kArch>(handed_ + 8 * (1 - group_), taken_++ & 1);
+    __syncwarp();
     bool grew = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -376,7 +378,7 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
-  if (args.base.overlap != Overlap::kNone) ptx::launch_dependents<kArch>();
+  let_next_start(args.base);
   __syncthreads();
   if (threadIdx.x >= 128) {
     ptx::take_registers<Traits::kConsumerRegisters>();

@@ -231,14 +231,6 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
-/// Loads that are not needed yet wait until the block's first Q, which comes behind its first K, is
-/// there: all blocks begin at once, and the memory takes 5 us for as much as all stages hold.
-template <class Traits>
-FLASHBSR_DEVICE void let_first_arrive(const Shared<Traits>& shared, bool& begun) {
-  if (!begun) shared.query_pipeline.wait_full({});
-  begun = true;
-}
-
 /// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows
 /// where the box at token l * box_tokens of every tile is.
 template <class Traits, bool kKeys>
@@ -253,7 +245,6 @@ class TmaLoader {
       Source next = source(tile, tile.count - 1);
       ptx::wait_for_prerequisites<kArch>();
       if (kKeys && tile.count == 0) let_claim(shared_, tile, -1);
-      if (!kKeys && !Traits::kLatent && tile.count > 0) let_first_arrive(shared_, begun_);
 #pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         if (kKeys) let_claim(shared_, tile, j);
@@ -266,7 +257,10 @@ class TmaLoader {
           if (lane_ == 0)
             load_queries(args_, shared_, tile, shared_.query_pipeline.full(0), query_.stage);
           query_.advance();
-          let_first_arrive(shared_, begun_);
+          // The next K is not needed yet: all blocks begin at once, and the memory takes 5 us for
+          // as much as all stages hold.
+          if (!begun_) shared_.query_pipeline.wait_full({});
+          begun_ = true;
         }
       }
     });
