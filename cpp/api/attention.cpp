@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.h"
 
+#include <algorithm>
+
 #include <flashbsr/variant/alibi.h>
 
 #include "../cuda/backend.h"
@@ -229,6 +231,8 @@ Batch Attention::batch() const {
 Workers Attention::limits_for(const Batch& batch) {
   Workers limits = backend_->limits(batch);
   if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
+  // Captured runs hold their launch: it cannot become one of clusters, nor of others.
+  if (options_.capacity.fixed()) std::ranges::fill(limits.wide.cluster_blocks, 0);
   return limits;
 }
 

@@ -24,7 +24,8 @@ inline double memory_bandwidth(int device) {
 }
 
 inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group,
-                         int bytes_per_token, double bandwidth) {
+                         int bytes_per_token, double bandwidth,
+                         const ClusterBlocks& cluster_blocks) {
   GpuKernel kernel{.sms = info.sm_count,
                    .blocks_per_sm = row.shape.blocks_per_sm,
                    .rows = item_rows(row, group),
@@ -34,7 +35,10 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
   if (is_decode(row)) return gpu_decode_limits(kernel);
   if (is_mixed(row)) return gpu_mixed_limits(kernel, kNarrowRows);
-  if (is_latent(row)) return gpu_latent_limits(kernel);
+  if (is_latent(row)) {
+    for (int i = 0; i < 4; ++i) kernel.cluster_blocks[i] = cluster_blocks[i];
+    return gpu_latent_limits(kernel);
+  }
   return is_hopper(row) ? gpu_hopper_limits(kernel) : gpu_prefill_limits(kernel);
 }
 

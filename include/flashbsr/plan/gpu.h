@@ -17,6 +17,7 @@ struct GpuKernel {
   /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
+  int32_t cluster_blocks[4] = {};     ///< that run at once in clusters of 2, 4, 8 and 16
 };
 
 /// Costs are counted in 2^-12 us: the least KV token there is (16 bytes) is two of them on an H200,
@@ -119,6 +120,8 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_of_merging = detail::gpu_units(4.0);
   limits.cost_per_merged_part = detail::gpu_units(0.2);
   limits.idle_merge = limits.sliced_merges = true;
+  limits.cost_in_cluster = detail::gpu_units(3.0);
+  for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
   return limits;
 }
 

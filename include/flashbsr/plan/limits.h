@@ -56,7 +56,11 @@ struct DeviceLimits {
   /// requests share may end last.
   bool idle_merge = false;
   bool sliced_merges = false;  ///< and each by several warps, of all blocks
-  int32_t units_per_us = 0;    ///< units of cost in a microsecond, to speak of it; 0: unknown
+  /// Most blocks that run at once in clusters of 2, 4, 8 and 16, whose blocks merge among
+  /// themselves what a tile was split into. 0: they cannot.
+  int32_t cluster_blocks[4] = {};
+  int32_t cost_in_cluster = 0;  ///< of such a merge
+  int32_t units_per_us = 0;     ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }
