@@ -4,10 +4,13 @@
 // What the scheduler is told about a kernel on a device. For sources of cpp/cuda only.
 #pragma once
 
+#include <algorithm>
+
 #include <flashbsr/plan/gpu.h>
 
 #include "api.h"
 #include "choice.h"
+#include "launcher.h"
 
 namespace flashbsr::cuda {
 
@@ -36,7 +39,7 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
   if (is_decode(row)) return gpu_decode_limits(kernel);
   if (is_mixed(row)) return gpu_mixed_limits(kernel, kNarrowRows);
   if (is_latent(row)) {
-    for (int i = 0; i < 4; ++i) kernel.cluster_blocks[i] = cluster_blocks[i];
+    std::copy(cluster_blocks.begin(), cluster_blocks.end(), kernel.cluster_blocks);
     return gpu_latent_limits(kernel);
   }
   return is_hopper(row) ? gpu_hopper_limits(kernel) : gpu_prefill_limits(kernel);

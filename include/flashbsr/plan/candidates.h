@@ -184,10 +184,11 @@ class Candidates {
     if (static_cast<int64_t>(tiles_->size()) * parts > most || shape_->num_kv_heads > 1) return;
     trial_.cut.even(*tiles_, *limits_, *shape_, parts);
     trial_.price = 0;
+    const int64_t merge = limits_->cost_in_cluster + int64_t{parts} * limits_->cost_per_merged_part;
     for (size_t t = 0; t < tiles_->size(); ++t) {
       if ((*tiles_)[t].shares) return;
       const Chunk& first = trial_.cut.chunks[t * static_cast<size_t>(parts)];
-      trial_.price = max_of(trial_.price, first.cost + limits_->cost_in_cluster);
+      trial_.price = max_of(trial_.price, first.cost + merge);
       trial_.kv_chunk = max_of<int64_t>(t ? trial_.kv_chunk : 1, first.kv_end - first.kv_begin);
     }
     least_ = min_of(least_, trial_.price);
@@ -277,7 +278,8 @@ class Candidates {
     if (limits_->cost_per_merged_part > 0) {
       for (const auto& parts : c.cut.parts) most = max_of(most, static_cast<int32_t>(parts.count));
     }
-    return limits_->cost_of_merging + int64_t{most} * limits_->cost_per_merged_part;
+    return limits_->cost_of_merging + int64_t{most} * limits_->cost_per_merged_part +
+           c.cut.split_chunks * shape_->num_kv_heads * limits_->cost_per_state;
   }
 
   /// A bound below the price of any cut into so many items.

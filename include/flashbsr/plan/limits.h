@@ -49,6 +49,7 @@ struct DeviceLimits {
   int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
+  int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Whether workers share the memory, which one then has more of while others are idle.
   bool memory_bound = true;
