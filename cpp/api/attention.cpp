@@ -91,6 +91,7 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   ran_.reset();
   lengths_.reset();
   lay_out(arrays, options.mask, laid_);
+  if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   find_shared(options.share);
   schedule(options.stream);
   planned_ = true;

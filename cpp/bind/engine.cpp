@@ -272,7 +272,8 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.split = {.fixed_size = integer("fixed_split_size"), .disabled = boolean("disable_split_kv")};
   o.capacity = {.max_requests = integer("max_batch_size"),
                 .max_q_tokens = integer("max_q_tokens"),
-                .max_kv_indices = integer("max_kv_pages")};
+                .max_kv_indices = integer("max_kv_pages"),
+                .max_kv_len = integer("max_kv_len")};
   o.num_workers = integer("num_workers");
   o.num_threads = integer("num_threads");
   const std::string backend = text("backend");

@@ -109,8 +109,14 @@ struct Capacity {
   int64_t max_requests = -1;
   int64_t max_q_tokens = -1;
   int64_t max_kv_indices = -1;  ///< ragged KV: token rows
+  int64_t max_kv_len = -1;      ///< instead: of every request that there may be
 
   bool fixed() const { return max_requests >= 0; }
+  /// Lengths as entries of page lists, by the pages of the first plan.
+  void count_pages(int32_t page_size) {
+    if (max_kv_indices < 0)
+      max_kv_indices = max_requests * ceil_div<int64_t>(max_kv_len, page_size);
+  }
 };
 
 /// Sizes of the plan's sections.
