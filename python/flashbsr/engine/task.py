@@ -50,9 +50,10 @@ class TaskInfo:
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
         Instead of the last one `max_kv_len`: tokens of the longest request. There is room then for
-        `max_batch_size` of them, in pages as the first plan has them. A larger plan raises `CapacityError`, and memory, kernel and grid stay as they are from
-        the first plan on, so that a captured ``run`` may be replayed over later plans; q may then
-        have more rows than the plan names. None: ``plan`` grows as needed (``run`` never does).
+        `max_batch_size` of them, in pages as the first plan has them. A larger plan raises
+        `CapacityError`, and memory, kernel and grid stay as they are from the first plan on, so
+        that a captured ``run`` may be replayed over later plans; q may then have more rows than
+        the plan names. None: ``plan`` grows as needed (``run`` never does).
     num_workers : int, optional
         Queues of the plan. Default: as many as the backend has use for.
     num_threads : int, optional
