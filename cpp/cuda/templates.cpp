@@ -32,9 +32,8 @@ Found with_kv(DType kv, const F& f) {
     case DType::kBF16: return f.template operator()<DType::kBF16>();
     case DType::kE4M3: return f.template operator()<DType::kE4M3>();
     case DType::kE5M2: return f.template operator()<DType::kE5M2>();
-    case DType::kF32: break;
+    default: return {};
   }
-  return {};
 }
 
 /// Calls f.operator()<kDim>() for the smallest head dim of mma.sync kernels that holds both.
