@@ -29,9 +29,9 @@ enum class Element : int32_t {
 };
 
 constexpr const char* element_name(Element e) {
-  constexpr const char* kNames[] = {"float32",     "float16",     "bfloat16", "float8_e4m3fn",
-                                    "float8_e5m2", "int8",        "int32",    "int64",
-                                    "uint8",       "bool",        "another type"};
+  constexpr const char* kNames[] = {"float32",     "float16", "bfloat16",    "float8_e4m3fn",
+                                    "float8_e5m2", "int8",    "int32",       "int64",
+                                    "uint8",       "bool",    "another type"};
   return kNames[static_cast<int>(e)];
 }
 

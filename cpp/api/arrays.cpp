@@ -233,7 +233,8 @@ class Checker {
               PagedView& view) const {
     if (!given) {
       if (!is_packed(x.dtype)) return;
-      throw Error(ErrorCode::kValue, cache.name, std::string(dtype_name(x.dtype)) + " without scales",
+      throw Error(ErrorCode::kValue, cache.name,
+                  std::string(dtype_name(x.dtype)) + " without scales",
                   "k_scale and v_scale with a scale of every token, head and group");
     }
     if (place_.cuda) {

@@ -117,8 +117,9 @@ inline PagedView scale_view(Array a, const PagedView& x, int rank, const CacheSh
   } else if (dtype_size(x.dtype) == 1) {
     check_element(a, {Element::kF32, Element::kF16});
   } else {
-    throw Error(ErrorCode::kDType, a.name, std::string("scales of every token, of a cache in ") +
-                dtype_name(x.dtype), "a number, or one per head; or a cache of int8, float8, int4 "
+    throw Error(ErrorCode::kDType, a.name,
+                std::string("scales of every token, of a cache in ") + dtype_name(x.dtype),
+                "a number, or one per head; or a cache of int8, float8, int4 "
                 "or nvfp4");
   }
   const Array given = a;

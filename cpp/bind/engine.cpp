@@ -157,16 +157,16 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
   std::optional<Import> keep[3];
   std::vector<Import> kept;
   api::RunArrays arrays{.q = q_in.array(),
-                              .k = k_in.array(),
-                              .v = v_in.get(),
-                              .out = out_in.array(),
-                              .lse = lse_in.get(),
-                              .q_scale = scale_of(q_scale, "q_scale", keep[0]),
-                              .k_scale = scale_of(k_scale, "k_scale", keep[1]),
-                              .v_scale = scale_of(v_scale, "v_scale", keep[2]),
-                              .sinks = sinks_in.get(),
-                              .alibi_slopes = slopes_in.get(),
-                              .extras = extra_values(extras, self.extras(), kept)};
+                        .k = k_in.array(),
+                        .v = v_in.get(),
+                        .out = out_in.array(),
+                        .lse = lse_in.get(),
+                        .q_scale = scale_of(q_scale, "q_scale", keep[0]),
+                        .k_scale = scale_of(k_scale, "k_scale", keep[1]),
+                        .v_scale = scale_of(v_scale, "v_scale", keep[2]),
+                        .sinks = sinks_in.get(),
+                        .alibi_slopes = slopes_in.get(),
+                        .extras = extra_values(extras, self.extras(), kept)};
   arrays.k_scale.per_token = k_scales_in.get();
   arrays.v_scale.per_token = v_scales_in.get();
   const api::RunOptions options{.stream = stream_of(stream),
@@ -204,7 +204,8 @@ nb::dict run_stats(api::Attention& self) {
 nb::list run_dtypes(api::Attention& self) {
   nb::list names;
   if (const auto types = self.run_types()) {
-    for (const DType type : {types->q, types->k, types->v, types->out}) names.append(dtype_name(type));
+    for (const DType type : {types->q, types->k, types->v, types->out})
+      names.append(dtype_name(type));
   }
   return names;
 }

@@ -200,8 +200,13 @@ TEST(DType, PackedCodesAreTwoInAByteTheFirstInTheLowerHalf) {
 }
 
 TEST(DType, IntegersRoundToEvenAndSaturate) {
-  for (const auto& [x, expected] : {std::pair{0.5f, 0}, {1.5f, 2}, {-2.5f, -2}, {126.6f, 127},
-                                    {1e30f, 127}, {-1e30f, -127}, {-126.51f, -127}}) {
+  for (const auto& [x, expected] : {std::pair{0.5f, 0},
+                                    {1.5f, 2},
+                                    {-2.5f, -2},
+                                    {126.6f, 127},
+                                    {1e30f, 127},
+                                    {-1e30f, -127},
+                                    {-126.51f, -127}}) {
     EXPECT_EQ(round_within(x, -127, 127), expected) << x;
   }
   EXPECT_EQ(round_within(std::nanf(""), -127, 127), 0);

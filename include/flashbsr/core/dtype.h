@@ -36,8 +36,8 @@ FLASHBSR_FN constexpr int64_t row_bytes(DType t, int64_t dim) {
 }
 
 FLASHBSR_FN constexpr const char* dtype_name(DType t) {
-  constexpr const char* kNames[kNumDTypes] = {
-      "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int4", "nvfp4"};
+  constexpr const char* kNames[kNumDTypes] = {"float32",     "float16", "bfloat16", "float8_e4m3fn",
+                                              "float8_e5m2", "int8",    "int4",     "nvfp4"};
   return kNames[static_cast<int>(t)];
 }
 
@@ -132,7 +132,8 @@ FLASHBSR_FN int32_t round_within(float x, int32_t low, int32_t high) {
 FLASHBSR_FN float e2m1_to_float(uint32_t code) {
   const uint32_t magnitude = code & 7;
   // Of exponent e > 0 and mantissa m: (2 + m) x 2^(e - 2); otherwise m / 2.
-  const uint32_t halves = magnitude < 2 ? magnitude : (2 + (magnitude & 1)) << (magnitude >> 1) >> 1;
+  const uint32_t halves =
+      magnitude < 2 ? magnitude : (2 + (magnitude & 1)) << (magnitude >> 1) >> 1;
   const float value = 0.5f * static_cast<float>(halves);
   return code & 8 ? -value : value;
 }

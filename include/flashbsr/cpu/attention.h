@@ -174,12 +174,8 @@ class ItemKernel {
  private:
   bool rotates() const { return p_.rope.fine != nullptr; }
 
-  Operand key_rows() const {
-    return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys};
-  }
-  Operand value_rows() const {
-    return {p_.v, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values};
-  }
+  Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
+  Operand value_rows() const { return {p_.v, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
 
   /// Logits of `rows` rows take the scales of one group of K's dims.
   void add_group(int g, int rows, int vec_begin, int vec_end) {
@@ -311,13 +307,13 @@ class ItemKernel {
     for_each_value_group([&](int g, int at, int columns) {
       if (fold_.values) weigh(g, 0, rows, vec_begin, vec_end);
       gemm<Op, true>(
-          GemmArgs<PackedB<Op>>{mem_.p + words_begin,
-                                kKvTile / Op::kPerWord,
-                                {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_ + at,
-                                 dv_padded_},
-                                mem_.o + first * dv_padded_ + at,
-                                dv_padded_,
-                                words_end - words_begin},
+          GemmArgs<PackedB<Op>>{
+              mem_.p + words_begin,
+              kKvTile / Op::kPerWord,
+              {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_ + at, dv_padded_},
+              mem_.o + first * dv_padded_ + at,
+              dv_padded_,
+              words_end - words_begin},
           rows, columns / kLanes);
     });
   }
