@@ -188,6 +188,10 @@ class Checker {
 
   void cache(const RunArrays& a, Params& p) const {
     if (o_.latent) {
+      if (const Array* given = a.k_scale.per_token ? a.k_scale.per_token : a.v_scale.per_token) {
+        throw Error(ErrorCode::kUnsupported, given->name, "scales of every token with latent=True",
+                    "a number");
+      }
       latent_cache(a, p);
     } else {
       const CacheViews kv = cache_views(a.k, a.v, cache_);
@@ -199,8 +203,10 @@ class Checker {
     const Array& v = a.v ? *a.v : a.k;
     said(o_.kv_dtype, p.k, "kv");
     said(o_.v_dtype, p.v, "kv[1]");
-    scales(a.k_scale.per_token, a.k, !a.v, p.k, p.k_scales);
-    scales(a.v_scale.per_token, v, !a.v, p.v, p.v_scales);
+    if (!o_.latent) {
+      scales(a.k_scale.per_token, a.k, !a.v, p.k, p.k_scales);
+      scales(a.v_scale.per_token, v, !a.v, p.v, p.v_scales);
+    }
     if (p.q.dtype == DType::kE4M3 && p.k.dtype != DType::kE4M3) {
       throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
                   "float8_e4m3fn as q; other codes go with q in float16 or bfloat16");
@@ -241,10 +247,6 @@ class Checker {
       throw Error(ErrorCode::kUnsupported, given->name,
                   "scales of every token on " + place_text(place_),
                   "a number or one per head there; backend='cpu' has them");
-    }
-    if (o_.latent) {
-      throw Error(ErrorCode::kUnsupported, given->name, "scales of every token with latent=True",
-                  "a number");
     }
     if (is_packed(x.dtype) && x.dim % 16 != 0) {
       throw Error(ErrorCode::kUnsupported, cache.name,
