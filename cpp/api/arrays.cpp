@@ -202,7 +202,7 @@ class Checker {
     }
     const Array& v = a.v ? *a.v : a.k;
     said(o_.kv_dtype, p.k, "kv");
-    said(o_.v_dtype, p.v, "kv[1]");
+    said(o_.v_dtype, p.v, v.name);
     if (!o_.latent) {
       scales(a.k_scale.per_token, a.k, !a.v, p.k, p.k_scales);
       scales(a.v_scale.per_token, v, !a.v, p.v, p.v_scales);
@@ -216,6 +216,7 @@ class Checker {
           ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
           std::string(dtype_name(p.q.dtype)) + " as q, float8_e4m3fn, float8_e5m2, int8 or int4");
     }
+    device_codes(a, p);
     const bool codes = is_code(p.k, p.k_scales) && is_code(p.v, p.v_scales);
     if (p.k.dtype != p.v.dtype && !codes) {
       throw Error(ErrorCode::kDType, v.name, dtype_name(p.v.dtype),
@@ -243,11 +244,6 @@ class Checker {
                   std::string(dtype_name(x.dtype)) + " without scales",
                   "k_scale and v_scale with a scale of every token, head and group");
     }
-    if (place_.cuda) {
-      throw Error(ErrorCode::kUnsupported, given->name,
-                  "scales of every token on " + place_text(place_),
-                  "a number or one per head there; backend='cpu' has them");
-    }
     if (is_packed(x.dtype) && x.dim % 16 != 0) {
       throw Error(ErrorCode::kUnsupported, cache.name,
                   "head dim " + std::to_string(x.dim) + " of " + dtype_name(x.dtype),
@@ -255,6 +251,21 @@ class Checker {
     }
     view = scale_view(*given, x, cache.ndim - stacked, cache_);
     here(*given);
+  }
+
+  /// Codes that kernels of a GPU read: int8 with scales of every token in float32, for bfloat16 q.
+  void device_codes(const RunArrays& a, const Params& p) const {
+    const bool some = p.k_scales.data || p.v_scales.data || p.k.dtype == DType::kI8;
+    if (!place_.cuda || !some) return;
+    const auto served = [](const PagedView& x, const PagedView& scales) {
+      return x.dtype == DType::kI8 && scales.data && scales.dtype == DType::kF32;
+    };
+    if (served(p.k, p.k_scales) && served(p.v, p.v_scales) && p.q.dtype == DType::kBF16) return;
+    throw Error(ErrorCode::kUnsupported, a.k.name,
+                std::string(dtype_name(p.k.dtype)) + " and " + dtype_name(p.v.dtype) +
+                    " codes for q in " + dtype_name(p.q.dtype) + " on " + place_text(place_),
+                "int8 K and V there, both with float32 scales of every token and head, and q in "
+                "bfloat16; backend='cpu' has all");
   }
 
   /// V is the latent, the first dims of K; what K has behind it is in the same array or in another.

@@ -87,18 +87,18 @@ def test_layouts(layout: str, kv_layout: str, page_size: int) -> None:
 
 
 VARIANTS = {
-    "causal": dict(variant=Variant(causal=True)),
-    "window": dict(variant=Variant(causal=True, window_left=20)),
-    "soft_cap": dict(variant=Variant(logits_soft_cap=5.0)),
-    "alibi": dict(variant=Variant(causal=True, pos_encoding_mode="ALIBI"), slopes=True),
-    "rope": dict(variant=Variant(causal=True, pos_encoding_mode="ROPE_LLAMA")),
-    "sigmoid": dict(variant=Variant(activation="sigmoid", sigmoid_bias=-3.0)),
-    "negative_scale": dict(variant=Variant(sm_scale=-0.1)),
-    "sinks": dict(sinks="extreme"),
-    "mask": dict(mask="packed"),
-    "numbers": dict(scales="number"),
-    "per_head": dict(scales="head"),
-    "large": dict(gain=100.0),
+    "causal": {"variant": Variant(causal=True)},
+    "window": {"variant": Variant(causal=True, window_left=20)},
+    "soft_cap": {"variant": Variant(logits_soft_cap=5.0)},
+    "alibi": {"variant": Variant(causal=True, pos_encoding_mode="ALIBI"), "slopes": True},
+    "rope": {"variant": Variant(causal=True, pos_encoding_mode="ROPE_LLAMA")},
+    "sigmoid": {"variant": Variant(activation="sigmoid", sigmoid_bias=-3.0)},
+    "negative_scale": {"variant": Variant(sm_scale=-0.1)},
+    "sinks": {"sinks": "extreme"},
+    "mask": {"mask": "packed"},
+    "numbers": {"scales": "number"},
+    "per_head": {"scales": "head"},
+    "large": {"gain": 100.0},
 }
 
 
@@ -299,10 +299,10 @@ def test_mistakes_are_named() -> None:
         flashbsr.TaskInfo(4, 2, 64, kv_dtype=("int8", "int8", "int8"))
     with pytest.raises(DTypeError, match="kv_dtype"):
         flashbsr.TaskInfo(4, 2, 64, kv_dtype=("int8", "bfloat16"))
+    latent = flashbsr.TaskInfo(4, 1, 64, head_dim_vo=32, latent=True)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(sm_scale=0.1), latent)
+    attention.plan(flashbsr.Ragged(None, np.array([0, 3])))
+    q = np.zeros((1, 4, 64), reference.DTYPES["bfloat16"])
+    codes = np.zeros((3, 64), reference.DTYPES["float8_e4m3fn"])
     with pytest.raises(UnsupportedError, match="latent"):
-        latent = flashbsr.TaskInfo(4, 1, 64, head_dim_vo=32, latent=True)
-        attention = flashbsr.Attention(flashbsr.AttentionSpec(sm_scale=0.1), latent)
-        attention.plan(flashbsr.Ragged(None, np.array([0, 3])))
-        q = np.zeros((1, 4, 64), reference.DTYPES["bfloat16"])
-        codes = np.zeros((3, 64), reference.DTYPES["float8_e4m3fn"])
         attention.run(q, codes, k_scale=np.ones((3, 1), np.float32))

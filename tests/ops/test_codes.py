@@ -208,8 +208,8 @@ def test_mistakes_are_named() -> None:
         append(k, k_scale=np.zeros(scale.shape, np.int32), v_scale=scale)
     with pytest.raises(DTypeError, match="scales of every token"):
         append(np.zeros(k.shape, np.float32), k_scale=scale, v_scale=scale)
+    bytes_ = np.zeros((PAGES, SIZE, HEADS, DIM), np.int8)
     with pytest.raises(FlashbsrError, match="memory that the cache has"):
-        bytes_ = np.zeros((PAGES, SIZE, HEADS, DIM), np.int8)
         append(bytes_, k_scale=bytes_.view(np.float32)[..., 0], v_scale=scale)
     with pytest.raises(FlashbsrError, match="tuple of 1"):
         append(k, k_scale=(scale,), v_scale=scale)

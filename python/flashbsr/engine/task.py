@@ -44,8 +44,9 @@ class TaskInfo:
         The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2, or codes with
         scales of every token and head (docs/kv-quantization.md): "int8", "int4", "nvfp4" and the
         float8 types, of which K and V may have two. None: the KV array's, which of uint8 arrays
-        ("int4", "nvfp4") nobody can tell. On a GPU the first ``run`` with other types than the plan expected (float16 at
-        first) plans once more; say them here where that run is captured into a CUDA graph.
+        ("int4", "nvfp4") nobody can tell. On a GPU the first ``run`` with other types than the plan
+        expected (float16 at first) plans once more; say them here where that run is captured into a
+        CUDA graph.
     o_dtype : data type, optional
         float32, float16 or bfloat16. None: that of q; with float8 q that of a given ``out``,
         otherwise bfloat16.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Caches of eight and four bits with scales of every token and head: arguments, and reading back."""
+"""Caches of codes with scales of every token and head: arguments of appends, and reading back."""
 
 from __future__ import annotations
 
