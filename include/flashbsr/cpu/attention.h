@@ -18,6 +18,7 @@
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/rope.h>
 #include <flashbsr/cpu/scratch.h>
+#include <flashbsr/cpu/tiles.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
@@ -45,13 +46,21 @@ class ItemKernel {
         q_ld_(padded_words<Op>(keys_.dim)),
         dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord),
         joined_(memory + mem_.bytes),
-        fold_(joined_ + joined_bytes(params), params) {
+        fold_(joined_ + joined_bytes(params), params),
+        tiles_(joined_ + joined_bytes(params) + fold_.bytes,
+               kTiles && item_.row_count <= kFewRows ? item_.row_count : 0, keys_.dim) {
     // Rows that are edited take their scales first.
     fold_.keys = fold_.keys && !KeyEdit{*this}.active();
     fold_.values = fold_.values && !ValueEdit{*this}.active();
   }
 
-  int64_t scratch_bytes() const { return mem_.bytes + joined_bytes(p_) + fold_.bytes; }
+  int64_t scratch_bytes() const {
+    return mem_.bytes + joined_bytes(p_) + fold_.bytes + tiles_.bytes;
+  }
+
+  /// Whether products of few rows with K, or with V, are those of tiles.h.
+  bool tiles_keys() const { return kTiles && fold_.keys && in_tiles(p_.k, p_.k_scales); }
+  bool tiles_values() const { return kTiles && fold_.values && in_tiles(p_.v, p_.v_scales); }
 
   /// Loads Q. The tile before the first is empty.
   void begin() {
@@ -95,30 +104,10 @@ class ItemKernel {
 
   /// P = softmax(Q K^T).
   void score() {
-    const KeyEdit edit{*this};
-    if (!in_place<Op>(keys_) || edit.active()) {
-      stage_rows<Op>(tile_.k, tile_.count, key_rows(), edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.kt));
-    }
-    const int tokens = round_up(tile_.count, kDotTokens);
-    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
-    const auto dot = [&](int begin, int end, float* s) {
-      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-        with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
-          dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, begin, end,
-                               s + r * kKvTile, kKvTile);
-        });
-      }
-    };
-    const int words = static_cast<int>(q_ld_);
-    if (fold_.keys) {
-      const int group = words / p_.k_scales.dim;
-      for (int g = 0; g < p_.k_scales.dim; ++g) {
-        dot(g * group, (g + 1) * group, fold_.part);
-        add_group(g, item_.row_count, 0, ceil_div(tile_.count, kLanes));
-      }
+    if (tiles_keys()) {
+      multiply_keys_in_tiles();
     } else {
-      dot(0, words, mem_.s);
+      multiply_keys();
     }
     const int vecs = ceil_div(tile_.count, kLanes);
     for (int32_t r = 0; r < item_.row_count; ++r) softmax_row(tile_, r, r, 0, vecs);
@@ -126,27 +115,11 @@ class ItemKernel {
 
   /// O += P V.
   void accumulate() {
-    const ValueEdit edit{*this};
-    if (!in_place<Op>(p_.v) || edit.active()) {
-      stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.vp));
+    if (tiles_values()) {
+      multiply_values_in_tiles();
+    } else {
+      multiply_values();
     }
-    const int tokens = round_up(tile_.count, Op::kPerWord);
-    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
-    constexpr int64_t kLd = kKvTile / Op::kPerWord;
-    for_each_value_group([&](int g, int column, int columns) {
-      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-        const int rows = min_of(kBlockRows, item_.row_count - r);
-        if (fold_.values) weigh(g, r, rows, 0, ceil_div(tile_.count, kLanes));
-        gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
-                                           kLd,
-                                           {tile_.v, column},
-                                           mem_.o + r * dv_padded_ + column,
-                                           dv_padded_,
-                                           tokens / Op::kPerWord},
-                       rows, columns / kLanes);
-      }
-    });
   }
 
   /// Writes the output, or the partial state of a split tile.
@@ -172,6 +145,82 @@ class ItemKernel {
   }
 
  private:
+  static constexpr bool kTiles = kHasTiles && Op::kPerWord == 2;
+
+  void multiply_keys() {
+    const KeyEdit edit{*this};
+    if (!in_place<Op>(keys_) || edit.active()) {
+      stage_rows<Op>(tile_.k, tile_.count, key_rows(), edit, tile_.begin,
+                     reinterpret_cast<char*>(mem_.kt));
+    }
+    const int tokens = round_up(tile_.count, kDotTokens);
+    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
+    const auto dot = [&](int begin, int end, float* s) {
+      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+        with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
+          dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, begin, end,
+                               s + r * kKvTile, kKvTile);
+        });
+      }
+    };
+    const int words = static_cast<int>(q_ld_);
+    if (fold_.keys) {
+      const int group = words / p_.k_scales.dim;
+      for (int g = 0; g < p_.k_scales.dim; ++g) {
+        dot(g * group, (g + 1) * group, fold_.part);
+        add_group(g, item_.row_count, 0, ceil_div(tile_.count, kLanes));
+      }
+    } else {
+      dot(0, words, mem_.s);
+    }
+  }
+
+  void multiply_values() {
+    const ValueEdit edit{*this};
+    if (!in_place<Op>(p_.v) || edit.active()) {
+      stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
+                     reinterpret_cast<char*>(mem_.vp));
+    }
+    const int tokens = round_up(tile_.count, Op::kPerWord);
+    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
+    constexpr int64_t kLd = kKvTile / Op::kPerWord;
+    for_each_value_group([&](int g, int column, int columns) {
+      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+        const int rows = min_of(kBlockRows, item_.row_count - r);
+        if (fold_.values) weigh(g, r, rows, 0, ceil_div(tile_.count, kLanes));
+        gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
+                                           kLd,
+                                           {tile_.v, column},
+                                           mem_.o + r * dv_padded_ + column,
+                                           dv_padded_,
+                                           tokens / Op::kPerWord},
+                       rows, columns / kLanes);
+      }
+    });
+  }
+
+  void multiply_keys_in_tiles() {
+#if defined(__AMX_INT8__)
+    const auto multiply =
+        p_.k.dtype == DType::kI8 ? &score_tiles<DType::kI8> : &score_tiles<DType::kI4>;
+    multiply(key_rows(), tile_.count, fold_.k_scale, kKvTile, item_.row_count, tiles_, mem_.s,
+             kKvTile);
+#endif
+  }
+
+  void multiply_values_in_tiles() {
+#if defined(__AMX_INT8__)
+    int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
+    if (p_.v.dtype == DType::kI8) {
+      interleave_values<DType::kI8>(value_rows(), tile_.count, v);
+    } else {
+      interleave_values<DType::kI4>(value_rows(), tile_.count, v);
+    }
+    accumulate_tiles(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v_scale, kKvTile,
+                     item_.row_count, v, tiles_, mem_.o, dv_padded_);
+#endif
+  }
+
   bool rotates() const { return p_.rope.fine != nullptr; }
 
   Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
@@ -261,6 +310,11 @@ class ItemKernel {
       }
       if (rotates()) rope_row(staged, p_.q.dim, position(row), p_.rope);
       words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
+#if defined(__AMX_INT8__)
+      if (tiles_keys() && item_.row_count <= kFewRows) {
+        split_query(staged, p_.q.dim, r, item_.row_count, tiles_);
+      }
+#endif
     }
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
   }
@@ -428,6 +482,7 @@ class ItemKernel {
   const int64_t dv_padded_;
   char* const joined_;  ///< joined_bytes()
   Folding fold_;
+  const TileMemory tiles_;
   KvTile tile_;
 };
 
