@@ -431,7 +431,7 @@ void Attention::run(const RunArrays& arrays, const RunOptions& options) {
     schedule(options.stream);
   }
   backend_->run(params, options);
-  ran_ = RunTypes{params.q.dtype, params.k.dtype, params.out.dtype};
+  ran_ = RunTypes{params.q.dtype, params.k.dtype, params.v.dtype, params.out.dtype};
 }
 
 }  // namespace flashbsr::api

@@ -13,6 +13,7 @@ import flashbsr._core as _core
 
 from .._check import check_name, is_cuda
 from ..arrays import Adapter, adapter_for, device_of, operand, stream_handle, to_values
+from ..arrays.dtypes import kv_dtypes
 from ..arrays.types import Array
 from ..errors import DTypeError, FlashbsrError
 from ..jit.provider import Provider
@@ -321,7 +322,8 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "backend": task.backend,
         "device": -1 if task.device is None else task.device,
         "q_dtype": task.q_dtype or "",
-        "kv_dtype": task.kv_dtype or "",
+        "kv_dtype": kv_dtypes(task.kv_dtype)[0] or "",
+        "v_dtype": kv_dtypes(task.kv_dtype)[1] or "",
         "o_dtype": task.o_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": variant is not None,

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from .._check import check_backend, check_int, check_name, is_cuda
-from ..arrays.dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
+from ..arrays.dtypes import FLOAT8, O_DTYPES, Q_DTYPES, kv_dtypes, normalize_dtype
 from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 
 __all__ = ["TaskInfo"]
@@ -40,10 +40,13 @@ class TaskInfo:
     q_dtype : data type, optional
         float32 (on the CPU only), float16, bfloat16 or float8_e4m3fn, in any framework's notation.
         None: the query array's. float8 queries need a KV of the same type.
-    kv_dtype : data type, optional
-        The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2. None: the KV
-        array's. On a GPU the first ``run`` with other types than the plan expected (float16 at
-        first) plans once more; say them here where that run is captured into a CUDA graph.
+    kv_dtype : data type or tuple of two, optional
+        The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2, or codes with
+        scales of every token and head (docs/kv-quantization.md): "int8", "int4", "nvfp4" and the
+        float8 types, of which K and V may have two. None: the KV array's, which of uint8 arrays
+        ("int4", "nvfp4") nobody can tell. On a GPU the first ``run`` with other types than the plan
+        expected (float16 at first) plans once more; say them here where that run is captured into a
+        CUDA graph.
     o_dtype : data type, optional
         float32, float16 or bfloat16. None: that of q; with float8 q that of a given ``out``,
         otherwise bfloat16.
@@ -171,14 +174,17 @@ class TaskInfo:
             raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
         check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
-        _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
+        types = kv_dtypes(self.kv_dtype)
+        _set(self, "kv_dtype", types[0] if types[0] == types[1] else types)
         _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", O_DTYPES))
         if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
             raise DTypeError(
                 "kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype; any KV goes with 16-bit q"
             )
-        if self.q_dtype and self.kv_dtype not in (None, self.q_dtype, *FLOAT8):
-            raise DTypeError("kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype, or a float8")
+        wide = {x for x in types if x in O_DTYPES}
+        if (self.q_dtype and wide - {self.q_dtype}) or (wide and len(set(types)) > 1):
+            one = f"{self.q_dtype} as q_dtype, or " if self.q_dtype else ""
+            raise DTypeError("kv_dtype", self.kv_dtype, f"{one}float8, int8, int4 or nvfp4")
         _set(self, "disable_split_kv", bool(self.disable_split_kv))
         if self.disable_split_kv and self.fixed_split_size is not None:
             raise FlashbsrError(
