@@ -298,9 +298,7 @@ def _rotate(
     return rotated[0], rotated[1]
 
 
-def merge_state(
-    v_a: Any, s_a: Any, v_b: Any, s_b: Any, *, lse_base: str = "e"
-) -> tuple[Any, Any]:
+def merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any, *, lse_base: str = "e") -> tuple[Any, Any]:
     """Merge two attention states, as `flashbsr.merge_state`.
 
     Parameters
