@@ -99,6 +99,10 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
 
 void Attention::update(const LengthArrays& arrays, const ResolveOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
+  update_locked(arrays, options);
+}
+
+void Attention::update_locked(const LengthArrays& arrays, const ResolveOptions& options) {
   if (!planned_ || !laid_.layout.bounds) {
     throw Error(ErrorCode::kPlan, "update", planned_ ? "a plan of lengths" : "no plan",
                 "a plan of flashbsr.Bounds");
@@ -414,6 +418,21 @@ double Attention::bandwidth() {
 
 void Attention::run(const RunArrays& arrays, const RunOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
+  run_locked(arrays, options);
+}
+
+void Attention::run(const RunArrays& arrays, const LengthArrays& lengths,
+                    const RunOptions& options) {
+  const std::lock_guard<std::mutex> hold(running_);
+  struct Forget {
+    std::optional<LengthArrays>& lengths;
+    ~Forget() { lengths.reset(); }
+  } forget{lengths_};
+  update_locked(lengths, {.stream = options.stream, .check = options.check});
+  run_locked(arrays, options);
+}
+
+void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   if (!planned_) {
     throw Error(ErrorCode::kPlan, "run", "no plan",
                 "plan() first; a plan() that raised leaves none");
