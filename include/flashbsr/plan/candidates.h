@@ -181,6 +181,7 @@ class Candidates {
   /// Every tile in so many parts, where all items run at once. They have one KV head, and what
   /// shares KV is not among them.
   void try_cluster(int32_t parts, int64_t most) {
+    most = min_of<int64_t>(most, limits_->num_workers);
     if (static_cast<int64_t>(tiles_->size()) * parts > most || shape_->num_kv_heads > 1) return;
     trial_.cut.even(*tiles_, *limits_, *shape_, parts);
     trial_.price = 0;
