@@ -63,7 +63,7 @@ def save_model(kind: str, out: Path) -> None:
 
 
 def config(kind: str) -> Any:
-    """Heads as in Llama 3.2 1B, Qwen3 0.6B, Gemma 3 1B, gpt-oss 20B."""
+    """Heads as in Llama 3.2 1B, Qwen3 0.6B, Gemma 3 1B, DeepSeek V2 Lite, gpt-oss 20B."""
     import transformers
 
     common: dict[str, Any] = {
@@ -82,6 +82,13 @@ def config(kind: str) -> Any:
     if kind == "gemma3":
         more = {"sliding_window": 16, "layer_types": by_turns, "query_pre_attn_scalar": 256}
         return transformers.Gemma3TextConfig(**common, **heads(4, 1, 256, **more))
+    if kind == "deepseek":
+        return transformers.DeepseekV2Config(
+            **common, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None,
+            kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            first_k_dense_replace=3, n_routed_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=128, n_shared_experts=1, n_group=1, topk_group=1,
+        )  # fmt: skip
     more = {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
     return transformers.GptOssConfig(**common, **heads(64, 8, 64, layer_types=by_turns, **more))
 
@@ -112,7 +119,7 @@ def generate(args: argparse.Namespace) -> None:
         args.model, skip_tokenizer_init=True, enforce_eager=True, dtype=args.dtype,
         kv_cache_dtype=args.kv, kv_cache_memory_bytes=64 << 20, block_size=32, max_model_len=512,
         max_num_batched_tokens=64, max_num_seqs=8, enable_chunked_prefill=True,
-        enable_prefix_caching=True, speculative_config=NGRAM if args.ngram else None,
+        enable_prefix_caching=True, attention_config={"backend": args.backend}, speculative_config=NGRAM if args.ngram else None,
     )  # fmt: skip
     how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False,
                          logprobs=2)  # fmt: skip
@@ -146,7 +153,7 @@ def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, An
     environment = {
         **os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_LOGGING_LEVEL": "ERROR", "FLASHBSR_VLLM_OVERRIDE": "CPU_ATTN" if ours else "",
+        "VLLM_LOGGING_LEVEL": "ERROR", "FLASHBSR_VLLM_OVERRIDE": "CPU_ATTN,AMX_MLA,CPU_MLA" if ours else "",
     }  # fmt: skip
     command = [sys.executable, __file__, str(model), str(out)]
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
@@ -251,5 +258,6 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--kv", default="auto")
+    parser.add_argument("--backend")
     parser.add_argument("--ngram", action="store_true")
     generate(parser.parse_args())

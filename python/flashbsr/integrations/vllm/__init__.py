@@ -7,7 +7,7 @@ vLLM finds `register` by an entry point and calls it in every process, so that o
     vllm serve MODEL --attention-backend CUSTOM
 
 On the CPU, where vLLM has no choice of backends, the environment says whose place to take:
-``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``. docs/vllm.md has what is supported.
+``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``; for models of latent attention ``AMX_MLA`` or ``CPU_MLA``. docs/vllm.md has what is supported.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import os
 import warnings
 from collections.abc import Sequence
 
-__all__ = ["BACKEND", "OVERRIDE", "register"]
+__all__ = ["BACKEND", "LATENT_BACKEND", "OVERRIDE", "register"]
 
 BACKEND = "flashbsr.integrations.vllm.current.Backend"
+LATENT_BACKEND = "flashbsr.integrations.vllm.mla.LatentBackend"
 OVERRIDE = "FLASHBSR_VLLM_OVERRIDE"
 
 
@@ -32,7 +33,8 @@ def register(override: Sequence[str] | None = None) -> None:
     ----------
     override : sequence of str, optional
         Names of vLLM's backends whose place to take too. Default: those in the environment's
-        ``FLASHBSR_VLLM_OVERRIDE``, separated by commas.
+        ``FLASHBSR_VLLM_OVERRIDE``, separated by commas. Those whose names end in ``_MLA`` make
+        place for the backend of latent attention.
     """
     if override is None:
         override = os.environ.get(OVERRIDE, "").split(",")
@@ -44,7 +46,8 @@ def register(override: Sequence[str] | None = None) -> None:
     known = AttentionBackendEnum.__members__
     for name in ("CUSTOM", *(name.strip() for name in override)):
         if name in known:
-            register_backend(known[name], BACKEND)
+            latent = name.endswith("_MLA")
+            register_backend(known[name], LATENT_BACKEND if latent else BACKEND)
         elif name:
             warnings.warn(f"vLLM has no attention backend {name!r} to take the place of; it has "
                           f"{', '.join(known)}", stacklevel=2)  # fmt: skip

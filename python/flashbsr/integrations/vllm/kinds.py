@@ -21,6 +21,7 @@ __all__ = [
     "Kind",
     "combination_problem",
     "kind_of",
+    "latent_kind",
     "takes_head_size",
 ]
 
@@ -57,6 +58,7 @@ class Kind:
     alibi: bool
     kv_dtype: str | None
     ragged: bool
+    latent: int = 0  # dims of the latent, which are the values; 0: keys and values apart
 
     def attention(self, causal: bool, q_dtype: str, **task: Any) -> Attention:
         """Make an engine for arrays of `q_dtype`; `task` has what else `TaskInfo` takes."""
@@ -71,7 +73,9 @@ class Kind:
             self.num_qo_heads,
             self.num_kv_heads,
             self.head_dim,
-            kv_layout="NHD" if self.ragged else "HND",
+            kv_layout="NHD" if self.ragged or self.latent else "HND",
+            head_dim_vo=self.latent or None,
+            latent=bool(self.latent),
             q_dtype=q_dtype,
             kv_dtype=self.kv_dtype or q_dtype,
             **task,
@@ -122,6 +126,15 @@ def kind_of(
         None if ragged else KV_CACHE_DTYPES[kv_cache_dtype],
         ragged,
     )
+
+
+@functools.cache
+def latent_kind(num_heads: int, head_size: int, latent: int, scale: float) -> Kind:
+    """Give the kind of layers whose heads read one latent, of `head_size` dims with its rotated key.
+
+    Queries are absorbed; `scale` follows from the head dim before that.
+    """
+    return Kind(num_heads, 1, head_size, scale, -1, 0.0, False, None, False, latent)
 
 
 def takes_head_size(head_size: int) -> bool:
