@@ -35,7 +35,8 @@ CPP_LAYERS = {
     # A backend implements what api/backend.h declares; the API makes backends.
     "cuda": {"cuda", "api"},
     "api": {"api", "cpu", "cuda"},
-    "bind": {"bind", "api", "cpu", "cuda"},
+    "xla": {"xla", "api"},
+    "bind": {"bind", "api", "cpu", "cuda", "xla"},
 }
 # Headers that NVRTC compiles too: no standard library at all (config.h brings the integer types),
 # except for the host's own, which the others must not include.

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.h"
 
+#include <algorithm>
+
 #include <flashbsr/variant/alibi.h>
 
 #include "../cuda/backend.h"
@@ -89,6 +91,7 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   ran_.reset();
   lengths_.reset();
   lay_out(arrays, options.mask, laid_);
+  if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   find_shared(options.share);
   schedule(options.stream);
   planned_ = true;
@@ -96,6 +99,10 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
 
 void Attention::update(const LengthArrays& arrays, const ResolveOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
+  update_locked(arrays, options);
+}
+
+void Attention::update_locked(const LengthArrays& arrays, const ResolveOptions& options) {
   if (!planned_ || !laid_.layout.bounds) {
     throw Error(ErrorCode::kPlan, "update", planned_ ? "a plan of lengths" : "no plan",
                 "a plan of flashbsr.Bounds");
@@ -229,6 +236,8 @@ Batch Attention::batch() const {
 Workers Attention::limits_for(const Batch& batch) {
   Workers limits = backend_->limits(batch);
   if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
+  // Captured runs hold their launch: it cannot become one of clusters, nor of others.
+  if (options_.capacity.fixed()) std::ranges::fill(limits.wide.cluster_blocks, 0);
   return limits;
 }
 
@@ -409,6 +418,21 @@ double Attention::bandwidth() {
 
 void Attention::run(const RunArrays& arrays, const RunOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
+  run_locked(arrays, options);
+}
+
+void Attention::run(const RunArrays& arrays, const LengthArrays& lengths,
+                    const RunOptions& options) {
+  const std::lock_guard<std::mutex> hold(running_);
+  struct Forget {
+    std::optional<LengthArrays>& lengths;
+    ~Forget() { lengths.reset(); }
+  } forget{lengths_};
+  update_locked(lengths, {.stream = options.stream, .check = options.check});
+  run_locked(arrays, options);
+}
+
+void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   if (!planned_) {
     throw Error(ErrorCode::kPlan, "run", "no plan",
                 "plan() first; a plan() that raised leaves none");

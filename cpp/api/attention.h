@@ -25,7 +25,8 @@ struct PlanOptions {
   void* stream = nullptr;  ///< the copies to a device are made on it
 };
 
-class Attention {
+/// Shared, so that who runs it may keep it while its owner lets go of it (numbered.h).
+class Attention : public std::enable_shared_from_this<Attention> {
  public:
   explicit Attention(const AttentionOptions& options);
 
@@ -46,6 +47,8 @@ class Attention {
   const std::vector<ExtraOption>& extras() const { return options_.extras; }
 
   void run(const RunArrays& arrays, const RunOptions& options);
+  /// The same after an update() that nothing comes between, of arrays that live until this returns.
+  void run(const RunArrays& arrays, const LengthArrays& lengths, const RunOptions& options);
 
   /// Memory for partial states of the caller's.
   void set_workspace(const Array& workspace);
@@ -67,6 +70,8 @@ class Attention {
 
  private:
   void settle_locked(Place place, const char* argument);
+  void update_locked(const LengthArrays& arrays, const ResolveOptions& options);
+  void run_locked(const RunArrays& arrays, const RunOptions& options);
   void find_shared(bool share);
   /// Limits and what is shared, with the kernel for both.
   void choose_kernel(const Shape& shape);

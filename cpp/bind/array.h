@@ -69,5 +69,6 @@ void bind_buffers(nb::module_& m);
 void bind_cuda(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_programs(nb::module_& m);
 
 }  // namespace flashbsr::bind

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // _core.Engine: api::Attention for Python.
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "../api/attention.h"
+#include "../api/numbered.h"
 #include "../cpu/dispatch.h"
 #include "../cuda/backend.h"
 #include "array.h"
@@ -276,7 +278,8 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.split = {.fixed_size = integer("fixed_split_size"), .disabled = boolean("disable_split_kv")};
   o.capacity = {.max_requests = integer("max_batch_size"),
                 .max_q_tokens = integer("max_q_tokens"),
-                .max_kv_indices = integer("max_kv_pages")};
+                .max_kv_indices = integer("max_kv_pages"),
+                .max_kv_len = integer("max_kv_len")};
   o.num_workers = integer("num_workers");
   o.num_threads = integer("num_threads");
   const std::string backend = text("backend");
@@ -316,10 +319,15 @@ api::AttentionOptions options_from(const nb::dict& d) {
 void bind_engine(nb::module_& m) {
   nb::class_<api::Attention>(m, "Engine",
                              "One attention computation; flashbsr.Attention documents it.")
-      .def("__init__",
-           [](api::Attention* self, const nb::dict& options) {
-             new (self) api::Attention(options_from(options));
-           })
+      .def(nb::new_([](const nb::dict& options) {
+        return std::make_shared<api::Attention>(options_from(options));
+      }))
+      .def(
+          "enter",
+          [](api::Attention& self, int64_t number, int how) {
+            api::enter(number, self.shared_from_this(), (how & kCheck) != 0);
+          },
+          nb::arg("number"), nb::arg("how"), "Let compiled programs find it by this number.")
       .def("plan", &plan, nb::arg("layout"), nb::arg("custom_mask").none(),
            nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
            nb::arg("stream"))

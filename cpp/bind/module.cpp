@@ -20,11 +20,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& e) {
-    constexpr const char* kClasses[] = {"FlashbsrError", "ShapeError",       "DTypeError",
-                                        "DeviceError",   "IndexRangeError",  "CapacityError",
-                                        "PlanError",     "UnsupportedError", "CudaError"};
-    const nb::object cls =
-        nb::module_::import_("flashbsr.errors").attr(kClasses[static_cast<int>(e.code)]);
+    const nb::object cls = nb::module_::import_("flashbsr.errors").attr(error_name(e.code));
     PyErr_SetObject(cls.ptr(), cls(e.argument, e.actual, e.expected).ptr());
   }
 }
@@ -102,4 +98,5 @@ NB_MODULE(_core, m) {
   bind::bind_cuda(m);
   bind::bind_engine(m);
   bind::bind_ops(m);
+  bind::bind_programs(m);
 }

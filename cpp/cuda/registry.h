@@ -47,6 +47,8 @@ struct KernelRow {
   /// Whether a device of compute capability `cc` (90 for 9.0) can run it: machine code serves its
   /// own major version from its minor version on.
   bool runs_on(int cc) const;
+  /// Whether blocks of a cluster may work together (sm90a/cluster_merge.h).
+  bool takes_clusters() const { return family[0] == 'l'; }
   /// "sm_80 sm_90 compute_90"
   std::string targets() const;
 };

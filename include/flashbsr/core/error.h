@@ -22,6 +22,14 @@ enum class ErrorCode {
   kCuda,
 };
 
+/// The exception class of the Python package.
+constexpr const char* error_name(ErrorCode code) {
+  constexpr const char* kNames[] = {"FlashbsrError", "ShapeError",       "DTypeError",
+                                    "DeviceError",   "IndexRangeError",  "CapacityError",
+                                    "PlanError",     "UnsupportedError", "CudaError"};
+  return kNames[static_cast<int>(code)];
+}
+
 class Error : public std::invalid_argument {
  public:
   Error(ErrorCode code, std::string argument, std::string actual, std::string expected)

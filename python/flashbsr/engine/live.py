@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
+import flashbsr._core as _core
+
 from ..errors import PlanError
 
 __all__ = ["behind", "enter", "outside"]
@@ -69,6 +71,7 @@ class _Ended:
 
 
 def _end() -> None:
+    _core.end_programs()
     for attention in list(_LIVE.values()):
         attention._engine = _Ended()
 

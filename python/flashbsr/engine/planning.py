@@ -316,6 +316,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "max_batch_size": -1 if task.max_batch_size is None else task.max_batch_size,
         "max_q_tokens": -1 if task.max_q_tokens is None else task.max_q_tokens,
         "max_kv_pages": -1 if task.max_kv_pages is None else task.max_kv_pages,
+        "max_kv_len": -1 if task.max_kv_len is None else task.max_kv_len,
         "num_workers": task.num_workers or 0,
         "num_threads": task.num_threads or 0,
         "backend": task.backend,

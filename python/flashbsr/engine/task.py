@@ -52,9 +52,11 @@ class TaskInfo:
         otherwise bfloat16.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
-        A larger plan raises `CapacityError`, and memory, kernel and grid stay as they are from
-        the first plan on, so that a captured ``run`` may be replayed over later plans; q may then
-        have more rows than the plan names. None: ``plan`` grows as needed (``run`` never does).
+        Instead of the last one `max_kv_len`: tokens of the longest request. There is room then for
+        `max_batch_size` of them, in pages as the first plan has them. A larger plan raises
+        `CapacityError`, and memory, kernel and grid stay as they are from the first plan on, so
+        that a captured ``run`` may be replayed over later plans; q may then have more rows than
+        the plan names. None: ``plan`` grows as needed (``run`` never does).
     num_workers : int, optional
         Queues of the plan. Default: as many as the backend has use for.
     num_threads : int, optional
@@ -114,6 +116,7 @@ class TaskInfo:
     max_batch_size: int | None = None
     max_q_tokens: int | None = None
     max_kv_pages: int | None = None
+    max_kv_len: int | None = None
     num_workers: int | None = None
     num_threads: int | None = None
     fixed_split_size: int | None = None
@@ -153,6 +156,7 @@ class TaskInfo:
             ("max_batch_size", 0),
             ("max_q_tokens", 0),
             ("max_kv_pages", 0),
+            ("max_kv_len", 0),
             ("num_workers", 1),
             ("num_threads", 1),
             ("fixed_split_size", 1),
@@ -161,7 +165,10 @@ class TaskInfo:
             value = getattr(self, name)
             if value is not None:
                 _set(self, name, check_int(name, value, least))
-        capacity = ("max_batch_size", "max_q_tokens", "max_kv_pages")
+        room = "max_kv_pages" if self.max_kv_len is None else "max_kv_len"
+        if room == "max_kv_len" and self.max_kv_pages is not None:
+            raise FlashbsrError("max_kv_len", self.max_kv_len, "None beside max_kv_pages")
+        capacity = ("max_batch_size", "max_q_tokens", room)
         missing = [name for name in capacity if getattr(self, name) is None]
         if missing and len(missing) < len(capacity):
             raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")

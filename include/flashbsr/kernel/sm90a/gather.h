@@ -25,6 +25,7 @@ class Gather {
       : args_(args), shared_(shared), query_barriers_(query_barriers), warp_(warp) {}
 
   FLASHBSR_DEVICE void run() {
+    ptx::wait_for_prerequisites<kArch>();
     for_each_tile(shared_, [&](const Tile& tile) {
       if (tile.count > 0) load(tile);
     });

@@ -62,6 +62,11 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
   }
 }
 
+/// The next launch may take SMs as they become free, and read its plan there.
+FLASHBSR_DEVICE void let_next_start(const KernelArgs& args) {
+  if (args.overlap != Overlap::kNone) ptx::launch_dependents<kArch>();
+}
+
 /// @tparam kPrepares  there is code for it; `prepares` says whether it is to be done
 template <class Traits, class Variant, KvCopies kCopies, bool kPrepares>
 FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& shared, bool prepares,
@@ -69,6 +74,9 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   if (warp == Shared<Traits>::kSchedulerWarp) {
     Scheduler<Traits, Variant, kCopies>(args, shared, lane).run();
+    // Not before: blocks that decode are to be far from each other (narrow.h), and blocks that come
+    // to SMs one by one are not: 300 us instead of 287 for 4 x 512 beside 60 decodes.
+    if constexpr (Traits::kMixed) let_next_start(args.base);
   } else if (prepares) {
     if constexpr (kPrepares) produce_prepared<Traits, kCopies>(args, shared, lane);
   } else if constexpr (!Traits::kPreparesValues) {
@@ -172,13 +180,16 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
       ptx::fence_async_proxy();
     }
   }
+  // The plan is written by copies, which a dependent launch waits for: the scheduler and who loads
+  // by TMA read it at once, and wait where they come to what kernels write.
+  if constexpr (!Traits::kMixed) let_next_start(args.base);
   __syncthreads();
-  ptx::wait_for_prerequisites<kArch>();
   // In this order ptxas puts the producers' code first. The first 64 KB of a kernel are there when
   // it begins; what is beyond comes from memory, 450 instructions in 3.3 us (H200), and all wait
   // for the producers: 64 decodes that share 8192 tokens took 47 us the other way round, now 44.
   if (threadIdx.x >= 128) {
     ptx::take_registers<Traits::kConsumerRegisters>();
+    ptx::wait_for_prerequisites<kArch>();
     const int32_t group = uniform_warp() / 4 - 1;
     if constexpr (Traits::kMixed) {
       MergeQueue<>(args.base).begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);

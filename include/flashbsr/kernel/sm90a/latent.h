@@ -14,6 +14,7 @@
 // (softmax.h) go along with the weights: where one grew, both rescale. docs/kernels/mla.md.
 #pragma once
 
+#include <flashbsr/kernel/sm90a/cluster_merge.h>
 #include <flashbsr/kernel/sm90a/kernel.h>
 
 namespace flashbsr::sm90a {
@@ -32,6 +33,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
         shared_(shared),
         group_(group),
         references_(shared.queries + Traits::kStateOffset),
+        handed_(shared.queries + Traits::kHandOffset),
         query_(ptx::matrix_descriptor(shared.queries, 1024, 16)),
         key_(ptx::matrix_descriptor(shared.keys, 1024, 16)),
         tail_(ptx::matrix_descriptor(shared.values, 1024, 16)),
@@ -62,9 +64,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  // Named barriers. What the even warpgroup, or the odd one, has written may be read.
-  static constexpr int kEvenWrote = 1, kOddWrote = 2, kSums = 3;
-  static constexpr int kTurn = 4;  ///< the odd one's products of Q and K come behind the even one's
+  static constexpr int kTurn =
+      4;  ///< a named barrier: the odd one's Q K comes behind the even one's
   static constexpr int kBoth = 256;  ///< threads
 
   FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -79,12 +80,10 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       const bool grew = Base::soften(begin_of(i), masked(i));
       Base::pack();
       hand_over(at_);
-      ptx::named_barrier_arrive(kEvenWrote, kBoth);
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);
       if (i + 1 == count_) return;
-      ptx::named_barrier_sync(kOddWrote, kBoth);
       if (follow()) Base::rescale();
       multiply_other(at_);
       finish_values(true);
@@ -100,13 +99,11 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       ptx::named_barrier_sync(kTurn, kBoth);
       multiply_keys(own, begin_of(i));
       if (i + 2 >= count_) release_queries();
-      ptx::named_barrier_sync(kEvenWrote, kBoth);
       if (follow()) Base::rescale();
       multiply_other(at_);
       const bool grew = Base::soften(begin_of(i), masked(i));
       Base::pack();
       hand_over(own);
-      ptx::named_barrier_arrive(kOddWrote, kBoth);
       finish_values(true);
       if (grew) Base::rescale();
       multiply_own(at_);
@@ -114,7 +111,6 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     }
     if (count_ == 1) release_queries();
     if (count_ % 2 == 0) return;
-    ptx::named_barrier_sync(kEvenWrote, kBoth);
     if (follow()) Base::rescale();
     multiply_other(at_);
     finish_values(true);
@@ -206,7 +202,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_commit();
   }
 
-  /// Weights to where the tile's tail was, and what they refer to.
+  /// Weights to where the tile's tail was, and what they refer to. Every thread says that it has
+  /// written: race detectors see no further, nor that far through named barriers.
   FLASHBSR_DEVICE void hand_over(const Place& at) {
     const int32_t lane = ptx::thread_index() % 32, warp = ptx::thread_index() % 128 / 32;
     const int32_t row = lane % 16, high = lane / 16;
@@ -215,6 +212,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     for (int k = 0; k < Base::kWeightSteps; ++k) {
       ptx::stmatrix_x4(base + (((2 * k + high) ^ (row & 7)) << 4), p[k]);
     }
+    __syncwarp();  // all lanes have read the other's
     if (lane % 4 == 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -222,10 +220,13 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       }
     }
     ptx::fence_async_proxy();
+    ptx::mbarrier_arrive(handed_ + 8 * group_);
   }
 
-  /// Takes the other's references. True: O must be rescaled by shrink_.
+  /// Waits for the other's weights and takes their references. True: O must be rescaled by shrink_.
   FLASHBSR_DEVICE bool follow() {
+    ptx::mbarrier_wait<kArch>(handed_ + 8 * (1 - group_), taken_++ & 1);
+    __syncwarp();
     bool grew = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -260,7 +261,9 @@ class LatentMainloop : public Softmax<Traits, Variant> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) ptx::store_shared(place(group_, h), __float_as_uint(sum[h]));
     }
-    ptx::named_barrier_sync(kSums, kBoth);
+    const uint32_t added = handed_ + 16;
+    ptx::mbarrier_arrive(added);
+    ptx::mbarrier_wait<kArch>(added, items_ - 1 & 1);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] = __uint_as_float(ptx::load_shared(place(0, h))) +
@@ -291,20 +294,20 @@ class LatentMainloop : public Softmax<Traits, Variant> {
 
   const Shared<Traits>& shared_;
   const int32_t group_;
-  const uint32_t references_;
+  const uint32_t references_, handed_;
   const uint64_t query_, key_, tail_, value_;
   Place at_;
-  uint32_t items_ = 0;
+  uint32_t items_ = 0, taken_ = 0;
   int32_t count_, start_, whole_top_, whole_bottom_;
 };
 
 /// Every thread of both warpgroups calls it, with the dims that are its own.
-template <class Traits, class Variant>
+template <class Traits>
 FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile, int32_t group,
-                                       const LatentMainloop<Traits, Variant>& loop) {
+                                       const float (&o)[Traits::kOutputDims / 2],
+                                       const RowStates& states) {
   const Params& p = args.base.params;
   const int32_t first = first_row(0), dims = group * Traits::kOutputDims;
-  const RowStates states = row_states<Variant>(args.base, tile, first, loop, loop.sum);
   if (group == 0) write_states<Traits>(args.base, tile, first, states.lse);
   const bool split = tile.item.slot >= 0;
   detail::RowPair rows;
@@ -320,11 +323,10 @@ FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile,
     if (r >= tile.item.row_count) rows.out[h] = nullptr;
   }
   if (!split && p.out.dtype != DType::kF32) {
-    with_half_type(p.out.dtype, [&]<DType kType>() {
-      detail::store_halves<kType>(rows, p.v.dim - dims, loop.o);
-    });
+    with_half_type(p.out.dtype,
+                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim - dims, o); });
   } else {
-    detail::store_floats(rows, p.v.dim - dims, loop.o);
+    detail::store_floats(rows, p.v.dim - dims, o);
   }
 }
 
@@ -334,7 +336,7 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
   constexpr int kItemBarrier = 8;
   LatentMainloop<Traits, Variant> loop(args.base, shared, group);
   const MergeQueue<kMergeSlices> merges(args.base);
-  merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
+  if (args.cluster == 1) merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
   using Place = typename Shared<Traits>::TilePipeline::Place;
   for (uint32_t n = 0;; ++n) {
     shared.tile_pipeline.wait_full(Place::after(n));
@@ -342,7 +344,11 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     const Tile& tile = shared.tiles[stage];
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + stage * Traits::kRows);
-    write_latent_rows(args, tile, group, loop);
+    const RowStates states = row_states<Variant>(args.base, tile, first_row(0), loop, loop.sum);
+    if (args.cluster > 1) {  // its only item
+      return merge_in_cluster(args, shared, tile, group, loop, states);
+    }
+    write_latent_rows<Traits>(args, tile, group, loop.o, states);
     if (tile.item.slot >= 0) {
       ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
       if (ptx::thread_index() / 32 == 4) {
@@ -369,13 +375,18 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
     ptx::prefetch_tensor_map(args.v);
     shared.init_barriers(gathers<KvCopies::kEither>(args), false,
                          kMasksByBits<Variant> && args.base.params.custom_mask);
+    const uint32_t handed = shared.queries + Traits::kHandOffset;
+    ptx::mbarrier_init(handed, 128);
+    ptx::mbarrier_init(handed + 8, 128);
+    ptx::mbarrier_init(handed + 16, 256);
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
+  let_next_start(args.base);
   __syncthreads();
-  ptx::wait_for_prerequisites<kArch>();
   if (threadIdx.x >= 128) {
     ptx::take_registers<Traits::kConsumerRegisters>();
+    ptx::wait_for_prerequisites<kArch>();
     consume_latent<Traits, Variant>(args, shared, uniform_warp() / 4 - 1);
   } else {
     ptx::give_registers<Traits::kProducerRegisters>();

@@ -77,6 +77,7 @@ class Scheduler {
       __syncwarp();
       // Loads begin before spans are worked out, which takes 1.5 us the first time.
       ptx::mbarrier_arrive(shared_.loadable + 8 * at.stage);
+      ptx::wait_for_prerequisites<kArch>();  // before the first claim
       if (index < num_items) describe(tile, shared_.spans + at.stage * Traits::kRows);
       __syncwarp();
       ptx::mbarrier_arrive(shared_.tile_pipeline.full(at.stage));
@@ -242,6 +243,7 @@ class TmaLoader {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       Source next = source(tile, tile.count - 1);
+      ptx::wait_for_prerequisites<kArch>();
       if (kKeys && tile.count == 0) let_claim(shared_, tile, -1);
 #pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {
@@ -255,6 +257,10 @@ class TmaLoader {
           if (lane_ == 0)
             load_queries(args_, shared_, tile, shared_.query_pipeline.full(0), query_.stage);
           query_.advance();
+          // The next K is not needed yet: all blocks begin at once, and the memory takes 5 us for
+          // as much as all stages hold.
+          if (!begun_) shared_.query_pipeline.wait_full({});
+          begun_ = true;
         }
       }
     });
@@ -331,6 +337,7 @@ class TmaLoader {
   const int32_t boxes_;  ///< of a tile
   typename Shared<Traits>::template PipelineOf<kKeys>::Place at_;
   typename Shared<Traits>::QueryPipeline::Place query_;
+  bool begun_ = false;
 };
 
 /// Loads Q, K and V by TMA. One warp, where others prepare what has arrived.
@@ -350,6 +357,7 @@ class PairLoader {
     for_each_tile(shared_, [&](const Tile& tile) {
       const Unowned<Traits> unowned(tile);
       auto next = keys_.source(tile, tile.count - 1);
+      ptx::wait_for_prerequisites<kArch>();
       if (tile.count == 0) let_claim(shared_, tile, -1);
 #pragma unroll 1
       for (int32_t j = tile.count - 1; j >= 0; --j) {

@@ -204,6 +204,8 @@ struct LatentTraits {
   /// Of a row: the reference of its weights, and each consumer's part of the denominators of two
   /// items.
   static constexpr int kStateBytes = kRows * 5 * 4;
+  /// Barriers: what either consumer, or both, have written may be read.
+  static constexpr int kHandBytes = 32;
   static constexpr int kMostBytes = 227 * 1024;
   static constexpr int kQueryStages = 1, kStages = 2;  // Q and two tiles are 216 KB
 
@@ -213,7 +215,8 @@ struct LatentTraits {
   static constexpr int kSpanOffset = kValueOffset + kStages * kValueBytes;
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kStateOffset = kTileOffset + kTileSlots * kTileRecordBytes;
-  static constexpr int kBarrierOffset = kStateOffset + kStateBytes;
+  static constexpr int kHandOffset = kStateOffset + kStateBytes;
+  static constexpr int kBarrierOffset = kHandOffset + kHandBytes;
   static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
   static constexpr int kPlaceSlots = 4;
   static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
