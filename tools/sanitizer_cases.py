@@ -292,6 +292,30 @@ def append(dtype: str) -> None:
     flashbsr.get_seq_lens(table[1], last, PAGE_SIZE)
 
 
+def quantize() -> None:
+    """Every type of codes, with head dims that fill a warp's turns and that do not."""
+    slots = torch.tensor([5, -1, 17, 31]).to(DEVICE)
+    for dim in (64, 192):
+        rows = normal((4, 2, dim), "bfloat16")
+        shape = (2, PAGE_SIZE, 2)
+        for kv_dtype, groups in (
+            ("int8", 1),
+            ("int4", 1),
+            ("int4", dim // 32),
+            ("nvfp4", dim // 16),
+        ):
+            packed = kv_dtype != "int8"
+            kind = torch.uint8 if packed else torch.int8
+            cache = [torch.zeros(*shape, dim // (1 + packed), dtype=kind).to(DEVICE) for _ in "kv"]
+            whole = shape if groups == 1 else (*shape, groups)
+            scale_type = torch.float8_e4m3fn if kv_dtype == "nvfp4" else torch.float32
+            scales = [torch.zeros(whole).to(scale_type).to(DEVICE) for _ in "kv"]
+            flashbsr.append_paged_kv_cache(
+                rows, rows, paged_kv_cache=tuple(cache), slot_mapping=slots, k_scale=scales[0],
+                v_scale=scales[1], kv_dtype=kv_dtype,
+            )  # fmt: skip
+
+
 def merge() -> None:
     """Two states, several, and one into another."""
     v, s = normal((19, 3, 2, 72), "float16"), normal((19, 3, 2), "float32")
@@ -354,6 +378,7 @@ def bounds() -> None:
 OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv": lambda: append("bfloat16"),
     "append_paged_kv_convert": lambda: append("float8_e4m3fn"),
+    "append_paged_kv_quantize": quantize,
     "check_pages": check_pages,
     "clear_rows": bounds,
     "get_batch_indices_positions": lambda: append("bfloat16"),
