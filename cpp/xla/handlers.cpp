@@ -3,6 +3,7 @@
 #include "handlers.h"
 
 #include <bit>
+#include <charconv>
 #include <exception>
 
 #include "../api/numbered.h"
@@ -16,13 +17,24 @@ namespace {
 
 using api::Array;
 
-/// An attribute, or on the CPU an operand: another one does not compile the program again.
+/// An attribute, of one attention or of one for each device; or on the CPU an operand, where
+/// another one does not compile the program again.
 int64_t number_of(const Node& node) {
   const Array* handle = node.find("handle");
-  if (!handle) return static_cast<int64_t>(node.number("number", -1));
+  if (!handle) {
+    int64_t found = -1;
+    int32_t count = 0;
+    const int32_t device = node.number("attentions", 1) == 1 ? 0 : node.device();
+    node.each("numbers", [&](std::string_view number) {
+      if (count++ == device) std::from_chars(number.begin(), number.end(), found);
+    });
+    if (device < count) return found;
+    throw Error(ErrorCode::kDevice, "attention", "a node on device " + std::to_string(device),
+                "one Attention, or one for each device; there are " + std::to_string(count));
+  }
   if (node.on_cuda()) {
-    throw Error(ErrorCode::kUnsupported, "handle", "an operand of a GPU's program",
-                "the Attention itself: the host would have to wait for the operand's value");
+    throw Error(ErrorCode::kUnsupported, "attention", "a handle in a GPU's program",
+                "the Attention itself: the host would have to wait for an operand's value");
   }
   api::check_shape(*handle, {});
   api::check_element(*handle, {api::Element::kI32, api::Element::kI64});
@@ -149,8 +161,9 @@ void merge(const Node& node) {
 }
 
 Failure* fail(const Api& api, const std::string& text) {
-  constexpr int32_t kInvalidArgument = 3;
-  NewFailure made{sizeof(NewFailure), nullptr, text.c_str(), kInvalidArgument};
+  // Not "invalid argument", which JAX raises as ValueError or as JaxRuntimeError, as it comes.
+  constexpr int32_t kFailedPrecondition = 9;
+  NewFailure made{sizeof(NewFailure), nullptr, text.c_str(), kFailedPrecondition};
   return api.new_failure(&made);
 }
 
