@@ -161,9 +161,8 @@ void merge(const Node& node) {
 }
 
 Failure* fail(const Api& api, const std::string& text) {
-  // Not "invalid argument", which JAX raises as ValueError or as JaxRuntimeError, as it comes.
-  constexpr int32_t kFailedPrecondition = 9;
-  NewFailure made{sizeof(NewFailure), nullptr, text.c_str(), kFailedPrecondition};
+  constexpr int32_t kInvalidArgument = 3;
+  NewFailure made{sizeof(NewFailure), nullptr, text.c_str(), kInvalidArgument};
   return api.new_failure(&made);
 }
 

@@ -43,7 +43,7 @@ NUMBERS = {
     "kCapturable": "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE",
     "kMajor": "XLA_FFI_API_MAJOR",
     "1": "XLA_FFI_Extension_Metadata",
-    "9": "XLA_FFI_Error_Code_FAILED_PRECONDITION",
+    "3": "XLA_FFI_Error_Code_INVALID_ARGUMENT",
 }
 # Those of cpp/xla/node.cpp.
 TYPES = {
