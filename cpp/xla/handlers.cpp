@@ -167,9 +167,9 @@ Failure* fail(const Api& api, const std::string& text) {
 }
 
 /// XLA takes handlers of versions up to its own. The layouts are those of all that are named here,
-/// so that the answer may be its own, too.
-void describe(const Api& api, uint32_t traits, Metadata& to) {
-  const int32_t theirs = api.version.minor;
+/// so that the answer may be its own, too. `api`: null in jaxlib 0.6, which asks without.
+void describe(const Api* api, uint32_t traits, Metadata& to) {
+  const int32_t theirs = api ? api->version.minor : kFirstMinor;
   to.version.bytes = sizeof(Version);
   to.version.major = kMajor;
   to.version.minor = theirs < kFirstMinor ? kFirstMinor : theirs < kLastMinor ? theirs : kLastMinor;
@@ -178,9 +178,9 @@ void describe(const Api& api, uint32_t traits, Metadata& to) {
 
 template <void (*body)(const Node&), bool cuda, uint32_t traits>
 Failure* handle(Frame* frame) {
-  const Api& api = *frame->api;
   if (frame->extensions && frame->extensions->kind == 1) {
-    describe(api, traits, *reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata);
+    describe(frame->api, traits,
+             *reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata);
     return nullptr;
   }
   try {
@@ -190,9 +190,9 @@ Failure* handle(Frame* frame) {
     body(Node(*frame, cuda));
     return nullptr;
   } catch (const Error& error) {
-    return fail(api, std::string(error_name(error.code)) + ": " + error.what());
+    return fail(*frame->api, std::string(error_name(error.code)) + ": " + error.what());
   } catch (const std::exception& error) {
-    return fail(api, error.what());
+    return fail(*frame->api, error.what());
   }
 }
 
