@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/cpu/codes.h>
+#include <flashbsr/cpu/tile_permission.h>
 #include <flashbsr/cpu/transpose.h>
 
 namespace flashbsr::cpu {
@@ -26,7 +27,8 @@ inline constexpr int kTileRows = 16, kTileDims = 64, kTileBytes = kTileRows * kT
 /// Whether products with these rows are made in tiles.
 FLASHBSR_FN bool in_tiles(const PagedView& x, const PagedView& scales) {
   const bool codes = x.dtype == DType::kI8 || x.dtype == DType::kI4;
-  return kHasTiles && codes && scales.data && x.dim / scales.dim % kTileDims == 0;
+  const bool whole = scales.data && x.dim / scales.dim % kTileDims == 0;
+  return kHasTiles && codes && whole && may_use_tiles();
 }
 
 /// Memory for the products of one item of few rows.
