@@ -29,6 +29,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID
   flashbsr_level(avx2 ${avx2})
   flashbsr_level(avx512 ${avx512})
   flashbsr_level(avx512_bf16 ${avx512} -mavx512bf16)
+  flashbsr_level(avx512_amx ${avx512} -mavx512bf16 -mamx-tile -mamx-int8)
 endif()
 
 function(flashbsr_compile_options target)

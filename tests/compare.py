@@ -146,10 +146,13 @@ def assert_attention(
     work_dtype: str,
     label: str,
     kernel: str = "",
+    floor: float = 0.0,
 ) -> None:
     """`assert_close` for an attention state; `lse` in natural logarithm, None skips it.
 
-    `kernel` is the name of the one that ran, where it may be one that `splits_queries`.
+    `kernel` is the name of the one that ran, where it may be one that `splits_queries`. `floor`:
+    how large a part of its row's largest term every term of an output may be off by, where weights
+    are integers (docs/numerics.md).
     """
     out_dtype = dtype_name(out)
     # A case is held to P in float8 only where its products are float8's.
@@ -161,6 +164,7 @@ def assert_attention(
         + (2 * UNIT[work_dtype] + logit[..., None]) * exact.noise
         + SINGLE * exact.sum_size
         + TINY[out_dtype]
+        + floor * exact.noise.max(axis=-1, keepdims=True)
     )
     assert_close(out, exact.out, working.out, slack, f"{label} out")
     if lse is not None:

@@ -46,7 +46,13 @@ KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
 GATHERED = 7  # a page size whose boxes would be of too few tokens for the copy engine of sm_90
-TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+TYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "i8": "int8",
+}
 # What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
 # that is long enough to be split; requests in one part and in two, with KV of their own and none.
 SHARED, HALVES, OWN = 2100, (3, 0), (2, 0, 1, 5)
@@ -138,6 +144,14 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
+def cache_of(shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
+    """K or V, and where it is codes, their scales."""
+    if dtype != "int8":
+        return normal(shape, dtype), None
+    codes = integers(np.random.default_rng(2).integers(-127, 128, shape, np.int8))
+    return codes, normal(shape[:-1], "float32").abs() * 0.01
+
+
 def integers(x: Any) -> Any:
     """Whole numbers on the GPU."""
     return torch.from_numpy(np.asarray(x)).to(DEVICE)
@@ -179,6 +193,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
+    if kv_dtype == "int8":
+        q_dtype = "bfloat16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     latent = family == "latent"
@@ -227,7 +243,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
         lens = np.array(kv_lens, np.int32)
         # Half of the kernels without masks: items and parts that lengths leave empty.
-        bounds = kernel["kv"] in ("bf16", "e4m3") and "custom_mask" not in masks
+        bounds = kernel["kv"] in ("bf16", "e4m3", "i8") and "custom_mask" not in masks
         if bounds and not (fixed and spec.get("window_left", -1) >= 0):
             layout: Any = flashbsr.Bounds(qo_indptr, lens, page_size=page_size)
             attention.plan(layout, **masks)
@@ -240,15 +256,16 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     else:
         shape = (sum(kv_lens), kv_heads)
         attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
-    kv: Any = normal((*shape, dim), kv_dtype)
-    kv = kv if latent else (kv, normal((*shape, dim_vo), kv_dtype))
+    kv, k_scale = cache_of((*shape, dim), kv_dtype)
+    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), kv_dtype)
+    kv = kv if latent else (kv, v)
     lse = spec.get("activation") != "sigmoid"
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.
     out_dtype = "bfloat16" if q_dtype.startswith("float8") else q_dtype
     out = None
     if family in HOPPER:
         out = normal((*q.shape[:2], dim_vo), out_dtype).fill_(float("nan"))
-    result = attention.run(q, kv, out=out, return_lse=lse)
+    result = attention.run(q, kv, out=out, return_lse=lse, k_scale=k_scale, v_scale=v_scale)
     o = result[0] if lse else result
     if not bool(torch.isfinite(o.float().cpu()).all()):
         raise RuntimeError(f"{kernel['name']}: the output is not finite")
@@ -273,6 +290,30 @@ def append(dtype: str) -> None:
     flashbsr.append_paged_kv_cache(rows, rows, *where, cache, *table, last)
     flashbsr.rope_append_paged_kv_cache(rows, rows, rows, *where, cache, *table, last)
     flashbsr.get_seq_lens(table[1], last, PAGE_SIZE)
+
+
+def quantize() -> None:
+    """Every type of codes, with head dims that fill a warp's turns and that do not."""
+    slots = torch.tensor([5, -1, 17, 31]).to(DEVICE)
+    for dim in (64, 192):
+        rows = normal((4, 2, dim), "bfloat16")
+        shape = (2, PAGE_SIZE, 2)
+        for kv_dtype, groups in (
+            ("int8", 1),
+            ("int4", 1),
+            ("int4", dim // 32),
+            ("nvfp4", dim // 16),
+        ):
+            packed = kv_dtype != "int8"
+            kind = torch.uint8 if packed else torch.int8
+            cache = [torch.zeros(*shape, dim // (1 + packed), dtype=kind).to(DEVICE) for _ in "kv"]
+            whole = shape if groups == 1 else (*shape, groups)
+            scale_type = torch.float8_e4m3fn if kv_dtype == "nvfp4" else torch.float32
+            scales = [torch.zeros(whole).to(scale_type).to(DEVICE) for _ in "kv"]
+            flashbsr.append_paged_kv_cache(
+                rows, rows, paged_kv_cache=tuple(cache), slot_mapping=slots, k_scale=scales[0],
+                v_scale=scales[1], kv_dtype=kv_dtype,
+            )  # fmt: skip
 
 
 def merge() -> None:
@@ -337,6 +378,7 @@ def bounds() -> None:
 OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv": lambda: append("bfloat16"),
     "append_paged_kv_convert": lambda: append("float8_e4m3fn"),
+    "append_paged_kv_quantize": quantize,
     "check_pages": check_pages,
     "clear_rows": bounds,
     "get_batch_indices_positions": lambda: append("bfloat16"),

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 #include <flashbsr/core/error.h>
@@ -19,6 +20,7 @@ enum class Element : int32_t {
   kBF16,
   kE4M3,
   kE5M2,
+  kI8,
   kI32,
   kI64,
   kU8,
@@ -27,14 +29,14 @@ enum class Element : int32_t {
 };
 
 constexpr const char* element_name(Element e) {
-  constexpr const char* kNames[] = {"float32",     "float16",     "bfloat16", "float8_e4m3fn",
-                                    "float8_e5m2", "int32",       "int64",    "uint8",
-                                    "bool",        "another type"};
+  constexpr const char* kNames[] = {"float32",     "float16", "bfloat16",    "float8_e4m3fn",
+                                    "float8_e5m2", "int8",    "int32",       "int64",
+                                    "uint8",       "bool",    "another type"};
   return kNames[static_cast<int>(e)];
 }
 
 constexpr int64_t element_bytes(Element e) {
-  constexpr int64_t kBytes[] = {4, 2, 2, 1, 1, 4, 8, 1, 1, 1};
+  constexpr int64_t kBytes[] = {4, 2, 2, 1, 1, 1, 4, 8, 1, 1, 1};
   return kBytes[static_cast<int>(e)];
 }
 
@@ -180,6 +182,21 @@ inline DType float_dtype(const Array& a, bool fp8 = false) {
   return static_cast<DType>(a.element);
 }
 
+/// The type of K or V: that of the array, or of the packed codes that its bytes are said to be.
+inline DType kv_dtype(const Array& a, std::optional<DType> said) {
+  if (said && is_packed(*said)) {
+    check_element(a, {Element::kU8});
+    return *said;
+  }
+  if (a.element == Element::kU8) {
+    throw Error(ErrorCode::kDType, a.name, "uint8",
+                "kv_dtype='int4' or 'nvfp4' with it: bytes do not say which codes they are");
+  }
+  check_element(a, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3, Element::kE5M2,
+                    Element::kI8});
+  return static_cast<DType>(a.element);
+}
+
 /// A contiguous 1-D array of int32 or int64.
 inline IndexView indices(const Array& a) {
   check_element(a, {Element::kI32, Element::kI64});
@@ -203,6 +220,6 @@ inline RaggedView ragged_view(const Array& a, bool fp8 = false) {
           a.stride[1]};
 }
 
-static_assert(static_cast<int>(Element::kE5M2) == static_cast<int>(DType::kE5M2));
+static_assert(static_cast<int>(Element::kI8) == static_cast<int>(DType::kI8));
 
 }  // namespace flashbsr::api

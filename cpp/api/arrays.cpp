@@ -136,7 +136,8 @@ class Checker {
   Checker(const AttentionOptions& options, const PlanHeader& plan, Place place)
       : o_(options),
         h_(plan),
-        cache_{(plan.flags & kPlanPaged) != 0, plan.page_size, options.hnd},
+        cache_{(plan.flags & kPlanPaged) != 0, plan.page_size, options.hnd, options.kv_dtype,
+               options.v_dtype},
         place_(place) {}
 
   const float* head_vector(const Array* a, int64_t heads) const {
@@ -155,7 +156,7 @@ class Checker {
   /// A GPU moves rows in pieces of 16 bytes.
   void aligned_rows(const Array& a) const {
     if (!place_.cuda || a.size() == 0) return;
-    const int bytes = dtype_size(static_cast<DType>(a.element));
+    const int64_t bytes = element_bytes(a.element);
     const auto refuse = [&](const std::string& actual) {
       throw Error(ErrorCode::kShape, a.name, actual,
                   "16-byte aligned rows (base address and strides)");
@@ -187,6 +188,10 @@ class Checker {
 
   void cache(const RunArrays& a, Params& p) const {
     if (o_.latent) {
+      if (const Array* given = a.k_scale.per_token ? a.k_scale.per_token : a.v_scale.per_token) {
+        throw Error(ErrorCode::kUnsupported, given->name, "scales of every token with latent=True",
+                    "a number");
+      }
       latent_cache(a, p);
     } else {
       const CacheViews kv = cache_views(a.k, a.v, cache_);
@@ -195,30 +200,79 @@ class Checker {
       half(p.k, a.k, o_.head_dim_qk);
       half(p.v, a.v ? *a.v : a.k, o_.head_dim_vo);
     }
-    if (o_.kv_dtype && p.k.dtype != *o_.kv_dtype) {
-      throw Error(ErrorCode::kDType, "kv", dtype_name(p.k.dtype),
-                  std::string(dtype_name(*o_.kv_dtype)) + ", the task's kv_dtype");
-    }
     const Array& v = a.v ? *a.v : a.k;
+    said(o_.kv_dtype, p.k, "kv");
+    said(o_.v_dtype, p.v, v.name);
+    if (!o_.latent) {
+      scales(a.k_scale.per_token, a.k, !a.v, p.k, p.k_scales);
+      scales(a.v_scale.per_token, v, !a.v, p.v, p.v_scales);
+    }
     if (p.q.dtype == DType::kE4M3 && p.k.dtype != DType::kE4M3) {
       throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
-                  "float8_e4m3fn as q; a float8_e5m2 cache goes with q in float16 or bfloat16");
+                  "float8_e4m3fn as q; other codes go with q in float16 or bfloat16");
     }
-    if (p.k.dtype != p.q.dtype && p.k.dtype != DType::kE4M3 && p.k.dtype != DType::kE5M2) {
-      throw Error(ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
-                  std::string(dtype_name(p.q.dtype)) + " as q, float8_e4m3fn or float8_e5m2");
+    if (p.k.dtype != p.q.dtype && dtype_size(p.k.dtype) > 1) {
+      throw Error(
+          ErrorCode::kDType, a.k.name, dtype_name(p.k.dtype),
+          std::string(dtype_name(p.q.dtype)) + " as q, float8_e4m3fn, float8_e5m2, int8 or int4");
     }
-    if (p.k.dtype != p.v.dtype) {
+    device_codes(a, p);
+    const bool codes = is_code(p.k, p.k_scales) && is_code(p.v, p.v_scales);
+    if (p.k.dtype != p.v.dtype && !codes) {
       throw Error(ErrorCode::kDType, v.name, dtype_name(p.v.dtype),
                   std::string(dtype_name(p.k.dtype)) + ", the type of k");
     }
+  }
+
+  /// Its scales say that a float8 is a code.
+  static bool is_code(const PagedView& x, const PagedView& scales) {
+    return scales.data || x.dtype == DType::kI8;
+  }
+
+  static void said(const std::optional<DType>& type, const PagedView& x, const char* name) {
+    if (!type || x.dtype == *type) return;
+    throw Error(ErrorCode::kDType, name, dtype_name(x.dtype),
+                std::string(dtype_name(*type)) + ", the task's kv_dtype");
+  }
+
+  /// Of every token and head of K or V.
+  void scales(const Array* given, const Array& cache, bool stacked, const PagedView& x,
+              PagedView& view) const {
+    if (!given) {
+      if (!is_packed(x.dtype)) return;
+      throw Error(ErrorCode::kValue, cache.name,
+                  std::string(dtype_name(x.dtype)) + " without scales",
+                  "k_scale and v_scale with a scale of every token, head and group");
+    }
+    if (is_packed(x.dtype) && x.dim % 16 != 0) {
+      throw Error(ErrorCode::kUnsupported, cache.name,
+                  "head dim " + std::to_string(x.dim) + " of " + dtype_name(x.dtype),
+                  "a multiple of 16");
+    }
+    view = scale_view(*given, x, cache.ndim - stacked, cache_);
+    here(*given);
+  }
+
+  /// Codes that kernels of a GPU read: int8 with scales of every token in float32, for bfloat16 q.
+  void device_codes(const RunArrays& a, const Params& p) const {
+    const bool some = p.k_scales.data || p.v_scales.data || p.k.dtype == DType::kI8;
+    if (!place_.cuda || !some) return;
+    const auto served = [](const PagedView& x, const PagedView& scales) {
+      return x.dtype == DType::kI8 && scales.data && scales.dtype == DType::kF32;
+    };
+    if (served(p.k, p.k_scales) && served(p.v, p.v_scales) && p.q.dtype == DType::kBF16) return;
+    throw Error(ErrorCode::kUnsupported, a.k.name,
+                std::string(dtype_name(p.k.dtype)) + " and " + dtype_name(p.v.dtype) +
+                    " codes for q in " + dtype_name(p.q.dtype) + " on " + place_text(place_),
+                "int8 K and V there, both with float32 scales of every token and head, and q in "
+                "bfloat16; backend='cpu' has all");
   }
 
   /// V is the latent, the first dims of K; what K has behind it is in the same array or in another.
   void latent_cache(const RunArrays& a, Params& p) const {
     const int32_t tail = o_.head_dim_qk - o_.head_dim_vo;
     const Array k = with_head(a.k, cache_);
-    p.k = api::detail::one_view(k, cache_);
+    p.k = api::detail::one_view(k, cache_, float_dtype(k, true));
     half(p.k, k, a.v ? o_.head_dim_vo : o_.head_dim_qk);
     p.v = p.k;
     p.v.dim = o_.head_dim_vo;
@@ -228,7 +282,7 @@ class Checker {
     const PagedView behind = rest;
     if (a.v) {
       const Array v = with_head(*a.v, cache_);
-      rest = api::detail::one_view(v, cache_);
+      rest = api::detail::one_view(v, cache_, float_dtype(v, true));
       half(rest, v, tail);
       if (rest.dtype != p.k.dtype) {
         throw Error(ErrorCode::kDType, v.name, dtype_name(rest.dtype),
@@ -283,6 +337,9 @@ class Checker {
     if (!(may_be_q && same_view(written, a.q)) && overlaps(written, a.q)) shares(written, a.q, own);
     if (overlaps(written, a.k)) shares(written, a.k, own);
     if (a.v && overlaps(written, *a.v)) shares(written, *a.v, own);
+    for (const Array* scale : {a.k_scale.per_token, a.v_scale.per_token}) {
+      if (scale && overlaps(written, *scale)) shares(written, *scale, own);
+    }
   }
 
   [[noreturn]] static void shares(const Array& a, const Array& with, const char* expected) {

@@ -20,10 +20,11 @@ struct MaskArrays {
   bool given() const { return boolean || packed || parents; }
 };
 
-/// A scale: one number, or an array with one per head.
+/// A scale: one number, or an array with one per head; of K and V also one of every token.
 struct Scale {
   float number = 1.0f;
   const Array* per_head = nullptr;
+  const Array* per_token = nullptr;
 };
 
 /// The value of an ExtraOption.

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.h"
 
+#include <algorithm>
+
 #include <flashbsr/variant/alibi.h>
 
 #include "../cuda/backend.h"
@@ -89,6 +91,7 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   ran_.reset();
   lengths_.reset();
   lay_out(arrays, options.mask, laid_);
+  if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   find_shared(options.share);
   schedule(options.stream);
   planned_ = true;
@@ -233,6 +236,8 @@ Batch Attention::batch() const {
 Workers Attention::limits_for(const Batch& batch) {
   Workers limits = backend_->limits(batch);
   if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
+  // Captured runs hold their launch: it cannot become one of clusters, nor of others.
+  if (options_.capacity.fixed()) std::ranges::fill(limits.wide.cluster_blocks, 0);
   return limits;
 }
 
@@ -445,7 +450,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
     schedule(options.stream);
   }
   backend_->run(params, options);
-  ran_ = RunTypes{params.q.dtype, params.k.dtype, params.out.dtype};
+  ran_ = RunTypes{params.q.dtype, params.k.dtype, params.v.dtype, params.out.dtype};
 }
 
 }  // namespace flashbsr::api

@@ -16,7 +16,7 @@
 namespace flashbsr::api {
 
 struct RunTypes {
-  DType q, kv, out;
+  DType q, k, v, out;
 };
 
 struct PlanOptions {

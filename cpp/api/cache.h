@@ -8,7 +8,12 @@
 //   page size 1: the page_size dimension may be left out
 //   ragged: k and v of [tokens, H_kv, D] (NHD) or [H_kv, tokens, D] (HND)
 //   the same for pages of several tokens: pages one after another, the last may be short
+//
+// Scales of every token and head have the shape of the array of K or V without its last dimension,
+// or with groups of a row's dims in its place.
 #pragma once
+
+#include <optional>
 
 #include "array.h"
 
@@ -18,6 +23,9 @@ struct CacheShape {
   bool paged = true;
   int32_t page_size = 1;
   bool hnd = false;
+  // What bytes of K and V are said to be; empty: arrays say it themselves.
+  std::optional<DType> k_codes = std::nullopt;
+  std::optional<DType> v_codes = std::nullopt;
 };
 
 struct CacheViews {
@@ -43,8 +51,8 @@ inline Array drop_dim(Array a, int at, int64_t index, int element_bytes) {
   return a;
 }
 
-inline PagedView one_view(const Array& a, const CacheShape& cache) {
-  PagedView view{.data = a.data, .dtype = float_dtype(a, true)};
+inline PagedView one_view(const Array& a, const CacheShape& cache, DType dtype) {
+  PagedView view{.data = a.data, .dtype = dtype};
   check_rows(a);
   int page = 0, token = 1, head = 2;
   const bool tokens = holds_tokens(a, cache);
@@ -67,7 +75,7 @@ inline PagedView one_view(const Array& a, const CacheShape& cache) {
   view.pages = a.shape[page];
   view.page_size = cache.page_size;
   view.heads = static_cast<int32_t>(a.shape[head]);
-  view.dim = static_cast<int32_t>(a.shape[a.ndim - 1]);
+  view.dim = static_cast<int32_t>(a.shape[a.ndim - 1]) * (is_packed(dtype) ? 2 : 1);
   view.stride_page = a.stride[page];
   view.stride_token = token < 0 ? 0 : a.stride[token];
   view.stride_head = a.stride[head];
@@ -83,7 +91,8 @@ inline PagedView one_view(const Array& a, const CacheShape& cache) {
 
 /// `v` null: `k` is the stacked cache.
 inline CacheViews cache_views(const Array& k, const Array* v, const CacheShape& cache) {
-  if (v) return {detail::one_view(k, cache), detail::one_view(*v, cache)};
+  const DType k_type = kv_dtype(k, cache.k_codes), v_type = kv_dtype(v ? *v : k, cache.v_codes);
+  if (v) return {detail::one_view(k, cache, k_type), detail::one_view(*v, cache, v_type)};
   if (!cache.paged) {
     throw Error(ErrorCode::kValue, k.name, "one array", "a tuple (k, v) for ragged KV");
   }
@@ -93,9 +102,47 @@ inline CacheViews cache_views(const Array& k, const Array* v, const CacheShape& 
                cache.hnd ? "[pages, 2, H_kv, page_size, D]" : "[pages, 2, page_size, H_kv, D]");
   }
   if (k.shape[1] != 2) bad_shape(k, "2 (k and v) in dimension 1");
-  const int bytes = dtype_size(float_dtype(k, true));
-  return {detail::one_view(detail::drop_dim(k, 1, 0, bytes), cache),
-          detail::one_view(detail::drop_dim(k, 1, 1, bytes), cache)};
+  const int bytes = dtype_size(k_type);
+  return {detail::one_view(detail::drop_dim(k, 1, 0, bytes), cache, k_type),
+          detail::one_view(detail::drop_dim(k, 1, 1, bytes), cache, v_type)};
+}
+
+/// Scales of every token and head of `x`, the view of an array of `rank` dimensions, K or V alone.
+inline PagedView scale_view(Array a, const PagedView& x, int rank, const CacheShape& cache) {
+  if (x.dtype == DType::kI4) {
+    check_element(a, {Element::kF32});
+  } else if (x.dtype == DType::kE2M1) {
+    check_element(a, {Element::kE4M3, Element::kU8});
+    a.element = Element::kE4M3;
+  } else if (dtype_size(x.dtype) == 1) {
+    check_element(a, {Element::kF32, Element::kF16});
+  } else {
+    throw Error(ErrorCode::kDType, a.name,
+                std::string("scales of every token, of a cache in ") + dtype_name(x.dtype),
+                "a number, or one per head; or a cache of int8, float8, int4 "
+                "or nvfp4");
+  }
+  const Array given = a;
+  if (a.ndim == rank - 1) {
+    a.shape[a.ndim] = 1;
+    a.stride[a.ndim++] = 1;
+  }
+  check_rank(a, rank, "as the cache of K or V alone has, or without the last one");
+  const PagedView view = detail::one_view(a, cache, static_cast<DType>(a.element));
+  if (view.heads != x.heads) bad_shape(given, std::to_string(x.heads) + " KV heads");
+  if (view.pages != x.pages) {
+    bad_shape(given, "as many pages or tokens as its cache: " + std::to_string(x.pages));
+  }
+  const int32_t size = view.dim > 0 ? x.dim / view.dim : 0;
+  const bool whole = view.dim > 0 && x.dim % view.dim == 0;
+  if (x.dtype == DType::kE2M1 ? !whole || size != 16
+      : x.dtype == DType::kI4 ? !whole || (view.dim > 1 && size != 32 && size != 64)
+                              : view.dim != 1) {
+    bad_shape(given, x.dtype == DType::kE2M1 ? "one scale for each 16 dims"
+                     : x.dtype == DType::kI4 ? "one scale for each 32, each 64 or all dims"
+                                             : "one scale per token and head");
+  }
+  return view;
 }
 
 /// A latent cache, or a part of it: [pages, page_size, D] or [tokens, D], which has one KV head. As

@@ -40,9 +40,25 @@ struct AppendArrays {
   bool hnd = false;
   float k_scale = 1.0f;
   float v_scale = 1.0f;
+  // Written: scales of every token and head, where the cache is codes.
+  std::optional<Array> k_scales;
+  std::optional<Array> v_scales;
+  std::optional<DType> k_codes;  ///< what bytes are
+  std::optional<DType> v_codes;
 };
 
 void append_paged_kv_cache(const AppendArrays& a, void* stream);
+
+/// A cache of codes, [..., heads, D], times its scales, into floats of the same shape.
+struct DequantizeArrays {
+  Array cache;
+  Array scales;
+  std::optional<DType> codes;
+  float number = 1.0f;  ///< on all of them
+  Array out;
+};
+
+void dequantize_kv_cache(const DequantizeArrays& a);
 
 /// Angles that are computed, or those of a table.
 struct RopeSettings {

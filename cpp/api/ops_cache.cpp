@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "overlap.h"
 
 namespace flashbsr::api {
 
@@ -69,6 +72,40 @@ void check_table(const AppendViews& v, const Array& kv_indices) {
   }
 }
 
+/// A GPU writes codes where K and V are both codes with scales of every token.
+void check_device_codes(const AppendViews& v) {
+  const auto coded = [](const PagedView& x, const PagedView& scales) {
+    return scales.data || x.dtype == DType::kI8;
+  };
+  const bool k = coded(v.cache.k, v.scales.k), other = coded(v.cache.v, v.scales.v);
+  if (!v.place.cuda || (!k && !other)) return;
+  if (v.scales.k.data && v.scales.v.data && v.cache.k.heads == v.cache.v.heads) return;
+  throw Error(ErrorCode::kUnsupported, "paged_kv_cache",
+              std::string(dtype_name(v.cache.k.dtype)) + " and " + dtype_name(v.cache.v.dtype) +
+                  " in " + place_text(v.place) + ", not both with scales of every token",
+              "k_scale and v_scale, arrays of scales, and as many heads of V as of K");
+}
+
+/// Where the scales of K or V go. Codes that need them are not written without.
+PagedView scales_of(const std::optional<Array>& given, const PagedView& x, const Array& cache,
+                    bool stacked, const CacheShape& shape) {
+  if (!given) {
+    if (!is_packed(x.dtype)) return {};
+    throw Error(ErrorCode::kValue, cache.name, std::string(dtype_name(x.dtype)) + " without scales",
+                "k_scale and v_scale, arrays for a scale of every token, head and group");
+  }
+  if (x.dim > cpu::kMaxQuantDim) {
+    throw Error(ErrorCode::kUnsupported, cache.name, "head dim " + std::to_string(x.dim),
+                "at most " + std::to_string(cpu::kMaxQuantDim));
+  }
+  check_no_overlap(*given);
+  if (overlaps(*given, cache)) {
+    throw Error(ErrorCode::kValue, given->name, "memory that the cache has too",
+                "bytes of its own, beside the codes of a page or elsewhere");
+  }
+  return scale_view(*given, x, cache.ndim - stacked, shape);
+}
+
 /// Every destination is checked before any is written: on the host always, on a device if asked.
 void view_slots(AppendViews& v, const Array& mapping, void* stream) {
   v.by_slots = true;
@@ -113,16 +150,24 @@ AppendViews check_append(const AppendArrays& a, void* stream) {
   const Array* v_cache = a.v_cache ? &*a.v_cache : nullptr;
   AppendViews v;
   const AppendTable* table = a.table ? &*a.table : nullptr;
-  v.place = common_place(
-      {&a.key, &a.value, &a.k_cache, v_cache, a.positions ? &*a.positions : nullptr,
-       a.slot_mapping ? &*a.slot_mapping : nullptr, table ? &table->batch_indices : nullptr,
-       table ? &table->kv_indices : nullptr, table ? &table->kv_indptr : nullptr,
-       table ? &table->kv_last_page_len : nullptr});
+  v.place =
+      common_place({&a.key, &a.value, &a.k_cache, v_cache, a.positions ? &*a.positions : nullptr,
+                    a.slot_mapping ? &*a.slot_mapping : nullptr,
+                    table ? &table->batch_indices : nullptr, table ? &table->kv_indices : nullptr,
+                    table ? &table->kv_indptr : nullptr, table ? &table->kv_last_page_len : nullptr,
+                    a.k_scales ? &*a.k_scales : nullptr, a.v_scales ? &*a.v_scales : nullptr});
   v.key = ragged_view(a.key, true);
   v.value = ragged_view(a.value, true);
   v.page_size = max_of(page_size_of(a.k_cache, !v_cache, a.hnd), 1);
-  v.cache =
-      cache_views(a.k_cache, v_cache, {.paged = true, .page_size = v.page_size, .hnd = a.hnd});
+  const CacheShape shape{.paged = true,
+                         .page_size = v.page_size,
+                         .hnd = a.hnd,
+                         .k_codes = a.k_codes,
+                         .v_codes = a.v_codes};
+  v.cache = cache_views(a.k_cache, v_cache, shape);
+  v.scales = {scales_of(a.k_scales, v.cache.k, a.k_cache, !v_cache, shape),
+              scales_of(a.v_scales, v.cache.v, v_cache ? *v_cache : a.k_cache, !v_cache, shape)};
+  check_device_codes(v);
   check_shape(a.key, {-1, v.cache.k.heads, v.cache.k.dim});
   check_shape(a.value, {v.key.tokens, v.cache.v.heads, v.cache.v.dim});
   for (const auto& [scale, name] :
@@ -170,6 +215,13 @@ ops::Slots device_slots(const AppendViews& v) {
 
 void append_paged_kv_cache(const AppendArrays& a, void* stream) {
   const AppendViews v = check_append(a, stream);
+  if (v.place.cuda && v.scales.k.data) {
+    ops::QuantizeArgs args;
+    args.k = {v.key, v.cache.k, v.scales.k, 1.0f / a.k_scale};
+    args.v = {v.value, v.cache.v, v.scales.v, 1.0f / a.v_scale};
+    args.slots = device_slots(v);
+    return cuda::append_paged_kv_quantize(args, v.key.tokens, {v.place.device, stream});
+  }
   if (v.place.cuda) {
     ops::AppendArgs args;
     args.k = {.in = v.key, .cache = v.cache.k, .inverse_scale = 1.0f / a.k_scale};
@@ -180,8 +232,46 @@ void append_paged_kv_cache(const AppendArrays& a, void* stream) {
   for (int64_t t = 0; t < v.key.tokens; ++t) {
     const std::optional<cpu::Slot> slot = v.slot_of(t);
     if (!slot) continue;
-    cpu::store_token(v.key, t, v.cache.k, slot->page, slot->offset, 1.0f / a.k_scale);
-    cpu::store_token(v.value, t, v.cache.v, slot->page, slot->offset, 1.0f / a.v_scale);
+    cpu::store_token(v.key, t, v.cache.k, v.scales.k, slot->page, slot->offset, 1.0f / a.k_scale);
+    cpu::store_token(v.value, t, v.cache.v, v.scales.v, slot->page, slot->offset, 1.0f / a.v_scale);
+  }
+}
+
+void dequantize_kv_cache(const DequantizeArrays& a) {
+  common_place({&a.cache, &a.scales, &a.out});
+  if (a.cache.place.cuda) {
+    throw Error(ErrorCode::kUnsupported, a.cache.name, "an array in " + place_text(a.cache.place),
+                "one in host memory");
+  }
+  const DType type = kv_dtype(a.cache, a.codes);
+  if (a.cache.ndim != 3 && a.cache.ndim != 4) {
+    check_rank(a.cache, 4, "[pages, page_size, heads, D], or 3 of [tokens, heads, D]");
+  }
+  // Of the order of tokens and heads nothing depends but their names.
+  const bool paged = a.cache.ndim == 4;
+  const CacheShape shape{.paged = paged,
+                         .page_size = paged ? static_cast<int32_t>(a.cache.shape[1]) : 1};
+  const PagedView x = detail::one_view(a.cache, shape, type);
+  const PagedView scales = scale_view(a.scales, x, a.cache.ndim, shape);
+  const PagedView out = detail::one_view(a.out, shape, float_dtype(a.out));
+  if (paged) {
+    check_shape(a.out, {x.pages, x.page_size, x.heads, x.dim});
+  } else {
+    check_shape(a.out, {x.pages, x.heads, x.dim});
+  }
+  check_no_overlap(a.out);
+  std::vector<float> row(static_cast<size_t>(x.dim));
+  for (int64_t page = 0; page < x.pages; ++page) {
+    for (int32_t token = 0; token < x.page_size; ++token) {
+      for (int32_t h = 0; h < x.heads; ++h) {
+        cpu::dequantize_row(x.row(page, token, h), x.dim, type, scales, scales.row(page, token, h),
+                            row.data());
+        for (int32_t d = 0; d < x.dim; ++d) {
+          store_from_float(out.row(page, token, h), d, out.dtype,
+                           row[static_cast<size_t>(d)] * a.number);
+        }
+      }
+    }
   }
 }
 

@@ -17,6 +17,7 @@ namespace flashbsr::api {
 struct AppendViews {
   RaggedView key, value;
   CacheViews cache;
+  CacheViews scales;  ///< of every token and head; without data: none
   int32_t page_size = 1;
   bool by_slots = false;
   IndexView slots;                                        ///< by slots

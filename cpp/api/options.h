@@ -47,7 +47,8 @@ struct AttentionOptions {
   int32_t head_dim_vo = 0;
   bool latent = false;            ///< V are the first dims of K: one array, or K in two
   std::optional<DType> q_dtype;   ///< empty: that of the arrays
-  std::optional<DType> kv_dtype;  ///< likewise
+  std::optional<DType> kv_dtype;  ///< likewise; of K where V has another
+  std::optional<DType> v_dtype;   ///< likewise
   std::optional<DType> o_dtype;   ///< empty: that of q, and any where q is float8
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;

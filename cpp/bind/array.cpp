@@ -21,10 +21,11 @@ struct TypeRow {
   Element element;
 };
 // DLPack 1.1 type codes: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn, 12 e5m2.
-constexpr TypeRow kTypes[] = {
-    {2, 32, Element::kF32},  {2, 16, Element::kF16},  {4, 16, Element::kBF16},
-    {10, 8, Element::kE4M3}, {12, 8, Element::kE5M2}, {0, 32, Element::kI32},
-    {0, 64, Element::kI64},  {1, 8, Element::kU8},    {6, 8, Element::kBool}};
+constexpr TypeRow kTypes[] = {{2, 32, Element::kF32},  {2, 16, Element::kF16},
+                              {4, 16, Element::kBF16}, {10, 8, Element::kE4M3},
+                              {12, 8, Element::kE5M2}, {0, 8, Element::kI8},
+                              {0, 32, Element::kI32},  {0, 64, Element::kI64},
+                              {1, 8, Element::kU8},    {6, 8, Element::kBool}};
 
 std::optional<Element> element_of(nb::dlpack::dtype t) {
   for (const TypeRow& r : kTypes) {

@@ -148,26 +148,29 @@ enum RunBits : int { kOverlapPrologue = 1, kOverlapKv = 2, kCheck = 4, kWait = 8
 void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
          nb::handle lse, nb::handle q_scale, nb::handle k_scale, nb::handle v_scale,
          nb::handle sinks, nb::handle alibi_slopes, const nb::tuple& extras, uintptr_t stream,
-         int how) {
+         int how, nb::handle k_scales, nb::handle v_scales) {
   constexpr Memory kAny = Memory::kAny;
   const Import q_in(q, "q", false, kAny), k_in(k, v.is_none() ? "kv" : "k", false, kAny);
   const OptionalImport v_in(v, "v", false, kAny);
   const Import out_in(out, "out", true, kAny);
   const OptionalImport lse_in(lse, "lse", true, kAny), sinks_in(sinks, "sinks", false, kAny),
-      slopes_in(alibi_slopes, "alibi_slopes", false, kAny);
+      slopes_in(alibi_slopes, "alibi_slopes", false, kAny),
+      k_scales_in(k_scales, "k_scale", false, kAny), v_scales_in(v_scales, "v_scale", false, kAny);
   std::optional<Import> keep[3];
   std::vector<Import> kept;
-  const api::RunArrays arrays{.q = q_in.array(),
-                              .k = k_in.array(),
-                              .v = v_in.get(),
-                              .out = out_in.array(),
-                              .lse = lse_in.get(),
-                              .q_scale = scale_of(q_scale, "q_scale", keep[0]),
-                              .k_scale = scale_of(k_scale, "k_scale", keep[1]),
-                              .v_scale = scale_of(v_scale, "v_scale", keep[2]),
-                              .sinks = sinks_in.get(),
-                              .alibi_slopes = slopes_in.get(),
-                              .extras = extra_values(extras, self.extras(), kept)};
+  api::RunArrays arrays{.q = q_in.array(),
+                        .k = k_in.array(),
+                        .v = v_in.get(),
+                        .out = out_in.array(),
+                        .lse = lse_in.get(),
+                        .q_scale = scale_of(q_scale, "q_scale", keep[0]),
+                        .k_scale = scale_of(k_scale, "k_scale", keep[1]),
+                        .v_scale = scale_of(v_scale, "v_scale", keep[2]),
+                        .sinks = sinks_in.get(),
+                        .alibi_slopes = slopes_in.get(),
+                        .extras = extra_values(extras, self.extras(), kept)};
+  arrays.k_scale.per_token = k_scales_in.get();
+  arrays.v_scale.per_token = v_scales_in.get();
   const api::RunOptions options{.stream = stream_of(stream),
                                 .overlap = how & kOverlapKv         ? Overlap::kKv
                                            : how & kOverlapPrologue ? Overlap::kPrologue
@@ -199,11 +202,12 @@ nb::dict run_stats(api::Attention& self) {
   return stats;
 }
 
-/// Names of the types of q, KV and out; empty: the plan has not run.
+/// Names of the types of q, K, V and out; empty: the plan has not run.
 nb::list run_dtypes(api::Attention& self) {
   nb::list names;
   if (const auto types = self.run_types()) {
-    for (const DType type : {types->q, types->kv, types->out}) names.append(dtype_name(type));
+    for (const DType type : {types->q, types->k, types->v, types->out})
+      names.append(dtype_name(type));
   }
   return names;
 }
@@ -274,7 +278,8 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.split = {.fixed_size = integer("fixed_split_size"), .disabled = boolean("disable_split_kv")};
   o.capacity = {.max_requests = integer("max_batch_size"),
                 .max_q_tokens = integer("max_q_tokens"),
-                .max_kv_indices = integer("max_kv_pages")};
+                .max_kv_indices = integer("max_kv_pages"),
+                .max_kv_len = integer("max_kv_len")};
   o.num_workers = integer("num_workers");
   o.num_threads = integer("num_threads");
   const std::string backend = text("backend");
@@ -286,10 +291,13 @@ api::AttentionOptions options_from(const nb::dict& d) {
   }
   o.device = integer("device");
   o.fast_fp8 = boolean("fast_fp8");
-  const std::string q = text("q_dtype"), kv = text("kv_dtype"), out = text("o_dtype");
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
+  const std::string q = text("q_dtype"), kv = text("kv_dtype"), v = text("v_dtype"),
+                    out = text("o_dtype");
+  for (int t = 0; t < kNumDTypes; ++t) {
+    const DType type = static_cast<DType>(t);
     if (q == dtype_name(type)) o.q_dtype = type;
     if (kv == dtype_name(type)) o.kv_dtype = type;
+    if (v == dtype_name(type)) o.v_dtype = type;
     if (out == dtype_name(type)) o.o_dtype = type;
   }
   o.custom_variant = boolean("custom_variant");
@@ -327,7 +335,8 @@ void bind_engine(nb::module_& m) {
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
-           nb::arg("extras"), nb::arg("stream"), nb::arg("how"))
+           nb::arg("extras"), nb::arg("stream"), nb::arg("how"),
+           nb::arg("k_scales").none() = nb::none(), nb::arg("v_scales").none() = nb::none())
       .def(
           "set_workspace",
           [](api::Attention& self, nb::handle workspace) {

@@ -32,13 +32,35 @@ struct OptionalIn : OptionalImport {
 
 void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
 
+/// Empty: none.
+std::optional<DType> codes_named(const std::string& name) {
+  for (int t = 0; t < kNumDTypes; ++t) {
+    if (name == dtype_name(static_cast<DType>(t))) return static_cast<DType>(t);
+  }
+  return std::nullopt;
+}
+
+/// Scales of every token and head, and what the bytes of K and V are: (k_scales, v_scales, k_codes,
+/// v_codes).
+struct Codes {
+  OptionalImport k_scales, v_scales;
+  std::optional<DType> k, v;
+
+  Codes(const nb::tuple& codes, bool writable)
+      : k_scales(codes[0], "k_scale", writable, Memory::kAny),
+        v_scales(codes[1], "v_scale", writable, Memory::kAny),
+        k(codes_named(nb::cast<std::string>(codes[2]))),
+        v(codes_named(nb::cast<std::string>(codes[3]))) {}
+};
+
 /// The arrays of an append, alive as long as this.
 class AppendImports {
  public:
   /// `places`: slot_mapping, or (batch_indices, kv_indices, kv_indptr, kv_last_page_len).
   AppendImports(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_cache,
-                nb::handle positions, nb::handle places)
-      : key_(key, "append_key"),
+                nb::handle positions, nb::handle places, const nb::tuple& codes)
+      : codes_(codes, true),
+        key_(key, "append_key"),
         value_(value, "append_value"),
         k_cache_(k_cache, v_cache.is_none() ? "paged_kv_cache" : "k_cache"),
         v_cache_(v_cache, "v_cache", true, Memory::kAny),
@@ -60,7 +82,11 @@ class AppendImports {
             .slot_mapping = slots_ ? std::optional(slots_->array()) : std::nullopt,
             .hnd = kv_layout == "HND",
             .k_scale = static_cast<float>(k_scale),
-            .v_scale = static_cast<float>(v_scale)};
+            .v_scale = static_cast<float>(v_scale),
+            .k_scales = codes_.k_scales.copy(),
+            .v_scales = codes_.v_scales.copy(),
+            .k_codes = codes_.k,
+            .v_codes = codes_.v};
   }
 
  private:
@@ -76,6 +102,7 @@ class AppendImports {
     }
   };
 
+  Codes codes_;
   In key_, value_;
   Out k_cache_;
   OptionalImport v_cache_;
@@ -86,10 +113,19 @@ class AppendImports {
 
 void append(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_cache,
             nb::handle positions, nb::handle places, const std::string& kv_layout, double k_scale,
-            double v_scale, uintptr_t stream) {
-  const AppendImports in(key, value, k_cache, v_cache, positions, places);
+            double v_scale, const nb::tuple& codes, uintptr_t stream) {
+  const AppendImports in(key, value, k_cache, v_cache, positions, places, codes);
   const nb::gil_scoped_release unlocked;
   api::append_paged_kv_cache(in.arrays(kv_layout, k_scale, v_scale), stream_of(stream));
+}
+
+void dequantize(nb::handle cache, nb::handle scales, const std::string& codes, double number,
+                nb::handle out) {
+  const In cache_in(cache, "cache"), scales_in(scales, "scale");
+  const Out to(out, "out");
+  const nb::gil_scoped_release unlocked;
+  api::dequantize_kv_cache({cache_in.array(), scales_in.array(), codes_named(codes),
+                            static_cast<float>(number), to.array()});
 }
 
 api::RopeSettings settings(int32_t rotary_dim, bool interleave, double scale, double theta,
@@ -123,12 +159,12 @@ void rope(nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out, nb::ha
 
 void rope_append(nb::handle q, nb::handle q_out, nb::handle key, nb::handle value,
                  nb::handle k_cache, nb::handle v_cache, nb::handle positions, nb::handle places,
-                 const std::string& kv_layout, double k_scale, double v_scale, int32_t rotary_dim,
-                 bool interleave, double scale, double theta, const Llama31& llama31,
-                 nb::handle cos_sin_cache, uintptr_t stream) {
+                 const std::string& kv_layout, double k_scale, double v_scale,
+                 const nb::tuple& codes, int32_t rotary_dim, bool interleave, double scale,
+                 double theta, const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream) {
   const In q_in(q, "q");
   const Out q_to(q_out, "q_out");
-  const AppendImports in(key, value, k_cache, v_cache, positions, places);
+  const AppendImports in(key, value, k_cache, v_cache, positions, places, codes);
   const OptionalIn table(cos_sin_cache, "cos_sin_cache");
   const nb::gil_scoped_release unlocked;
   api::rope_append_paged_kv_cache(
@@ -158,14 +194,16 @@ void bind_ops(nb::module_& m) {
   using namespace nb::literals;
   m.def("append_paged_kv_cache", &append, "append_key"_a, "append_value"_a, "k_cache"_a,
         "v_cache"_a.none(), "positions"_a.none(), "places"_a, "kv_layout"_a, "k_scale"_a,
-        "v_scale"_a, "stream"_a);
+        "v_scale"_a, "codes"_a, "stream"_a);
+  m.def("dequantize_kv_cache", &dequantize, "cache"_a, "scale"_a, "kv_dtype"_a, "number"_a,
+        "out"_a);
   m.def("apply_rope", &rope, "q"_a, "k"_a, "q_out"_a, "k_out"_a, "positions"_a.none(),
         "indptr"_a.none(), "offsets"_a.none(), "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
         "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
   m.def("rope_append_paged_kv_cache", &rope_append, "q"_a, "q_out"_a, "append_key"_a,
         "append_value"_a, "k_cache"_a, "v_cache"_a.none(), "positions"_a, "places"_a, "kv_layout"_a,
-        "k_scale"_a, "v_scale"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a, "rope_theta"_a,
-        "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
+        "k_scale"_a, "v_scale"_a, "codes"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
+        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
   m.def(
       "get_batch_indices_positions",
       [](nb::handle append_indptr, nb::handle seq_lens, nb::handle batch_indices,

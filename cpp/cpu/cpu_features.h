@@ -10,6 +10,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace flashbsr::cpu {
@@ -18,6 +22,7 @@ namespace flashbsr::cpu {
 struct CpuidWords {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;
+  uint32_t leaf7_edx = 0;
   uint32_t leaf7_1_eax = 0;
   uint32_t xcr0 = 0;  ///< registers that the operating system saves; 0: it does not say (OSXSAVE)
 };
@@ -27,6 +32,7 @@ struct CpuFeatures {
   bool avx2 = false;  ///< with FMA and F16C
   bool avx512 = false;
   bool avx512_bf16 = false;
+  bool avx512_amx = false;  ///< tiles of int8; may_use_tiles() too
 };
 
 constexpr CpuFeatures features_of(const CpuidWords& words) {
@@ -40,6 +46,8 @@ constexpr CpuFeatures features_of(const CpuidWords& words) {
   // Masks and both halves of ZMM are saved; F, DQ, BW, VL.
   f.avx512 = f.avx2 && all(words.xcr0, 5, 6, 7) && all(words.leaf7_ebx, 16, 17, 30, 31);
   f.avx512_bf16 = f.avx512 && all(words.leaf7_1_eax, 5);
+  // Tiles and their shapes are saved; tiles, int8 in them.
+  f.avx512_amx = f.avx512_bf16 && all(words.xcr0, 17, 18) && all(words.leaf7_edx, 24, 25);
   return f;
 }
 
@@ -52,6 +60,7 @@ inline CpuidWords read_cpuid() {
   if (ecx >> 27 & 1) asm volatile("xgetbv" : "=a"(words.xcr0), "=d"(edx) : "c"(0));
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return words;
   words.leaf7_ebx = ebx;
+  words.leaf7_edx = edx;
   const uint32_t subleaves = eax;
   if (subleaves >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) words.leaf7_1_eax = eax;
   return words;
@@ -59,5 +68,15 @@ inline CpuidWords read_cpuid() {
 #else
 inline CpuidWords read_cpuid() { return {}; }
 #endif
+
+/// Linux has 8 KB for a thread's tiles only where a process has asked for it (Linux 5.16).
+inline bool may_use_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 }  // namespace flashbsr::cpu

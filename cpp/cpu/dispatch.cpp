@@ -24,6 +24,9 @@ const std::vector<const KernelTable*>& available_tables() {
 #if defined(FLASHBSR_HAVE_AVX512_BF16)
     if (has.avx512_bf16) found.push_back(&flashbsr_kernels_avx512_bf16());
 #endif
+#if defined(FLASHBSR_HAVE_AVX512_AMX)
+    if (has.avx512_amx && may_use_tiles()) found.push_back(&flashbsr_kernels_avx512_amx());
+#endif
     return found;
   }();
   return tables;
@@ -38,6 +41,9 @@ const char* level_flags(const std::string& isa) {
 #endif
 #if defined(FLASHBSR_HAVE_AVX512_BF16)
   if (isa == "avx512_bf16") return FLASHBSR_FLAGS_AVX512_BF16;
+#endif
+#if defined(FLASHBSR_HAVE_AVX512_AMX)
+  if (isa == "avx512_amx") return FLASHBSR_FLAGS_AVX512_AMX;
 #endif
   return "";
 }

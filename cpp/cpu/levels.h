@@ -10,3 +10,4 @@ const flashbsr::cpu::KernelTable& flashbsr_kernels_baseline();
 const flashbsr::cpu::KernelTable& flashbsr_kernels_avx2();
 const flashbsr::cpu::KernelTable& flashbsr_kernels_avx512();
 const flashbsr::cpu::KernelTable& flashbsr_kernels_avx512_bf16();
+const flashbsr::cpu::KernelTable& flashbsr_kernels_avx512_amx();

@@ -34,6 +34,7 @@ struct Api {
   decltype(&::cuKernelGetFunction) kernel_get_function;
   decltype(&::cuKernelSetAttribute) kernel_set_attribute;
   decltype(&::cuLaunchKernelEx) launch_kernel_ex;
+  decltype(&::cuOccupancyMaxActiveClusters) occupancy_max_active_clusters;
   decltype(&::cuTensorMapEncodeTiled) tensor_map_encode_tiled;
   decltype(&::cuMemAlloc) mem_alloc;
   decltype(&::cuMemFree) mem_free;

@@ -76,6 +76,8 @@ class CudaBackend final : public api::Backend {
   const int device_;
   const DeviceInfo& info_;
   double bandwidth_ = 0;
+  const KernelRow* clusters_of_ = nullptr;  ///< cluster_blocks_ are those of this kernel
+  ClusterBlocks cluster_blocks_{};
   std::string variant_;  ///< name of the caller's own
 
   Need need_;  ///< of the last plan
@@ -170,7 +172,11 @@ Workers CudaBackend::limits(const Batch& batch) {
   kv_ = batch.kv;
   const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
   const int bytes_per_token = dims * dtype_size(kv_);
-  return limits_of(row, info_, group, bytes_per_token, bandwidth_);
+  if (row.takes_clusters() && clusters_of_ != &row) {
+    cluster_blocks_ = cluster_blocks(row, device_);
+    clusters_of_ = &row;
+  }
+  return limits_of(row, info_, group, bytes_per_token, bandwidth_, cluster_blocks_);
 }
 
 /// Steps of a serving loop need the same, up to three kernels to choose from: the table of 170 rows
@@ -362,8 +368,11 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   const Launch where{
       .device = device_,
       .stream = stream,
-      .grid_x = header.num_workers - header.num_narrow_workers + header.num_narrow_blocks,
-      .overlap = args.overlap != Overlap::kNone};
+      .grid_x = header.cluster_parts
+                    ? header.num_items
+                    : header.num_workers - header.num_narrow_workers + header.num_narrow_blocks,
+      .overlap = args.overlap != Overlap::kNone,
+      .cluster = max_of(header.cluster_parts, 1)};
   if (is_hopper(*kernel_)) {
     launch(*kernel_, where, hopper_args(args, *kernel_, header, maps_));
   } else {

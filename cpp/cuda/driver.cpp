@@ -51,6 +51,7 @@ std::string load_symbols(void* library, Api& a) {
   load(a.kernel_get_function, "cuKernelGetFunction");
   load(a.kernel_set_attribute, "cuKernelSetAttribute");
   load(a.launch_kernel_ex, "cuLaunchKernelEx");
+  load(a.occupancy_max_active_clusters, "cuOccupancyMaxActiveClusters");
   load(a.tensor_map_encode_tiled, "cuTensorMapEncodeTiled");
   load(a.mem_alloc, "cuMemAlloc_v2");
   load(a.mem_free, "cuMemFree_v2");

@@ -184,6 +184,7 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     if (out) args.out = *out;
   }
 
+  args.cluster = max_of(header.cluster_parts, 1);
   const bool rotates = row.copies == KvCopies::kEither && p.rope.fine;
   const KvMaps kv =
       row.copies == KvCopies::kRows ? KvMaps{} : kv_maps(p, row, header, rotates, maps);

@@ -4,10 +4,13 @@
 // What the scheduler is told about a kernel on a device. For sources of cpp/cuda only.
 #pragma once
 
+#include <algorithm>
+
 #include <flashbsr/plan/gpu.h>
 
 #include "api.h"
 #include "choice.h"
+#include "launcher.h"
 
 namespace flashbsr::cuda {
 
@@ -24,7 +27,8 @@ inline double memory_bandwidth(int device) {
 }
 
 inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group,
-                         int bytes_per_token, double bandwidth) {
+                         int bytes_per_token, double bandwidth,
+                         const ClusterBlocks& cluster_blocks) {
   GpuKernel kernel{.sms = info.sm_count,
                    .blocks_per_sm = row.shape.blocks_per_sm,
                    .rows = item_rows(row, group),
@@ -34,7 +38,10 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
   if (is_decode(row)) return gpu_decode_limits(kernel);
   if (is_mixed(row)) return gpu_mixed_limits(kernel, kNarrowRows);
-  if (is_latent(row)) return gpu_latent_limits(kernel);
+  if (is_latent(row)) {
+    std::copy(cluster_blocks.begin(), cluster_blocks.end(), kernel.cluster_blocks);
+    return gpu_latent_limits(kernel);
+  }
   return is_hopper(row) ? gpu_hopper_limits(kernel) : gpu_prefill_limits(kernel);
 }
 

@@ -78,6 +78,13 @@ void prepare_slow(const KernelRow& row, LoadState& state, int device) {
                                      row.shape.smem_bytes, kernel, handle),
           on_device("cuKernelSetAttribute", row, device));
   }
+  if (row.takes_clusters()) {  // of 16, too
+    CUdevice handle;
+    check(api().device_get(&handle, device), "cuDeviceGet");
+    check(api().kernel_set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel,
+                                     handle),
+          on_device("cuKernelSetAttribute", row, device));
+  }
   // Loads the code into this context now; the driver would otherwise do so at the first launch.
   CUfunction function;
   check(api().kernel_get_function(&function, kernel),
@@ -91,7 +98,37 @@ std::string shape_text(const KernelRow& row, const CUlaunchConfig& c, int device
          std::to_string(c.sharedMemBytes) + " bytes of shared memory";
 }
 
+CUlaunchAttribute cluster_of(int size) {
+  CUlaunchAttribute attribute{};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim.x = static_cast<unsigned>(size);
+  attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1;
+  return attribute;
+}
+
 }  // namespace
+
+ClusterBlocks cluster_blocks(const KernelRow& row, int device) {
+  const ContextGuard context(device);
+  const auto function =
+      reinterpret_cast<CUfunction>(state_of(row).kernel.load(std::memory_order_acquire));
+  ClusterBlocks blocks{};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const int size = 2 << i;
+    CUlaunchAttribute attribute = cluster_of(size);
+    CUlaunchConfig config{};
+    config.gridDimX = static_cast<unsigned>(size);
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.blockDimX = static_cast<unsigned>(row.shape.threads);
+    config.sharedMemBytes = static_cast<unsigned>(row.shape.smem_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    const CUresult found = api().occupancy_max_active_clusters(&clusters, function, &config);
+    blocks[i] = found == CUDA_SUCCESS ? clusters * size : 0;
+  }
+  return blocks;
+}
 
 void prepare(const KernelRow& row, int device) {
   LoadState& state = state_of(row);
@@ -115,13 +152,14 @@ void launch(const KernelRow& row, const Launch& where, void** params) {
   config.sharedMemBytes =
       static_cast<unsigned>(where.smem_bytes >= 0 ? where.smem_bytes : row.shape.smem_bytes);
   config.hStream = where.stream;
-  CUlaunchAttribute attribute{};
+  CUlaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
   if (where.overlap && device_info(where.device).cc >= 90) {
+    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
   }
+  if (where.cluster > 1) attributes[config.numAttrs++] = cluster_of(where.cluster);
   // A kernel is accepted where a function is: the driver finds the one of the current context.
   const auto function =
       reinterpret_cast<CUfunction>(state_of(row).kernel.load(std::memory_order_acquire));

@@ -4,6 +4,7 @@
 // Loads a kernel when it is first used, once per process, and launches it.
 #pragma once
 
+#include <array>
 #include <type_traits>
 
 #include "driver.h"
@@ -22,6 +23,7 @@ struct Launch {
   /// Lets the kernel start before the one ahead of it in the stream has finished; it must wait for
   /// that itself (griddepcontrol.wait). Without effect below compute capability 9.0.
   bool overlap = false;
+  int cluster = 1;  ///< blocks of a cluster
 };
 
 /// Loads the kernel and readies it for a device, so that a later launch does neither: a launch that
@@ -29,6 +31,12 @@ struct Launch {
 /// Throws Error(kUnsupported) where the kernel's shared memory does not fit the device, and
 /// Error(kCuda) where the driver refuses.
 void prepare(const KernelRow& row, int device);
+
+/// Blocks of a kernel that a device runs at once in clusters of 2, 4, 8 and 16; 0: of that size it
+/// takes none.
+using ClusterBlocks = std::array<int, 4>;
+/// Of a prepared kernel. Four calls of the driver.
+ClusterBlocks cluster_blocks(const KernelRow& row, int device);
 
 /// Launches a kernel whose parameters are `params`, a pointer to each. An empty grid is nothing to
 /// do. Asynchronous; prepares the kernel first if that was not done. `row` is one of kernel_rows(),

@@ -88,9 +88,9 @@ const char* kv_name(DType type) {
     case DType::kBF16: return "bf16";
     case DType::kE4M3: return "e4m3";
     case DType::kE5M2: return "e5m2";
-    case DType::kF32: break;
+    case DType::kI8: return "i8";
+    default: return "-";
   }
-  return "-";
 }
 
 }  // namespace flashbsr::cuda

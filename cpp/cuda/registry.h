@@ -32,7 +32,7 @@ struct KernelRow {
   bool exact;           ///< and for no other: sm_90a
   int head_dim;         ///< of Q and K; serves all up to this; 0: not applicable
   int head_dim_vo;      ///< of V and O
-  const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2"; "-": not applicable
+  const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2", "i8"; "-": not applicable
   int rows;             ///< packed query rows of an item; 0: not applicable
   const char* variant;  ///< "plain", "standard", "sigmoid", a user's; "-": not applicable
   const unsigned char* image;
@@ -47,6 +47,8 @@ struct KernelRow {
   /// Whether a device of compute capability `cc` (90 for 9.0) can run it: machine code serves its
   /// own major version from its minor version on.
   bool runs_on(int cc) const;
+  /// Whether blocks of a cluster may work together (sm90a/cluster_merge.h).
+  bool takes_clusters() const { return family[0] == 'l'; }
   /// "sm_80 sm_90 compute_90"
   std::string targets() const;
 };

@@ -32,9 +32,9 @@ Found with_kv(DType kv, const F& f) {
     case DType::kBF16: return f.template operator()<DType::kBF16>();
     case DType::kE4M3: return f.template operator()<DType::kE4M3>();
     case DType::kE5M2: return f.template operator()<DType::kE5M2>();
-    case DType::kF32: break;
+    case DType::kI8: return f.template operator()<DType::kI8>();
+    default: return {};
   }
-  return {};
 }
 
 /// Calls f.operator()<kDim>() for the smallest head dim of mma.sync kernels that holds both.
@@ -68,7 +68,7 @@ Found find_decode(const TemplateQuery& q, int cc) {
 }
 
 Found find_prefill(const TemplateQuery& q, int cc) {
-  if (q.rows != 64 || q.q == DType::kE4M3 || cc < 75) return {};
+  if (q.rows != 64 || q.q == DType::kE4M3 || q.kv == DType::kI8 || cc < 75) return {};
   // Rows are rewritten in their tiles: float8 has no room for that, and sm_75 none for outputs.
   if (q.row_hooks && (cc < 80 || dtype_size(q.kv) == 1)) return {};
   if (cc < 80) {

@@ -40,6 +40,7 @@ from .layout.sharing import find_shared_prefixes
 from .layout.span_mask import SpanMask, span_mask
 from .layout.tree import DraftTrees, draft_trees
 from .ops.bits import packbits, segment_packbits
+from .ops.codes import dequantize_kv_cache
 from .ops.page import (
     append_paged_kv_cache,
     get_batch_indices_positions,
@@ -114,6 +115,7 @@ __all__ = [
     "apply_rope_with_cos_sin_cache_inplace",
     "attention",
     "block_mask",
+    "dequantize_kv_cache",
     "draft_trees",
     "exp",
     "exp2",

@@ -226,7 +226,7 @@ TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
   DeviceLimits limits = gpu_latent_limits(kernel);
   EXPECT_EQ(latent_plan(Lengths(64, 8192), limits).num_merges, 0);
   EXPECT_TRUE(latent_plan({8192}, limits).flags & kPlanSlicedMerges);
-  limits.cost_per_merged_part = 0;
+  limits.cost_per_merged_part = limits.cost_per_state = 0;
   const int32_t most = latent_plan({8192}, limits).num_items;
   EXPECT_GT(most, kSms * 9 / 10);
   limits.cost_per_merged_part = detail::gpu_units(1.0);
@@ -254,6 +254,48 @@ TEST(GpuLimits, HopperSplitsWhatIsLeftOfARound) {
   EXPECT_EQ(h.policy, kPolicyTail);
   EXPECT_EQ(h.num_merges, 88);
   EXPECT_LT(h.price, h.other_price);
+}
+
+/// Decode over a latent cache by 128 heads, on a GPU whose blocks merge within clusters.
+PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel = {}) {
+  Lengths kv{0};
+  for (const int32_t n : lengths) kv.push_back(kv.back() + n);
+  Layout layout;
+  ragged_layout(layout, nullptr, IndexView(kv));
+  kernel.sms = kSms;
+  kernel.rows = kernel.kv_tile = 64;
+  kernel.bytes_per_token = 1152;
+  return planner.plan(layout, {.num_qo_heads = 128, .num_kv_heads = 1}, gpu_latent_limits(kernel));
+}
+
+TEST(GpuLimits, LatentMergesWithinClusters) {
+  const GpuKernel kernel{.cluster_blocks = {132, 120, 120, 112}};
+  for (const Lengths& lengths :
+       {Lengths{1024}, Lengths{8192}, Lengths(16, 1024), Lengths{1000, 3, 0, 700, 64}}) {
+    Planner planner;
+    const PlanView plan = latent_plan(planner, lengths, kernel);
+    const PlanHeader& h = plan.header();
+    ASSERT_EQ(h.policy, kPolicyCluster);
+    const int32_t parts = h.cluster_parts, tiles = 2 * static_cast<int32_t>(lengths.size());
+    EXPECT_EQ(h.num_items, tiles * parts);
+    EXPECT_LE(h.num_items, kSms);
+    EXPECT_EQ(h.num_merges, tiles);
+    for (int32_t t = 0; t < tiles; ++t) {
+      int32_t at = 0;
+      for (int32_t i = t * parts; i < (t + 1) * parts; ++i) {
+        const WorkItem& item = plan.items()[i];
+        EXPECT_EQ(item.merge, t);
+        EXPECT_EQ(item.request, t / 2);
+        EXPECT_EQ(item.kv_begin, at);
+        at = item.kv_end;
+      }
+      EXPECT_EQ(at, lengths[static_cast<size_t>(t / 2)]);
+    }
+  }
+  Planner planner;
+  EXPECT_EQ(latent_plan(planner, Lengths(64, 8192), kernel).header().policy, kPolicyWhole);
+  EXPECT_NE(latent_plan(planner, Lengths{1024}).header().policy, kPolicyCluster);
+  EXPECT_EQ(latent_plan(planner, Lengths{1024}).header().cluster_parts, 0);
 }
 
 /// One item after another to the first of the least loaded workers.

@@ -161,6 +161,8 @@ TEST(DType, SizesAndNames) {
   EXPECT_EQ(dtype_size(DType::kBF16), 2);
   EXPECT_EQ(dtype_size(DType::kE4M3), 1);
   EXPECT_EQ(dtype_size(DType::kE5M2), 1);
+  EXPECT_EQ(dtype_size(DType::kI8), 1);
+  EXPECT_STREQ(dtype_name(DType::kI8), "int8");
   EXPECT_STREQ(dtype_name(DType::kE4M3), "float8_e4m3fn");
   EXPECT_STREQ(dtype_name(DType::kBF16), "bfloat16");
 }
@@ -168,10 +170,12 @@ TEST(DType, SizesAndNames) {
 TEST(DType, LoadAndStoreThroughTheTag) {
   for (int t = 0; t < kNumDTypes; ++t) {
     const DType type = static_cast<DType>(t);
+    if (is_packed(type)) continue;
     unsigned char memory[3 * 4];
     std::memset(memory, 0xff, sizeof(memory));
-    store_from_float(memory, 1, type, -1.5f);  // exact in every type
-    EXPECT_EQ(load_as_float(memory, 1, type), -1.5f) << dtype_name(type);
+    const float value = type == DType::kI8 ? -3.0f : -1.5f;  // exact in the type
+    store_from_float(memory, 1, type, value);
+    EXPECT_EQ(load_as_float(memory, 1, type), value) << dtype_name(type);
     for (int i = 0; i < 12; ++i) {  // the neighbours are untouched
       const int size = dtype_size(type);
       if (i < size || i >= 2 * size) {
@@ -179,6 +183,60 @@ TEST(DType, LoadAndStoreThroughTheTag) {
       }
     }
   }
+}
+
+TEST(DType, PackedCodesAreTwoInAByteTheFirstInTheLowerHalf) {
+  unsigned char memory[3] = {0xaa, 0xaa, 0xaa};
+  store_from_float(memory, 2, DType::kI4, 5);
+  EXPECT_EQ(memory[1], 0xa5);
+  store_from_float(memory, 3, DType::kI4, 99);
+  EXPECT_EQ(memory[1], 0xf5);
+  EXPECT_EQ(load_as_float(memory, 2, DType::kI4), 5);
+  EXPECT_EQ(load_as_float(memory, 3, DType::kI4), 15);
+  EXPECT_EQ(memory[0], 0xaa);
+  EXPECT_EQ(memory[2], 0xaa);
+  EXPECT_EQ(row_bytes(DType::kI4, 64), 32);
+  EXPECT_EQ(row_bytes(DType::kBF16, 64), 128);
+}
+
+TEST(DType, IntegersRoundToEvenAndSaturate) {
+  for (const auto& [x, expected] : {std::pair{0.5f, 0},
+                                    {1.5f, 2},
+                                    {-2.5f, -2},
+                                    {126.6f, 127},
+                                    {1e30f, 127},
+                                    {-1e30f, -127},
+                                    {-126.51f, -127}}) {
+    EXPECT_EQ(round_within(x, -127, 127), expected) << x;
+  }
+  EXPECT_EQ(round_within(std::nanf(""), -127, 127), 0);
+}
+
+TEST(DType, E2M1IsTheNearestOfItsSixteenNumbers) {
+  const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  for (uint32_t code = 0; code < 16; ++code) {
+    const float value = code & 8 ? -values[code & 7] : values[code & 7];
+    EXPECT_EQ(e2m1_to_float(code), value);
+    EXPECT_EQ(float_to_e2m1(value), code);
+  }
+  for (float x = -8; x <= 8; x += 1.0f / 64) {
+    const uint32_t code = float_to_e2m1(x);
+    for (uint32_t other = 0; other < 16; ++other) {
+      const float error = std::fabs(e2m1_to_float(code) - x);
+      const float others = std::fabs(e2m1_to_float(other) - x);
+      EXPECT_LE(error, others) << x;
+      if (error == others && e2m1_to_float(other) != e2m1_to_float(code)) {
+        EXPECT_EQ(code & 1, 0u) << x;
+      }
+    }
+  }
+}
+
+TEST(DType, AScaleOfInt4HoldsItsZeroPoint) {
+  const float packed = bits_float((float_bits(0.1f) & ~15u) | 11);
+  EXPECT_EQ(int4_zero(packed), 11);
+  EXPECT_EQ(float_bits(int4_scale(packed)) & 15, 0u);
+  EXPECT_NEAR(int4_scale(packed), 0.1f, 0.1f * 0x1p-19f);
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ torch = framework("torch")
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
+        (["engine/test_latent.py"], "cuda and (parts or bounds)", {"FAKE_CUDA_SMS": "132"}),
         (["engine/test_float8_q.py"], "without_kernels or families", {}),
         (["layout/test_block_mask.py", "layout/test_layouts.py"], "cuda and (mask or bsr)", {}),
     ],
@@ -46,6 +47,7 @@ torch = framework("torch")
         "jit",
         "jit, other GPU",
         "cases",
+        "latent",
         "float8 queries",
         "block-sparse",
     ],

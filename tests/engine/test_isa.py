@@ -69,6 +69,8 @@ def test_levels_of_this_machine() -> None:
             assert "avx512" in LEVELS
         if "avx512_bf16" in flags:
             assert "avx512_bf16" in LEVELS
+        if {"avx512_bf16", "amx_tile", "amx_int8"} <= flags and sys.platform == "linux":
+            assert "avx512_amx" in LEVELS
     assert len(set(LEVELS)) == len(LEVELS) >= 1
 
 

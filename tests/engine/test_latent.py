@@ -226,6 +226,32 @@ def test_bounds(device: Device) -> None:
     check(device, out, lse, b, {"causal": True})
 
 
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("lens", [(300, 64, 1000, 1), (250, 63, 999, 0), (80, 1, 64, 1), (0,) * 4])
+def test_parts_that_lengths_leave_empty(lens: tuple[int, ...], heads: int, device: Device) -> None:
+    """Requests so few that each is split, on a GPU among the blocks of clusters."""
+    b = make((1,) * 4, lens, heads, dtype_of(device))
+    rng = np.random.default_rng(2)
+    sinks = rng.standard_normal(heads).astype(np.float32)
+    late = engine(device, heads, {"causal": True})
+    late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
+    if device.is_cuda:
+        assert late.plan_info.policy == "cluster"
+    q, cache = device.put(b.q), device.put(b.cache)
+    table = device.put(np.pad(b.table(), ((0, 0), (0, 16)), constant_values=-1))
+    outs = [
+        late.run(
+            q, cache, return_lse=True, kv_lens=device.put(b.kv_lens), block_tables=table,
+            sinks=device.put(sinks), v_scale=0.5,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    (out, lse), again = outs
+    check(device, out, lse, b, {"causal": True}, sinks=sinks, v_scale=0.5)
+    assert device.get(out).tobytes() == device.get(again[0]).tobytes()
+    assert device.get(lse).tobytes() == device.get(again[1]).tobytes()
+
+
 def test_shared_prefixes(device: Device) -> None:
     """Requests whose page lists begin alike."""
     b = make((1,), (640,), 16, dtype_of(device))

@@ -303,6 +303,25 @@ def test_capacity_is_enforced(capacity: str, argument: str) -> None:
     assert capacity in str(error.value) or argument in str(error.value)
 
 
+def test_capacity_by_the_longest_request() -> None:
+    """Room for as many of them as there may be, in pages of the first plan."""
+    fields = {"max_batch_size": 3, "max_q_tokens": 6}
+    longest = Problem(((2, 40),) * 3, (2, 2), False, -1, 16, ())
+    attention = longest.attention(**fields, max_kv_len=40)
+    pages = longest.plan(attention).header.max_kv_indices
+    assert pages == longest.plan(longest.attention(**fields, max_kv_pages=9)).header.max_kv_indices
+    uneven = Problem(((1, 110), (1, 5)), (2, 2), False, -1, 16, ())
+    assert uneven.plan(attention).header.max_kv_indices == pages
+    with pytest.raises(flashbsr.errors.CapacityError, match=r"max_kv_pages: got 10; .*at most 9"):
+        Problem(((1, 150),), (2, 2), False, -1, 16, ()).plan(attention)
+    with pytest.raises(flashbsr.errors.CapacityError, match=r"max_kv_pages: got 20; .*at most 9"):
+        dataclasses.replace(longest, page_size=4, lens=((1, 40), (1, 40))).plan(attention)
+    with pytest.raises(flashbsr.errors.FlashbsrError, match=r"max_kv_len: .*beside max_kv_pages"):
+        longest.attention(**fields, max_kv_len=40, max_kv_pages=9)
+    with pytest.raises(flashbsr.errors.FlashbsrError, match=r"max_q_tokens: .*all three"):
+        longest.attention(max_batch_size=3, max_kv_len=40)
+
+
 def pieces(plan: Plan, request: int) -> list[tuple[int, ...]]:
     """How a request's work was cut."""
     mine = plan.items[plan.items["request"] == request]

@@ -95,6 +95,7 @@ int fake_threads() { return state().last_threads; }
 int fake_shared() { return state().last_shared; }
 int fake_overlap() { return state().last_overlap; }
 int fake_programmatic() { return state().last_programmatic; }
+int fake_cluster() { return state().last_cluster; }
 int fake_path() { return state().last_path; }
 int fake_box() { return state().last_box; }
 /// Kernels of this variant of a user's compute with the CPU's shared object of it.
@@ -232,7 +233,16 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   state().last_grid = static_cast<int>(config->gridDimX);
   state().last_threads = static_cast<int>(config->blockDimX);
   state().last_shared = static_cast<int>(config->sharedMemBytes);
-  state().last_programmatic = config->numAttrs > 0;
+  state().last_programmatic = state().last_cluster = 0;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute& a = config->attrs[i];
+    if (a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+      state().last_programmatic = 1;
+    if (a.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      state().last_cluster = static_cast<int>(a.value.clusterDim.x);
+      if (config->gridDimX % a.value.clusterDim.x) return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
   state().last_path = -1;
   Op op;
   const bool latent = starts_with(name, "latent_");
@@ -270,6 +280,14 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   }
   put(stream_of(config->hStream), std::move(op));
   return CUDA_SUCCESS;
+}
+
+/// As many as there are SMs for, in rows of 16 as an H200's.
+CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig* config) {
+  const Call call("cuOccupancyMaxActiveClusters");
+  const int size = static_cast<int>(config->attrs[0].value.clusterDim.x);
+  const int sms = multiprocessors();
+  return *clusters = sms / 16 * (16 / size) + sms % 16 / size, CUDA_SUCCESS;
 }
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,

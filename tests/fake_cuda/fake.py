@@ -61,6 +61,11 @@ class Driver:
         return bool(self.library.fake_programmatic())
 
     @property
+    def cluster(self) -> int:
+        """Blocks of a cluster; 0: it was launched without."""
+        return int(self.library.fake_cluster())
+
+    @property
     def path(self) -> str:
         """How K and V come to shared memory, of a Hopper kernel: HopperArgs::path."""
         return ("ragged", "paged", "gather", "none")[self.library.fake_path()]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from flashbsr.integrations.vllm.kinds import Kind, kind_of
+from flashbsr.integrations.vllm.layer import Layer
 from flashbsr.integrations.vllm.steps import ROOM, Batch, Place, Step, Steps
 
 from fake_cuda.fake import Driver, FakeTorch
@@ -128,6 +129,22 @@ def test_mixed_steps_are_replayed(driver: Driver, fake_torch: FakeTorch) -> None
         rows = next(r for r in (8, 16, 32) if r >= sum(q_lens))
         step, batch = server.step(stream, lens, q_lens, seed, min(REQUESTS, rows), rows=rows)
         replayed(server, driver, stream, graphs[rows], step, batch, rows)
+
+
+def test_a_decode_step_in_compiled_pieces(driver: Driver, fake_torch: FakeTorch) -> None:
+    """With the plans of graphs, but rows of padding that no plan knows of."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    capture(server, driver, stream, 1, [8])
+    lens = [40, 70, 100, 5, 9]
+    step, batch = server.step(stream, lens, [1] * 5)
+    layer = Layer(HEADS, DIM, DIM**-0.5, KV_HEADS)
+    driver.drain()  # what ran before the capture writes, too
+    server.out.fill_(np.nan)
+    q = server.world.q[:8]
+    layer.forward(None, q, None, None, server.cache, step, server.out[:8])
+    driver.drain()
+    server.checked(batch, 8)
 
 
 def test_steps_that_no_graph_has_run_with_plans_of_their_own(

@@ -133,6 +133,7 @@ struct HopperArgs {
   bool store_boxes = false;  ///< O goes out by TMA where 16 rows exist
   GatherSteps key_steps, value_steps;
   int32_t gather_unit = 16;  ///< bytes, a power of two
+  int32_t cluster = 1;       ///< blocks that merge among themselves: PlanHeader::cluster_parts
 };
 
 /// `header` is the host's copy of the plan at `plan` in device memory.

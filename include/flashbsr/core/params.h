@@ -57,6 +57,11 @@ struct Params {
   float* partial_out = nullptr;  ///< [rows of partial states, D_vo]
   float* partial_lse = nullptr;  ///< [rows of partial states], base 2
 
+  /// Scales of every token and KV head, in pages as K and V are; dim: of groups of a row's dims,
+  /// one behind the other. Without data: none.
+  PagedView k_scales;
+  PagedView v_scales;
+
   /// Of a user's variant. Last: 480 bytes that other kernels never fetch.
   Extras extras;
 };

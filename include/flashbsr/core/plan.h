@@ -113,6 +113,8 @@ enum PlanPolicy : int32_t {
                     ///< workers
   kPolicyTail = 6,  ///< cheapest of several: only the tiles beyond the last full round of all
                     ///< workers are split, into policy_percent / 100 rounds
+  kPolicyCluster = 7,  ///< cheapest of several: every tile in cluster_parts parts, whose blocks
+                       ///< merge among themselves; items follow each other tile by tile
 };
 
 /// 64 words. `num_*` describe the contents, `max_*` the capacity, `off_*` the sections.
@@ -200,7 +202,7 @@ struct PlanHeader {
   /// Query tokens that there are: num_q_tokens, or fewer where a plan of bounds was resolved so.
   int32_t num_q_tokens_now;
 
-  int32_t reserved[1];
+  int32_t cluster_parts;  ///< of kPolicyCluster; otherwise 0
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

@@ -127,7 +127,9 @@ class BoundPlan {
       w.slot = first + (w.slot - first) / w.row_count * rows;
     }
     w.row_count = rows;
-    w.kv_begin = w.kv_begin <= from.begin ? to.begin : moved(w.kv_begin, from, to);
+    w.kv_begin = w.kv_begin <= from.begin ? to.begin
+                 : w.kv_begin >= from.end ? to.end
+                                          : moved(w.kv_begin, from, to);
     w.kv_end = w.kv_end >= from.end ? to.end : moved(w.kv_end, from, to);
     return w;
   }

@@ -20,9 +20,9 @@ inline namespace FLASHBSR_CPU_ISA {
 template <class Kernel>
 void touch_tile(Kernel* const* kernels, int32_t count, const PagedView& x,
                 const char* const* (*rows)(const KvTile&)) {
-  const int64_t bytes = static_cast<int64_t>(x.dim) * dtype_size(x.dtype);
+  const int64_t bytes = row_bytes(x.dtype, x.dim);
   // Where the heads lie side by side in a token's row, one pass covers them all.
-  const bool joint = x.stride_head == x.dim;
+  const bool joint = x.stride_head * dtype_size(x.dtype) == bytes;
   for (int32_t i = 0; i < (joint ? 1 : count); ++i) {
     const KvTile& tile = kernels[i]->tile();
     touch_rows(rows(tile), tile.count, joint ? bytes * count : bytes);
@@ -42,6 +42,8 @@ void attend_few(const Params& params, PlanView plan, int32_t first, int32_t coun
     scratch += kernels[i]->scratch_bytes();
     kernels[i]->begin();
   }
+  const bool tiles = kernels[0]->tiles_keys() || kernels[0]->tiles_values();
+  if (tiles) begin_tiles();
   for (;;) {
     bool more = false;  // one chunk: all or none
     for (int32_t i = 0; i < count; ++i) more = kernels[i]->next_tile();
@@ -51,6 +53,7 @@ void attend_few(const Params& params, PlanView plan, int32_t first, int32_t coun
     touch_tile(kernels, count, params.v, +[](const KvTile& t) { return &t.v[0]; });
     for (int32_t i = 0; i < count; ++i) kernels[i]->accumulate();
   }
+  if (tiles) end_tiles();
   for (int32_t i = 0; i < count; ++i) kernels[i]->finish();
 }
 
@@ -76,7 +79,8 @@ inline int64_t scratch_bytes(int rows, const Params& p) {
   // Mostly half of it, but rows are padded to 32 elements instead of 16.
   bytes = max_of(bytes, Scratch<Bf16Op>(nullptr, rows, dim_qk, dim_vo).bytes);
 #endif
-  return bytes + joined_bytes(p);
+  return bytes + joined_bytes(p) + Folding(nullptr, p).bytes +
+         TileMemory(nullptr, kHasTiles && rows <= kFewRows ? rows : 0, dim_qk).bytes;
 }
 
 /// The table of one variant in one type of products: what a file compiled at run time exports.

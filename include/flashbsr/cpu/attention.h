@@ -17,59 +17,14 @@
 #include <flashbsr/cpu/loader.h>
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/rope.h>
+#include <flashbsr/cpu/scratch.h>
+#include <flashbsr/cpu/tiles.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
 inline constexpr float kRescaleStep = 8.0f;
-
-/// What a packed row is, and its softmax state so far.
-struct Row {
-  int32_t token;
-  int32_t q_head;
-  Span span;    ///< visible KV positions
-  float scale;  ///< natural logits per raw dot product
-  float max;    ///< running maximum, base 2; -inf while nothing was visible
-};
-
-/// Per-thread memory of one item, carved from one block.
-template <class Op>
-struct Scratch {
-  float* q;     ///< [rows][q_words]
-  float* o;     ///< [rows][dv_padded]
-  float* kt;    ///< [dk words padded][kKvTile]
-  float* vp;    ///< [kKvTile / per word][dv_padded]
-  float* s;     ///< [kFewRows][kKvTile]
-  float* p;     ///< [kFewRows][kKvTile elements]
-  FloatV* sum;  ///< [rows] lane-wise denominators
-  Row* row;     ///< [rows]
-  PackBuffers pack;
-  char* zeros;
-  int64_t bytes;
-
-  Scratch(char* base, int rows, int dk, int dv) {
-    const int64_t q_words = padded_words<Op>(dk);
-    const int64_t dv_padded = padded_words<Op>(dv) * Op::kPerWord;
-    int64_t used = 0;
-    const auto take = [&](int64_t size) {
-      char* at = base + used;
-      used += round_up<int64_t>(size, 64);
-      return at;
-    };
-    q = reinterpret_cast<float*>(take(rows * q_words * 4));
-    o = reinterpret_cast<float*>(take(rows * dv_padded * 4));
-    kt = reinterpret_cast<float*>(take(q_words * kKvTile * 4));
-    vp = reinterpret_cast<float*>(take(dv_padded * kKvTile * 4));
-    s = reinterpret_cast<float*>(take(kFewRows * kKvTile * 4));
-    p = reinterpret_cast<float*>(take(kFewRows * kKvTile * 4));
-    sum = reinterpret_cast<FloatV*>(take(rows * static_cast<int64_t>(sizeof(FloatV))));
-    row = reinterpret_cast<Row*>(take(rows * static_cast<int64_t>(sizeof(Row))));
-    zeros = take(kMaxHeadDim * 4 + 64);
-    pack = {take(kLanes * q_words * 4), zeros};
-    bytes = used;
-  }
-};
 
 template <class Op, class Variant>
   requires AttentionVariant<Variant, VectorMath>
@@ -90,9 +45,22 @@ class ItemKernel {
         mem_(memory, item_.row_count, keys_.dim, params.v.dim),
         q_ld_(padded_words<Op>(keys_.dim)),
         dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord),
-        joined_(memory + mem_.bytes) {}
+        joined_(memory + mem_.bytes),
+        fold_(joined_ + joined_bytes(params), params),
+        tiles_(joined_ + joined_bytes(params) + fold_.bytes,
+               kTiles && item_.row_count <= kFewRows ? item_.row_count : 0, keys_.dim) {
+    // Rows that are edited take their scales first.
+    fold_.keys = fold_.keys && !KeyEdit{*this}.active();
+    fold_.values = fold_.values && !ValueEdit{*this}.active();
+  }
 
-  int64_t scratch_bytes() const { return mem_.bytes + joined_bytes(p_); }
+  int64_t scratch_bytes() const {
+    return mem_.bytes + joined_bytes(p_) + fold_.bytes + tiles_.bytes;
+  }
+
+  /// Whether products of few rows with K, or with V, are those of tiles.h.
+  bool tiles_keys() const { return kTiles && fold_.keys && in_tiles(p_.k, p_.k_scales); }
+  bool tiles_values() const { return kTiles && fold_.values && in_tiles(p_.v, p_.v_scales); }
 
   /// Loads Q. The tile before the first is empty.
   void begin() {
@@ -108,6 +76,14 @@ class ItemKernel {
     if (count <= 0) return false;
     locate(p_, plan_, request_, item_.kv_head, begin, count, tile_);
     if (p_.k_tail.dim) join_keys(p_, plan_, request_, item_.kv_head, tile_, joined_);
+    if (p_.k_scales.data) {
+      locate_scales(p_.k_scales, p_.k.dtype, plan_, request_, item_.kv_head, tile_, tile_.k_scale,
+                    fold_.keys ? fold_.k_scale : nullptr);
+    }
+    if (p_.v_scales.data) {
+      locate_scales(p_.v_scales, p_.v.dtype, plan_, request_, item_.kv_head, tile_, tile_.v_scale,
+                    fold_.values ? fold_.v_scale : nullptr);
+    }
     return true;
   }
 
@@ -115,11 +91,11 @@ class ItemKernel {
 
   /// All rows against the tile, packed first.
   void attend() {
-    pack_keys<Op>(tile_, keys_, KeyEdit{*this}, mem_.pack, mem_.kt);
+    pack_keys<Op>(tile_, key_rows(), KeyEdit{*this}, mem_.pack, mem_.kt);
     if constexpr (Variant::transforms_values) {
-      pack_edited_values(tile_, p_.v, ValueEdit{*this}, mem_.vp);
+      pack_edited_values(tile_, value_rows(), ValueEdit{*this}, mem_.vp);
     } else {
-      pack_values<Op>(tile_, p_.v, mem_.zeros, mem_.vp);
+      pack_values<Op>(tile_, value_rows(), mem_.pack, mem_.vp);
     }
     for (int32_t r = 0; r < item_.row_count; r += kBlockRows) attend_block(tile_, r);
   }
@@ -128,18 +104,10 @@ class ItemKernel {
 
   /// P = softmax(Q K^T).
   void score() {
-    const KeyEdit edit{*this};
-    if (!in_place<Op>(keys_) || edit.active()) {
-      stage_rows<Op>(tile_.k, tile_.count, keys_, edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.kt));
-    }
-    const int tokens = round_up(tile_.count, kDotTokens);
-    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
-    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-      with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
-        dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, static_cast<int>(q_ld_),
-                             mem_.s + r * kKvTile, kKvTile);
-      });
+    if (tiles_keys()) {
+      multiply_keys_in_tiles();
+    } else {
+      multiply_keys();
     }
     const int vecs = ceil_div(tile_.count, kLanes);
     for (int32_t r = 0; r < item_.row_count; ++r) softmax_row(tile_, r, r, 0, vecs);
@@ -147,23 +115,10 @@ class ItemKernel {
 
   /// O += P V.
   void accumulate() {
-    const ValueEdit edit{*this};
-    if (!in_place<Op>(p_.v) || edit.active()) {
-      stage_rows<Op>(tile_.v, tile_.count, p_.v, edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.vp));
-    }
-    const int tokens = round_up(tile_.count, Op::kPerWord);
-    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
-    constexpr int64_t kLd = kKvTile / Op::kPerWord;
-    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-      gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
-                                         kLd,
-                                         {tile_.v, 0},
-                                         mem_.o + r * dv_padded_,
-                                         dv_padded_,
-                                         tokens / Op::kPerWord},
-                     min_of(kBlockRows, item_.row_count - r),
-                     static_cast<int>(dv_padded_) / kLanes);
+    if (tiles_values()) {
+      multiply_values_in_tiles();
+    } else {
+      multiply_values();
     }
   }
 
@@ -190,7 +145,116 @@ class ItemKernel {
   }
 
  private:
+  static constexpr bool kTiles = kHasTiles && Op::kPerWord == 2;
+
+  void multiply_keys() {
+    const KeyEdit edit{*this};
+    if (!in_place<Op>(keys_) || edit.active()) {
+      stage_rows<Op>(tile_.k, tile_.count, key_rows(), edit, tile_.begin,
+                     reinterpret_cast<char*>(mem_.kt));
+    }
+    const int tokens = round_up(tile_.count, kDotTokens);
+    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
+    const auto dot = [&](int begin, int end, float* s) {
+      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+        with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
+          dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, begin, end,
+                               s + r * kKvTile, kKvTile);
+        });
+      }
+    };
+    const int words = static_cast<int>(q_ld_);
+    if (fold_.keys) {
+      const int group = words / p_.k_scales.dim;
+      for (int g = 0; g < p_.k_scales.dim; ++g) {
+        dot(g * group, (g + 1) * group, fold_.part);
+        add_group(g, item_.row_count, 0, ceil_div(tile_.count, kLanes));
+      }
+    } else {
+      dot(0, words, mem_.s);
+    }
+  }
+
+  void multiply_values() {
+    const ValueEdit edit{*this};
+    if (!in_place<Op>(p_.v) || edit.active()) {
+      stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
+                     reinterpret_cast<char*>(mem_.vp));
+    }
+    const int tokens = round_up(tile_.count, Op::kPerWord);
+    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
+    constexpr int64_t kLd = kKvTile / Op::kPerWord;
+    for_each_value_group([&](int g, int column, int columns) {
+      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+        const int rows = min_of(kBlockRows, item_.row_count - r);
+        if (fold_.values) weigh(g, r, rows, 0, ceil_div(tile_.count, kLanes));
+        gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
+                                           kLd,
+                                           {tile_.v, column},
+                                           mem_.o + r * dv_padded_ + column,
+                                           dv_padded_,
+                                           tokens / Op::kPerWord},
+                       rows, columns / kLanes);
+      }
+    });
+  }
+
+  void multiply_keys_in_tiles() {
+#if defined(__AMX_INT8__)
+    const auto multiply =
+        p_.k.dtype == DType::kI8 ? &score_tiles<DType::kI8> : &score_tiles<DType::kI4>;
+    multiply(key_rows(), tile_.count, fold_.k_scale, kKvTile, item_.row_count, tiles_, mem_.s,
+             kKvTile);
+#endif
+  }
+
+  void multiply_values_in_tiles() {
+#if defined(__AMX_INT8__)
+    int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
+    if (p_.v.dtype == DType::kI8) {
+      interleave_values<DType::kI8>(value_rows(), tile_.count, v);
+    } else {
+      interleave_values<DType::kI4>(value_rows(), tile_.count, v);
+    }
+    accumulate_tiles(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v_scale, kKvTile,
+                     item_.row_count, v, tiles_, mem_.o, dv_padded_);
+#endif
+  }
+
   bool rotates() const { return p_.rope.fine != nullptr; }
+
+  Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
+  Operand value_rows() const { return {p_.v, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
+
+  /// Logits of `rows` rows take the scales of one group of K's dims.
+  void add_group(int g, int rows, int vec_begin, int vec_end) {
+    const float* scale = fold_.k_scale + g * kKvTile;
+    for (int r = 0; r < rows; ++r) {
+      for (int c = vec_begin * kLanes; c < vec_end * kLanes; c += kLanes) {
+        const FloatV x = load(fold_.part + r * kKvTile + c) * load(scale + c);
+        store(mem_.s + r * kKvTile + c, g == 0 ? x : load(mem_.s + r * kKvTile + c) + x);
+      }
+    }
+  }
+
+  /// Weights of rows, which softmax_row left in `s`, take the scales of one group of V's dims.
+  void weigh(int g, int first, int rows, int vec_begin, int vec_end) {
+    const float* scale = fold_.v_scale + g * kKvTile;
+    for (int r = first; r < first + rows; ++r) {
+      for (int v = vec_begin; v < vec_end; ++v) {
+        store_weights(mem_.p + r * (kKvTile / Op::kPerWord), v,
+                      load(mem_.s + r * kKvTile + v * kLanes) * load(scale + v * kLanes));
+      }
+    }
+  }
+
+  /// Calls f(group, first column of the output, columns).
+  template <class F>
+  void for_each_value_group(const F& f) const {
+    const int groups = fold_.values ? p_.v_scales.dim : 1;
+    const int columns = static_cast<int>(dv_padded_) / groups;
+    for (int g = 0; g < groups; ++g) f(g, g * columns, columns);
+  }
 
   /// A row of K while it is packed: the variant's hook, then RoPE.
   struct KeyEdit {
@@ -246,6 +310,11 @@ class ItemKernel {
       }
       if (rotates()) rope_row(staged, p_.q.dim, position(row), p_.rope);
       words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
+#if defined(__AMX_INT8__)
+      if (tiles_keys() && item_.row_count <= kFewRows) {
+        split_query(staged, p_.q.dim, r, item_.row_count, tiles_);
+      }
+#endif
     }
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
   }
@@ -265,26 +334,51 @@ class ItemKernel {
     const int vec_begin = low / kLanes, vec_end = ceil_div<int>(high, kLanes);
     const int column = vec_begin * kLanes;
 
-    gemm<Op, false>(GemmArgs<PackedB<Op>>{mem_.q + first * q_ld_,
-                                          q_ld_,
-                                          {mem_.kt + column, kKvTile},
-                                          mem_.s + column,
-                                          kKvTile,
-                                          keys_.dim / Op::kPerWord},
-                    rows, vec_end - vec_begin);
+    const auto dot = [&](int begin, int words, float* s) {
+      gemm<Op, false>(GemmArgs<PackedB<Op>>{mem_.q + first * q_ld_ + begin,
+                                            q_ld_,
+                                            {mem_.kt + begin * kKvTile + column, kKvTile},
+                                            s + column,
+                                            kKvTile,
+                                            words},
+                      rows, vec_end - vec_begin);
+    };
+    const int words = keys_.dim / Op::kPerWord;
+    if (fold_.keys) {
+      const int group = words / p_.k_scales.dim;
+      for (int g = 0; g < p_.k_scales.dim; ++g) {
+        dot(g * group, group, fold_.part);
+        add_group(g, rows, vec_begin, vec_end);
+      }
+    } else {
+      dot(0, words, mem_.s);
+    }
     for (int r = 0; r < rows; ++r) softmax_row(tile, first + r, r, vec_begin, vec_end);
 
     // Columns past the tile's tokens hold zero weights, but their packed values are stale.
     const int words_begin = column / Op::kPerWord;
     const int words_end = ceil_div(min_of(vec_end * kLanes, tile.count), Op::kPerWord);
-    gemm<Op, true>(GemmArgs<PackedB<Op>>{mem_.p + words_begin,
-                                         kKvTile / Op::kPerWord,
-                                         {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_,
-                                          dv_padded_},
-                                         mem_.o + first * dv_padded_,
-                                         dv_padded_,
-                                         words_end - words_begin},
-                   rows, static_cast<int>(dv_padded_) / kLanes);
+    for_each_value_group([&](int g, int at, int columns) {
+      if (fold_.values) weigh(g, 0, rows, vec_begin, vec_end);
+      gemm<Op, true>(
+          GemmArgs<PackedB<Op>>{
+              mem_.p + words_begin,
+              kKvTile / Op::kPerWord,
+              {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_ + at, dv_padded_},
+              mem_.o + first * dv_padded_ + at,
+              dv_padded_,
+              words_end - words_begin},
+          rows, columns / kLanes);
+    });
+  }
+
+  /// Where V has scales, weights stay floats in place of the logits until they take them.
+  FLASHBSR_FN void put_weights(float* s, float* weights, int vec, FloatV w) {
+    if (fold_.values) {
+      store(s + vec * kLanes, w);
+    } else {
+      store_weights(weights, vec, w);
+    }
   }
 
   FLASHBSR_FN void store_weights(float* dst, int vec, FloatV w) {
@@ -331,7 +425,7 @@ class ItemKernel {
       for (int v = vec_begin; v < vec_end; ++v) {
         const FloatV w = exp2_clamped(load(s + v * kLanes) * factor - base);
         sum += w;
-        store_weights(weights, v, w);
+        put_weights(s, weights, v, w);
       }
       mem_.sum[index] = sum;
     } else {
@@ -339,7 +433,7 @@ class ItemKernel {
         const FloatV x = load(s + v * kLanes);
         const IntV dropped = x == splat(-infinity());
         const FloatV w = variant_.template activation<VectorMath>(x * kLn2);
-        store_weights(weights, v, select(dropped, FloatV{}, w));
+        put_weights(s, weights, v, select(dropped, FloatV{}, w));
       }
     }
   }
@@ -387,6 +481,8 @@ class ItemKernel {
   const int64_t q_ld_;
   const int64_t dv_padded_;
   char* const joined_;  ///< joined_bytes()
+  Folding fold_;
+  const TileMemory tiles_;
   KvTile tile_;
 };
 

@@ -11,19 +11,29 @@
 
 #include <flashbsr/core/params.h>
 #include <flashbsr/core/state.h>
+#include <flashbsr/cpu/quantize.h>
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/variant/rope.h>
 
 namespace flashbsr::cpu {
 
 inline constexpr int kMaxMergeDim = 1024;
+inline constexpr int kMaxQuantDim = 576;
 
 /// Writes src[token] * scale into its slot; equal types without a scale are copied bit for bit.
-inline void store_token(const RaggedView& src, int64_t token, const PagedView& cache, int64_t page,
-                        int64_t slot, float inverse_scale) {
+/// Where `scales` has data, as codes with scales of their own.
+inline void store_token(const RaggedView& src, int64_t token, const PagedView& cache,
+                        const PagedView& scales, int64_t page, int64_t slot, float inverse_scale) {
+  float row[kMaxQuantDim];
   for (int32_t h = 0; h < src.heads; ++h) {
     const char* in = src.row(token, h);
     char* out = cache.row(page, slot, h);
+    if (scales.data) {
+      for (int32_t d = 0; d < src.dim; ++d)
+        row[d] = load_as_float(in, d, src.dtype) * inverse_scale;
+      quantize_row(row, src.dim, cache.dtype, out, scales, scales.row(page, slot, h));
+      continue;
+    }
     if (src.dtype == cache.dtype && inverse_scale == 1.0f) {
       std::memcpy(out, in, static_cast<size_t>(src.dim) * dtype_size(src.dtype));
       continue;

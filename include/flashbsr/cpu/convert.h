@@ -45,7 +45,11 @@ FLASHBSR_FN FloatV load_as(const void* p) {
 #endif
   } else if constexpr (T == DType::kE4M3) {
     return minifloat_to_float_v<4, 3, true>(widen8(p));
+  } else if constexpr (T == DType::kI8) {
+    const IntV code = reinterpret_cast<IntV>(widen8(p) << 24) >> 24;
+    return __builtin_convertvector(code, FloatV);
   } else {
+    static_assert(T == DType::kE5M2);
     return minifloat_to_float_v<5, 2, false>(widen8(p));
   }
 }
@@ -105,7 +109,8 @@ FLASHBSR_FN void row_from_float(const float* src, char* dst, int n) {
   for (; i < n; ++i) store_from_float(dst, i, T, src[i]);
 }
 
-/// Run-time type to compile-time type: calls f.template operator()<T>().
+/// Run-time type to compile-time type: calls f.template operator()<T>(). Not of packed codes, which
+/// mean nothing without their scales (codes.h).
 template <class F>
 FLASHBSR_FN void with_dtype(DType t, F&& f) {
   switch (t) {
@@ -114,6 +119,9 @@ FLASHBSR_FN void with_dtype(DType t, F&& f) {
     case DType::kBF16: f.template operator()<DType::kBF16>(); break;
     case DType::kE4M3: f.template operator()<DType::kE4M3>(); break;
     case DType::kE5M2: f.template operator()<DType::kE5M2>(); break;
+    case DType::kI8: f.template operator()<DType::kI8>(); break;
+    case DType::kI4:
+    case DType::kE2M1: break;
   }
 }
 

@@ -46,11 +46,9 @@ struct RunStats {
   std::vector<double> busy_seconds;  ///< per thread; the caller is thread 0
 };
 
-/// bf16 dot products where the level has them and every operand is exact in bf16.
+/// bf16 dot products where the level has them and every operand is exact in bf16, as all codes are.
 inline Compute compute_for(const KernelTable& table, const Params& p) {
-  const auto narrow = [](DType t) {
-    return t == DType::kBF16 || t == DType::kE4M3 || t == DType::kE5M2;
-  };
+  const auto narrow = [](DType t) { return t != DType::kF32 && t != DType::kF16; };
   const bool bf16 = table.has_bf16_dot && p.q.dtype == DType::kBF16 && narrow(p.k.dtype) &&
                     narrow(p.v.dtype) && p.rope.fine == nullptr;
   return bf16 ? Compute::kBf16 : Compute::kF32;

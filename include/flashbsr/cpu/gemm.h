@@ -154,16 +154,16 @@ FLASHBSR_FN void gemm(GemmArgs<B> g, int rows, int vecs) {
   }
 }
 
-/// S[r, t] = q_r . k_t for `words` words of rows in place: for so few query rows that transposing K
-/// would cost more than the horizontal sums do. tokens is a multiple of kDotTokens.
+/// S[r, t] = q_r . k_t over words [begin, end) of rows in place: for so few query rows that
+/// transposing K would cost more than the horizontal sums do. tokens is a multiple of kDotTokens.
 inline constexpr int kDotTokens = 4;
 
 template <class Op, int kRows>
 __attribute__((noinline)) void dot_block(const float* q, int64_t ldq, const char* const* keys,
-                                         int tokens, int words, float* s, int64_t lds) {
+                                         int tokens, int begin, int end, float* s, int64_t lds) {
   for (int t = 0; t < tokens; t += kDotTokens) {
     FloatV acc[kRows][kDotTokens] = {};
-    for (int w = 0; w < words; w += kLanes) {
+    for (int w = begin; w < end; w += kLanes) {
       FloatV kv[kDotTokens];
 #pragma GCC unroll 4
       for (int i = 0; i < kDotTokens; ++i) kv[i] = load(keys[t + i] + w * 4);

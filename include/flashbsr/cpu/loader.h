@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include <flashbsr/core/params.h>
+#include <flashbsr/cpu/codes.h>
 #include <flashbsr/cpu/convert.h>
 #include <flashbsr/cpu/gemm.h>
 #include <flashbsr/cpu/kernel_table.h>
@@ -32,6 +33,8 @@ struct KvTile {
   int32_t count = 0;
   const char* k[kKvTile];
   const char* v[kKvTile];
+  const char* k_scale[kKvTile];  ///< where there are scales of every token
+  const char* v_scale[kKvTile];
 };
 
 /// Row pointers of `count` tokens that lie `step` bytes apart. A running pointer, not a product per
@@ -42,24 +45,58 @@ FLASHBSR_FN void place_rows(const char** rows, const char* first, int64_t step, 
   for (int i = 0; i < count; ++i, first += step) rows[i] = first;
 }
 
-/// Looks up the pages of [begin, begin + count). One division per tile, then page by page.
-FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& request,
-                        int32_t kv_head, int32_t begin, int32_t count, KvTile& tile) {
-  tile.begin = begin;
-  tile.count = count;
+/// Looks up the pages of tokens [begin, begin + count). One division per tile, then page by page:
+/// calls f(index in the tile, page, first token in the page, tokens).
+template <class F>
+FLASHBSR_FN void for_each_run(const PlanView& plan, const Request& request, int32_t begin,
+                              int32_t count, const F& f) {
   const bool paged = plan.header().flags & kPlanPaged;
   // Ragged KV is one page that starts at the request's first token row.
   const int32_t page_size = paged ? plan.header().page_size : request.kv_len;
   const int32_t* pages = plan.kv_indices() + request.kv_begin;
-  const int64_t k_step = (paged ? p.k.stride_token : p.k.stride_page) * dtype_size(p.k.dtype);
-  const int64_t v_step = (paged ? p.v.stride_token : p.v.stride_page) * dtype_size(p.v.dtype);
   int32_t index = begin / page_size, slot = begin % page_size;
   for (int i = 0; i < count; slot = 0) {
     const int run = min_of(page_size - slot, count - i);
-    const int64_t page = paged ? pages[index++] : request.kv_begin;
+    f(i, paged ? pages[index++] : int64_t{request.kv_begin}, slot, run);
+    i += run;
+  }
+}
+
+/// Bytes from a token's row to the next one's of its page.
+FLASHBSR_FN int64_t token_step(const PlanView& plan, const PagedView& x) {
+  const bool paged = plan.header().flags & kPlanPaged;
+  return (paged ? x.stride_token : x.stride_page) * dtype_size(x.dtype);
+}
+
+FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& request,
+                        int32_t kv_head, int32_t begin, int32_t count, KvTile& tile) {
+  tile.begin = begin;
+  tile.count = count;
+  const int64_t k_step = token_step(plan, p.k), v_step = token_step(plan, p.v);
+  for_each_run(plan, request, begin, count, [&](int i, int64_t page, int slot, int run) {
     place_rows(tile.k + i, p.k.row(page, 0, kv_head) + slot * k_step, k_step, run);
     place_rows(tile.v + i, p.v.row(page, 0, kv_head) + slot * v_step, v_step, run);
-    i += run;
+  });
+}
+
+/// The scales of K or V of a located tile: for whoever reads rows with their scales or zero points
+/// where they are (`rows`), and for logits or weights, with zeros up to a whole vector (`folded`,
+/// [groups][kKvTile], or null).
+FLASHBSR_FN void locate_scales(const PagedView& scales, DType codes, const PlanView& plan,
+                               const Request& request, int32_t kv_head, const KvTile& tile,
+                               const char** rows, float* folded) {
+  const int64_t step = token_step(plan, scales);
+  for_each_run(plan, request, tile.begin, tile.count, [&](int i, int64_t page, int slot, int run) {
+    const char* first = scales.row(page, 0, kv_head) + slot * step;
+    if (!folded || is_packed(codes)) place_rows(rows + i, first, step, run);
+    if (folded) {
+      load_scales(scales, codes == DType::kI4, first, step, run, kKvTile, folded + i);
+    }
+  });
+  if (!folded) return;
+  for (int g = 0; g < scales.dim; ++g) {
+    float* at = folded + g * kKvTile;
+    for (int i = tile.count; i < round_up(tile.count, kLanes); ++i) at[i] = 0;
   }
 }
 
@@ -154,8 +191,9 @@ struct PackBuffers {
 
 /// `edit(row, position)` changes a row of floats.
 template <class Op, class Edit>
-FLASHBSR_FN void pack_keys(const KvTile& tile, const PagedView& k, const Edit& edit,
+FLASHBSR_FN void pack_keys(const KvTile& tile, const Operand& keys, const Edit& edit,
                            const PackBuffers& buffers, float* kt) {
+  const PagedView& k = keys.x;
   const int words = k.dim / Op::kPerWord;
   const int padded = padded_words<Op>(k.dim);
   const bool direct = k.dtype == kWordType<Op> && !edit.active() && words == padded;
@@ -164,10 +202,10 @@ FLASHBSR_FN void pack_keys(const KvTile& tile, const PagedView& k, const Edit& e
     const char* rows[kLanes];
     for (int j = 0; j < kLanes; ++j) rows[j] = j < live ? tile.k[first + j] : buffers.zeros;
     if (!direct) {
-      with_dtype(k.dtype, [&]<DType T>() {
+      with_codes(k.dtype, [&]<DType T>() {
         float row[kMaxHeadDim + 2 * kLanes];
         for (int j = 0; j < live; ++j) {
-          row_to_float<T>(rows[j], row, k.dim);
+          codes_to_float<T>(keys, first + j, row);
           if (edit.active()) edit(row, tile.begin + first + j);
           char* staged = buffers.stage + static_cast<int64_t>(j) * padded * 4;
           words_from_float<Op>(row, k.dim, staged);
@@ -187,17 +225,17 @@ FLASHBSR_FN bool in_place(const PagedView& x) {
   return x.dtype == kWordType<Op> && x.dim % (kLanes * Op::kPerWord) == 0;
 }
 
-/// Converts the rows of a tile to words and lets their pointers follow.
+/// Converts the rows of a tile to words and lets their pointers, `rows`, follow.
 template <class Op, class Edit>
-FLASHBSR_FN void stage_rows(const char** rows, int count, const PagedView& x, const Edit& edit,
+FLASHBSR_FN void stage_rows(const char** rows, int count, const Operand& from, const Edit& edit,
                             int32_t position, char* stage) {
-  const int64_t bytes = static_cast<int64_t>(padded_words<Op>(x.dim)) * 4;
-  with_dtype(x.dtype, [&]<DType T>() {
+  const int64_t bytes = static_cast<int64_t>(padded_words<Op>(from.x.dim)) * 4;
+  with_codes(from.x.dtype, [&]<DType T>() {
     float row[kMaxHeadDim + 2 * kLanes];
     for (int i = 0; i < count; ++i) {
-      row_to_float<T>(rows[i], row, x.dim);
+      codes_to_float<T>(from, i, row);
       if (edit.active()) edit(row, position + i);
-      words_from_float<Op>(row, x.dim, stage + i * bytes);
+      words_from_float<Op>(row, from.x.dim, stage + i * bytes);
       rows[i] = stage + i * bytes;
     }
   });
@@ -237,27 +275,44 @@ FLASHBSR_FN void pack_value_row(const char* const* rows, int dim, int padded, fl
   for (; d < padded; ++d) dst[d] = 0;
 }
 
+/// `stage`: two rows of padded words.
 template <class Op>
-FLASHBSR_FN void pack_values(const KvTile& tile, const PagedView& v, const char* zeros, float* vp) {
+FLASHBSR_FN void pack_values(const KvTile& tile, const Operand& values, const PackBuffers& buffers,
+                             float* vp) {
+  const PagedView& v = values.x;
   const int padded = padded_words<Op>(v.dim) * Op::kPerWord;
-  with_dtype(v.dtype, [&]<DType T>() {
+  const auto pack = [&]<DType T>(const auto& row_of) {
     for (int j = 0; j < tile.count; j += Op::kPerWord) {
-      const char* rows[2] = {tile.v[j], j + 1 < tile.count ? tile.v[j + 1] : zeros};
+      const char* rows[2] = {row_of(j, 0), j + 1 < tile.count ? row_of(j + 1, 1) : buffers.zeros};
       pack_value_row<Op, T>(rows, v.dim, padded,
                             vp + static_cast<int64_t>(j / Op::kPerWord) * padded);
+    }
+  };
+  with_codes(v.dtype, [&]<DType T>() {
+    if constexpr (is_packed(T)) {
+      float row[kMaxHeadDim + 2 * kLanes];
+      pack.template operator()<kWordType<Op>>([&](int j, int place) -> const char* {
+        char* words = buffers.stage + int64_t{place} * padded_words<Op>(v.dim) * 4;
+        codes_to_float<T>(values, j, row);
+        words_from_float<Op>(row, v.dim, words);
+        return words;
+      });
+    } else {
+      pack.template operator()<T>([&](int j, int) { return tile.v[j]; });
     }
   });
 }
 
 /// The same for values that are changed on the way: rows of floats.
 template <class Edit>
-FLASHBSR_FN void pack_edited_values(const KvTile& tile, const PagedView& v, const Edit& edit,
+FLASHBSR_FN void pack_edited_values(const KvTile& tile, const Operand& values, const Edit& edit,
                                     float* vp) {
+  const PagedView& v = values.x;
   const int padded = padded_words<F32Op>(v.dim);
-  with_dtype(v.dtype, [&]<DType T>() {
+  with_codes(v.dtype, [&]<DType T>() {
     float row[kMaxHeadDim + 2 * kLanes];
     for (int j = 0; j < tile.count; ++j) {
-      row_to_float<T>(tile.v[j], row, v.dim);
+      codes_to_float<T>(values, j, row);
       edit(row, tile.begin + j);
       words_from_float<F32Op>(row, v.dim,
                               reinterpret_cast<char*>(vp + static_cast<int64_t>(j) * padded));

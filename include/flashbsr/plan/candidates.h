@@ -14,6 +14,8 @@
 //   tail     whole, but for the shortest tiles, beyond the last full round of all workers: those
 //            in 1/2, 1, 2 or 3 rounds. 20 x 4096 tokens x 8 heads: 128 items whole, the other 32
 //            in 4 parts each
+//   cluster  every tile in 2, 4, 8 or 16 parts, whose blocks are a cluster and merge among
+//            themselves, where a device and a kernel have that
 //
 //   price = mean KV + mean parts x cost_per_split + most items of a queue x cost_per_item
 //           + 0.35 (longest queue - mean of the busy ones)
@@ -52,6 +54,7 @@ struct Candidate {
   int32_t percent = 0;
   int64_t kv_chunk = 0;  ///< the bound, in tokens of a full tile
   int64_t price = 0;     ///< 0: not priced
+  int32_t cluster_parts = 0;
 };
 
 class Candidates {
@@ -71,6 +74,7 @@ class Candidates {
         limits.idle_merge ? 0 : max_of<int64_t>(quota / 2, 1);
     best_.price = 0;
     best_.percent = 0;
+    best_.cluster_parts = 0;
     best_.kv_chunk = chunk_length(limits, quota, limits.tile_rows);
     if (split.disabled) {
       best_.policy = kPolicyDisabled;
@@ -146,6 +150,7 @@ class Candidates {
         try_bound(kPolicyEven, 100 / part, even_bound(workers / part));
       }
     }
+    for (int i = 0; i < 4; ++i) try_cluster(2 << i, limits_->cluster_blocks[i]);
     for (const int32_t percent : kQuotaPercents) {
       try_bound(kPolicyQuota, percent, max_of<int64_t>(quota * percent / 100, 1));
     }
@@ -163,6 +168,7 @@ class Candidates {
     if (trial_.price < worth(best_.price)) {
       trial_.policy = policy;
       trial_.percent = percent;
+      trial_.cluster_parts = 0;
       trial_.kv_chunk = chunk;
       trial_.cut.bounded(*tiles_, *limits_, *shape_, bound, keep_.empty() ? nullptr : keep_.data());
       deal(trial_);
@@ -170,6 +176,29 @@ class Candidates {
     }
     least_ = min_of(least_, trial_.price);
     if (trial_.price < worth(best_.price)) std::swap(best_, trial_);
+  }
+
+  /// Every tile in so many parts, where all items run at once. They have one KV head, and what
+  /// shares KV is not among them.
+  void try_cluster(int32_t parts, int64_t most) {
+    most = min_of<int64_t>(most, limits_->num_workers);
+    if (static_cast<int64_t>(tiles_->size()) * parts > most || shape_->num_kv_heads > 1) return;
+    trial_.cut.even(*tiles_, *limits_, *shape_, parts);
+    trial_.price = 0;
+    const int64_t merge = limits_->cost_in_cluster + int64_t{parts} * limits_->cost_per_merged_part;
+    for (size_t t = 0; t < tiles_->size(); ++t) {
+      if ((*tiles_)[t].shares) return;
+      const Chunk& first = trial_.cut.chunks[t * static_cast<size_t>(parts)];
+      trial_.price = max_of(trial_.price, first.cost + merge);
+      trial_.kv_chunk = max_of<int64_t>(t ? trial_.kv_chunk : 1, first.kv_end - first.kv_begin);
+    }
+    least_ = min_of(least_, trial_.price);
+    if (trial_.price >= worth(best_.price)) return;
+    trial_.policy = kPolicyCluster;
+    trial_.percent = 0;
+    trial_.cluster_parts = parts;
+    deal(trial_);
+    std::swap(best_, trial_);
   }
 
   struct Count {
@@ -250,7 +279,8 @@ class Candidates {
     if (limits_->cost_per_merged_part > 0) {
       for (const auto& parts : c.cut.parts) most = max_of(most, static_cast<int32_t>(parts.count));
     }
-    return limits_->cost_of_merging + int64_t{most} * limits_->cost_per_merged_part;
+    return limits_->cost_of_merging + int64_t{most} * limits_->cost_per_merged_part +
+           c.cut.split_chunks * shape_->num_kv_heads * limits_->cost_per_state;
   }
 
   /// A bound below the price of any cut into so many items.

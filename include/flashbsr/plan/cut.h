@@ -188,6 +188,30 @@ class Cut {
     sort(tiles, limits, shape);
   }
 
+  /// Every tile in `count` parts, empty ones where it is short, one after another.
+  void even(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape,
+            int32_t count) {
+    start(tiles);
+    for (const Tile& tile : tiles) {
+      const int64_t weight = kv_weight(limits, tile.row_count);
+      const int64_t step =
+          round_up<int64_t>(ceil_div<int64_t>(tile.length(), count), limits.kv_tile);
+      for (int32_t i = 0; i < count; ++i) {
+        const int64_t begin = min_of<int64_t>(tile.span.begin + i * step, tile.span.end);
+        const int64_t end = min_of<int64_t>(begin + step, tile.span.end);
+        order.push_back(static_cast<uint32_t>(chunks.size()));
+        chunks.push_back({limits.cost_per_item + (end - begin) * weight,
+                          static_cast<int32_t>(parts.size()), i, static_cast<int32_t>(begin),
+                          static_cast<int32_t>(end)});
+      }
+      parts.push_back({count, static_cast<int32_t>(split_rows * shape.num_kv_heads),
+                       static_cast<int32_t>(split_tiles * shape.num_kv_heads)});
+      ++split_tiles;
+      split_chunks += count;
+      split_rows += static_cast<int64_t>(count) * tile.row_count;
+    }
+  }
+
  private:
   struct Key {
     uint64_t rank;  ///< least for the most expensive

@@ -17,6 +17,7 @@ struct GpuKernel {
   /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
+  int32_t cluster_blocks[4] = {};     ///< that run at once in clusters of 2, 4, 8 and 16
 };
 
 /// Costs are counted in 2^-12 us: the least KV token there is (16 bytes) is two of them on an H200,
@@ -107,7 +108,8 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
 
 /// Latent attention on sm_90a: one block per SM, tiles of 64 rows whatever the number of heads. A
 /// token of 1152 bytes takes 26 ns of products, an item 6 us (its Q are 73 KB), a part of a split
-/// tile 2 us: its state is 131 KB. All blocks merge, which takes 4 us (H200).
+/// tile 2 us: its state is 131 KB, written and read at 4.5 TB/s. All blocks merge, which takes 4
+/// us; within a cluster 3 (H200).
 inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   DeviceLimits limits = gpu_hopper_limits(k);
   const double product_us = 26e-3 * k.bytes_per_token / 1152;
@@ -118,7 +120,10 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_per_split = detail::gpu_units(2.0);
   limits.cost_of_merging = detail::gpu_units(4.0);
   limits.cost_per_merged_part = detail::gpu_units(0.2);
+  limits.cost_per_state = detail::gpu_units(0.06);
   limits.idle_merge = limits.sliced_merges = true;
+  limits.cost_in_cluster = detail::gpu_units(3.0);
+  for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
   return limits;
 }
 

@@ -49,6 +49,7 @@ struct DeviceLimits {
   int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
+  int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Whether workers share the memory, which one then has more of while others are idle.
   bool memory_bound = true;
@@ -56,7 +57,11 @@ struct DeviceLimits {
   /// requests share may end last.
   bool idle_merge = false;
   bool sliced_merges = false;  ///< and each by several warps, of all blocks
-  int32_t units_per_us = 0;    ///< units of cost in a microsecond, to speak of it; 0: unknown
+  /// Most blocks that run at once in clusters of 2, 4, 8 and 16, whose blocks merge among
+  /// themselves what a tile was split into. 0: they cannot.
+  int32_t cluster_blocks[4] = {};
+  int32_t cost_in_cluster = 0;  ///< of such a merge
+  int32_t units_per_us = 0;     ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }
@@ -104,8 +109,14 @@ struct Capacity {
   int64_t max_requests = -1;
   int64_t max_q_tokens = -1;
   int64_t max_kv_indices = -1;  ///< ragged KV: token rows
+  int64_t max_kv_len = -1;      ///< instead: of every request that there may be
 
   bool fixed() const { return max_requests >= 0; }
+  /// Lengths as entries of page lists, by the pages of the first plan.
+  void count_pages(int32_t page_size) {
+    if (max_kv_indices < 0)
+      max_kv_indices = max_requests * ceil_div<int64_t>(max_kv_len, page_size);
+  }
 };
 
 /// Sizes of the plan's sections.

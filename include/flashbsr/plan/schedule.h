@@ -217,6 +217,7 @@ class Planner {
     h.mean_cost = saturate(total * heads / h.num_workers);
     h.policy = chosen.policy;
     h.policy_percent = chosen.percent;
+    h.cluster_parts = chosen.cluster_parts;
     h.cost_per_split = limits.cost_per_split;
     h.price = saturate(chosen.price);
     h.other_price = saturate(mixture_.other_price());

@@ -14,7 +14,16 @@ import numpy as np
 
 from ..errors import DTypeError
 
-__all__ = ["FLOAT8", "KV_DTYPES", "O_DTYPES", "Q_DTYPES", "normalize_dtype", "output_dtype"]
+__all__ = [
+    "FLOAT8",
+    "KV_DTYPES",
+    "O_DTYPES",
+    "PACKED",
+    "Q_DTYPES",
+    "kv_dtypes",
+    "normalize_dtype",
+    "output_dtype",
+]
 
 O_DTYPES = ("float32", "float16", "bfloat16")
 """Element types of outputs and states."""
@@ -24,7 +33,10 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 Q_DTYPES = (*O_DTYPES, "float8_e4m3fn")
 """Element types of queries."""
 
-KV_DTYPES = (*O_DTYPES, *FLOAT8)
+PACKED = ("int4", "nvfp4")
+"""Codes of which two lie in a byte, in arrays of uint8."""
+
+KV_DTYPES = (*O_DTYPES, *FLOAT8, "int8", *PACKED)
 """Element types of keys and values."""
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -76,6 +88,26 @@ def normalize_dtype(
     if allowed is not None and name not in allowed:
         raise DTypeError(argument, name, f"one of {', '.join(allowed)}")
     return name
+
+
+def kv_dtypes(kv_dtype: Any, argument: str = "kv_dtype") -> tuple[str | None, str | None]:
+    """Names of the types of K and V, which are one or a tuple of two.
+
+    Raises
+    ------
+    DTypeError
+        Not a data type that K and V may have, or not two of them.
+
+    Examples
+    --------
+    >>> kv_dtypes("int8"), kv_dtypes(("int8", "int4")), kv_dtypes(None)
+    (('int8', 'int8'), ('int8', 'int4'), (None, None))
+    """
+    pair = kv_dtype if isinstance(kv_dtype, tuple) else (kv_dtype, kv_dtype)
+    if len(pair) != 2 or (pair is kv_dtype and None in pair):
+        raise DTypeError(argument, repr(kv_dtype), "one type, or those of K and of V")
+    k, v = (normalize_dtype(x, argument, KV_DTYPES) for x in pair)
+    return k, v
 
 
 def output_dtype(q_dtype: str) -> str:

@@ -117,8 +117,9 @@ class Attention(Planned):
             ``(pages, 2, H_kv, page_size, D)`` (HND), or a tuple ``(k, v)`` of its halves with
             strides of their own; for ragged KV, and for pages of several tokens one after another
             (the last may be short with `Bsr`), a tuple of ``(tokens, H_kv, D)`` (HND:
-            ``(H_kv, tokens, D)``). The type of q, and unless q is float8 also float8_e4m3fn or
-            float8_e5m2. The last dimension is contiguous. With `TaskInfo.latent`
+            ``(H_kv, tokens, D)``). The type of q, and unless q is float8 also float8_e4m3fn,
+            float8_e5m2 or int8; codes of four bits (`TaskInfo.kv_dtype`) are uint8 with ``D / 2``
+            in place of ``D``. The last dimension is contiguous. With `TaskInfo.latent`
             ``(pages, page_size, head_dim_qk)``, or a tuple of ``(pages, page_size, head_dim_vo)``
             and ``(pages, page_size, head_dim_qk - head_dim_vo)``; ragged: without page_size.
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
@@ -130,9 +131,12 @@ class Attention(Planned):
             Also return ``log(sum(exp(logits)))``, natural or base 2 (`TaskInfo.lse_base`); -inf
             where nothing is visible (the output is 0 there).
         q_scale, k_scale : float or float32 array, optional
-            Multiply the logits: one number, or one per query head / KV head.
-        v_scale : float or float32 array of shape (num_kv_heads,), optional
-            Multiplies the output.
+            Multiply the logits: one number, or one per query head / KV head. `k_scale` also
+            per token and head, where K are codes: an array of the shape of K's cache without the
+            last dimension, or with groups there, in the types of docs/kv-quantization.md; or a
+            tuple of that and of a number or one per KV head.
+        v_scale : float, array or tuple, optional
+            Multiplies the output; or the values, like `k_scale`.
         sinks : float32 array, shape (num_qo_heads,), optional
             Learned logits that join the softmax denominator only (gpt-oss, 2025).
         alibi_slopes : float32 array, shape (num_qo_heads,), optional
@@ -215,6 +219,11 @@ class Attention(Planned):
                 lse_adapter = adapter_for(lse, "lse")
             lse_export = lse_adapter.export(lse, True, "lse")
 
+        k_tokens = v_tokens = None
+        if k_scale is not None:
+            k_scale, k_tokens = _scales(k_scale, "k_scale", task.num_kv_heads)
+        if v_scale is not None:
+            v_scale, v_tokens = _scales(v_scale, "v_scale", task.num_kv_heads)
         self._engine.run(
             adapter.export(q, False, "q"),
             k,
@@ -222,13 +231,15 @@ class Attention(Planned):
             out_adapter.export(result, True, "out"),
             lse_export,
             None if q_scale is None else _scale(q_scale, "q_scale", task.num_qo_heads),
-            None if k_scale is None else _scale(k_scale, "k_scale", task.num_kv_heads),
-            None if v_scale is None else _scale(v_scale, "v_scale", task.num_kv_heads),
+            k_scale,
+            v_scale,
             None if sinks is None else _export(sinks, "sinks"),
             None if alibi_slopes is None else _export(alibi_slopes, "alibi_slopes"),
             extra_values(self._extras, self._captured, extras) if extras or self._extras else (),
             handle,
             how,
+            k_tokens,
+            v_tokens,
         )
         self._open = False
         if out is None:
@@ -297,6 +308,17 @@ def _rows(q: Any) -> tuple[int]:
 
 def _export(x: Any, name: str) -> Any:
     return adapter_for(x, name).export(x, False, name)
+
+
+def _scales(x: Any, name: str, heads: int) -> tuple[Any, Any]:
+    """Split a scale of K or V into that of the tensor or its heads, and those of every token."""
+    if isinstance(x, tuple):
+        if len(x) != 2:
+            raise FlashbsrError(name, f"a tuple of {len(x)}", "(scales of every token, a number)")
+        return _scale(x[1], name, heads), _export(x[0], name)
+    if not isinstance(x, (int, float)) and len(getattr(x, "shape", ())) > 1:
+        return None, _export(x, name)
+    return _scale(x, name, heads), None
 
 
 def _scale(x: Any, name: str, heads: int) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays.dtypes import output_dtype
+from ..arrays.dtypes import kv_dtypes, output_dtype
 from ..errors import FlashbsrError
 from .plan import Plan
 from .plan_parts import shared_text
@@ -33,7 +33,16 @@ _PRODUCTS = {
     "T4": 65e12,
 }
 
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+_ITEMSIZE: dict[str, float] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "int4": 1 / 2,  # scales of every token are not counted
+    "nvfp4": 1 / 2 + 1 / 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +226,8 @@ def explain(
     sizes, dtypes = _types(attention, gpu)
     dim_vo = task.head_dim_vo or task.head_dim_qk
     dims = task.head_dim_qk + dim_vo
-    qo_row = task.head_dim_qk * sizes[0] + dim_vo * sizes[2]
+    qo_row = int(task.head_dim_qk * sizes[0] + dim_vo * sizes[3])
+    kv_row = int(task.head_dim_qk * sizes[1] + (0 if task.latent else dim_vo * sizes[2]))
     pairs = _visible_pairs(plan)
     heads = plan.heads_per_request
     return Explanation(
@@ -227,7 +237,7 @@ def explain(
         reason=plan.reason,
         tiles=len(plan.tiles.owner) * heads,
         most_items=int(np.diff(plan.queue_indptr).max(initial=0)),
-        kv_bytes=_touched_tokens(plan) * heads * (dims - task.latent * dim_vo) * sizes[1],
+        kv_bytes=_touched_tokens(plan) * heads * kv_row,
         qo_bytes=h.num_q_tokens * h.num_qo_heads * qo_row,
         pairs=pairs,
         operations=2 * dims * pairs * heads * h.group_size,
@@ -238,15 +248,15 @@ def explain(
     )
 
 
-def _types(attention: Planned, gpu: bool) -> tuple[list[int], str]:
-    """Item sizes and names of q, KV and out: of the last run, of the task, or assumed."""
+def _types(attention: Planned, gpu: bool) -> tuple[list[float], str]:
+    """Item sizes and names of q, K, V and out: of the last run, of the task, or assumed."""
     task = attention.task
-    names = attention._engine.run_dtypes() or [task.q_dtype, task.kv_dtype, task.o_dtype]
+    ran = attention._engine.run_dtypes()
+    names = ran or [task.q_dtype, *kv_dtypes(task.kv_dtype), task.o_dtype]
     guess = names[0] or ("float16" if gpu else "float32")
-    guesses = guess, guess, output_dtype(guess)
-    text = "q {}, KV {}, out {}".format(
-        *(name or f"[{other}]" for name, other in zip(names, guesses, strict=True))
-    )
+    guesses = guess, guess, guess, output_dtype(guess)
+    q, k, v, out = (name or f"[{other}]" for name, other in zip(names, guesses, strict=True))
+    text = f"q {q}, KV {k}, out {out}" if k == v else f"q {q}, K {k}, V {v}, out {out}"
     sizes = [_ITEMSIZE[name or other] for name, other in zip(names, guesses, strict=True)]
     return sizes, text
 

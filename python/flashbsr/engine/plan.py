@@ -21,7 +21,7 @@ from .plan_records import WORK_ITEM, PlanHeader, PlanRecords
 __all__ = ["Plan", "PlanHeader"]
 
 # How the KV ranges were cut: ``PlanHeader.policy``.
-_POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail")
+_POLICIES = ("algorithm 1", "disabled", "fixed", "whole", "quota", "even", "tail", "cluster")
 
 
 class Plan(PlanRecords):
@@ -160,7 +160,8 @@ class Plan(PlanRecords):
     def policy(self) -> str:
         """How KV ranges were cut: ``algorithm 1``, ``disabled``, ``fixed``, or by price.
 
-        The cheapest of several cuts, on GPUs: ``whole``, ``quota``, ``even``, ``tail``.
+        The cheapest of several cuts, on GPUs: ``whole``, ``quota``, ``even``, ``tail``,
+        ``cluster``.
         """
         return _POLICIES[self.header.policy]
 
@@ -201,6 +202,8 @@ class Plan(PlanRecords):
                 text = f"tiles beyond {h.policy_percent} % of a worker's share ({chunk}) are split"
             case "even":
                 text = f"few long tiles: equal parts of at most {chunk} fill the workers"
+            case "cluster":
+                text = f"every tile in {h.cluster_parts} parts, merged within clusters of blocks"
             case _:
                 text = f"whole rounds of all workers, what is left in parts of at most {chunk}"
         return f"{text}; {mine} us by the model, whole {other}"

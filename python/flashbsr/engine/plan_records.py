@@ -89,6 +89,7 @@ class PlanHeader(NamedTuple):
     off_bounds: int
     kv_tile: int
     num_q_tokens_now: int
+    cluster_parts: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:

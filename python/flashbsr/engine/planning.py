@@ -13,6 +13,7 @@ import flashbsr._core as _core
 
 from .._check import check_name, is_cuda
 from ..arrays import Adapter, adapter_for, device_of, operand, stream_handle, to_values
+from ..arrays.dtypes import kv_dtypes
 from ..arrays.types import Array
 from ..errors import DTypeError, FlashbsrError
 from ..jit.provider import Provider
@@ -315,12 +316,14 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "max_batch_size": -1 if task.max_batch_size is None else task.max_batch_size,
         "max_q_tokens": -1 if task.max_q_tokens is None else task.max_q_tokens,
         "max_kv_pages": -1 if task.max_kv_pages is None else task.max_kv_pages,
+        "max_kv_len": -1 if task.max_kv_len is None else task.max_kv_len,
         "num_workers": task.num_workers or 0,
         "num_threads": task.num_threads or 0,
         "backend": task.backend,
         "device": -1 if task.device is None else task.device,
         "q_dtype": task.q_dtype or "",
-        "kv_dtype": task.kv_dtype or "",
+        "kv_dtype": kv_dtypes(task.kv_dtype)[0] or "",
+        "v_dtype": kv_dtypes(task.kv_dtype)[1] or "",
         "o_dtype": task.o_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": variant is not None,

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from .._check import check_backend, check_int, check_name, is_cuda
-from ..arrays.dtypes import FLOAT8, KV_DTYPES, O_DTYPES, Q_DTYPES, normalize_dtype
+from ..arrays.dtypes import FLOAT8, O_DTYPES, Q_DTYPES, kv_dtypes, normalize_dtype
 from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 
 __all__ = ["TaskInfo"]
@@ -40,18 +40,23 @@ class TaskInfo:
     q_dtype : data type, optional
         float32 (on the CPU only), float16, bfloat16 or float8_e4m3fn, in any framework's notation.
         None: the query array's. float8 queries need a KV of the same type.
-    kv_dtype : data type, optional
-        The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2. None: the KV
-        array's. On a GPU the first ``run`` with other types than the plan expected (float16 at
-        first) plans once more; say them here where that run is captured into a CUDA graph.
+    kv_dtype : data type or tuple of two, optional
+        The type of q, or with 16-bit and float32 q float8_e4m3fn / float8_e5m2, or codes with
+        scales of every token and head (docs/kv-quantization.md): "int8", "int4", "nvfp4" and the
+        float8 types, of which K and V may have two. None: the KV array's, which of uint8 arrays
+        ("int4", "nvfp4") nobody can tell. On a GPU the first ``run`` with other types than the plan
+        expected (float16 at first) plans once more; say them here where that run is captured into a
+        CUDA graph.
     o_dtype : data type, optional
         float32, float16 or bfloat16. None: that of q; with float8 q that of a given ``out``,
         otherwise bfloat16.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
-        A larger plan raises `CapacityError`, and memory, kernel and grid stay as they are from
-        the first plan on, so that a captured ``run`` may be replayed over later plans; q may then
-        have more rows than the plan names. None: ``plan`` grows as needed (``run`` never does).
+        Instead of the last one `max_kv_len`: tokens of the longest request. There is room then for
+        `max_batch_size` of them, in pages as the first plan has them. A larger plan raises
+        `CapacityError`, and memory, kernel and grid stay as they are from the first plan on, so
+        that a captured ``run`` may be replayed over later plans; q may then have more rows than
+        the plan names. None: ``plan`` grows as needed (``run`` never does).
     num_workers : int, optional
         Queues of the plan. Default: as many as the backend has use for.
     num_threads : int, optional
@@ -111,6 +116,7 @@ class TaskInfo:
     max_batch_size: int | None = None
     max_q_tokens: int | None = None
     max_kv_pages: int | None = None
+    max_kv_len: int | None = None
     num_workers: int | None = None
     num_threads: int | None = None
     fixed_split_size: int | None = None
@@ -150,6 +156,7 @@ class TaskInfo:
             ("max_batch_size", 0),
             ("max_q_tokens", 0),
             ("max_kv_pages", 0),
+            ("max_kv_len", 0),
             ("num_workers", 1),
             ("num_threads", 1),
             ("fixed_split_size", 1),
@@ -158,20 +165,26 @@ class TaskInfo:
             value = getattr(self, name)
             if value is not None:
                 _set(self, name, check_int(name, value, least))
-        capacity = ("max_batch_size", "max_q_tokens", "max_kv_pages")
+        room = "max_kv_pages" if self.max_kv_len is None else "max_kv_len"
+        if room == "max_kv_len" and self.max_kv_pages is not None:
+            raise FlashbsrError("max_kv_len", self.max_kv_len, "None beside max_kv_pages")
+        capacity = ("max_batch_size", "max_q_tokens", room)
         missing = [name for name in capacity if getattr(self, name) is None]
         if missing and len(missing) < len(capacity):
             raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
         check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
-        _set(self, "kv_dtype", normalize_dtype(self.kv_dtype, "kv_dtype", KV_DTYPES))
+        types = kv_dtypes(self.kv_dtype)
+        _set(self, "kv_dtype", types[0] if types[0] == types[1] else types)
         _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", O_DTYPES))
         if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
             raise DTypeError(
                 "kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype; any KV goes with 16-bit q"
             )
-        if self.q_dtype and self.kv_dtype not in (None, self.q_dtype, *FLOAT8):
-            raise DTypeError("kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype, or a float8")
+        wide = {x for x in types if x in O_DTYPES}
+        if (self.q_dtype and wide - {self.q_dtype}) or (wide and len(set(types)) > 1):
+            one = f"{self.q_dtype} as q_dtype, or " if self.q_dtype else ""
+            raise DTypeError("kv_dtype", self.kv_dtype, f"{one}float8, int8, int4 or nvfp4")
         _set(self, "disable_split_kv", bool(self.disable_split_kv))
         if self.disable_split_kv and self.fixed_split_size is not None:
             raise FlashbsrError(

@@ -11,7 +11,13 @@ from pathlib import Path
 __all__ = ["Wish", "kernel_source"]
 
 # As in cmake/instances.cmake; a test compares them.
-TYPES = {"float16": "kF16", "bfloat16": "kBF16", "float8_e4m3fn": "kE4M3", "float8_e5m2": "kE5M2"}
+TYPES = {
+    "float16": "kF16",
+    "bfloat16": "kBF16",
+    "float8_e4m3fn": "kE4M3",
+    "float8_e5m2": "kE5M2",
+    "int8": "kI8",
+}
 VARIANTS = {
     "plain": "Plain",
     "standard": "Standard",

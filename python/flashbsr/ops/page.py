@@ -8,11 +8,12 @@ from typing import Any
 
 import flashbsr._core as _core
 
-from .._check import check_float, check_int, check_llama31, check_name
+from .._check import check_int, check_llama31, check_name
 from ..arrays import adapter_for, float_dtype
 from ..arrays.types import Array
 from ..errors import FlashbsrError, ShapeError
 from .call import Call
+from .codes import take_scales
 from .rotate import check_frequencies, check_rotary_dim, check_table
 
 __all__ = [
@@ -78,8 +79,9 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
     *,
     slot_mapping: Array = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Array | tuple[Array, float] = 1.0,
+    v_scale: float | Array | tuple[Array, float] = 1.0,
+    kv_dtype: Any = None,
 ) -> None:
     """Write new keys and values into their slots.
 
@@ -101,8 +103,9 @@ def append_paged_kv_cache(
         Position of each row in its request, from 0.
     paged_kv_cache : array or tuple of two
         Written. Stacked ``[pages, 2, page_size, num_kv_heads, head_dim]`` (HND: ``page_size`` and
-        ``num_kv_heads`` swapped), or ``(k, v)`` without the 2. The type of the new rows, or
-        float8_e4m3fn / float8_e5m2. Not a JAX array: those are immutable.
+        ``num_kv_heads`` swapped), or ``(k, v)`` without the 2. The type of the new rows,
+        float8_e4m3fn, float8_e5m2 or int8, or uint8 with two codes in a byte (`kv_dtype`). Not a
+        JAX array: those are immutable.
     kv_indices : int32 or int64 array [>= kv_indptr[-1]]
         Page ids.
     kv_indptr : int32 or int64 array [B + 1]
@@ -113,9 +116,13 @@ def append_paged_kv_cache(
     slot_mapping : int64 or int32 array [nnz], optional
         ``page * page_size + offset`` of each row; -1 for rows that are written nowhere. In place of
         `batch_indices`, `positions`, `kv_indices`, `kv_indptr` and `kv_last_page_len`.
-    k_scale, v_scale : float
-        The rows are divided by these before they are rounded to the type of the cache. Give the
-        same to ``run``.
+    k_scale, v_scale : float, array or tuple
+        A number: the rows are divided by it before they are rounded to the type of the cache. An
+        array, written: the rows become codes with a scale of every token and head (and group), in
+        the shapes, types and formulas of docs/kv-quantization.md. A tuple: such an array, and a
+        number that rows are divided by before. Give the same to ``run``.
+    kv_dtype : data type or tuple of two, optional
+        "int4" or "nvfp4", of K or V in uint8. None: the cache says it.
 
     Raises
     ------
@@ -151,9 +158,10 @@ def append_paged_kv_cache(
     table = batch_indices, kv_indices, kv_indptr, kv_last_page_len
     places = _places(slot_mapping, table, positions=positions)
     call = Call(append_key, "append_key")
+    *numbers, scales = take_scales(call, k_scale, v_scale, kv_dtype)
     if call.operators is not None:
         call.operators.append_paged_kv_cache(
-            append_key, append_value, paged_kv_cache, positions, places, kv_layout, k_scale, v_scale
+            append_key, append_value, paged_kv_cache, positions, places, kv_layout, *numbers
         )
         return
     k_cache, v_cache = _export_cache(call, paged_kv_cache)
@@ -165,8 +173,8 @@ def append_paged_kv_cache(
         None if slot_mapping is not None else call.values(positions, "positions"),
         _export_places(call, places),
         kv_layout,
-        check_float("k_scale", k_scale),
-        check_float("v_scale", v_scale),
+        *numbers,
+        scales,
         call.stream,
     )
     call.done()
@@ -199,8 +207,9 @@ def rope_append_paged_kv_cache(
     rope_theta: float = 1e4,
     llama31: tuple[float, float, float] | None = None,
     cos_sin_cache: Array = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Array | tuple[Array, float] = 1.0,
+    v_scale: float | Array | tuple[Array, float] = 1.0,
+    kv_dtype: Any = None,
     q_out: Array = None,
 ) -> Array:
     """Rotate queries and new keys, and write keys and values into their slots, in one pass.
@@ -215,7 +224,7 @@ def rope_append_paged_kv_cache(
     append_key : array [nnz, num_kv_heads, head_dim]
         Likewise; not rotated yet.
     append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, \
-    kv_last_page_len, kv_layout, slot_mapping, k_scale, v_scale
+    kv_last_page_len, kv_layout, slot_mapping, k_scale, v_scale, kv_dtype
         As for `append_paged_kv_cache`. `positions` give the angles as well, so they are there with
         `slot_mapping` too. A query whose slot is -1 is rotated all the same: its key may belong to
         another rank.
@@ -277,10 +286,11 @@ def rope_append_paged_kv_cache(
         raise FlashbsrError("positions", "None", "an array: RoPE takes the angles from it")
     table = batch_indices, kv_indices, kv_indptr, kv_last_page_len
     places = _places(slot_mapping, table, positions=positions if slot_mapping is None else None)
+    *numbers, scales = take_scales(call, k_scale, v_scale, kv_dtype)
     if call.operators is not None:
         return call.operators.rope_append_paged_kv_cache(
-            q, append_key, append_value, paged_kv_cache, positions, places, kv_layout, k_scale,
-            v_scale, rotary_dim, bool(interleave), scale, theta, llama31, cos_sin_cache, q_out,
+            q, append_key, append_value, paged_kv_cache, positions, places, kv_layout, *numbers,
+            rotary_dim, bool(interleave), scale, theta, llama31, cos_sin_cache, q_out,
         )  # fmt: skip
     out = a.empty(q, shape, float_dtype(q, "q")) if q_out is None else q_out
     out_adapter = a if q_out is None else adapter_for(q_out, "q_out")
@@ -295,8 +305,8 @@ def rope_append_paged_kv_cache(
         call.values(positions, "positions"),
         _export_places(call, places),
         kv_layout,
-        check_float("k_scale", k_scale),
-        check_float("v_scale", v_scale),
+        *numbers,
+        scales,
         rotary_dim,
         bool(interleave),
         scale,

@@ -31,9 +31,18 @@ struct alignas(16) DecodeOffsets {
   int64_t v;
 };
 
+/// Scales of the tokens of every stage in the ring.
+template <class Traits, bool = Traits::kTokenScales>
+struct DecodeScales {};
+template <class Traits>
+struct DecodeScales<Traits, true> {
+  float k_scales[Traits::kStages][Traits::kKvTile];
+  float v_scales[Traits::kStages][Traits::kKvTile];
+};
+
 /// Where a warp's next rows are, in shared memory.
 template <class Traits>
-struct DecodeRows {
+struct DecodeRows : DecodeScales<Traits> {
   DecodeOffsets offsets[Traits::kKvTile];  // of the stage that is being copied
   int32_t pages[2][Traits::kKvTile];       // of it and the one after it
 };
@@ -95,6 +104,7 @@ class DecodeRing {
     __syncwarp();  // nobody reads the offsets of the stage before any more
     if (current_.item < count_) {
       note();
+      if constexpr (Traits::kTokenScales) copy_scales();
       __syncwarp();
       copy_tile(true);
       look_up(ahead_, stage_ & 1);
@@ -120,6 +130,21 @@ class DecodeRing {
     ptx::cp_async_wait<2 * Traits::kStages - 1>();  // with it came the pages of two stages later
     __syncwarp();
     return ring_ + read_slot_ * Traits::kStageBytes;
+  }
+
+  /// Scales of the oldest tile's tokens, of K and of V: lane group g's, tokens g and g + 8 of every
+  /// 16. Before produce_keys(), which has the next ones copied over them.
+  template <int kSubTiles>
+  FLASHBSR_DEVICE void read_scales(int g, float (&k)[kSubTiles][2],
+                                   float (&v)[kSubTiles][2]) const {
+#pragma unroll
+    for (int u = 0; u < kSubTiles; ++u) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        k[u][h] = rows_.k_scales[read_slot_][16 * u + 8 * h + g];
+        v[u][h] = rows_.v_scales[read_slot_][16 * u + 8 * h + g];
+      }
+    }
   }
 
   /// Waits for the V tile that belongs to it. It is handed back by produce_values().
@@ -230,6 +255,35 @@ class DecodeRing {
       rows_.offsets[row] = {
           (page * k.stride_page + token * k.stride_token + head * k.stride_head) * kSize,
           (page * v.stride_page + token * v.stride_token + head * v.stride_head) * kSize};
+    }
+  }
+
+  /// Copies the scales of the current stage's tokens; those past its end are zeros, so that weights
+  /// of nothing stay nothing.
+  FLASHBSR_DEVICE void copy_scales() {
+    const PagedView& k = args_.params.k_scales;
+    const PagedView& v = args_.params.v_scales;
+    const DecodeItem& item = items_[current_.item];
+    const int64_t head = item.kv_head;
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int row = lane_ + 32 * i;
+      if (row >= Traits::kKvTile) continue;
+      const bool inside = row < current_rows();
+      const int32_t position = current_.position + row;
+      int64_t page = inside ? item.kv_table + position : 0, token = 0;
+      if (args_.kv_indices && inside) {
+        page = rows_.pages[stage_ & 1][row];
+        token = args_.page_size.remainder(position, args_.page_size.quotient(position));
+      }
+      ptx::cp_async_4_if(ptx::shared_address(&rows_.k_scales[write_slot_][row]),
+                         static_cast<const float*>(k.data) + page * k.stride_page +
+                             token * k.stride_token + head * k.stride_head,
+                         inside);
+      ptx::cp_async_4_if(ptx::shared_address(&rows_.v_scales[write_slot_][row]),
+                         static_cast<const float*>(v.data) + page * v.stride_page +
+                             token * v.stride_token + head * v.stride_head,
+                         inside);
     }
   }
 

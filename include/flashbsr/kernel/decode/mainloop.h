@@ -80,7 +80,11 @@ class DecodeMath {
   FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, Ring& ring,
                             int32_t position, State& state) {
     float s[kSubTiles][kTiles][4];
-    scores(query, keys(ring, position), s);
+    TokenScales scales;
+    const uint32_t tile = keys(ring, position);
+    if constexpr (Traits::kTokenScales) ring.read_scales(g_, scales.k, scales.v);
+    scores(query, tile, s);
+    if constexpr (Traits::kTokenScales) scale_logits(scales, s);
     ring.produce_keys();
     const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
     const bool hooks = !Variant::use_softmax || variant_.transforms_logits();
@@ -97,7 +101,7 @@ class DecodeMath {
       }
     }
     if constexpr (Variant::use_softmax) raise_max(s, state);
-    accumulate(ring.wait_for_values(item, position, cut), s, state);
+    accumulate(ring.wait_for_values(item, position, cut), scales, s, state);
     ring.produce_values();
   }
 
@@ -111,6 +115,24 @@ class DecodeMath {
   /// How far logits may be beyond their reference, in powers of two: fp16 ends at 2^16.
   static constexpr float kSlack = kType == DType::kF16 ? 7.0f : 8.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
+
+  /// Those of this lane's tokens, g and g + 8 of every 16.
+  struct TokenScales {
+    float k[kSubTiles][2];
+    float v[kSubTiles][2];
+  };
+
+  FLASHBSR_DEVICE static void scale_logits(const TokenScales& scales,
+                                           float (&s)[kSubTiles][kTiles][4]) {
+#pragma unroll
+    for (int u = 0; u < kSubTiles; ++u) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[u][n][i] *= scales.k[u][i >> 1];
+      }
+    }
+  }
 
   /// The stage's K, rotated where that is asked for.
   template <class Ring>
@@ -138,10 +160,10 @@ class DecodeMath {
     if constexpr (Traits::kFloat8) {
       uint32_t raw[4];
       ptx::ldmatrix_x4(raw, tile + decode_tile_offset<Traits>(row, 2 * pair + (lane_ >> 4)));
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[0], first[0], first[2]);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[1], first[1], first[3]);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[2], second[0], second[2]);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[3], second[1], second[3]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[0], first[0], first[2]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[1], first[1], first[3]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[2], second[0], second[2]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[3], second[1], second[3]);
     } else {
       ptx::ldmatrix_x4(first, tile + decode_tile_offset<Traits>(row, 4 * pair + (lane_ >> 4)));
       ptx::ldmatrix_x4(second, tile + decode_tile_offset<Traits>(row, 4 * pair + 2 + (lane_ >> 4)));
@@ -279,8 +301,8 @@ class DecodeMath {
     }
   }
 
-  FLASHBSR_DEVICE void accumulate(uint32_t values, const float (&s)[kSubTiles][kTiles][4],
-                                  State& state) const {
+  FLASHBSR_DEVICE void accumulate(uint32_t values, const TokenScales& scales,
+                                  const float (&s)[kSubTiles][kTiles][4], State& state) const {
 #pragma unroll
     for (int u = 0; u < kSubTiles; ++u) {
       uint32_t b[kTiles][2];
@@ -298,6 +320,10 @@ class DecodeMath {
         }
         state.sum[n][0] += p[0] + p[2];
         state.sum[n][1] += p[1] + p[3];
+        if constexpr (Traits::kTokenScales) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) p[i] *= scales.v[u][i >> 1];
+        }
         // Tokens g x rows 2t, 2t+1 become rows g x tokens 2t, 2t+1: the B operand.
         b[n][0] = ptx::movmatrix_trans(ptx::pack2<kType>(p[0], p[1]));
         b[n][1] = ptx::movmatrix_trans(ptx::pack2<kType>(p[2], p[3]));
@@ -326,10 +352,10 @@ class DecodeMath {
                              values + decode_tile_offset<Traits>(row, 2 * pair + (lane_ >> 4)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) raw[i] = ptx::permute_bytes(raw[i], 0, 0x3120);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[0], first[0], first[1]);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[1], first[2], first[3]);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[2], second[0], second[1]);
-      ptx::float8_to_f16<Traits::kArch, Traits::kKv>(raw[3], second[2], second[3]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[0], first[0], first[1]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[1], first[2], first[3]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[2], second[0], second[1]);
+      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[3], second[2], second[3]);
     } else {
       const int row = 16 * u + (lane_ & 7) + ((lane_ >> 4) << 3);
       const int chunk = 4 * pair + ((lane_ >> 3) & 1);

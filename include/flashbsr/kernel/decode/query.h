@@ -93,7 +93,7 @@ struct DecodeQuery {
                                DecodeReady<Traits>& ready) {
     float scale[kTiles];
     load<kRotates>(args, item, lane, scale);
-    if constexpr (Traits::kFloat8) {
+    if constexpr (Traits::kFloat8 && Traits::kCompute == DType::kF16) {
       if (args.params.q.dtype == DType::kBF16) fit(scale);
     }
     const uint32_t* words = &b[0][0][0];

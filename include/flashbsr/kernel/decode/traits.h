@@ -36,7 +36,7 @@ enum class DecodeHost { kBlock, kWarpgroup };
 
 /// @tparam arch      instruction set, 80 or 90
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
-/// @tparam kv        type of K and V: that of Q, or float8
+/// @tparam kv        type of K and V: that of Q, float8, or int8 with scales of every token
 /// @tparam rows      packed rows of an item, 8 or 16
 template <int arch, int head_dim, DType kv, int rows, int stages = 2,
           DecodeHost host = DecodeHost::kBlock>
@@ -46,9 +46,13 @@ struct DecodeTraits {
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
 
+  /// Elements of a byte, which are widened on their way to the tensor cores.
   static constexpr bool kFloat8 = dtype_size(kv) == 1;
-  /// What the tensor cores multiply: float8 is exact in fp16.
-  static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
+  /// K and V have a scale of every token and head: logits take K's, weights V's.
+  static constexpr bool kTokenScales = kv == DType::kI8;
+  /// What the tensor cores multiply: float8 is exact in fp16, int8 in both. With V's scales weights
+  /// are of any size, and so bf16.
+  static constexpr DType kCompute = kTokenScales ? DType::kBF16 : kFloat8 ? DType::kF16 : kv;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
@@ -68,6 +72,7 @@ struct DecodeTraits {
   static constexpr int kKvTile = max_of(16, 4096 / kRowBytes);
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
+  static constexpr int kScaleBytes = kTokenScales ? 2 * kStages * kKvTile * 4 : 0;  ///< of a warp
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;
@@ -84,7 +89,7 @@ struct DecodeTraits {
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
   static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 4 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
-  static constexpr int kStateOffset = kRowsOffset + kWarps * kKvTile * (16 + 8);
+  static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 8) + kScaleBytes);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =

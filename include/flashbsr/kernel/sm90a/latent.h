@@ -14,6 +14,7 @@
 // (softmax.h) go along with the weights: where one grew, both rescale. docs/kernels/mla.md.
 #pragma once
 
+#include <flashbsr/kernel/sm90a/cluster_merge.h>
 #include <flashbsr/kernel/sm90a/kernel.h>
 
 namespace flashbsr::sm90a {
@@ -301,12 +302,12 @@ class LatentMainloop : public Softmax<Traits, Variant> {
 };
 
 /// Every thread of both warpgroups calls it, with the dims that are its own.
-template <class Traits, class Variant>
+template <class Traits>
 FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile, int32_t group,
-                                       const LatentMainloop<Traits, Variant>& loop) {
+                                       const float (&o)[Traits::kOutputDims / 2],
+                                       const RowStates& states) {
   const Params& p = args.base.params;
   const int32_t first = first_row(0), dims = group * Traits::kOutputDims;
-  const RowStates states = row_states<Variant>(args.base, tile, first, loop, loop.sum);
   if (group == 0) write_states<Traits>(args.base, tile, first, states.lse);
   const bool split = tile.item.slot >= 0;
   detail::RowPair rows;
@@ -322,11 +323,10 @@ FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile,
     if (r >= tile.item.row_count) rows.out[h] = nullptr;
   }
   if (!split && p.out.dtype != DType::kF32) {
-    with_half_type(p.out.dtype, [&]<DType kType>() {
-      detail::store_halves<kType>(rows, p.v.dim - dims, loop.o);
-    });
+    with_half_type(p.out.dtype,
+                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim - dims, o); });
   } else {
-    detail::store_floats(rows, p.v.dim - dims, loop.o);
+    detail::store_floats(rows, p.v.dim - dims, o);
   }
 }
 
@@ -336,7 +336,7 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
   constexpr int kItemBarrier = 8;
   LatentMainloop<Traits, Variant> loop(args.base, shared, group);
   const MergeQueue<kMergeSlices> merges(args.base);
-  merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
+  if (args.cluster == 1) merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
   using Place = typename Shared<Traits>::TilePipeline::Place;
   for (uint32_t n = 0;; ++n) {
     shared.tile_pipeline.wait_full(Place::after(n));
@@ -344,7 +344,11 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     const Tile& tile = shared.tiles[stage];
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + stage * Traits::kRows);
-    write_latent_rows(args, tile, group, loop);
+    const RowStates states = row_states<Variant>(args.base, tile, first_row(0), loop, loop.sum);
+    if (args.cluster > 1) {  // its only item
+      return merge_in_cluster(args, shared, tile, group, loop, states);
+    }
+    write_latent_rows<Traits>(args, tile, group, loop.o, states);
     if (tile.item.slot >= 0) {
       ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
       if (ptx::thread_index() / 32 == 4) {

@@ -10,6 +10,7 @@ import torch
 
 import flashbsr._core as _core
 
+from ...ops.codes import NO_CODES
 from ...ops.page import append_exported, rope_append_exported
 from ...ops.rotate import RaggedPositions, ragged_positions, rotate_by_table_exported
 from ...ops.rotate import rotate_exported as rotate
@@ -44,7 +45,7 @@ def append_paged_kv_cache(
     append_exported(
         append_key, append_value, k_cache, v_cache,
         None if positions is None else positions.contiguous(), places, kv_layout, k_scale, v_scale,
-        stream,
+        NO_CODES, stream,
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def rope_append_paged_kv_cache(
     places = _places(slot_mapping, batch_indices, kv_indices, kv_indptr, kv_last_page_len)
     rope_append_exported(
         q, q_out, append_key, append_value, k_cache, v_cache, positions.contiguous(), places,
-        kv_layout, k_scale, v_scale, rotary_dim, interleave, rope_scale, rope_theta,
+        kv_layout, k_scale, v_scale, NO_CODES, rotary_dim, interleave, rope_scale, rope_theta,
         _three(llama31), cos_sin_cache, stream,
     )  # fmt: skip
 

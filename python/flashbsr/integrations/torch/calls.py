@@ -66,6 +66,10 @@ def _split(kv: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _number(scale: Any) -> float | None:
+    if isinstance(scale, tuple):
+        raise UnsupportedError(
+            "scale", "a tuple, in a compiled program", "an array: multiply it by the number before"
+        )
     return None if scale is None or isinstance(scale, torch.Tensor) else float(scale)
 
 

@@ -117,7 +117,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         requests, tokens = max(config.scheduler_config.max_num_seqs, int(m.num_reqs)), max(sizes)
         # One graph for steps of all sorts, or graphs for decode steps and others apart?
         if compilation.cudagraph_mode.separate_routine():
-            key: Any = batch.even()
+            key: Any = batch.even
             if key is None:
                 raise UnsupportedError("cudagraph_mode", compilation.cudagraph_mode, "another")
             requests = max(requests, -(-tokens // key))
@@ -135,7 +135,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         if getattr(m, "mm_req_doc_ranges", None):
             raise UnsupportedError("mm_req_doc_ranges", "spans that see each other", "none")
         requests = int(m.num_reqs)
-        starts = np.asarray(m.query_start_loc_cpu[: requests + 1])
+        starts = np.asarray(m.query_start_loc_cpu)[: requests + 1]
         tables = m.block_table_tensor[:requests]
         if self.steps.place.device is None:
             lens = np.asarray(m.seq_lens[:requests])
@@ -143,10 +143,10 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         if self.crosses or m.seq_lens_cpu_upper_bound is None:
             bounds = np.full(requests, int(m.max_seq_len))
         else:
-            bounds = np.asarray(m.seq_lens_cpu_upper_bound[:requests])
+            bounds = np.asarray(m.seq_lens_cpu_upper_bound)[:requests]
         return Batch(
             starts,
-            np.where(np.diff(starts) > 0, bounds, 0),  # requests that pad a graph have no rows
+            bounds * (starts[1:] > starts[:-1]),  # requests that pad a graph have no rows
             tables,
             m.seq_lens[:requests],
             m.query_start_loc[: requests + 1],

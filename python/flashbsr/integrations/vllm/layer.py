@@ -134,7 +134,8 @@ class Layer:
             return output.zero_()
         step = attn_metadata
         out = output
-        if not step.captured and output.shape[0] != step.rows:
+        # Also of steps that graphs are for and that vLLM runs in compiled pieces, with padding.
+        if output.shape[0] != step.rows:
             query, out = query[: step.rows], output[: step.rows]
             output[step.rows :].zero_()
         kv = (key[: step.rows], value[: step.rows]) if self.kind.ragged else self._halves(kv_cache)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Place:
         return {**place, "fixed_split_size": self.fixed_split_size}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """The requests of a step.
 
@@ -87,11 +88,13 @@ class Batch:
         """Query rows of all requests."""
         return int(self.starts[-1])
 
+    @cached_property
     def even(self) -> int | None:
-        """Give the number of rows that every request with any has; None: they differ."""
-        rows = np.diff(self.starts)
+        """The number of rows that every request with any has; None: they differ."""
+        rows = self.starts[1:] - self.starts[:-1]
         most = int(rows.max(initial=0))
-        return most if most and bool(((rows == most) | (rows == 0)).all()) else None
+        # Those with most have all rows that there are.
+        return most if most and np.count_nonzero(rows == most) * most == self.rows else None
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class _Slot:
         if not np.array_equal(self.starts, starts):
             return False
         room = self.bounds - bounds
-        return bool((room >= 0).all() and (room <= 2 * ROOM).all())
+        return not room.size or (room.min() >= 0 and room.max() <= 2 * ROOM)
 
 
 @dataclass(slots=True)
@@ -123,9 +126,9 @@ class Step:
     slot_mapping : int64 tensor
         Where the step's keys go; the cross-attention of vLLM replaces it.
     rows : int
-        Query rows that the plans have.
+        Rows of the output that the plans write, those of no request as zeros.
     captured : bool
-        The engine writes all rows of the output that it is given, those behind `rows` as zeros.
+        The plans are those of captured runs, whether or not a graph runs them.
     """
 
     num_actual_tokens: int
@@ -212,7 +215,7 @@ class Steps:
             else:
                 self._bound(slot, batch, starts, stream)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
-        return Step(num_actual_tokens, slot_mapping, batch.rows, graph is not None, turns)
+        return Step(num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns)
 
     def _layout(self, kind: Kind, batch: Batch) -> Layout:
         if kind.ragged:
@@ -224,7 +227,7 @@ class Steps:
         if not slot.holds(starts, batch.bounds):
             page_size = self.place.page_size
             bounds = batch.bounds.astype(np.int64)
-            if batch.even() is not None:  # a decode step, and probably more of them
+            if batch.even is not None:  # a decode step, and probably more of them
                 most = int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
             layout = Bounds(starts, bounds, page_size=page_size)
@@ -253,7 +256,7 @@ class Steps:
             return None
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:
-            graph = self._graphs.get((batch.even(), batch.causal))
+            graph = self._graphs.get((batch.even, batch.causal))
         fits = graph and len(batch.bounds) <= graph.requests and rows <= graph.tokens
         return graph if fits else None
 
@@ -264,7 +267,7 @@ def _over(batch: Batch, rows: int) -> np.ndarray[Any, Any]:
     Requests that pad a decode step get as many as the others have, which keeps the plan for steps
     of fewer requests; otherwise the last request gets what is over.
     """
-    even, count = batch.even(), len(batch.bounds)
+    even, count = batch.even, len(batch.bounds)
     if even is not None and even * count == rows:
         return np.arange(0, rows + 1, even, dtype=batch.starts.dtype)
     starts: np.ndarray[Any, Any] = batch.starts.copy()

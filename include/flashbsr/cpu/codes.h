@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of K and V with scales of every token and head (docs/kv-quantization.md). Codes go into the
+// products: they are exact in bf16. Scales are multiplied into logits and weights, group by group
+// of a row's dims. Where rows are edited on their way (RoPE, a variant's hooks) they take their
+// scales first, and products are in float.
+#pragma once
+
+#include <flashbsr/core/params.h>
+#include <flashbsr/cpu/convert.h>
+#include <flashbsr/cpu/kernel_table.h>
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+/// K or V of a tile: row pointers, and those of the rows' scales.
+struct Operand {
+  const PagedView& x;
+  const PagedView& scales;  ///< without data: none
+  const char* const* rows;
+  const char* const* scale_rows;
+  bool scaled;  ///< rows take their scales: whoever reads them does not
+
+  int groups() const { return scales.data ? scales.dim : 1; }
+  int group_size() const { return x.dim / groups(); }
+};
+
+/// Codes of NVFP4 take the scales of their 16 with them: the product is exact in bf16.
+FLASHBSR_FN bool folds(const PagedView& x, const PagedView& scales) {
+  return scales.data != nullptr && x.dtype != DType::kE2M1;
+}
+
+FLASHBSR_FN float scale_at(const PagedView& scales, const char* row, int group) {
+  return load_as_float(row, group, scales.dtype);
+}
+
+/// 2 x kLanes codes of four bits: lane i of `even` and `odd` has those of byte i.
+FLASHBSR_FN void unpack_codes(const char* bytes, IntV& even, IntV& odd) {
+  const UintV both = widen8(bytes);
+  even = reinterpret_cast<IntV>(both & 15u);
+  odd = reinterpret_cast<IntV>(both >> 4);
+}
+
+/// Lanes of two vectors by turns.
+FLASHBSR_FN void store_zipped(float* dst, FloatV even, FloatV odd) {
+  [&]<int... I>(Lanes<I...>) __attribute__((always_inline)) {
+    store(dst, __builtin_shufflevector(even, odd, (I / 2 + I % 2 * kLanes)...));
+    store(dst + kLanes,
+          __builtin_shufflevector(even, odd, (kLanes / 2 + I / 2 + I % 2 * kLanes)...));
+  }(LaneSequence{});
+}
+
+/// `count` codes around a zero point, times `scale`, exact for a scale of one.
+FLASHBSR_FN void int4_to_float(const char* src, float* dst, int count, int32_t zero, float scale) {
+  int i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    IntV even, odd;
+    unpack_codes(src + i / 2, even, odd);
+    store_zipped(dst + i, __builtin_convertvector(even - zero, FloatV) * scale,
+                 __builtin_convertvector(odd - zero, FloatV) * scale);
+  }
+  for (; i < count; ++i) {
+    dst[i] = static_cast<float>(static_cast<int32_t>(packed_code(src, i)) - zero) * scale;
+  }
+}
+
+/// Codes of e2m1 as floats.
+FLASHBSR_FN FloatV e2m1_to_float_v(IntV code) {
+  const IntV size = code & 7;
+  // From 1 on exponent and mantissa are float's own; below there are 0 and 0.5.
+  const FloatV large = as_float(reinterpret_cast<UintV>((size << 22) + (126 << 23)));
+  const FloatV small = __builtin_convertvector(size, FloatV) * 0.5f;
+  const FloatV value = select(size < 2, small, large);
+  return as_float(bits(value) | (reinterpret_cast<UintV>(code & 8) << 28));
+}
+
+/// A row of NVFP4: a scale of e4m3 for each 16 codes, exact in float and in bf16.
+FLASHBSR_FN void nvfp4_to_float(const char* src, const char* scales, float* dst, int dim) {
+  int i = 0;
+  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
+    IntV even, odd;
+    unpack_codes(src + i / 2, even, odd);
+    store_zipped(dst + i, e2m1_to_float_v(even), e2m1_to_float_v(odd));
+  }
+  for (; i < dim; ++i) dst[i] = e2m1_to_float(packed_code(src, i));
+  for (int g = 0; g < dim / 16; ++g) {
+    const float scale = e4m3_to_float(static_cast<uint8_t>(scales[g]));
+    for (int d = g * 16; d < g * 16 + 16; d += kLanes) store(dst + d, load(dst + d) * scale);
+  }
+}
+
+/// Row i of the operand as floats.
+template <DType T>
+FLASHBSR_FN void codes_to_float(const Operand& o, int i, float* row) {
+  const char* src = o.rows[i];
+  if constexpr (T == DType::kI4) {
+    const int size = o.group_size();
+    for (int g = 0; g < o.groups(); ++g) {
+      const float packed = scale_at(o.scales, o.scale_rows[i], g);
+      int4_to_float(src + g * size / 2, row + g * size, size, int4_zero(packed),
+                    o.scaled ? int4_scale(packed) : 1.0f);
+    }
+  } else if constexpr (T == DType::kE2M1) {
+    nvfp4_to_float(src, o.scale_rows[i], row, o.x.dim);
+  } else {
+    row_to_float<T>(src, row, o.x.dim);
+    if (!o.scaled || !o.scales.data) return;
+    const int size = o.group_size();
+    for (int g = 0; g < o.groups(); ++g) {
+      const float scale = scale_at(o.scales, o.scale_rows[i], g);
+      for (int d = g * size; d < (g + 1) * size; ++d) row[d] *= scale;
+    }
+  }
+}
+
+/// Scales of `count` tokens that lie `step` bytes apart, as they are folded into logits and
+/// weights: that of group g of token i goes to out[g * stride + i].
+FLASHBSR_FN void load_scales(const PagedView& scales, bool with_zero, const char* first,
+                             int64_t step, int count, int stride, float* out) {
+  for (int g = 0; g < scales.dim; ++g, out += stride) {
+    const char* at = first;
+    if (scales.dtype == DType::kF32) {
+      const uint32_t mask = with_zero ? ~15u : ~0u;
+      at += g * 4;
+      for (int i = 0; i < count; ++i, at += step) out[i] = bits_float(load<uint32_t>(at) & mask);
+    } else {
+      for (int i = 0; i < count; ++i, at += step) out[i] = scale_at(scales, at, g);
+    }
+  }
+}
+
+/// Calls f.template operator()<T>() for every type that K and V have.
+template <class F>
+FLASHBSR_FN void with_codes(DType t, F&& f) {
+  switch (t) {
+    case DType::kI4: f.template operator()<DType::kI4>(); break;
+    case DType::kE2M1: f.template operator()<DType::kE2M1>(); break;
+    default: with_dtype(t, f); break;
+  }
+}
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu

@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of one work item on a CPU thread: carved from one block, which a thread keeps.
+#pragma once
+
+#include <flashbsr/core/state.h>
+#include <flashbsr/cpu/kernel_table.h>
+#include <flashbsr/cpu/loader.h>
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+/// What a packed row is, and its softmax state so far.
+struct Row {
+  int32_t token;
+  int32_t q_head;
+  Span span;    ///< visible KV positions
+  float scale;  ///< natural logits per raw dot product
+  float max;    ///< running maximum, base 2; -inf while nothing was visible
+};
+
+/// Per-thread memory of one item, carved from one block.
+template <class Op>
+struct Scratch {
+  float* q;     ///< [rows][q_words]
+  float* o;     ///< [rows][dv_padded]
+  float* kt;    ///< [dk words padded][kKvTile]
+  float* vp;    ///< [kKvTile / per word][dv_padded]
+  float* s;     ///< [kFewRows][kKvTile]
+  float* p;     ///< [kFewRows][kKvTile elements]
+  FloatV* sum;  ///< [rows] lane-wise denominators
+  Row* row;     ///< [rows]
+  PackBuffers pack;
+  char* zeros;
+  int64_t bytes;
+
+  Scratch(char* base, int rows, int dk, int dv) {
+    const int64_t q_words = padded_words<Op>(dk);
+    const int64_t dv_padded = padded_words<Op>(dv) * Op::kPerWord;
+    int64_t used = 0;
+    const auto take = [&](int64_t size) {
+      char* at = base + used;
+      used += round_up<int64_t>(size, 64);
+      return at;
+    };
+    q = reinterpret_cast<float*>(take(rows * q_words * 4));
+    o = reinterpret_cast<float*>(take(rows * dv_padded * 4));
+    kt = reinterpret_cast<float*>(take(q_words * kKvTile * 4));
+    vp = reinterpret_cast<float*>(take(dv_padded * kKvTile * 4));
+    s = reinterpret_cast<float*>(take(kFewRows * kKvTile * 4));
+    p = reinterpret_cast<float*>(take(kFewRows * kKvTile * 4));
+    sum = reinterpret_cast<FloatV*>(take(rows * static_cast<int64_t>(sizeof(FloatV))));
+    row = reinterpret_cast<Row*>(take(rows * static_cast<int64_t>(sizeof(Row))));
+    zeros = take(kMaxHeadDim * 4 + 64);
+    pack = {take(max_of(kLanes * q_words, 2 * dv_padded) * 4), zeros};
+    bytes = used;
+  }
+};
+
+/// Memory for scales of every token, of an item whose K or V have them.
+struct Folding {
+  bool keys, values;  ///< whose scales are multiplied into logits and weights
+  float* k_scale;     ///< [groups][kKvTile]
+  float* v_scale;     ///< [groups][kKvTile]
+  float* part;        ///< [kFewRows][kKvTile] logits of one group
+  int64_t bytes;
+
+  Folding(char* base, const Params& p)
+      : keys(folds(p.k, p.k_scales)), values(folds(p.v, p.v_scales)) {
+    k_scale = reinterpret_cast<float*>(base);
+    v_scale = k_scale + (keys ? p.k_scales.dim * kKvTile : 0);
+    part = v_scale + (values ? p.v_scales.dim * kKvTile : 0);
+    bytes = reinterpret_cast<char*>(part + (keys ? kFewRows * kKvTile : 0)) - base;
+  }
+};
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu

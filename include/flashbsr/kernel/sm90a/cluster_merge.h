@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Merges of latent attention without global memory: the parts of a tile are the items of the blocks
+// of a cluster (plans of kPolicyCluster). A block leaves what its part weighs, O times that weight
+// where its K were, and adds up its share of what all have left:
+//
+//   lse -> | weight O | -> | sum of 1 / parts of O -> output
+//          cluster barriers
+//
+// A state of 64 rows of 512 dims is 128 KB. Written to global memory and read again by whoever was
+// idle they took 13 of 27 us at 16 x 1024 tokens (H200). docs/kernels/mla.md.
+#pragma once
+
+#include <flashbsr/kernel/sm90a/epilogue.h>
+#include <flashbsr/ptx/cluster.h>
+
+namespace flashbsr::sm90a {
+
+inline constexpr int kMostClusterParts = 16;
+
+/// The row's LSE, and what its O of the part with the LSE `own` weighs in the output, by those of
+/// all parts, which are at `address` in every block. The four lanes of a row ask for four parts
+/// each at once, since a way through the cluster takes 200 ns.
+FLASHBSR_DEVICE RowEnd weigh_row(const Params& p, const RowName& row, int32_t kv_head,
+                                 uint32_t address, uint32_t parts, float own) {
+  constexpr int kEach = kMostClusterParts / 4;
+  const int32_t lane = ptx::thread_index() % 4;
+  float lse[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int32_t part = lane + 4 * i;
+    const uint32_t there = ptx::cluster_address(address, static_cast<uint32_t>(part) & parts - 1);
+    lse[i] = static_cast<uint32_t>(part) < parts ? ptx::load_cluster(there) : -infinity();
+  }
+  float top = lse[0];
+#pragma unroll
+  for (int i = 1; i < kEach; ++i) top = ptx::max(top, lse[i]);
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) {
+    top = ptx::max(top, __shfl_xor_sync(0xffffffffu, top, lanes));
+  }
+  const float from = top == -infinity() ? 0.0f : top;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) sum += ptx::exp2(lse[i] - from);
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+  const float all = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
+  const RowEnd end = end_row<true>(p, value_scale(p, kv_head), p.sinks ? row.q_head : 0, sum, all);
+  return {end.factor * ptx::exp2(own - from), end.lse};
+}
+
+/// All threads of both consumer warpgroups, in all blocks of the cluster, each block for its part
+/// of one tile; producers are done. `states` is what row_states() says of a part.
+template <class Traits, class Loop>
+FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Traits>& shared,
+                                      const Tile& tile, int32_t group, const Loop& loop,
+                                      const RowStates& states) {
+  constexpr int kVectors = Traits::kOutputDims / 8;  // of four floats, two of each row
+  constexpr int kThreads = 128 * Traits::kConsumers;
+  static_assert(kVectors * kThreads * 16 <= Traits::kStages * Traits::kKeyBytes);
+  const Params& p = args.base.params;
+  const int32_t thread = ptx::thread_index() - 128, first = first_row(0);
+  const uint32_t parts = static_cast<uint32_t>(args.cluster);  // a power of two
+  const uint32_t lses = shared.queries + Traits::kStateOffset;
+  const uint32_t mine = shared.keys + thread * 16;
+  if (group == 0 && thread % 4 == 0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      ptx::store_shared(lses + 4 * (first + 8 * h), __float_as_uint(states.lse[h]));
+    }
+  }
+  ptx::cluster_sync();
+
+  RowEnd end[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t r = first + 8 * h;
+    const RowName row(args.base, tile.item, r);
+    end[h] = weigh_row(p, row, tile.item.kv_head, lses + 4 * r, parts, states.lse[h]);
+  }
+  const float a = end[0].factor * states.factor[0], b = end[1].factor * states.factor[1];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    ptx::store_shared(mine + v * kThreads * 16, loop.o[4 * v] * a, loop.o[4 * v + 1] * a,
+                      loop.o[4 * v + 2] * b, loop.o[4 * v + 3] * b);
+  }
+  ptx::cluster_sync();
+
+  const int32_t rank = static_cast<int32_t>(ptx::cluster_rank()),
+                shift = 31 - __clz(static_cast<int>(parts));
+  char* out[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t r = first + 8 * h;
+    const RowName row(args.base, tile.item, r);
+    const int64_t token = static_cast<int64_t>(tile.request.q_begin) + row.token;
+    out[h] = r < tile.item.row_count ? p.out.row(token, row.q_head) : nullptr;
+    if (rank == 0 && group == 0 && thread % 4 == 0 && out[h]) {
+      write_lse(p, token, row.q_head, end[h].lse);
+    }
+  }
+  with_output_dtype(p.out.dtype, [&]<DType kType>() {
+    constexpr int kFlight = 16;  // loads
+    float sum[4];
+#pragma unroll 1
+    for (int32_t done = 0; done < kVectors; done += kFlight) {
+      float x[kFlight][4];
+      const auto vector = [&](int i) { return rank * (kVectors >> shift) + (done + i >> shift); };
+#pragma unroll
+      for (int i = 0; i < kFlight; ++i) {
+        const uint32_t there = mine + vector(i) * kThreads * 16;
+        const uint32_t part = static_cast<uint32_t>(done + i) & parts - 1;
+        ptx::load_cluster(ptx::cluster_address(there, part), x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kFlight; ++i) {
+        const uint32_t part = static_cast<uint32_t>(done + i) & parts - 1;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum[k] = part ? sum[k] + x[i][k] : x[i][k];
+        if (part < parts - 1) continue;
+        const int32_t d = group * Traits::kOutputDims + 8 * vector(i) + thread % 4 * 2;
+        const float low[2] = {sum[0], sum[1]}, high[2] = {sum[2], sum[3]};
+        if (out[0]) store_typed<kType>(out[0], d, p.v.dim, low);
+        if (out[1]) store_typed<kType>(out[1], d, p.v.dim, high);
+      }
+    }
+  });
+  ptx::cluster_sync();  // nobody's memory goes before it has been read
+}
+
+}  // namespace flashbsr::sm90a
