@@ -22,6 +22,7 @@ torch = framework("torch")
         (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
+        (["fake_cuda/xla_nodes.py"], "", {}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
@@ -40,6 +41,7 @@ torch = framework("torch")
         "captures",
         "bounds, captured",
         "vLLM",
+        "XLA",
         "bounds",
         "tensor maps",
         "every kernel",
