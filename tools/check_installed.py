@@ -23,6 +23,7 @@ LEVELS = {
     "avx2": {"avx", "avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
     "avx512_bf16": {"avx512_bf16"},
+    "avx512_amx": {"amx_tile", "amx_int8"},
 }
 KERNELS = 150  # of cpp/instances.txt, at least
 

@@ -215,8 +215,8 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
 
     It has no chunks and no prefixes: vLLM switches them off for it, and leaves them on where the
     CPU has AMX and flashbsr takes the place of AMX_MLA. 0.26 has latent attention on GPUs alone.
-    Rotary embeddings are PyTorch's: vLLM's kernel for the CPU (0.32, float32) gave other tokens
-    than transformers, and others whenever prompts were put together otherwise, on both backends.
+    Operators are PyTorch's: with vLLM's own (0.32, float32) tokens are others than those of
+    transformers, and others whenever prompts are put together otherwise, over both backends.
     """
     if version() == "0.26.0":
         return {"ok": True, "skipped": "vLLM 0.26.0: MLA is not supported on CPU"}

@@ -292,6 +292,20 @@ def append(dtype: str) -> None:
     flashbsr.get_seq_lens(table[1], last, PAGE_SIZE)
 
 
+def quantize() -> None:
+    """Head dims that fill a warp's turns and that do not; one row goes nowhere."""
+    slots = torch.tensor([5, -1, 17, 31]).to(DEVICE)
+    shape = (2, PAGE_SIZE, 2)
+    for dim in (64, 192):
+        rows = normal((4, 2, dim), "bfloat16")
+        cache = tuple(torch.zeros(*shape, dim, dtype=torch.int8).to(DEVICE) for _ in "kv")
+        scales = [torch.zeros(shape).to(DEVICE) for _ in "kv"]
+        flashbsr.append_paged_kv_cache(
+            rows, rows, paged_kv_cache=cache, slot_mapping=slots, k_scale=scales[0],
+            v_scale=scales[1],
+        )  # fmt: skip
+
+
 def merge() -> None:
     """Two states, several, and one into another."""
     v, s = normal((19, 3, 2, 72), "float16"), normal((19, 3, 2), "float32")
@@ -354,6 +368,7 @@ def bounds() -> None:
 OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv": lambda: append("bfloat16"),
     "append_paged_kv_convert": lambda: append("float8_e4m3fn"),
+    "append_paged_kv_quantize": quantize,
     "check_pages": check_pages,
     "clear_rows": bounds,
     "get_batch_indices_positions": lambda: append("bfloat16"),

@@ -72,9 +72,18 @@ void check_table(const AppendViews& v, const Array& kv_indices) {
   }
 }
 
-/// Codes that no kernel of a GPU writes yet.
-bool coded(const std::optional<Array>& cache) {
-  return cache && (cache->element == Element::kI8 || cache->element == Element::kU8);
+/// A GPU writes codes where K and V are both codes with scales of every token.
+void check_device_codes(const AppendViews& v) {
+  const auto coded = [](const PagedView& x, const PagedView& scales) {
+    return scales.data || x.dtype == DType::kI8;
+  };
+  const bool k = coded(v.cache.k, v.scales.k), other = coded(v.cache.v, v.scales.v);
+  if (!v.place.cuda || (!k && !other)) return;
+  if (v.scales.k.data && v.scales.v.data && v.cache.k.heads == v.cache.v.heads) return;
+  throw Error(ErrorCode::kUnsupported, "paged_kv_cache",
+              std::string(dtype_name(v.cache.k.dtype)) + " and " + dtype_name(v.cache.v.dtype) +
+                  " in " + place_text(v.place) + ", not both with scales of every token",
+              "k_scale and v_scale, arrays of scales, and as many heads of V as of K");
 }
 
 /// Where the scales of K or V go. Codes that need them are not written without.
@@ -150,10 +159,6 @@ AppendViews check_append(const AppendArrays& a, void* stream) {
   v.key = ragged_view(a.key, true);
   v.value = ragged_view(a.value, true);
   v.page_size = max_of(page_size_of(a.k_cache, !v_cache, a.hnd), 1);
-  if (v.place.cuda && (a.k_scales || a.v_scales || coded(a.k_cache) || coded(a.v_cache))) {
-    throw Error(ErrorCode::kUnsupported, a.k_cache.name, "codes in " + place_text(v.place),
-                "a cache of 16 bits or float8 there, with a number for its scale");
-  }
   const CacheShape shape{.paged = true,
                          .page_size = v.page_size,
                          .hnd = a.hnd,
@@ -162,6 +167,7 @@ AppendViews check_append(const AppendArrays& a, void* stream) {
   v.cache = cache_views(a.k_cache, v_cache, shape);
   v.scales = {scales_of(a.k_scales, v.cache.k, a.k_cache, !v_cache, shape),
               scales_of(a.v_scales, v.cache.v, v_cache ? *v_cache : a.k_cache, !v_cache, shape)};
+  check_device_codes(v);
   check_shape(a.key, {-1, v.cache.k.heads, v.cache.k.dim});
   check_shape(a.value, {v.key.tokens, v.cache.v.heads, v.cache.v.dim});
   for (const auto& [scale, name] :
@@ -209,6 +215,21 @@ ops::Slots device_slots(const AppendViews& v) {
 
 void append_paged_kv_cache(const AppendArrays& a, void* stream) {
   const AppendViews v = check_append(a, stream);
+  if (v.place.cuda && v.scales.k.data) {
+    // What attention reads there; the kernel's others have not been held to the formulas on a GPU.
+    for (const DType type : {v.cache.k.dtype, v.cache.v.dtype}) {
+      if (type == DType::kI8) continue;
+      throw Error(
+          ErrorCode::kUnsupported, a.k_cache.name,
+          std::string(dtype_name(type)) + " with scales of every token in " + place_text(v.place),
+          "int8 there; arrays in host memory take every type");
+    }
+    ops::QuantizeArgs args;
+    args.k = {v.key, v.cache.k, v.scales.k, 1.0f / a.k_scale};
+    args.v = {v.value, v.cache.v, v.scales.v, 1.0f / a.v_scale};
+    args.slots = device_slots(v);
+    return cuda::append_paged_kv_quantize(args, v.key.tokens, {v.place.device, stream});
+  }
   if (v.place.cuda) {
     ops::AppendArgs args;
     args.k = {.in = v.key, .cache = v.cache.k, .inverse_scale = 1.0f / a.k_scale};

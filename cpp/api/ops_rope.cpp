@@ -170,6 +170,10 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
     check_table_rows(*table, positions.view(), &places.view());
   }
 
+  if (place.cuda && v.scales.k.data) {
+    throw Error(ErrorCode::kUnsupported, "k_scale", "scales of every token in " + place_text(place),
+                "apply_rope_pos_ids, then append_paged_kv_cache, which quantises");
+  }
   if (place.cuda) {
     ops::RopeArgs args;
     args.q = {.in = q, .out = q_out};

@@ -83,6 +83,15 @@ nb::dict measure_bandwidth(int64_t bytes, int threads) {
 NB_MODULE(_core, m) {
   using namespace flashbsr;
   using namespace nanobind::literals;
+  // Engines call back into the interpreter that made them. Python 3.12 refuses others by itself.
+  static nanobind::detail::nb_internals* main_internals = nullptr;
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    nanobind::detail::internals = main_internals;  // those of this import go with it
+    throw nanobind::import_error(
+        "flashbsr: got a sub-interpreter; expected the main one, of as many processes as are "
+        "needed");
+  }
+  main_internals = nanobind::detail::internals;
   m.doc() = "Compiled core of flashbsr. The documented interface is the package.";
   m.attr("__version__") = FLASHBSR_VERSION;
   nanobind::register_exception_translator(&bind::translate, nullptr);

@@ -35,6 +35,18 @@ void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
   });
 }
 
+void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& queue) {
+  const auto aligned = [](const RaggedView& x) { return alignment_of(x) >= 8; };
+  args.k.aligned = aligned(args.k.in);
+  args.v.aligned = aligned(args.v.in);
+  const int64_t heads = args.k.in.heads;
+  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(heads, 1)));
+  cut(args, tokens, 2 * heads, [&](int64_t count) {
+    args.tokens = static_cast<int32_t>(count);
+    launch_op("append_paged_kv_quantize", queue, {.blocks = blocks_for(2 * count * heads)}, args);
+  });
+}
+
 void rope(RopeArgs args, int64_t tokens, const Queue& queue) {
   prepare(args, tokens);
   const int64_t items = args.q.parts + args.k.parts + args.v.parts;

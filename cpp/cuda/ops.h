@@ -19,6 +19,8 @@ struct Queue {
 };
 
 void append_paged_kv(ops::AppendArgs args, int64_t tokens, const Queue& queue);
+/// To codes with scales of every token and head.
+void append_paged_kv_quantize(ops::QuantizeArgs args, int64_t tokens, const Queue& queue);
 void rope(ops::RopeArgs args, int64_t tokens, const Queue& queue);
 /// The states a and b; or, with `stacked`, those along a dimension of a.
 void merge(ops::MergeArgs args, bool stacked, int64_t tokens, const Queue& queue);

@@ -3,6 +3,7 @@
 #include "handlers.h"
 
 #include <bit>
+#include <charconv>
 #include <exception>
 
 #include "../api/numbered.h"
@@ -16,13 +17,24 @@ namespace {
 
 using api::Array;
 
-/// An attribute, or on the CPU an operand: another one does not compile the program again.
+/// An attribute, of one attention or of one for each device; or on the CPU an operand, where
+/// another one does not compile the program again.
 int64_t number_of(const Node& node) {
   const Array* handle = node.find("handle");
-  if (!handle) return static_cast<int64_t>(node.number("number", -1));
+  if (!handle) {
+    int64_t found = -1;
+    int32_t count = 0;
+    const int32_t device = node.number("attentions", 1) == 1 ? 0 : node.device();
+    node.each("numbers", [&](std::string_view number) {
+      if (count++ == device) std::from_chars(number.begin(), number.end(), found);
+    });
+    if (device < count) return found;
+    throw Error(ErrorCode::kDevice, "attention", "a node on device " + std::to_string(device),
+                "one Attention, or one for each device; there are " + std::to_string(count));
+  }
   if (node.on_cuda()) {
-    throw Error(ErrorCode::kUnsupported, "handle", "an operand of a GPU's program",
-                "the Attention itself: the host would have to wait for the operand's value");
+    throw Error(ErrorCode::kUnsupported, "attention", "a handle in a GPU's program",
+                "the Attention itself: the host would have to wait for an operand's value");
   }
   api::check_shape(*handle, {});
   api::check_element(*handle, {api::Element::kI32, api::Element::kI64});
@@ -155,9 +167,9 @@ Failure* fail(const Api& api, const std::string& text) {
 }
 
 /// XLA takes handlers of versions up to its own. The layouts are those of all that are named here,
-/// so that the answer may be its own, too.
-void describe(const Api& api, uint32_t traits, Metadata& to) {
-  const int32_t theirs = api.version.minor;
+/// so that the answer may be its own, too. `api`: null in jaxlib 0.6, which asks without.
+void describe(const Api* api, uint32_t traits, Metadata& to) {
+  const int32_t theirs = api ? api->version.minor : kFirstMinor;
   to.version.bytes = sizeof(Version);
   to.version.major = kMajor;
   to.version.minor = theirs < kFirstMinor ? kFirstMinor : theirs < kLastMinor ? theirs : kLastMinor;
@@ -166,9 +178,9 @@ void describe(const Api& api, uint32_t traits, Metadata& to) {
 
 template <void (*body)(const Node&), bool cuda, uint32_t traits>
 Failure* handle(Frame* frame) {
-  const Api& api = *frame->api;
   if (frame->extensions && frame->extensions->kind == 1) {
-    describe(api, traits, *reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata);
+    describe(frame->api, traits,
+             *reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata);
     return nullptr;
   }
   try {
@@ -178,9 +190,9 @@ Failure* handle(Frame* frame) {
     body(Node(*frame, cuda));
     return nullptr;
   } catch (const Error& error) {
-    return fail(api, std::string(error_name(error.code)) + ": " + error.what());
+    return fail(*frame->api, std::string(error_name(error.code)) + ": " + error.what());
   } catch (const std::exception& error) {
-    return fail(api, error.what());
+    return fail(*frame->api, error.what());
   }
 }
 

@@ -17,22 +17,17 @@ constexpr TypeRow kTypes[] = {{11, Element::kF32},  {10, Element::kF16},  {16, E
                               {5, Element::kI64},   {6, Element::kU8},    {1, Element::kBool}};
 constexpr int32_t kInt32 = 4, kInt64 = 5, kFloat64 = 12;
 
-void refuse(const char* what) {
-  throw Error(ErrorCode::kUnsupported, "jaxlib", what, "0.6 or later for programs of a GPU");
+[[noreturn]] void refuse(const char* what) {
+  throw Error(ErrorCode::kUnsupported, "jaxlib", what, "0.6 or later");
 }
 
 }  // namespace
 
 Node::Node(const Frame& frame, bool cuda) : frame_(frame) {
   if (cuda) {
-    const Api& api = *frame.api;
-    if (api.bytes < sizeof(Api)) refuse("one that does not say which GPU a node is on");
-    GetDevice device{sizeof(GetDevice), nullptr, frame.context, 0};
+    place_ = {.cuda = true, .device = device()};
     GetStream stream{sizeof(GetStream), nullptr, frame.context, nullptr};
-    // What they return where they fail is an error of XLA's that nobody else would free; both have
-    // an answer for every node of a GPU's program.
-    if (api.get_device(&device) || api.get_stream(&stream)) refuse("one without streams");
-    place_ = {.cuda = true, .device = device.ordinal};
+    if (frame.api->get_stream(&stream)) refuse("one without streams");
     stream_ = stream.stream;
   }
   operands_.reserve(static_cast<size_t>(frame.operands.size));
@@ -42,6 +37,15 @@ Node::Node(const Frame& frame, bool cuda) : frame_(frame) {
     Named& named = operands_.emplace_back(Named{std::string(name), {}});
     named.array = array(frame.operands, at, named.name.c_str());
   });
+}
+
+// A failure of XLA's would be the handler's to free: every node has a device, and on a GPU a
+// stream.
+int32_t Node::device() const {
+  if (frame_.api->bytes < sizeof(Api)) refuse("one that does not say where a node is");
+  GetDevice device{sizeof(GetDevice), nullptr, frame_.context, 0};
+  if (frame_.api->get_device(&device)) refuse("one that does not say where a node is");
+  return device.ordinal;
 }
 
 const api::Array* Node::find(std::string_view name) const {

@@ -48,6 +48,8 @@ class Node {
   }
 
   bool on_cuda() const { return place_.cuda; }
+  /// Its ordinal.
+  int32_t device() const;
   void* stream() const { return stream_; }
 
  private:

@@ -12,6 +12,7 @@
 #include <string>
 
 #include <flashbsr/core/error.h>
+#include <flashbsr/cpu/tile_permission.h>
 
 #include "cpu_features.h"
 #include "dispatch.h"
@@ -54,26 +55,28 @@ TEST(Dispatch, AnUnknownLevelIsAnErrorThatListsTheKnown) {
 }
 
 // A CPU with everything, under an operating system that saves all registers.
-constexpr cpu::CpuidWords kAll{~0u, ~0u, ~0u, ~0u};
+constexpr cpu::CpuidWords kAll{~0u, ~0u, ~0u, ~0u, ~0u};
 
 TEST(Features, ALevelNeedsEachOfItsBitsAndThoseOfTheLevelBelow) {
   const cpu::CpuFeatures all = cpu::features_of(kAll);
-  EXPECT_TRUE(all.avx2 && all.avx512 && all.avx512_bf16);
+  EXPECT_TRUE(all.avx2 && all.avx512 && all.avx512_bf16 && all.avx512_amx);
   const cpu::CpuFeatures none = cpu::features_of({});
-  EXPECT_FALSE(none.avx2 || none.avx512 || none.avx512_bf16);
+  EXPECT_FALSE(none.avx2 || none.avx512 || none.avx512_bf16 || none.avx512_amx);
   struct Bit {
     uint32_t cpu::CpuidWords::* word;
     int bit;
-    bool avx2, avx512;  // what remains without it
+    bool avx2, avx512, bf16 = false;  // what remains without it
   };
   const auto ecx1 = &cpu::CpuidWords::leaf1_ecx, ebx7 = &cpu::CpuidWords::leaf7_ebx;
+  const auto edx7 = &cpu::CpuidWords::leaf7_edx;
   const auto eax71 = &cpu::CpuidWords::leaf7_1_eax, xcr0 = &cpu::CpuidWords::xcr0;
   const Bit needed[] = {
-      {ecx1, 12, false, false}, {ecx1, 28, false, false}, {ecx1, 29, false, false},
-      {ebx7, 5, false, false},  {ebx7, 16, true, false},  {ebx7, 17, true, false},
-      {ebx7, 30, true, false},  {ebx7, 31, true, false},  {eax71, 5, true, true},
-      {xcr0, 1, false, false},  {xcr0, 2, false, false},  {xcr0, 5, true, false},
-      {xcr0, 6, true, false},   {xcr0, 7, true, false},
+      {ecx1, 12, false, false},     {ecx1, 28, false, false},     {ecx1, 29, false, false},
+      {ebx7, 5, false, false},      {ebx7, 16, true, false},      {ebx7, 17, true, false},
+      {ebx7, 30, true, false},      {ebx7, 31, true, false},      {eax71, 5, true, true},
+      {xcr0, 1, false, false},      {xcr0, 2, false, false},      {xcr0, 5, true, false},
+      {xcr0, 6, true, false},       {xcr0, 7, true, false},       {xcr0, 17, true, true, true},
+      {xcr0, 18, true, true, true}, {edx7, 24, true, true, true}, {edx7, 25, true, true, true},
   };
   for (const Bit& bit : needed) {
     cpu::CpuidWords words = kAll;
@@ -81,7 +84,8 @@ TEST(Features, ALevelNeedsEachOfItsBitsAndThoseOfTheLevelBelow) {
     const cpu::CpuFeatures f = cpu::features_of(words);
     EXPECT_EQ(f.avx2, bit.avx2) << "bit " << bit.bit;
     EXPECT_EQ(f.avx512, bit.avx512) << "bit " << bit.bit;
-    EXPECT_FALSE(f.avx512_bf16) << "bit " << bit.bit;
+    EXPECT_EQ(f.avx512_bf16, bit.bf16) << "bit " << bit.bit;
+    EXPECT_FALSE(f.avx512_amx) << "bit " << bit.bit;
   }
 }
 
@@ -131,6 +135,7 @@ TEST(Dispatch, EveryLevelThatTheMachineHasIsThere) {
 #endif
 #if defined(FLASHBSR_HAVE_AVX512_BF16)
   EXPECT_EQ(levels.contains("avx512_bf16"), has.avx512_bf16);
+  EXPECT_EQ(levels.contains("avx512_amx"), has.avx512_amx && cpu::may_use_tiles());
 #endif
 }
 

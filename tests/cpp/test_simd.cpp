@@ -48,6 +48,7 @@ TEST(Convert, LoadsEveryPatternOfEveryType) {
   expect_loads_every_pattern<DType::kBF16, uint16_t>();
   expect_loads_every_pattern<DType::kE4M3, uint8_t>();
   expect_loads_every_pattern<DType::kE5M2, uint8_t>();
+  expect_loads_every_pattern<DType::kI8, uint8_t>();
 }
 
 // Every 16-bit value, every midpoint between two of them, and the float neighbours of both.

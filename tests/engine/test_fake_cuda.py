@@ -22,6 +22,7 @@ torch = framework("torch")
         (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
+        (["fake_cuda/xla_nodes.py"], "", {}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
@@ -32,6 +33,7 @@ torch = framework("torch")
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (["engine/test_latent.py"], "cuda and (parts or bounds)", {"FAKE_CUDA_SMS": "132"}),
+        (["ops/test_codes.py"], "cuda", {}),
         (["engine/test_float8_q.py"], "without_kernels or families", {}),
         (["layout/test_block_mask.py", "layout/test_layouts.py"], "cuda and (mask or bsr)", {}),
     ],
@@ -40,6 +42,7 @@ torch = framework("torch")
         "captures",
         "bounds, captured",
         "vLLM",
+        "XLA",
         "bounds",
         "tensor maps",
         "every kernel",
@@ -48,6 +51,7 @@ torch = framework("torch")
         "jit, other GPU",
         "cases",
         "latent",
+        "codes",
         "float8 queries",
         "block-sparse",
     ],

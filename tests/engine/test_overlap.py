@@ -142,7 +142,7 @@ def _types() -> list[tuple[str, Any, str, str]]:
         ("swapped scale", run(q_scale=heads.astype(">f4")), ">f4", "float32"),
         ("complex q", run(q=q.astype(complex)), "complex128", number),
         ("swapped q", run(q=q.astype(">f4")), ">f4", number),
-        ("swapped k", run(kv=(k.astype(">f4"), k)), ">f4", f"{number}, float8_e5m2"),
+        ("swapped k", run(kv=(k.astype(">f4"), k)), ">f4", f"{number}, float8_e5m2, int8"),
         ("float64 lse", run(lse=np.ones((2, 2))), "float64", "float32"),
         ("float64 sinks", run(sinks=heads), "float64", "float32"),
         ("int8 workspace",

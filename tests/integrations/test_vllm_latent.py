@@ -80,8 +80,12 @@ def test_steps_of_a_server(dtype: str) -> None:
             if n:
                 mine = slice(starts[i], starts[i + 1])
                 k = stored[i][:, None]
-                want = attend(q[mine], k, k[..., :LATENT], Variant(causal=True, sm_scale=SCALE))
-                assert_attention(out[mine].float().numpy(), want[0], dtype)
+                states = [
+                    attend(q[mine], k, k[..., :LATENT], VARIANT, work=work, out_dtype=work)
+                    for work in (None, dtype)
+                ]
+                got = out[mine].float().numpy().astype(DTYPES[dtype])
+                assert_attention(got, None, *states, dtype, f"request {i}")
 
 
 def test_measuring_memory_writes_nothing() -> None:

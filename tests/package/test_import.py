@@ -92,3 +92,33 @@ def test_all_names_exist() -> None:
         thing = getattr(flashbsr, name)
         if callable(thing):
             assert thing.__doc__, name
+
+
+SUB_INTERPRETER = """
+import sys
+import flashbsr, numpy as np
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+there = interpreters.create()
+try:  # an exception before Python 3.13, a description of it since
+    found = interpreters.run_string(there, "import flashbsr._core")
+except Exception as error:
+    found = error
+text = str(getattr(found, "formatted", found))
+interpreters.destroy(there)
+one = np.ones((1, 2, 2, 8), np.float32)
+assert (flashbsr.attention(one, one, one) == 1).all()
+print(text)
+"""
+
+
+def test_a_sub_interpreter_is_refused_and_leaves_the_main_one_as_it_was() -> None:
+    text = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SUB_INTERPRETER],
+        check=True, capture_output=True, text=True, timeout=60,
+    ).stdout  # fmt: skip
+    refusals = "flashbsr: got a sub-interpreter", "does not support loading in subinterpreters"
+    # NumPy, which comes first in any other import, has a sentence of its own.
+    assert any(words in text for words in (*refusals, "cannot load module more than once")), text

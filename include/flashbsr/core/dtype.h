@@ -168,7 +168,7 @@ FLASHBSR_FN float load_as_float(const void* p, int64_t index, DType t) {
     case DType::kBF16: return bf16_to_float(static_cast<const uint16_t*>(p)[index]);
     case DType::kE4M3: return e4m3_to_float(static_cast<const uint8_t*>(p)[index]);
     case DType::kE5M2: return e5m2_to_float(static_cast<const uint8_t*>(p)[index]);
-    case DType::kI8: return static_cast<float>(static_cast<const int8_t*>(p)[index]);
+    case DType::kI8: return static_cast<float>(static_cast<const signed char*>(p)[index]);
     case DType::kI4: return static_cast<float>(packed_code(p, index));
     case DType::kE2M1: return e2m1_to_float(packed_code(p, index));
   }
@@ -183,7 +183,7 @@ FLASHBSR_FN void store_from_float(void* p, int64_t index, DType t, float x) {
     case DType::kE4M3: static_cast<uint8_t*>(p)[index] = float_to_e4m3(x); break;
     case DType::kE5M2: static_cast<uint8_t*>(p)[index] = float_to_e5m2(x); break;
     case DType::kI8:
-      static_cast<int8_t*>(p)[index] = static_cast<int8_t>(round_within(x, -127, 127));
+      static_cast<signed char*>(p)[index] = static_cast<signed char>(round_within(x, -127, 127));
       break;
     case DType::kI4:
       store_packed_code(p, index, static_cast<uint32_t>(round_within(x, 0, 15)));

@@ -76,13 +76,13 @@ class ItemKernel {
     if (count <= 0) return false;
     locate(p_, plan_, request_, item_.kv_head, begin, count, tile_);
     if (p_.k_tail.dim) join_keys(p_, plan_, request_, item_.kv_head, tile_, joined_);
-    if (fold_.keys) {
-      load_scales(p_.k_scales, p_.k.dtype == DType::kI4, tile_.k_scale, count, kKvTile,
-                  fold_.k_scale);
+    if (p_.k_scales.data) {
+      locate_scales(p_.k_scales, p_.k.dtype, plan_, request_, item_.kv_head, tile_, tile_.k_scale,
+                    fold_.keys ? fold_.k_scale : nullptr);
     }
-    if (fold_.values) {
-      load_scales(p_.v_scales, p_.v.dtype == DType::kI4, tile_.v_scale, count, kKvTile,
-                  fold_.v_scale);
+    if (p_.v_scales.data) {
+      locate_scales(p_.v_scales, p_.v.dtype, plan_, request_, item_.kv_head, tile_, tile_.v_scale,
+                    fold_.values ? fold_.v_scale : nullptr);
     }
     return true;
   }

@@ -65,6 +65,31 @@ FLASHBSR_FN void int4_to_float(const char* src, float* dst, int count, int32_t z
   }
 }
 
+/// Codes of e2m1 as floats.
+FLASHBSR_FN FloatV e2m1_to_float_v(IntV code) {
+  const IntV size = code & 7;
+  // From 1 on exponent and mantissa are float's own; below there are 0 and 0.5.
+  const FloatV large = as_float(reinterpret_cast<UintV>((size << 22) + (126 << 23)));
+  const FloatV small = __builtin_convertvector(size, FloatV) * 0.5f;
+  const FloatV value = select(size < 2, small, large);
+  return as_float(bits(value) | (reinterpret_cast<UintV>(code & 8) << 28));
+}
+
+/// A row of NVFP4: a scale of e4m3 for each 16 codes, exact in float and in bf16.
+FLASHBSR_FN void nvfp4_to_float(const char* src, const char* scales, float* dst, int dim) {
+  int i = 0;
+  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
+    IntV even, odd;
+    unpack_codes(src + i / 2, even, odd);
+    store_zipped(dst + i, e2m1_to_float_v(even), e2m1_to_float_v(odd));
+  }
+  for (; i < dim; ++i) dst[i] = e2m1_to_float(packed_code(src, i));
+  for (int g = 0; g < dim / 16; ++g) {
+    const float scale = e4m3_to_float(static_cast<uint8_t>(scales[g]));
+    for (int d = g * 16; d < g * 16 + 16; d += kLanes) store(dst + d, load(dst + d) * scale);
+  }
+}
+
 /// Row i of the operand as floats.
 template <DType T>
 FLASHBSR_FN void codes_to_float(const Operand& o, int i, float* row) {
@@ -77,13 +102,7 @@ FLASHBSR_FN void codes_to_float(const Operand& o, int i, float* row) {
                     o.scaled ? int4_scale(packed) : 1.0f);
     }
   } else if constexpr (T == DType::kE2M1) {
-    const int size = o.group_size();
-    for (int g = 0; g < o.groups(); ++g) {
-      const float scale = scale_at(o.scales, o.scale_rows[i], g);
-      for (int d = g * size; d < (g + 1) * size; ++d) {
-        row[d] = e2m1_to_float(packed_code(src, d)) * scale;
-      }
-    }
+    nvfp4_to_float(src, o.scale_rows[i], row, o.x.dim);
   } else {
     row_to_float<T>(src, row, o.x.dim);
     if (!o.scaled || !o.scales.data) return;
@@ -95,18 +114,19 @@ FLASHBSR_FN void codes_to_float(const Operand& o, int i, float* row) {
   }
 }
 
-/// The scales of one tile, folded into logits and weights: those of group g of token i at
-/// [g * kKvTile + i], zeros behind the last token up to a whole vector.
-FLASHBSR_FN void load_scales(const PagedView& scales, bool with_zero, const char* const* rows,
-                             int count, int stride, float* out) {
+/// Scales of `count` tokens that lie `step` bytes apart, as they are folded into logits and
+/// weights: that of group g of token i goes to out[g * stride + i].
+FLASHBSR_FN void load_scales(const PagedView& scales, bool with_zero, const char* first,
+                             int64_t step, int count, int stride, float* out) {
   for (int g = 0; g < scales.dim; ++g, out += stride) {
+    const char* at = first;
     if (scales.dtype == DType::kF32) {
       const uint32_t mask = with_zero ? ~15u : ~0u;
-      for (int i = 0; i < count; ++i) out[i] = bits_float(load<uint32_t>(rows[i] + g * 4) & mask);
+      at += g * 4;
+      for (int i = 0; i < count; ++i, at += step) out[i] = bits_float(load<uint32_t>(at) & mask);
     } else {
-      for (int i = 0; i < count; ++i) out[i] = scale_at(scales, rows[i], g);
+      for (int i = 0; i < count; ++i, at += step) out[i] = scale_at(scales, at, g);
     }
-    for (int i = count; i < round_up(count, kLanes); ++i) out[i] = 0;
   }
 }
 

@@ -45,41 +45,58 @@ FLASHBSR_FN void place_rows(const char** rows, const char* first, int64_t step, 
   for (int i = 0; i < count; ++i, first += step) rows[i] = first;
 }
 
-/// Looks up the pages of tokens [begin, begin + count): row pointers of the views that have data.
-/// One division per tile, then page by page.
-template <int kViews>
-FLASHBSR_FN void locate_rows(const PlanView& plan, const Request& request, int32_t kv_head,
-                             int32_t begin, int32_t count, const PagedView* const (&views)[kViews],
-                             const char** const (&rows)[kViews]) {
+/// Looks up the pages of tokens [begin, begin + count). One division per tile, then page by page:
+/// calls f(index in the tile, page, first token in the page, tokens).
+template <class F>
+FLASHBSR_FN void for_each_run(const PlanView& plan, const Request& request, int32_t begin,
+                              int32_t count, const F& f) {
   const bool paged = plan.header().flags & kPlanPaged;
   // Ragged KV is one page that starts at the request's first token row.
   const int32_t page_size = paged ? plan.header().page_size : request.kv_len;
   const int32_t* pages = plan.kv_indices() + request.kv_begin;
-  int64_t step[kViews];
-  for (int x = 0; x < kViews; ++x) {
-    step[x] =
-        (paged ? views[x]->stride_token : views[x]->stride_page) * dtype_size(views[x]->dtype);
-  }
   int32_t index = begin / page_size, slot = begin % page_size;
   for (int i = 0; i < count; slot = 0) {
     const int run = min_of(page_size - slot, count - i);
-    const int64_t page = paged ? pages[index++] : request.kv_begin;
-    for (int x = 0; x < kViews; ++x) {
-      if (!views[x]->data) continue;
-      place_rows(rows[x] + i, views[x]->row(page, 0, kv_head) + slot * step[x], step[x], run);
-    }
+    f(i, paged ? pages[index++] : int64_t{request.kv_begin}, slot, run);
     i += run;
   }
+}
+
+/// Bytes from a token's row to the next one's of its page.
+FLASHBSR_FN int64_t token_step(const PlanView& plan, const PagedView& x) {
+  const bool paged = plan.header().flags & kPlanPaged;
+  return (paged ? x.stride_token : x.stride_page) * dtype_size(x.dtype);
 }
 
 FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& request,
                         int32_t kv_head, int32_t begin, int32_t count, KvTile& tile) {
   tile.begin = begin;
   tile.count = count;
-  locate_rows<2>(plan, request, kv_head, begin, count, {&p.k, &p.v}, {tile.k, tile.v});
-  if (p.k_scales.data || p.v_scales.data) {
-    locate_rows<2>(plan, request, kv_head, begin, count, {&p.k_scales, &p.v_scales},
-                   {tile.k_scale, tile.v_scale});
+  const int64_t k_step = token_step(plan, p.k), v_step = token_step(plan, p.v);
+  for_each_run(plan, request, begin, count, [&](int i, int64_t page, int slot, int run) {
+    place_rows(tile.k + i, p.k.row(page, 0, kv_head) + slot * k_step, k_step, run);
+    place_rows(tile.v + i, p.v.row(page, 0, kv_head) + slot * v_step, v_step, run);
+  });
+}
+
+/// The scales of K or V of a located tile: for whoever reads rows with their scales or zero points
+/// where they are (`rows`), and for logits or weights, with zeros up to a whole vector (`folded`,
+/// [groups][kKvTile], or null).
+FLASHBSR_FN void locate_scales(const PagedView& scales, DType codes, const PlanView& plan,
+                               const Request& request, int32_t kv_head, const KvTile& tile,
+                               const char** rows, float* folded) {
+  const int64_t step = token_step(plan, scales);
+  for_each_run(plan, request, tile.begin, tile.count, [&](int i, int64_t page, int slot, int run) {
+    const char* first = scales.row(page, 0, kv_head) + slot * step;
+    if (!folded || is_packed(codes)) place_rows(rows + i, first, step, run);
+    if (folded) {
+      load_scales(scales, codes == DType::kI4, first, step, run, kKvTile, folded + i);
+    }
+  });
+  if (!folded) return;
+  for (int g = 0; g < scales.dim; ++g) {
+    float* at = folded + g * kKvTile;
+    for (int i = tile.count; i < round_up(tile.count, kLanes); ++i) at[i] = 0;
   }
 }
 

@@ -7,43 +7,20 @@
 
 #include <flashbsr/core/math.h>
 #include <flashbsr/core/params.h>
+#include <flashbsr/core/quantize.h>
 
 namespace flashbsr::cpu {
 
-/// Of one group: the scale as it is stored (with int4's zero point), and what its codes are made
-/// with: round(x * inverse + zero).
-struct GroupScale {
-  float stored;
-  float inverse;
-  float zero;
-};
-
-/// Divides the range by what codes can say, and rounds to the type of the scales.
+/// The scale of `count` elements.
 inline GroupScale group_scale(const float* x, int count, DType codes, DType scales) {
-  float low = 0, high = 0, poison = 0;
+  float low = 0, high = 0;
+  bool finite = true;
   for (int i = 0; i < count; ++i) {
     low = min_of(low, x[i]);
     high = max_of(high, x[i]);
-    poison += x[i] - x[i];  // NaN for NaN and infinities
+    finite = finite && x[i] - x[i] == 0;  // NaN for NaN and infinities
   }
-  const auto inverse_of = [](float scale) { return scale == 0 ? 0.0f : 1.0f / scale; };
-  if (poison != 0) return {bits_float(0x7fc00000u), 0, 0};
-  if (codes == DType::kI4) {
-    const float scale = int4_scale((high - low) / 15.0f), inverse = inverse_of(scale);
-    const int32_t zero = round_within(-low * inverse, 0, 15);
-    return {bits_float(float_bits(scale) | static_cast<uint32_t>(zero)), inverse,
-            static_cast<float>(zero)};
-  }
-  const float most = codes == DType::kI8     ? 127.0f
-                     : codes == DType::kE4M3 ? 448.0f
-                     : codes == DType::kE5M2 ? 57344.0f
-                                             : 6.0f;
-  char rounded[4] = {};
-  const float scale = max_of(high, -low) / most;
-  // The largest of float16: a scale of infinity would make NaN of a finite row.
-  store_from_float(rounded, 0, scales, scales == DType::kF16 ? min_of(scale, 65504.0f) : scale);
-  const float stored = load_as_float(rounded, 0, scales);
-  return {stored, inverse_of(stored), 0};
+  return scale_of(low, high, finite, codes, scales);
 }
 
 /// Writes the codes of a row and its scales. `scales` says their type and number.
@@ -54,7 +31,7 @@ inline void quantize_row(const float* x, int dim, DType codes, char* row, const 
     const GroupScale s = group_scale(x + g * size, size, codes, scales.dtype);
     store_from_float(scale_row, g, scales.dtype, s.stored);
     for (int d = g * size; d < (g + 1) * size; ++d) {
-      store_from_float(row, d, codes, x[d] * s.inverse + s.zero);
+      store_from_float(row, d, codes, s.code_of(x[d]));
     }
   }
 }

@@ -43,7 +43,9 @@ def dtype_name(x: Any, argument: str = "array") -> str:  # noqa: ARG001
 def _check(x: jax.Array, argument: str) -> None:
     if isinstance(x, jax.core.Tracer):
         raise DTypeError(
-            argument, "a traced JAX array", "a concrete one: call outside jit, or jax.pure_callback"
+            argument,
+            "a traced JAX array",
+            "a concrete one; inside a program use flashbsr.integrations.jax",
         )
     where = x.device  # a Sharding where the array is spread over several devices
     if getattr(where, "platform", None) not in ("cpu", "gpu"):

@@ -66,6 +66,11 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("triad_fraction", "of triad", "{:.0%}"),
         ("skew_penalty", "over equal", "{:+.1%}"),
     ),
+    "codes": (
+        ("kv_gbs", "GB/s", "{:.1f}"),
+        ("over_bf16", "x bf16", "{:.2f}x"),
+        ("triad_fraction", "of triad", "{:.0%}"),
+    ),
     "balance": (
         ("kv_gbs", "GB/s", "{:.1f}"),
         ("triad_fraction", "of triad", "{:.0%}"),

@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 import flashbsr
 
+from .codes import CodedDecode
 from .data import Arrays, Pages, check_rows, page_table, share_first, supports, task_info
 from .machine import describe_machine
 from .peers import as_torch, torch_decode, torch_or_none, torch_prefill
@@ -253,8 +254,14 @@ def _run_decode(w: Workload, session: Session) -> Result:
     if w.kind == "skew":
         variants["equal"] = equal_lengths(w.kv_lens)
     num_pages = max(page_table(lens, w.page_size).count for lens in variants.values())
-    caches = _caches(w, arrays, num_pages)
-    decodes = {name: _Decode.make(w, lens, q, caches) for name, lens in variants.items()}
+    wide = replace(w, kv_dtype=None) if w.kind == "codes" else w
+    caches = _caches(wide, arrays, num_pages)
+    decodes: dict[str, _Decode | CodedDecode] = {
+        name: _Decode.make(wide, lens, q, caches) for name, lens in variants.items()
+    }
+    if w.kind == "codes":
+        coded = CodedDecode.make(w, q, -(-ROTATE_BYTES // kv_bytes(w)))
+        decodes = {"flashbsr": coded, "bf16": decodes["flashbsr"]}
     gaps: list[float] = []
 
     def busy(_: float) -> None:
@@ -278,6 +285,8 @@ def _run_decode(w: Workload, session: Session) -> Result:
         result.metrics[f"{limit}_gbs"] = rate
         result.metrics[f"{limit}_fraction"] = result.metrics["kv_gbs"] / rate
     result.metrics["busy_gap"] = statistics.median(gaps)
+    if "bf16" in result.times:
+        result.metrics["over_bf16"] = result.times["bf16"].median / result.times["flashbsr"].median
     if "equal" in result.times:
         times = result.times
         result.metrics["skew_penalty"] = times["flashbsr"].median / times["equal"].median - 1.0
@@ -353,6 +362,7 @@ _RUNNERS: dict[str, Callable[[Workload, Session], Result]] = {
     "decode": _run_decode,
     "skew": _run_decode,
     "balance": _run_decode,
+    "codes": _run_decode,
     "plan": _run_plan,
     "overhead": _run_overhead,
 }

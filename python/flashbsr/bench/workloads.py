@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +20,19 @@ KINDS = {
     "decode": "Decode, paged, equal lengths",
     "skew": "Decode, paged, Zipf lengths against equal ones of the same total",
     "balance": "Decode, paged, one very long request",
+    "codes": "Decode, paged, caches of 8 and 4 bits against bf16",
     "plan": "plan()",
     "overhead": "run() above the kernel",
 }
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+#: Codes -> scales of a row of so many dims, and bytes of each.
+SCALES: dict[str, Callable[[int], tuple[int, int]]] = {
+    "int8": lambda _: (1, 4),
+    "int4": lambda dim: (dim // 64, 4),
+    "nvfp4": lambda dim: (dim // 16, 1),
+}
 
 # 16 lengths, Zipf with exponent 1, mean about 1024.
 ZIPF_1024 = (808, 4846, 373, 485, 1212, 303, 606, 2423, 441, 323, 1615, 538, 346, 692, 404, 969)
@@ -166,11 +175,15 @@ def attention_flops(workload: Workload) -> int:
 
 
 def kv_bytes(workload: Workload, kv_lens: tuple[int, ...] | None = None) -> int:
-    """Bytes of K and V, each element once."""
+    """Bytes of K and V and of scales of every token, each element once."""
     tokens = sum(workload.kv_lens if kv_lens is None else kv_lens)
-    itemsize = ITEMSIZE[workload.kv_dtype or workload.dtype]
-    row = workload.num_kv_heads * workload.head_dim * itemsize
-    return 2 * tokens * row
+    kv_dtype = workload.kv_dtype or workload.dtype
+    if kv_dtype in SCALES:
+        count, size = SCALES[kv_dtype](workload.head_dim)
+        row = workload.head_dim // (1 if kv_dtype == "int8" else 2) + count * size
+    else:
+        row = workload.head_dim * ITEMSIZE[kv_dtype]
+    return 2 * tokens * workload.num_kv_heads * row
 
 
 def equal_lengths(kv_lens: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,6 +221,20 @@ def _decode(length: int, dtype: str) -> Workload:
         peer=True,
         quick=length == 1024,
         goals=(Goal("triad_fraction", 0.8), Goal("speedup", 2.0)),
+    )
+
+
+def _codes(kv_dtype: str, goal: float | None) -> Workload:
+    prefix = {"int8": "kv8", "int4": "kv4"}.get(kv_dtype, kv_dtype)
+    return Workload(
+        name=f"{prefix}-4096-{kv_dtype}" if prefix != kv_dtype else f"{kv_dtype}-4096",
+        kind="codes",
+        dtype="bfloat16",
+        kv_dtype=kv_dtype,
+        q_lens=(1,) * 16,
+        kv_lens=(4096,) * 16,
+        page_size=16,
+        goals=() if goal is None else (Goal("over_bf16", goal),),
     )
 
 
@@ -303,6 +330,9 @@ WORKLOADS: tuple[Workload, ...] = (
     _prefill(2048, "float16"),
     *(_decode(n, dtype) for dtype in ("bfloat16", "float32") for n in _LENGTHS[1:]),
     *(_skew(scale, dtype) for dtype in ("bfloat16", "float32") for scale in (1, 4)),
+    _codes("int8", 1.7),
+    _codes("int4", 2.6),
+    _codes("nvfp4", None),
     _balance("bfloat16"),
     _balance("float32"),
     _plan(16, 30.0),

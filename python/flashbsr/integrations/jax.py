@@ -116,9 +116,10 @@ def run(
 
     Parameters
     ----------
-    attention : Attention, or int32 array of shape ()
+    attention : Attention, tuple of them, or int32 array of shape ()
         The attention, which the program then has for good and follows to its later plans; keep it
-        alive as long. Or what `handle` gave, an operand of a program for the CPU.
+        alive as long. A program of several devices has one for each, in the order of the devices.
+        Or what `handle` gave, an operand of a program for the CPU.
     q : array, shape (num_q_tokens, num_qo_heads, head_dim_qk)
     kv : array or tuple of arrays
         As in `Attention.run`.
@@ -151,10 +152,12 @@ def run(
         raise ShapeError("q", f"shape {np.shape(q)}", "(num_q_tokens, num_qo_heads, head_dim_qk)")
     attributes: dict[str, Any] = {}
     operands: dict[str, Any] = {}
-    if isinstance(attention, flashbsr.Attention):
-        attributes["number"] = np.int32(handle(attention))
-        head_dim_vo = head_dim_vo or attention._head_dim_vo
-        o_dtype = o_dtype or attention.task.o_dtype
+    known = (attention,) if isinstance(attention, flashbsr.Attention) else attention
+    if isinstance(known, (tuple, list)):
+        attributes["attentions"] = np.int32(len(known))
+        attributes["numbers"] = ",".join(str(handle(x)) for x in known)
+        head_dim_vo = head_dim_vo or known[0]._head_dim_vo
+        o_dtype = o_dtype or known[0].task.o_dtype
     else:
         operands["handle"] = attention
     operands["q"] = q

@@ -35,7 +35,8 @@ def take_scales(
             if len(scale) != 2:
                 raise FlashbsrError(name, f"a tuple of {len(scale)}", "(scales, a number)")
             array, number = scale
-        elif len(getattr(scale, "shape", ())) > 1:
+        # Numbers first: of one that PyTorch traces it can be asked nothing else.
+        elif not isinstance(scale, (int, float)) and len(getattr(scale, "shape", ())) > 1:
             array, number = scale, 1.0
         if array is not None and call.operators is not None:
             raise UnsupportedError(

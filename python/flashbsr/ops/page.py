@@ -120,8 +120,7 @@ def append_paged_kv_cache(
         A number: the rows are divided by it before they are rounded to the type of the cache. An
         array, written: the rows become codes with a scale of every token and head (and group), in
         the shapes, types and formulas of docs/kv-quantization.md. A tuple: such an array, and a
-        number that rows are divided by before. Give the same to ``run``. Arrays of scales: in host
-        memory only.
+        number that rows are divided by before. Give the same to ``run``.
     kv_dtype : data type or tuple of two, optional
         "int4" or "nvfp4", of K or V in uint8. None: the cache says it.
 

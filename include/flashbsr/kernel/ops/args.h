@@ -26,6 +26,7 @@ inline constexpr int kMergeBlocks = 4;  ///< of two states
 template <int kArch>
 inline constexpr int kMergeManyBlocks = kArch >= 90 ? 3 : 2;
 inline constexpr int kConvertBlocks = 3;
+inline constexpr int kQuantizeBlocks = 2;
 inline constexpr int kRopeBlocks = 2;
 /// Units that a lane of a merge has in flight, of each of up to four states.
 inline constexpr int kMergeUnits = 2;
@@ -70,6 +71,23 @@ struct AppendRows {
 struct AppendArgs {
   AppendRows k, v;
   Slots slots;
+  int64_t first_token = 0;  ///< of this launch
+  int32_t tokens = 0;
+};
+
+/// K or V of an append that quantises.
+struct QuantizeRows {
+  RaggedView in;
+  PagedView cache;   ///< codes
+  PagedView scales;  ///< of every token and head; dim: groups of a row
+  float inverse_scale = 1.0f;
+  bool aligned = false;  ///< rows of `in` to 8 bytes
+};
+
+struct QuantizeArgs {
+  QuantizeRows k, v;  ///< of as many heads
+  Slots slots;
+  FastDiv heads{};
   int64_t first_token = 0;  ///< of this launch
   int32_t tokens = 0;
 };

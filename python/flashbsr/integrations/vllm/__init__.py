@@ -7,7 +7,8 @@ vLLM finds `register` by an entry point and calls it in every process, so that o
     vllm serve MODEL --attention-backend CUSTOM
 
 On the CPU, where vLLM has no choice of backends, the environment says whose place to take:
-``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``; for models of latent attention ``AMX_MLA`` or ``CPU_MLA``. docs/vllm.md has what is supported.
+``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``; for models of latent attention ``AMX_MLA`` or ``CPU_MLA``, too.
+docs/vllm.md has what is supported.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def kind_of(
 
 @functools.cache
 def latent_kind(num_heads: int, head_size: int, latent: int, scale: float) -> Kind:
-    """Give the kind of layers whose heads read one latent, of `head_size` dims with its rotated key.
+    """Give the kind of layers that read one latent, of `head_size` dims with its rotated key.
 
     Queries are absorbed; `scale` follows from the head dim before that.
     """

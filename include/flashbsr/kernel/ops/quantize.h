@@ -1,0 +1,153 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Appends rows of K and V to a paged cache of codes, with a scale of every token, head and group.
+// A warp takes a head of a token; a lane holds four neighbouring elements of every 128, so that
+// groups of 16, 32 and 64 are 4, 8 and 16 lanes.
+#pragma once
+
+#include <flashbsr/core/quantize.h>
+#include <flashbsr/kernel/ops/append.h>
+
+namespace flashbsr::ops {
+
+/// Four elements, of which rows have a multiple.
+FLASHBSR_DEVICE void load_four(const char* row, int32_t d, DType t, bool aligned, float (&x)[4]) {
+  if (aligned && dtype_size(t) == 2) {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(row + 2 * d);
+    if (t == DType::kBF16) {
+      unpack<DType::kBF16>(pairs.x, x[0], x[1]);
+      unpack<DType::kBF16>(pairs.y, x[2], x[3]);
+    } else {
+      unpack<DType::kF16>(pairs.x, x[0], x[1]);
+      unpack<DType::kF16>(pairs.y, x[2], x[3]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = load_as_float(row, d + i, t);
+}
+
+/// The least, the greatest, and whether all are finite, of `lanes` neighbouring lanes.
+FLASHBSR_DEVICE void reduce_range(int lanes, float& low, float& high, bool& finite) {
+  int all = finite;
+  for (int step = 1; step < lanes; step *= 2) {
+    low = min_of(low, __shfl_xor_sync(~0u, low, step));
+    high = max_of(high, __shfl_xor_sync(~0u, high, step));
+    all &= __shfl_xor_sync(~0u, all, step);
+  }
+  finite = all != 0;
+}
+
+FLASHBSR_DEVICE uint32_t code_bits(float x, DType t) {
+  switch (t) {
+    case DType::kI8: return static_cast<uint32_t>(round_within(x, -127, 127)) & 255u;
+    case DType::kE4M3: return float_to_e4m3(x);
+    case DType::kE5M2: return float_to_e5m2(x);
+    case DType::kI4: return static_cast<uint32_t>(round_within(x, 0, 15));
+    default: return float_to_e2m1(x);
+  }
+}
+
+/// Four codes: four bytes, or two. Caches are aligned to them as a rule.
+FLASHBSR_DEVICE void store_codes(char* row, int32_t d, DType t, const float (&x)[4],
+                                 const GroupScale& s) {
+  const bool packed = is_packed(t);
+  const int bits = packed ? 4 : 8;
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= code_bits(s.code_of(x[i]), t) << (bits * i);
+  char* to = row + (packed ? d / 2 : d);
+  const uint32_t odd = static_cast<uint32_t>(reinterpret_cast<uint64_t>(to));
+  if (packed) {
+    if (odd % 2 == 0) {
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word);
+    } else {
+      to[0] = static_cast<char>(word);
+      to[1] = static_cast<char>(word >> 8);
+    }
+  } else if (odd % 4 == 0) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = static_cast<char>(word >> (8 * i));
+  }
+}
+
+/// One head of a token, by a warp.
+FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int64_t token,
+                                   int32_t head, int lane) {
+  constexpr int kPasses = 5;  // of 128 elements: head dims up to 640
+  const char* in = r.in.row(token, head);
+  char* out = r.cache.row(slot.page, slot.token, head);
+  char* scales = r.scales.row(slot.page, slot.token, head);
+  const DType codes = r.cache.dtype;
+  const bool whole = r.scales.dim == 1;
+  const int32_t size = r.in.dim / r.scales.dim;
+  float x[kPasses][4];
+  float low = 0, high = 0;
+  bool finite = true;
+  const auto add = [&](int pass) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      low = min_of(low, x[pass][i]);
+      high = max_of(high, x[pass][i]);
+      finite = finite && x[pass][i] - x[pass][i] == 0;
+    }
+  };
+  GroupScale s;
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int32_t d = 128 * pass + 4 * lane;
+    if (128 * pass >= r.in.dim) continue;
+    const bool inside = d < r.in.dim;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[pass][i] = 0;
+    if (inside) {
+      load_four(in, d, r.in.dtype, r.aligned, x[pass]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[pass][i] *= r.inverse_scale;
+    }
+    if (whole) {
+      add(pass);
+      continue;
+    }
+    low = high = 0;
+    finite = true;
+    add(pass);
+    reduce_range(size / 4, low, high, finite);
+    s = scale_of(low, high, finite, codes, r.scales.dtype);
+    if (inside) {
+      store_codes(out, d, codes, x[pass], s);
+      if (d % size == 0) store_from_float(scales, d / size, r.scales.dtype, s.stored);
+    }
+  }
+  if (!whole) return;
+  reduce_range(32, low, high, finite);
+  s = scale_of(low, high, finite, codes, r.scales.dtype);
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int32_t d = 128 * pass + 4 * lane;
+    if (d < r.in.dim) store_codes(out, d, codes, x[pass], s);
+  }
+  if (lane == 0) store_from_float(scales, 0, r.scales.dtype, s.stored);
+}
+
+FLASHBSR_DEVICE void append_paged_kv_quantize(const QuantizeArgs& a) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t heads = a.k.in.heads;
+  const int32_t k_items = a.tokens * heads;
+  const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
+  int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
+  for (; item < 2 * k_items; item += stride) {
+    const bool is_v = item >= k_items;
+    const int32_t of_rows = is_v ? item - k_items : item;
+    const int32_t t = a.heads.quotient(of_rows);
+    const int64_t token = a.first_token + t;
+    const Slot slot = find_slot(a.slots, token);
+    if (!slot.valid) continue;
+    quantize_head(is_v ? a.v : a.k, slot, token, a.heads.remainder(of_rows, t), lane);
+  }
+}
+
+}  // namespace flashbsr::ops
