@@ -275,7 +275,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "bfloat16": partial(equal, "llama", dtype="bfloat16"),
     "ngram": partial(equal, "llama", ngram=True),
     "deepseek": partial(absorbed, "deepseek"),
-    "deepseek, ngram": partial(absorbed, "deepseek", ngram=True),
+    "deepseek ngram": partial(absorbed, "deepseek", ngram=True),
     "fp8": partial(quantized, "llama", "fp8"),
     "fp8_e5m2": partial(quantized, "qwen3", "fp8_e5m2"),
 }
