@@ -10,10 +10,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #endif
 
 namespace flashbsr::cpu {
@@ -68,15 +64,5 @@ inline CpuidWords read_cpuid() {
 #else
 inline CpuidWords read_cpuid() { return {}; }
 #endif
-
-/// Linux has 8 KB for a thread's tiles only where a process has asked for it (Linux 5.16).
-inline bool may_use_tiles() {
-#if defined(__x86_64__) && defined(__linux__)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
 
 }  // namespace flashbsr::cpu

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include <flashbsr/core/error.h>
+#include <flashbsr/cpu/tile_permission.h>
 
 #include "cpu_features.h"
 #include "levels.h"

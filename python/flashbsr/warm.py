@@ -18,6 +18,7 @@ import flashbsr._core as _core
 
 from ._check import is_cuda
 from .arrays import numpy as host
+from .arrays.dtypes import PACKED, kv_dtypes
 from .engine.attention import Attention
 from .engine.task import TaskInfo
 from .errors import FlashbsrError
@@ -90,11 +91,25 @@ def _run_once(
     for extra in variant.extras if variant else ():
         if extra.name not in captured:
             extras[extra.name] = _zeros((1,) * extra.rank, extra.dtype) if extra.rank else 0
+    (k, k_scale), (v, v_scale) = (
+        _cache(rows, dim, str(dtype))
+        for dim, dtype in zip(dims, kv_dtypes(task.kv_dtype), strict=True)
+    )
     attention.run(
         _zeros((q_len, task.num_qo_heads, dims[0]), task.q_dtype),
-        (_zeros((*rows, dims[0]), task.kv_dtype), _zeros((*rows, dims[1]), task.kv_dtype)),
+        (k, v),
+        k_scale=k_scale,
+        v_scale=v_scale,
         **extras,
     )
+
+
+def _cache(rows: tuple[int, ...], dim: int, dtype: str) -> tuple[Any, Any]:
+    """K or V of zeros, and the scales that codes of four bits ask for."""
+    if dtype not in PACKED:
+        return _zeros((*rows, dim), dtype), None
+    scales = _zeros((*rows, dim // 16), "uint8") if dtype == "nvfp4" else _zeros(rows, "float32")
+    return _zeros((*rows, dim // 2), "uint8"), scales
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> Any:

@@ -12,6 +12,7 @@
 #include <string>
 
 #include <flashbsr/core/error.h>
+#include <flashbsr/cpu/tile_permission.h>
 
 #include "cpu_features.h"
 #include "dispatch.h"

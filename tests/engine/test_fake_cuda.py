@@ -33,6 +33,7 @@ torch = framework("torch")
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (["engine/test_latent.py"], "cuda and (parts or bounds)", {"FAKE_CUDA_SMS": "132"}),
+        (["ops/test_codes.py"], "cuda", {}),
         (["engine/test_float8_q.py"], "without_kernels or families", {}),
         (["layout/test_block_mask.py", "layout/test_layouts.py"], "cuda and (mask or bsr)", {}),
     ],
@@ -50,6 +51,7 @@ torch = framework("torch")
         "jit, other GPU",
         "cases",
         "latent",
+        "codes",
         "float8 queries",
         "block-sparse",
     ],

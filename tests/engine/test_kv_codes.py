@@ -20,6 +20,7 @@ import pytest
 import reference
 from cases import BF16, DECODE, F16, F32, MIXED, Case, Problem
 from compare import MismatchError, assert_attention
+from flashbsr import warm
 from flashbsr.errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from harness import assert_poison_survived, attention_for
 from kv_codes import (
@@ -274,6 +275,13 @@ def test_every_level(level: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "nvfp4", ("int8", "int4")])
+def test_warm_takes_every_type(kv_dtype: Any) -> None:
+    task = flashbsr.TaskInfo(4, 2, 64, q_dtype="bfloat16", kv_dtype=kv_dtype, backend="cpu")
+    names = warm.warm(flashbsr.AttentionSpec(), task, page_size=16)
+    assert names == [f"cpu_{flashbsr._core.isa()}"]
 
 
 def bad(**changes: Any) -> None:

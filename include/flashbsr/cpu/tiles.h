@@ -10,6 +10,7 @@
 #pragma once
 
 #include <flashbsr/cpu/codes.h>
+#include <flashbsr/cpu/tile_permission.h>
 #include <flashbsr/cpu/transpose.h>
 
 namespace flashbsr::cpu {
@@ -26,18 +27,20 @@ inline constexpr int kTileRows = 16, kTileDims = 64, kTileBytes = kTileRows * kT
 /// Whether products with these rows are made in tiles.
 FLASHBSR_FN bool in_tiles(const PagedView& x, const PagedView& scales) {
   const bool codes = x.dtype == DType::kI8 || x.dtype == DType::kI4;
-  return kHasTiles && codes && scales.data && x.dim / scales.dim % kTileDims == 0;
+  const bool whole = scales.data && x.dim / scales.dim % kTileDims == 0;
+  return kHasTiles && codes && whole && may_use_tiles();
 }
 
 /// Memory for the products of one item of few rows.
 struct TileMemory {
+  static constexpr int kKeyTiles = 4;  ///< that are multiplied side by side
   static constexpr int kQueryDigits = 3, kWeightDigits = 4;
   static constexpr int kQueryRows = kTileRows / kQueryDigits;    ///< of a tile
   static constexpr int kWeightRows = kTileRows / kWeightDigits;  ///< likewise
 
   int8_t* q;       ///< [dims / 64][row tiles][tile]
   float* q_scale;  ///< [rows]
-  int8_t* keys;    ///< [16][dims], where rows are not as far apart as each other, or packed
+  int8_t* keys;    ///< [64][dims], where rows are not as far apart as each other, or packed
   int32_t* sums;   ///< [4][tile of int32]
   int8_t* p;       ///< [row tiles][2][tile]
   int64_t bytes = 0;
@@ -51,7 +54,7 @@ struct TileMemory {
     const int64_t row_tiles = ceil_div(rows, kQueryRows);
     q = reinterpret_cast<int8_t*>(take(ceil_div(dk, kTileDims) * row_tiles * kTileBytes));
     q_scale = reinterpret_cast<float*>(take(rows * 4));
-    keys = reinterpret_cast<int8_t*>(take(kTileRows * round_up(dk, kTileDims)));
+    keys = reinterpret_cast<int8_t*>(take(kKeyTiles * kTileRows * round_up(dk, kTileDims)));
     sums = reinterpret_cast<int32_t*>(take(4 * kTileBytes));
     p = reinterpret_cast<int8_t*>(take(ceil_div(rows, kWeightRows) * 2 * kTileBytes));
   }
@@ -154,35 +157,58 @@ __attribute__((noinline)) void score_tiles(const Operand& keys, int count, const
   const int chunks = keys.x.dim / kTileDims, per_group = keys.group_size() / kTileDims;
   const int tiles = ceil_div(rows, TileMemory::kQueryRows);
   alignas(64) float turned[kTileRows * kTileRows];
-  for (int first = 0; first < count; first += kTileRows) {
-    const TileKeys from = tile_keys<T>(keys, first, count, m.keys);
+  // Four tiles of K at a time: their loads come from L2, and nothing waits for one of them alone.
+  constexpr int kBlocks = TileMemory::kKeyTiles;
+  for (int start = 0; start < count; start += kBlocks * kTileRows) {
+    const int blocks = min_of(kBlocks, ceil_div(count - start, kTileRows));
+    TileKeys from[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) {
+      from[b] = b < blocks ? tile_keys<T>(keys, start + b * kTileRows, count,
+                                          m.keys + b * kTileRows * keys.x.dim)
+                           : from[0];
+    }
     for (int tile = 0; tile < tiles; ++tile) {
+      const int begin = tile * TileMemory::kQueryRows;
       for (int g = 0; g < chunks / per_group; ++g) {
         asm volatile("" ::: "memory");
         _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
         for (int c = g * per_group; c < (g + 1) * per_group; ++c) {
-          _tile_loadd(1, from.base + c * 64, from.step);
-          _tile_loadd(2, m.q + (c * tiles + tile) * kTileBytes, 64);
-          _tile_dpbssd(0, 1, 2);
+          _tile_loadd(6, m.q + (c * tiles + tile) * kTileBytes, 64);
+          _tile_loadd(4, from[0].base + c * 64, from[0].step);
+          _tile_dpbssd(0, 4, 6);
+          _tile_loadd(5, from[1].base + c * 64, from[1].step);
+          _tile_dpbssd(1, 5, 6);
+          _tile_loadd(4, from[2].base + c * 64, from[2].step);
+          _tile_dpbssd(2, 4, 6);
+          _tile_loadd(5, from[3].base + c * 64, from[3].step);
+          _tile_dpbssd(3, 5, 6);
         }
         _tile_stored(0, m.sums, 64);
+        _tile_stored(1, m.sums + 256, 64);
+        _tile_stored(2, m.sums + 512, 64);
+        _tile_stored(3, m.sums + 768, 64);
         asm volatile("" ::: "memory");
-        const char* lines[kTileRows];
-        for (int i = 0; i < kTileRows; ++i) {
-          lines[i] = reinterpret_cast<const char*>(m.sums + i * kTileRows);
-        }
-        transpose_words(lines, 0, turned, kTileRows);
-        const FloatV k_scale = load(scale + g * scale_stride + first);
-        const int begin = tile * TileMemory::kQueryRows;
-        for (int r = begin; r < min_of(rows, begin + TileMemory::kQueryRows); ++r) {
-          const float* digits = turned + (r - begin) * TileMemory::kQueryDigits * kTileRows;
-          const IntV low =
-              (load<IntV>(digits + kTileRows) << 8) + load<IntV>(digits + 2 * kTileRows);
-          FloatV x = __builtin_convertvector(load<IntV>(digits), FloatV) * 65536.0f +
-                     __builtin_convertvector(low, FloatV);
-          x = x * m.q_scale[r] * k_scale;
-          float* to = s + r * lds + first;
-          store(to, g == 0 ? x : load(to) + x);
+        for (int b = 0; b < blocks; ++b) {
+          const int first = start + b * kTileRows;
+          const char* lines[kTileRows];
+          for (int i = 0; i < kTileRows; ++i) {
+            lines[i] = reinterpret_cast<const char*>(m.sums + b * 256 + i * kTileRows);
+          }
+          transpose_words(lines, 0, turned, kTileRows);
+          const FloatV k_scale = load(scale + g * scale_stride + first);
+          for (int r = begin; r < min_of(rows, begin + TileMemory::kQueryRows); ++r) {
+            const float* digits = turned + (r - begin) * TileMemory::kQueryDigits * kTileRows;
+            const IntV low =
+                (load<IntV>(digits + kTileRows) << 8) + load<IntV>(digits + 2 * kTileRows);
+            FloatV x = __builtin_convertvector(load<IntV>(digits), FloatV) * 65536.0f +
+                       __builtin_convertvector(low, FloatV);
+            x = x * m.q_scale[r] * k_scale;
+            float* to = s + r * lds + first;
+            store(to, g == 0 ? x : load(to) + x);
+          }
         }
       }
     }
