@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numbered.h"
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <unordered_map>
@@ -26,6 +28,13 @@ struct Numbers {
 /// Never destroyed: other threads' programs may outlive main().
 Numbers& numbers() {
   static Numbers* const kept = new Numbers;
+  // A forked process has none of the threads that would end what is in use.
+  static const int forks = pthread_atfork([] { kept->mutex.lock(); }, [] { kept->mutex.unlock(); },
+                                          [] {
+                                            kept->in_use = 0;
+                                            kept->mutex.unlock();
+                                          });
+  static_cast<void>(forks);
   return *kept;
 }
 

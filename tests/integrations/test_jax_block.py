@@ -173,6 +173,22 @@ ENDS = {
 result = program(handle, q, kv)
 time.sleep(0.2)
 """,
+    "in a process forked from one": """
+import os, warnings
+warnings.simplefilter("ignore")
+thread = threading.Thread(target=later)
+thread.start()
+time.sleep(0.5)
+assert not ended, ended
+child = os.fork()
+if child == 0:
+    import flashbsr.engine.live
+    flashbsr.engine.live._end()  # JAX's own end waits for its threads
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+thread.join()
+assert ended == ["done"], ended
+""",
     "after its attention went": """
 thread = threading.Thread(target=later)
 thread.start()

@@ -32,6 +32,7 @@ OPERATORS = None
 
 _LEGACY = 1  # CU_STREAM_LEGACY, as DLPack numbers it
 
+_BFLOAT16 = jax.numpy.dtype("bfloat16")
 _Buffer = type(_core.empty_dlpack((0,), "float32"))
 
 
@@ -40,7 +41,8 @@ def dtype_name(x: Any, argument: str = "array") -> str:  # noqa: ARG001
     return str(x.dtype.name)
 
 
-def _check(x: jax.Array, argument: str) -> None:
+def _platform(x: jax.Array, argument: str) -> str:
+    """``cpu`` or ``gpu``. JAX takes a microsecond to say where an array is: ask once."""
     if isinstance(x, jax.core.Tracer):
         raise DTypeError(
             argument,
@@ -48,8 +50,10 @@ def _check(x: jax.Array, argument: str) -> None:
             "a concrete one; inside a program use flashbsr.integrations.jax",
         )
     where = x.device  # a Sharding where the array is spread over several devices
-    if getattr(where, "platform", None) not in ("cpu", "gpu"):
+    platform = str(getattr(where, "platform", None))
+    if platform not in ("cpu", "gpu"):
         raise DeviceError(argument, f"device {where}", "one CPU or CUDA device: jax.device_put")
+    return platform
 
 
 def export(x: Any, writable: bool = False, argument: str = "array") -> Any:
@@ -63,10 +67,9 @@ def export(x: Any, writable: bool = False, argument: str = "array") -> Any:
             "an array that can be written; JAX arrays are immutable: use the function that returns "
             "new ones, or keep this one in NumPy",
         )
-    _check(x, argument)
-    if x.device.platform == "gpu":
+    if _platform(x, argument) == "gpu":
         return x.__dlpack__(stream=_LEGACY)
-    if x.dtype == jax.numpy.bfloat16:
+    if x.dtype == _BFLOAT16:
         return x.__dlpack__()  # waits for the values; half the time of the way through NumPy
     return export_numpy(np.asarray(x), False, argument)
 
@@ -92,7 +95,7 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
 
 def address(x: Any) -> tuple[int, tuple[int, ...]]:
     """Address of the first element, and the strides in bytes."""
-    _check(x, "array")
+    _platform(x, "array")
     return int(x.unsafe_buffer_pointer()), strides(x)
 
 
@@ -127,9 +130,10 @@ def cast(x: Any, dtype_name: str) -> jax.Array:
 
 def device(x: Any) -> int | None:
     """CUDA ordinal; None on the CPU, and for what `export` refuses."""
-    if isinstance(x, jax.core.Tracer) or getattr(x.device, "platform", None) != "gpu":
+    where = None if isinstance(x, jax.core.Tracer) else x.device
+    if getattr(where, "platform", None) != "gpu":
         return None
-    return int(x.device.local_hardware_id)
+    return int(where.local_hardware_id)  # type: ignore[union-attr]
 
 
 def stream(device: int) -> int:  # noqa: ARG001
