@@ -346,25 +346,28 @@ TEST(Gemm, PairsOfBf16InPlaceAndPacked) {
 }
 #endif
 
-TEST(Dot, EveryRowCount) {
+TEST(Dot, EveryRowCountOverSomeWords) {
   constexpr int kWords = 3 * kLanes, kTokens = 2 * kDotTokens, kStride = kTokens + 4;
   const std::vector<float> keys = random_integers(kTokens * kWords, 7);
   std::vector<const char*> rows;
   for (int t = 0; t < kTokens; ++t)
     rows.push_back(reinterpret_cast<const char*>(&keys[t * kWords]));
-  for (int count = 1; count <= kBlockRows; ++count) {
-    const std::vector<float> q = random_integers(count * kWords, 8);
-    std::vector<float> s(count * kStride, 99.0f);
-    with_rows(count, [&]<int kRows>() {
-      dot_block<F32Op, kRows>(q.data(), kWords, rows.data(), kTokens, kWords, s.data(), kStride);
-    });
-    for (int r = 0; r < count; ++r) {
-      for (int t = 0; t < kStride; ++t) {
-        float expected = t < kTokens ? 0.0f : 99.0f;
-        for (int w = 0; t < kTokens && w < kWords; ++w) {
-          expected += q[r * kWords + w] * keys[t * kWords + w];
+  for (const int begin : {0, kLanes}) {
+    for (int count = 1; count <= kBlockRows; ++count) {
+      const std::vector<float> q = random_integers(count * kWords, 8);
+      std::vector<float> s(count * kStride, 99.0f);
+      with_rows(count, [&]<int kRows>() {
+        dot_block<F32Op, kRows>(q.data(), kWords, rows.data(), kTokens, begin, kWords, s.data(),
+                                kStride);
+      });
+      for (int r = 0; r < count; ++r) {
+        for (int t = 0; t < kStride; ++t) {
+          float expected = t < kTokens ? 0.0f : 99.0f;
+          for (int w = begin; t < kTokens && w < kWords; ++w) {
+            expected += q[r * kWords + w] * keys[t * kWords + w];
+          }
+          ASSERT_EQ(s[r * kStride + t], expected) << count << " rows, row " << r << " token " << t;
         }
-        ASSERT_EQ(s[r * kStride + t], expected) << count << " rows, row " << r << " token " << t;
       }
     }
   }
