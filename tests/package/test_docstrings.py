@@ -20,7 +20,7 @@ MODULES = [
 ]
 OF_TORCH = {"flashbsr.arrays.traced", "flashbsr.integrations.flex_attention"}
 OF_ENGINES = {
-    f"flashbsr.integrations.vllm.{name}" for name in ("backend", "current", "latent", "mla", "v0_26", "v0_32")
+    f"flashbsr.integrations.vllm.{name}" for name in ("backend", "current", "mla", "v0_26", "v0_32")
 }
 
 
