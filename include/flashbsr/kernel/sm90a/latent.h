@@ -225,8 +225,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
 
   /// Waits for the other's weights and takes their references. True: O must be rescaled by shrink_.
   FLASHBSR_DEVICE bool follow() {
-    // No __syncwarp here: behind one, ptxas takes the products' descriptors for values of each lane,
-    // 60 R2UR between their instructions. The vote below brings the lanes together.
+    // No __syncwarp here: behind one, ptxas takes the products' descriptors for values of each
+    // lane, 60 R2UR between their instructions. The vote below brings the lanes together.
     ptx::mbarrier_wait<kArch>(handed_ + 8 * (1 - group_), taken_++ & 1);
     bool grew = false;
 #pragma unroll
