@@ -36,6 +36,8 @@ class Attention : public std::enable_shared_from_this<Attention> {
   Place place();
 
   void plan(const LayoutArrays& arrays, const PlanOptions& options);
+  /// The batch that another one is planned for, and its schedule where that is the same.
+  void plan(Attention& like, void* stream);
 
   /// The lengths of a plan of bounds. The arrays live until the next call of this or plan().
   void update(const LengthArrays& arrays, const ResolveOptions& options);
@@ -72,13 +74,19 @@ class Attention : public std::enable_shared_from_this<Attention> {
   void settle_locked(Place place, const char* argument);
   void update_locked(const LengthArrays& arrays, const ResolveOptions& options);
   void run_locked(const RunArrays& arrays, const RunOptions& options);
-  void find_shared(bool share);
+  void forget_plan();
+  /// The computation's shape, of the batch that is laid out.
+  Shape shape() const;
+  bool may_share() const;
+  void find_shared();
+  bool has_schedule_of(const Attention& like);
   /// Limits and what is shared, with the kernel for both.
   void choose_kernel(const Shape& shape);
   bool is_mixed(const Batch& batch, bool shares) const;
   void schedule(void* stream);
+  void hand_over(void* stream);
   void resolve(const ResolveOptions& options);
-  PlanView make_plan(const Shape& shape);
+  void make_plan(const Shape& shape);
   Workers limits_for(const Batch& batch);
   Batch batch() const;
   int64_t needed_bytes();
@@ -108,6 +116,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
 
   Planner planner_, other_planner_;
   Workers limits_;
+  Batch asked_;  ///< that they are for
   RopeTableStorage rope_;
   std::vector<float> slopes_;
   Borrowed borrowed_;

@@ -126,6 +126,12 @@ void plan(api::Attention& self, const nb::tuple& layout, nb::handle custom_mask,
                                 .stream = stream_of(stream)});
 }
 
+void plan_like(api::Attention& self, api::Attention& like, uintptr_t stream) {
+  cuda::sweep();
+  const Unlocked unlocked(self.has_provider() ? self : like);
+  self.plan(like, stream_of(stream));
+}
+
 /// `arrays`: the fields of api::LengthArrays, or None. Python keeps them: they are read again when
 /// a run needs another plan.
 void update(api::Attention& self, const nb::tuple& arrays, uintptr_t stream, bool check) {
@@ -331,6 +337,7 @@ void bind_engine(nb::module_& m) {
       .def("plan", &plan, nb::arg("layout"), nb::arg("custom_mask").none(),
            nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
            nb::arg("stream"))
+      .def("plan_like", &plan_like, nb::arg("like"), nb::arg("stream"))
       .def("update", &update, nb::arg("arrays"), nb::arg("stream"), nb::arg("check"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),

@@ -19,6 +19,8 @@ struct Shape {
   bool custom_mask = false;
   /// Whether requests may share the load of KV that they begin with (plan/share.h).
   bool may_share = false;
+
+  bool operator==(const Shape&) const = default;
 };
 
 /// What the device fixes. The defaults are the CPU's.
@@ -65,6 +67,8 @@ struct DeviceLimits {
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }
+
+  bool operator==(const DeviceLimits&) const = default;
 };
 
 /// The workers of a kernel: alike in most. In one for mixed batches a block is a wide worker, or
@@ -97,11 +101,15 @@ struct Workers {
   }
   /// What a tile of so many rows costs.
   const DeviceLimits& of(int64_t rows) const { return rows <= narrow_rows ? narrow : wide; }
+
+  bool operator==(const Workers&) const = default;
 };
 
 struct SplitPolicy {
   int32_t fixed_size = 0;  ///< > 0: chunks end at multiples of it, whatever else is in the batch
   bool disabled = false;
+
+  bool operator==(const SplitPolicy&) const = default;
 };
 
 /// Upper bounds for a plan whose buffers must not move. Default: none, grow as needed.
@@ -112,6 +120,7 @@ struct Capacity {
   int64_t max_kv_len = -1;      ///< instead: of every request that there may be
 
   bool fixed() const { return max_requests >= 0; }
+  bool operator==(const Capacity&) const = default;
   /// Lengths as entries of page lists, by the pages of the first plan.
   void count_pages(int32_t page_size) {
     if (max_kv_indices < 0)

@@ -88,6 +88,14 @@ class Planner {
     return PlanView{buffer_.data()};
   }
 
+  /// The plan of another, whose shape differs in nothing but a window that hides nothing.
+  PlanView take(const Planner& other, int32_t window_left) {
+    sizes_ = other.sizes_;
+    buffer_ = other.buffer_;
+    header().window_left = window_left;
+    return PlanView{buffer_.data()};
+  }
+
   const std::vector<int32_t>& buffer() const { return buffer_; }
 
  private:

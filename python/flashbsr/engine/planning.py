@@ -15,7 +15,7 @@ from .._check import check_name, is_cuda
 from ..arrays import Adapter, adapter_for, device_of, operand, stream_handle, to_values
 from ..arrays.dtypes import kv_dtypes
 from ..arrays.types import Array
-from ..errors import DTypeError, FlashbsrError
+from ..errors import DTypeError, FlashbsrError, PlanError
 from ..jit.provider import Provider
 from ..layout.layouts import Layout
 from ..layout.tree import check_tree_spec
@@ -56,6 +56,7 @@ class Planned:
         self._engine = _core.Engine(_options(spec, task))
         self._number = enter(self)
         self._operand: Any = None
+        self._batch: tuple[Layout, bool] | None = None  # of the last plan; whether it has trees
         self._how = always(task.check)
         self._engine.keep((workspace, *self._captured.values()))
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
@@ -109,7 +110,7 @@ class Planned:
     @outside
     def plan(
         self,
-        layout: Layout,
+        layout: Layout | Planned,
         *,
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
@@ -123,9 +124,11 @@ class Planned:
 
         Parameters
         ----------
-        layout : Ragged, Paged, Padded, BlockTable, Bounds, Levels or Bsr
+        layout : Ragged, Paged, Padded, BlockTable, Bounds, Levels, Bsr or Attention
             Who meets whom. After `Bounds`, `update` or ``run(kv_lens=)`` says how long requests
-            are.
+            are. An `Attention`: the batch that it is planned for, its masks and what it says of
+            sharing. Kinds of layers of one step (scales, soft-caps, types, windows that are longer
+            than all requests) then cost one schedule; those with other cuts get their own.
         custom_mask : bool or uint8 array, shape (sum of q_len * kv_len,), optional
             Row-major per request; True keeps. It replaces causality; a window still applies. Not
             with `Levels` and `Bsr`, which has masks of its own.
@@ -165,16 +168,22 @@ class Planned:
         CudaError
             The driver refused.
         """
+        if isinstance(layout, Planned):
+            masks = (custom_mask, packed_custom_mask, tree_parents)
+            if any(mask is not None for mask in masks) or share_prefixes != "auto":
+                raise FlashbsrError(
+                    "layout", "an Attention, beside masks or share_prefixes", "these with its plan"
+                )
+            self._plan_like(layout, stream)
+            return
         if not isinstance(layout, Layout):
             raise DTypeError(
                 "layout",
                 type(layout).__name__,
                 "flashbsr.Ragged, Paged, Padded, BlockTable, Bounds, Levels or Bsr (a mask's "
-                "layout())",
+                "layout()), or an Attention that is planned",
             )
-        layout.check(self.spec)
-        if tree_parents is not None:
-            check_tree_spec(self.spec)
+        self._check_batch(layout, tree_parents is not None)
         if self._open:  # index arrays on a GPU decide where to compute
             for name, x in layout.arrays():
                 if device_of(x, name) is not None:
@@ -188,11 +197,32 @@ class Planned:
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
+        self._is_planned(layout, tree_parents is not None, stream)
+
+    def _check_batch(self, layout: Layout, trees: bool) -> None:
+        layout.check(self.spec)
+        if trees:
+            check_tree_spec(self.spec)
+
+    def _is_planned(self, layout: Layout, trees: bool, stream: Any) -> None:
+        """Remember the batch, and say what the plan lacks of it."""
         if self._operand is None:
             self._operand = operand(self._number)
+        self._batch = layout, trees
         self._lengths: dict[str, Any] = {}
         if late := layout.late():
             self.update(**late, stream=stream)
+
+    def _plan_like(self, like: Planned, stream: Any) -> None:
+        if like._batch is None:
+            wanted = "one whose plan() has succeeded"
+            raise PlanError("layout", "an Attention without a plan", wanted)
+        layout, trees = like._batch
+        self._check_batch(layout, trees)
+        self._streams = self._streams or like._streams
+        self._engine.plan_like(like._engine, self._plan_stream(stream))
+        self._open = self._open and like._open
+        self._is_planned(layout, trees, stream)
 
     def update(
         self,

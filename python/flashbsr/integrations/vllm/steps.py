@@ -208,12 +208,15 @@ class Steps:
         graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
         starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
+        made: dict[bool, Attention] = {}  # over keys of the step, or the cache: planned first
         for kind, slot in slots.items():
             slot.turn += 1
+            like = made.get(kind.ragged)
             if self.place.device is None or kind.ragged:
-                slot.attention.plan(self._layout(kind, batch), stream=stream)
-            else:
-                self._bound(slot, batch, starts, stream)
+                slot.attention.plan(like or self._layout(kind, batch), stream=stream)
+            elif not self._bound(slot, batch, starts, like, stream):
+                continue
+            made.setdefault(kind.ragged, slot.attention)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
         return Step(num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns)
 
@@ -222,19 +225,30 @@ class Steps:
             return Ragged(batch.starts, batch.starts)
         return BlockTable(batch.starts, batch.tables, batch.bounds, page_size=self.place.page_size)
 
-    def _bound(self, slot: _Slot, batch: Batch, starts: np.ndarray[Any, Any], stream: Any) -> None:
-        """Plan bounds where the last plan's do not hold, and say which lengths there are."""
-        if not slot.holds(starts, batch.bounds):
+    def _bound(
+        self,
+        slot: _Slot,
+        batch: Batch,
+        starts: np.ndarray[Any, Any],
+        like: Attention | None,
+        stream: Any,
+    ) -> bool:
+        """Plan bounds where the last plan's do not hold, and say which lengths there are.
+
+        Returns whether it planned, as `like` was in this step, if that is given.
+        """
+        planned = not slot.holds(starts, batch.bounds)
+        if planned:
             page_size = self.place.page_size
             bounds = batch.bounds.astype(np.int64)
             if batch.even is not None:  # a decode step, and probably more of them
                 most = int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
-            layout = Bounds(starts, bounds, page_size=page_size)
             slot.starts = slot.bounds = None  # a plan that raises leaves none
-            slot.attention.plan(layout, stream=stream)
+            slot.attention.plan(like or Bounds(starts, bounds, page_size=page_size), stream=stream)
             slot.starts, slot.bounds = starts.copy(), bounds
         slot.attention.update(batch.lens, batch.tables, qo_indptr=batch.query_starts, stream=stream)
+        return planned
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:
         """Take the engines that the step before the last had."""

@@ -1,0 +1,310 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a layout to a plan: what is shared, which kernel, which cut.
+#include <algorithm>
+
+#include "attention.h"
+
+namespace flashbsr::api {
+
+namespace {
+
+/// Rows of wide tiles in kernels for mixed batches. Two of 128 hold a part of 256 rows better than
+/// one of 192 and one of 64.
+constexpr int kMixedRows[] = {192, 128};
+/// Most packed rows of a request that has few: what narrow items of a mixed batch hold.
+constexpr int64_t kFewRows = 8;
+
+}  // namespace
+
+void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
+  const std::lock_guard<std::mutex> hold(running_);
+  forget_plan();
+  lay_out(arrays, options.mask, laid_);
+  laid_.may_be_shared = laid_.may_be_shared && options.share;
+  if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
+  find_shared();
+  schedule(options.stream);
+  planned_ = true;
+}
+
+void Attention::plan(Attention& like, void* stream) {
+  if (&like == this) {
+    throw Error(ErrorCode::kValue, "layout", "this Attention itself", "another, or a layout");
+  }
+  const std::scoped_lock hold(running_, like.running_);
+  if (!like.planned_) {
+    throw Error(ErrorCode::kPlan, "layout", "an Attention without a plan",
+                "one whose plan() has succeeded");
+  }
+  const int32_t heads = options_.shape.num_kv_heads, its = like.options_.shape.num_kv_heads;
+  if (!like.laid_.layout.kv_heads.empty() && heads != its) {
+    throw Error(ErrorCode::kShape, "layout", "a plan for each of " + std::to_string(its) + " heads",
+                "as many as num_kv_heads, " + std::to_string(heads));
+  }
+  if (settled_by_.empty() && !like.settled_by_.empty()) {
+    settle_locked(like.backend_->place(), "layout");
+  }
+  forget_plan();
+  laid_ = like.laid_;
+  if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
+  if (has_schedule_of(like)) {
+    planner_.take(like.planner_, options_.shape.window_left);
+    hand_over(stream);
+  } else {
+    find_shared();
+    schedule(stream);
+  }
+  planned_ = true;
+}
+
+/// Whether the batch would get the schedule here that it has there: with the same shape but for
+/// windows that hide nothing, the same place and the same limits of a kernel. Then this has the
+/// kernel, and what is shared, too.
+bool Attention::has_schedule_of(const Attention& like) {
+  options_.shape.may_share = may_share();
+  Shape there = like.shape();
+  const Shape here = shape();
+  prefixes_ = like.prefixes_;
+  if (here.window_left != there.window_left) {
+    int32_t longest = 0;
+    for (const Request& r : laid_.layout.requests) longest = max_of(longest, r.kv_len);
+    const auto hides = [&](int32_t window) { return window >= 0 && window < longest; };
+    if (hides(here.window_left) || hides(there.window_left) || !laid_.given.empty()) return false;
+    there.window_left = here.window_left;
+    find_shared();
+    if (!prefixes_.nodes.empty() || !like.prefixes_.nodes.empty()) return false;
+  }
+  if (!like.scheduled_ || !(here == there) || !(backend_->place() == like.backend_->place()) ||
+      !(options_.split == like.options_.split) || !(options_.capacity == like.options_.capacity)) {
+    return false;
+  }
+  Batch asked = batch();
+  asked.shares = like.asked_.shares;
+  asked.tile_rows = like.asked_.tile_rows;
+  asked.mixed_rows = like.asked_.mixed_rows;
+  limits_ = limits_for(asked);
+  sharing_ = like.sharing_;
+  return limits_ == like.limits_;
+}
+
+void Attention::forget_plan() {
+  planned_ = scheduled_ = false;
+  ran_.reset();
+  lengths_.reset();
+}
+
+/// A mask says all there is to say: it replaces causality, as in FlashInfer.
+Shape Attention::shape() const {
+  Shape shape = options_.shape;
+  shape.custom_mask = laid_.masked;
+  if (laid_.masked) shape.causal = false;
+  return shape;
+}
+
+/// Parts see no positions, and their rows are of no one request.
+bool Attention::may_share() const {
+  return laid_.layout.paged && options_.position == Position::kNone && !options_.row_hooks &&
+         !options_.asks_where && options_.split.fixed_size == 0 && !options_.split.disabled;
+}
+
+/// What requests share: as given by levels, or found in their page lists.
+void Attention::find_shared() {
+  prefixes_.clear();
+  Shape& shape = options_.shape;
+  shape.may_share = may_share();
+  if (!laid_.given.empty() && (!shape.may_share || shape.window_left >= 0)) {
+    // The requests' own page lists say the same, as long as positions have no gaps.
+    if (laid_.given_needed) {
+      throw Error(ErrorCode::kUnsupported, "last_page_len",
+                  "a shared level that ends inside of a page",
+                  "levels of whole pages for windows, position encodings, fixed or disabled splits "
+                  "and variants that ask for positions");
+    }
+    laid_.given.clear();
+  }
+  if (laid_.may_be_shared && shape.may_share) prefixes_.find(laid_.layout, shape);
+}
+
+/// Requests of few rows beside others, or parts of many rows; and nothing that forbids a kernel for
+/// them.
+bool Attention::is_mixed(const Batch& batch, bool shares) const {
+  if (batch.per_head || !batch.lengths || options_.split.disabled || options_.num_workers > 0) {
+    return false;
+  }
+  const int32_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
+  bool narrow = false, wide = shares;
+  for (const Request& r : laid_.layout.requests) {
+    (r.q_len * int64_t{group} <= kFewRows ? narrow : wide) = true;
+    if (narrow && wide) return true;
+  }
+  return false;
+}
+
+void Attention::choose_kernel(const Shape& shape) {
+  const Batch batch = this->batch();
+  limits_ = limits_for(batch);
+  sharing_.clear();
+  const bool shares = !laid_.given.empty() || !prefixes_.nodes.empty();
+  const bool mixed = is_mixed(batch, shares);
+  if (!shares && !mixed) return;
+  const bool fixed = options_.capacity.fixed();
+  const auto choose = [&](const Workers& limits, Sharing& sharing) {
+    sharing.clear();
+    if (!laid_.given.empty()) {
+      sharing = laid_.given;
+    } else if (shares) {
+      sharer_.choose(prefixes_, laid_.layout, shape, limits, fixed, sharing);
+    }
+    return Sharer::price(laid_.layout, shape, limits, sharing);
+  };
+  int64_t price = choose(limits_, sharing_);
+  if (laid_.given.empty() && Sharer::price(laid_.layout, shape, limits_, {}) <= price) {
+    sharing_.clear();
+    price = Sharer::price(laid_.layout, shape, limits_, {});
+  }
+  // Under a capacity the kernel must not change from plan to plan: captured runs hold it.
+  if (fixed) return;
+  Batch taken = batch;
+  const auto try_kernel = [&](const Batch& other) {
+    const Workers limits = limits_for(other);
+    const bool wants_mixed = other.mixed_rows > 0;
+    const bool same = limits.wide.tile_rows == limits_.wide.tile_rows;
+    if (limits.mixed() != wants_mixed || (same && !wants_mixed)) return;
+    const int64_t other_price = choose(limits, trial_);
+    if (other_price >= price || (trial_.empty() && !wants_mixed)) return;
+    limits_ = limits;
+    price = other_price;
+    taken = other;
+    std::swap(sharing_, trial_);
+  };
+  Batch other = batch;
+  other.shares = true;
+  if (shares) try_kernel(other);
+  other = batch;
+  for (const int rows : kMixedRows) {
+    other.mixed_rows = rows;
+    if (mixed) try_kernel(other);
+  }
+  limits_for(taken);  // the backend's kernel is the last it was asked for
+}
+
+Batch Attention::batch() const {
+  // 16-bit K and V have queries of their own type.
+  const std::optional<DType>& kv = options_.kv_dtype;
+  const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
+  Batch batch{.requests = static_cast<int64_t>(laid_.layout.requests.size()),
+              .q_tokens = laid_.layout.num_q_tokens,
+              .per_head = !laid_.layout.kv_heads.empty(),
+              .decode = laid_.layout.decode,
+              .masked = laid_.masked,
+              .page_run = laid_.layout.paged
+                              ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens)
+                              : 0,
+              .q = q_dtype_,
+              .kv = kv_dtype_,
+              .guessed = !types_seen_ && !types_given};
+  // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
+  if (options_.split.fixed_size <= 0) batch.lengths = &laid_.layout.requests;
+  if (options_.capacity.fixed()) {
+    // The kernel must not change from plan to plan: captured runs hold it.
+    batch.requests = options_.capacity.max_requests;
+    batch.q_tokens = options_.capacity.max_q_tokens;
+    batch.lengths = nullptr;
+  }
+  return batch;
+}
+
+Workers Attention::limits_for(const Batch& batch) {
+  Workers limits = backend_->limits(batch);
+  if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
+  // Captured runs hold their launch: it cannot become one of clusters, nor of others.
+  if (options_.capacity.fixed()) std::ranges::fill(limits.wide.cluster_blocks, 0);
+  asked_ = batch;
+  return limits;
+}
+
+/// Tiles of fewer rows hold some batches better, where there are few of them: 64 queries of 4 heads
+/// are 256 rows, two tiles of 128 or one of 192 and one of 64, which takes four fifths of its time.
+void Attention::make_plan(const Shape& shape) {
+  constexpr int32_t kRows = 128;
+  constexpr int64_t kRounds = 4;  // of all workers; beyond, waste at the ends of requests is little
+  const auto plan = [&](Planner& planner) {
+    return planner.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
+  };
+  const PlanView made = plan(planner_);
+  const PlanHeader& h = made.header();
+  Batch other = batch();
+  if (limits_.wide.tile_rows <= kRows || limits_.mixed() || h.price <= 0 || !sharing_.empty() ||
+      !other.lengths || options_.capacity.fixed() || options_.num_workers > 0 ||
+      h.num_items > kRounds * h.num_workers) {
+    return;
+  }
+  const Workers first = limits_;
+  other.tile_rows = kRows;
+  limits_ = limits_for(other);
+  if (limits_.wide.tile_rows < first.wide.tile_rows) {
+    const PlanView trial = plan(other_planner_);
+    if (trial.header().price < h.price - h.price / 32) {
+      std::swap(planner_, other_planner_);
+      return;
+    }
+  }
+  limits_ = limits_for(batch());  // the backend's kernel is the last it was asked for
+}
+
+void Attention::schedule(void* stream) {
+  scheduled_ = false;
+  const Shape shape = this->shape();
+  choose_kernel(shape);
+  make_plan(shape);
+  hand_over(stream);
+}
+
+/// The plan to the backend, with what a run needs beside it.
+void Attention::hand_over(void* stream) {
+  HostPlan host;
+  host.plan = PlanView{planner_.buffer().data()};
+  const PlanHeader& h = host.plan.header();
+  if (laid_.masked) {
+    host.mask = laid_.mask.data();
+    host.mask_bytes = static_cast<int64_t>(laid_.mask.size());
+  }
+  if (options_.position == Position::kRopeLlama) {
+    int64_t furthest = h.max_kv_len;
+    for (const Request& r : laid_.layout.requests) {
+      furthest = max_of<int64_t>(furthest, static_cast<int64_t>(r.q_len) - r.kv_len);
+    }
+    check_positions(furthest);
+    host.rope_positions = furthest + 1;
+    host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
+    const Capacity& c = options_.capacity;
+    host.rope_capacity = max_of(c.max_kv_indices * laid_.layout.page_size, c.max_q_tokens) + 1;
+  }
+  if (!slopes_.empty()) host.slopes = slopes_.data();
+  if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
+  if (laid_.layout.bounds) check_bounds();
+  backend_->take_plan(host, borrowed_, stream);
+  scheduled_ = true;
+  if (lengths_) resolve({.stream = stream});
+}
+
+/// What lengths that come later would break.
+void Attention::check_bounds() const {
+  if (options_.split.fixed_size > 0 && options_.shape.window_left >= 0) {
+    throw Error(ErrorCode::kUnsupported, "fixed_split_size", "a number",
+                "None with Bounds and a window, whose begin is not known");
+  }
+}
+
+/// Positions are below `furthest` in magnitude, or the one that no key has.
+void Attention::check_positions(int64_t furthest) const {
+  const int64_t most = options_.rope.max_positions;
+  if (most < 0 || furthest <= most) return;
+  throw Error(ErrorCode::kIndexRange, "rope_cos_sin_cache",
+              std::to_string(most) + " positions for a request of " + std::to_string(furthest),
+              "a row for every position; or rope_frequencies, which have no end");
+}
+
+}  // namespace flashbsr::api
