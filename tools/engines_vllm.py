@@ -253,6 +253,26 @@ def quantized(kind: str, kv: str) -> dict[str, Any]:
             "cached_tokens": cached, "runs": both[1]["runs"]}  # fmt: skip
 
 
+def scaled(kind: str, kv: str, other_kv: str, times: float = 1) -> dict[str, Any]:
+    """Check how near a cache with scales of tokens is to the model's own type.
+
+    vLLM's own backend for the CPU has none. So it is compared with another type of flashbsr's, of
+    which it may have so many times the error.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(kind, folder / "model")
+        exact, other, found = (
+            child(folder, folder / "model", True, dtype="float32", kv=given)
+            for given in ("auto", other_kv, kv)
+        )
+    ours, theirs = (error(exact["passes"][0], x["passes"][0]) for x in (found, other))
+    cached = found["passes"][1]["cached"]
+    return {"ok": 0 < ours < times * theirs and cached > 0, "mean_error": ours,
+            f"mean_error_of_{other_kv}": theirs, "cached_tokens": cached,
+            "runs": found["runs"]}  # fmt: skip
+
+
 def error(exact: dict[str, Any], found: dict[str, Any]) -> float:
     """Mean difference of log probabilities at the places whose past is the same."""
     apart = []
@@ -278,6 +298,10 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "deepseek ngram": partial(absorbed, "deepseek", ngram=True),
     "fp8": partial(quantized, "llama", "fp8"),
     "fp8_e5m2": partial(quantized, "qwen3", "fp8_e5m2"),
+    "int8 per token": partial(scaled, "llama", "int8_per_token_head", "fp8"),
+    "fp8 per token": partial(scaled, "gemma3", "fp8_per_token_head", "fp8_e5m2"),
+    # 15 steps from the lowest to the highest number of a row, of 254 from minus the largest to it.
+    "int4 per token": partial(scaled, "llama", "int4_per_token_head", "int8_per_token_head", 17),
 }
 
 

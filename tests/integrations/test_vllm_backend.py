@@ -7,6 +7,7 @@ They run with vLLM where it is installed, otherwise with the names that stand in
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import warnings
 from collections.abc import Iterator
@@ -245,7 +246,7 @@ def test_batch_invariance_is_fixed_splits(backend: Any, monkeypatch: pytest.Monk
         ({"use_per_head_quant_scales": True}, "per-head"),
         ({"head_size": 60}, "head_size"),
         ({"head_size": 576}, "head_size"),
-        ({"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),
         ({"dtype": torch.float32}, "CPU only"),
         ({"dtype": torch.float16, "kv_cache_dtype": "bfloat16"}, "needs bfloat16"),
         ({"use_batch_invariant": True, "has_sliding_window": True}, "batch invariance"),
@@ -275,17 +276,37 @@ def test_configurations_that_are_taken(chosen: Any, changes: dict[str, Any]) -> 
     assert chosen.validate_configuration(**{**ASKED, **changes}) == []
 
 
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What vLLM's specification of a cache has of it."""
+
+    head_size: int
+    kv_quant_mode: Any
+    state_content_bytes: int | None = None
+
+
 def test_the_cache_that_is_asked_for(chosen: Any) -> None:
     """Both generations: K and V side by side, which is what layers split."""
     if hasattr(chosen, "get_kv_cache_shape"):
         shape = chosen.get_kv_cache_shape(7, 16, 2, 64, "fp8")
         assert shape == (7, 2, 16, 128)
+        shape = chosen.get_kv_cache_shape(7, 16, 2, 64, "int8_per_token_head")
+        assert shape == (7, 2, 16, 136)
+        assert chosen.get_kv_cache_shape(7, 16, 2, 64, "int4_per_token_head")[3] == 72
+        asked = {**ASKED, "kv_cache_dtype": "int8_per_token_head"}
+        assert "align" in "".join(chosen.validate_configuration(**asked))
         assert chosen.get_required_kv_cache_layout() == "HND"
         for layered in (False, True):
             order = chosen.get_kv_cache_stride_order(layered)
             assert sorted(order) == list(range(4 + layered))
     else:
         assert chosen.supported_kv_cache_layouts() is None
+        spec = Spec(64, SimpleNamespace(name="INT8_PER_TOKEN_HEAD"))
+        assert chosen.customize_spec(spec).state_content_bytes == 144  # 136, aligned
+        plain = Spec(64, SimpleNamespace(name="NONE"))
+        assert chosen.customize_spec(plain) is plain
+        asked = {**ASKED, "kv_cache_dtype": "int8_per_token_head"}
+        assert chosen.validate_configuration(**asked) == []
     assert [m.base for m in chosen.get_supported_kernel_block_sizes()] == [16]
     assert not chosen.forward_includes_kv_cache_update
     assert chosen.get_impl_cls().supports_dcp is False

@@ -38,6 +38,19 @@ LAYERS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "e4m3": {"options": {"kv_cache_dtype": "fp8"}, "scales": SCALES, "dtype": "bfloat16"},
     "e5m2": {"options": {"kv_cache_dtype": "fp8_e5m2"}, "scales": SCALES},
+    "int8": {"options": {"kv_cache_dtype": "int8_per_token_head"}, "dtype": "bfloat16"},
+    "int8, padded": {
+        "options": {"kv_cache_dtype": "int8_per_token_head", "sliding_window": 9},
+        "padding": 8,
+        "order": "NHD",
+    },
+    "e4m3 per token": {
+        "options": {"kv_cache_dtype": "fp8_per_token_head", "logits_soft_cap": 2.0},
+        "dtype": "bfloat16",
+        "order": "layers",
+    },
+    "int4": {"options": {"kv_cache_dtype": "int4_per_token_head"}, "dtype": "bfloat16"},
+    "int4 of one head": {"options": {"kv_cache_dtype": "int4_per_token_head"}, "heads": (4, 1)},
     "head dim 80": {"dim": 80},
     "head dim 256": {"dim": 256, "dtype": "bfloat16"},
     "head dim 512": {"dim": 512},
@@ -197,7 +210,7 @@ def test_sinks_come_in_the_type_of_weights_and_may_be_parameters() -> None:
 def test_a_cache_of_one_block_or_head_has_usual_strides() -> None:
     """vLLM gives dimensions of one element any stride; a copy engine takes multiples of 16."""
     odd = torch.zeros(4 * 16 * 128).as_strided((4, 1, 16, 128), (16 * 128, 7, 128, 1))
-    k, v = layer.halves(odd, 64, None)
+    k, v = layer.halves(odd, 64, "auto")
     assert k.stride() == v.stride() == (2048, 2048, 128, 1)
     assert v.data_ptr() - k.data_ptr() == 64 * 4
 
@@ -207,7 +220,6 @@ def test_a_cache_of_one_block_or_head_has_usual_strides() -> None:
     [
         ({"attn_type": "encoder_only", "sliding_window": 8}, "sliding_window"),
         ({"attn_type": "mixed"}, "attn_type"),
-        ({"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),
         ({"use_alibi_sqrt": True}, "use_alibi_sqrt"),
         ({"chunk_lookback": 2}, "chunk_lookback"),
@@ -254,6 +266,12 @@ def test_values_of_another_size_and_quantised_outputs_are_refused() -> None:
         ((64, "float16", "auto", 70), "begin at 7.5"),
         ((64, "bfloat16", "auto", 75), "needs compute capability 8.0"),
         ((72, "bfloat16", "fp8", 90), "multiple of 16"),
+        ((128, "bfloat16", "int8_per_token_head", 90), None),
+        ((128, "bfloat16", "int8_per_token_head", 75), "8.0"),
+        ((128, "float16", "int8_per_token_head", 90), "with bfloat16"),
+        ((256, "bfloat16", "int8_per_token_head", 90), "64 or 128"),
+        ((128, "bfloat16", "fp8_per_token_head", 90), "there is int8_per_token_head"),
+        ((80, "float32", "int4_per_token_head", None), None),
         ((72, "bfloat16", "auto", 90), None),
     ],
 )

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import kv_codes
 import numpy as np
 import torch
 from compare import assert_attention
-from flashbsr.integrations.vllm.kinds import KV_CACHE_DTYPES
+from flashbsr.integrations.vllm.kinds import KV_CACHE_DTYPES, bytes_of_slot, scales_of_tokens
 from flashbsr.integrations.vllm.layer import Layer
 from flashbsr.integrations.vllm.steps import Batch, Place, Step, Steps
 from reference import DTYPES, Variant, attend, rounded
@@ -36,7 +37,7 @@ def packed_cache(
         room = torch.empty(blocks, heads, 3, block + 1, width, dtype=dtype)
         cache = room[:, :, 1, :block]
     if dtype == torch.uint8:
-        return cache.fill_(0x7F)  # NaN in e4m3 and in e5m2
+        return cache.fill_(0xFF)  # NaN in e4m3, in e5m2 and, four of them, in float32
     return cache.fill_(float("nan"))
 
 
@@ -63,15 +64,19 @@ class Serving:
     scales: Any = field(default_factory=lambda: NO_SCALES)
     place: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    padding: int = 0  # bytes behind scales of tokens
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         self.scale = 0.9 / np.sqrt(self.dim)
         self.layer = self.make_layer()
         self.steps = Steps([self.layer.kind], Place(self.dtype, self.block, **self.place))
-        self.float8 = KV_CACHE_DTYPES[self.layer.kv_cache_dtype]
-        stored = torch.uint8 if self.float8 else TYPES[self.dtype]
-        self.cache = packed_cache(96, self.heads[1], self.block, 2 * self.dim, stored, self.order)
+        name = self.layer.kv_cache_dtype
+        self.stored = KV_CACHE_DTYPES[name]
+        self.per_token = scales_of_tokens(name)
+        width = bytes_of_slot(name, self.dim) + self.padding if self.per_token else 2 * self.dim
+        stored = torch.uint8 if self.stored else TYPES[self.dtype]
+        self.cache = packed_cache(96, self.heads[1], self.block, width, stored, self.order)
         self.free = list(self.rng.permutation(np.arange(1, 96)))  # block 0 is the null block
         self.requests: list[Request] = []
 
@@ -157,9 +162,12 @@ class Serving:
         got, begin = out.float().numpy(), 0
         for i, (request, n) in enumerate(zip(self.requests, q_lens, strict=True)):
             k, v = request.k, request.v
-            if self.float8:
+            if self.per_token:
+                code = kv_codes.Kind(str(self.stored))
+                k, v = (kv_codes.decode(*kv_codes.encode(x, code), code) for x in (k, v))
+            elif self.stored:
                 k, v = (
-                    rounded(x / s, self.float8)
+                    rounded(x / s, self.stored)
                     for x, s in ((k, self.scales._k_scale_float), (v, self.scales._v_scale_float))
                 )
                 given |= {"k_scale": self.scales._k_scale_float}

@@ -11,8 +11,10 @@
 
 namespace flashbsr::cpu {
 
-/// Asks once. Threads and children of the process have the permission too.
-inline bool may_use_tiles() {
+/// Asks once per translation unit, which all get the same answer: one instance for all would be
+/// that of a SIMD level that this machine need not have. Threads and children have the permission
+/// too.
+static inline bool may_use_tiles() {
 #if defined(__x86_64__) && defined(__linux__)
   static const bool granted = [] {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM

@@ -19,9 +19,11 @@ __all__ = [
     "FIXED_SPLIT",
     "KV_CACHE_DTYPES",
     "Kind",
+    "bytes_of_slot",
     "combination_problem",
     "kind_of",
     "latent_kind",
+    "scales_of_tokens",
     "takes_head_size",
 ]
 
@@ -33,7 +35,12 @@ KV_CACHE_DTYPES: dict[str, str | None] = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
+    "int8_per_token_head": "int8",
+    "fp8_per_token_head": "float8_e4m3fn",
+    "int4_per_token_head": "int4",
 }
+# A copy of rows on a GPU begins at a multiple of so many bytes.
+ALIGNMENT = 16
 # Over a cache, and over the keys of the step alone.
 CACHED = ("decoder", "encoder_decoder")
 RAGGED = ("encoder", "encoder_only")
@@ -142,6 +149,20 @@ def takes_head_size(head_size: int) -> bool:
     return 0 < head_size <= MAX_HEAD_DIM and head_size % HEAD_DIM_MULTIPLE == 0
 
 
+def scales_of_tokens(kv_cache_dtype: str | None) -> bool:
+    """Tell whether the cache has a scale of every token and head, which it makes by itself."""
+    return (kv_cache_dtype or "").endswith("_per_token_head")
+
+
+def bytes_of_slot(kv_cache_dtype: str, head_size: int) -> int:
+    """Give the bytes of a token and head where `scales_of_tokens`: codes of K and V, their scales.
+
+    Without what pads them.
+    """
+    codes = head_size if kv_cache_dtype == "int4_per_token_head" else 2 * head_size
+    return codes + 2 * 4  # float32
+
+
 def combination_problem(
     head_size: int, dtype: str, kv_cache_dtype: str | None, capability: int | None
 ) -> str | None:
@@ -168,6 +189,13 @@ def combination_problem(
         return f"compute capability {capability / 10}: kernels begin at 7.5"
     if capability < 80 and dtype != "float16":
         return f"{dtype} needs compute capability 8.0, the GPU has {capability / 10}: 'float16'"
+    if scales_of_tokens(kv):
+        if kv != "int8_per_token_head" or dtype != "bfloat16" or head_size not in (64, 128):
+            return (
+                f"a {kv} KV cache of head size {head_size} with {dtype} queries on a GPU: there is "
+                "int8_per_token_head with bfloat16, of 64 or 128"
+            )
+        return None if capability >= 80 else "int8_per_token_head needs compute capability 8.0"
     if KV_CACHE_DTYPES.get(kv) and head_size % 16:
         return f"an fp8 KV cache needs a head size that is a multiple of 16, not {head_size}"
     return None

@@ -10,14 +10,26 @@ import torch
 
 from ...errors import UnsupportedError
 from ...ops.page import append_paged_kv_cache
-from .kinds import KV_CACHE_DTYPES, Kind, kind_of
+from .kinds import (
+    KV_CACHE_DTYPES,
+    Kind,
+    bytes_of_slot,
+    kind_of,
+    scales_of_tokens,
+)
 from .steps import Step
 
-__all__ = ["Layer", "halves"]
+__all__ = ["Layer", "halves", "scaled_halves"]
 
 # Options of other backends, and what of them changes nothing.
 OFF: dict[str, Any] = {"use_alibi_sqrt": False, "chunk_lookback": -1}
-FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+# What a cache of bytes is viewed as; codes of four bits stay bytes.
+STORED = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
 
 
 class Layer:
@@ -74,7 +86,8 @@ class Layer:
             kv_cache_dtype,
             str(getattr(attn_type, "value", attn_type)),
         )
-        self._quantized = self.kind.kv_dtype in FLOAT8
+        self._per_token = scales_of_tokens(kv_cache_dtype)
+        self._per_tensor = self.kind.kv_dtype in STORED and not self._per_token
         self._known: tuple[Any, ...] = (None, None, None)
 
     def process_weights_after_loading(self, act_dtype: Any) -> None:  # noqa: ARG002
@@ -89,14 +102,16 @@ class Layer:
         if self.kind.ragged:
             return
         rows = slot_mapping.shape[0]
+        kv, k_scale, v_scale = self._cache(layer, kv_cache)
         append_paged_kv_cache(
             key[:rows],
             value[:rows],
-            paged_kv_cache=self._halves(kv_cache),
+            paged_kv_cache=kv,
             kv_layout="HND",
             slot_mapping=slot_mapping,
-            k_scale=layer._k_scale_float if self._quantized else 1.0,
-            v_scale=layer._v_scale_float if self._quantized else 1.0,
+            k_scale=1.0 if k_scale is None else k_scale,
+            v_scale=1.0 if v_scale is None else v_scale,
+            kv_dtype=self.kind.kv_dtype if self._per_token else None,
         )
 
     def forward(
@@ -116,13 +131,14 @@ class Layer:
         Parameters
         ----------
         layer : vLLM's Attention
-            Its scales are those of an fp8 cache.
+            Its scales are those of an fp8 cache with a scale for each tensor.
         query, output : tensors, shape (tokens, num_heads, head_size)
             `output` is written and returned.
         key, value : tensors, shape (tokens, num_kv_heads, head_size), or None
             Read by encoders only: what is over a cache was written into it before.
         kv_cache : tensor, shape (blocks, num_kv_heads, block, 2 * head_size)
-            Keys, then values; any strides but the last.
+            Keys, then values; any strides but the last. With scales of tokens it is bytes: codes of
+            keys, of values, a float32 of each, and what pads them.
         attn_metadata : Step, optional
             None: vLLM measures memory, nothing is to be computed.
         output_scale, output_block_scale : optional
@@ -138,13 +154,16 @@ class Layer:
         if output.shape[0] != step.rows:
             query, out = query[: step.rows], output[: step.rows]
             output[step.rows :].zero_()
-        kv = (key[: step.rows], value[: step.rows]) if self.kind.ragged else self._halves(kv_cache)
+        if self.kind.ragged:
+            kv, k_scale, v_scale = (key[: step.rows], value[: step.rows]), None, None
+        else:
+            kv, k_scale, v_scale = self._cache(layer, kv_cache)
         step.attention(self.kind).run(
             query,
             kv,
             out=out,
-            k_scale=layer._k_scale_float if self._quantized else None,
-            v_scale=layer._v_scale_float if self._quantized else None,
+            k_scale=k_scale,
+            v_scale=v_scale,
             sinks=self._on(query, "sinks"),
             alibi_slopes=self._on(query, "alibi_slopes"),
         )
@@ -158,21 +177,27 @@ class Layer:
             setattr(self, name, x)
         return x
 
-    def _halves(self, kv_cache: Any) -> tuple[Any, Any]:
-        """Keys and values of the cache; views cost more than a look whether it is the last one."""
+    def _cache(self, layer: Any, kv_cache: Any) -> tuple[tuple[Any, Any], Any, Any]:
+        """Keys and values of the cache, and their scales, if it has any.
+
+        Views cost more than a look whether it is the last one.
+        """
         address, shape, views = self._known
         if address != kv_cache.data_ptr() or shape != kv_cache.shape:
-            views = halves(kv_cache, self.head_size, KV_CACHE_DTYPES[self.kv_cache_dtype])
+            split = scaled_halves if self._per_token else halves
+            views = split(kv_cache, self.head_size, self.kv_cache_dtype)
             self._known = kv_cache.data_ptr(), kv_cache.shape, views
-        pair: tuple[Any, Any] = views
-        return pair
+        if self._per_token:
+            return views[0], views[1], views[2]
+        if self._per_tensor:
+            return views, layer._k_scale_float, layer._v_scale_float
+        return views, None, None
 
 
-def halves(kv_cache: Any, head_size: int, float8: str | None) -> tuple[Any, Any]:
+def halves(kv_cache: Any, head_size: int, kv_cache_dtype: str) -> tuple[Any, Any]:
     """Split a packed cache into keys and values, ``(blocks, heads, block, head_size)`` each.
 
-    An fp8 cache comes as bytes. Dimensions of one element may have any stride, which a copy engine
-    does not take: they get the one that they would have in a contiguous array.
+    An fp8 cache comes as bytes.
     """
     if kv_cache.ndim != 4 or kv_cache.shape[-1] != 2 * head_size:
         raise UnsupportedError(
@@ -180,12 +205,42 @@ def halves(kv_cache: Any, head_size: int, float8: str | None) -> tuple[Any, Any]
             f"shape {tuple(kv_cache.shape)}",
             f"(blocks, heads, block, {2 * head_size}): keys and values of one head size",
         )
-    if float8 is not None:
-        kv_cache = kv_cache.view(FLOAT8[float8])
+    stored = KV_CACHE_DTYPES[kv_cache_dtype]
+    if stored in STORED:
+        kv_cache = kv_cache.view(STORED[stored])
+    kv_cache = _usual(kv_cache)
+    return kv_cache[..., :head_size], kv_cache[..., head_size:]
+
+
+def scaled_halves(
+    kv_cache: Any, head_size: int, kv_cache_dtype: str
+) -> tuple[tuple[Any, Any], Any, Any]:
+    """Split a cache of codes into those of keys and values, and scales ``(blocks, heads, block)``.
+
+    Codes lie in front, so that rows begin where a copy engine takes them.
+    """
+    least = bytes_of_slot(kv_cache_dtype, head_size)
+    if kv_cache.ndim != 4 or kv_cache.shape[-1] < least or kv_cache.element_size() != 1:
+        raise UnsupportedError(
+            "kv_cache",
+            f"shape {tuple(kv_cache.shape)} of {kv_cache.dtype}",
+            f"(blocks, heads, block, {least} or more) bytes: codes and scales",
+        )
+    codes = _usual(kv_cache.view(STORED[KV_CACHE_DTYPES[kv_cache_dtype] or ""]))
+    end, row = least - 8, (least - 8) // 2
+    scales = kv_cache[..., end:least].view(torch.float32)
+    return (codes[..., :row], codes[..., row:end]), scales[..., 0], scales[..., 1]
+
+
+def _usual(kv_cache: Any) -> Any:
+    """Give dimensions of one element the stride that they would have in a contiguous array.
+
+    They may have any, which a copy engine does not take.
+    """
     if 1 in kv_cache.shape:
         strides = list(kv_cache.stride())
         for i in (2, 1, 0):
             if kv_cache.shape[i] == 1:
                 strides[i] = strides[i + 1] * kv_cache.shape[i + 1]
         kv_cache = kv_cache.as_strided(kv_cache.shape, strides)
-    return kv_cache[..., :head_size], kv_cache[..., head_size:]
+    return kv_cache
