@@ -36,12 +36,13 @@ CPP_LAYERS = {
     "cuda": {"cuda", "api"},
     "api": {"api", "cpu", "cuda"},
     "xla": {"xla", "api"},
+    "c": {"c", "api", "cpu", "cuda"},
     "bind": {"bind", "api", "cpu", "cuda", "xla"},
 }
 # Headers that NVRTC compiles too: no standard library at all (config.h brings the integer types),
 # except for the host's own, which the others must not include.
 FREESTANDING = {"core", "variant", "ptx", "tile", "kernel"}
-HOST_ONLY = {"core/error.h", "variant/rope.h"}
+HOST_ONLY = {"c_api.h", "core/error.h", "variant/rope.h"}
 # Headers of these compile for a device only, but for what both sides read: shapes and arguments.
 DEVICE = {"ptx", "tile", "kernel"}
 SHARED = {"traits.h", "args.h", "prepare.h"}

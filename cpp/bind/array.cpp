@@ -3,11 +3,10 @@
 #include "array.h"
 
 #include <atomic>
-#include <mutex>
-#include <set>
 
 #include <nanobind/stl/string.h>
 
+#include "../api/dlpack.h"
 #include "exchange.h"
 
 namespace flashbsr::bind {
@@ -15,52 +14,6 @@ namespace flashbsr::bind {
 namespace {
 
 using api::Element;
-
-struct TypeRow {
-  uint8_t code, bits;
-  Element element;
-};
-// DLPack 1.1 type codes: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn, 12 e5m2.
-constexpr TypeRow kTypes[] = {{2, 32, Element::kF32},  {2, 16, Element::kF16},
-                              {4, 16, Element::kBF16}, {10, 8, Element::kE4M3},
-                              {12, 8, Element::kE5M2}, {0, 8, Element::kI8},
-                              {0, 32, Element::kI32},  {0, 64, Element::kI64},
-                              {1, 8, Element::kU8},    {6, 8, Element::kBool}};
-
-std::optional<Element> element_of(nb::dlpack::dtype t) {
-  for (const TypeRow& r : kTypes) {
-    if (t.code == r.code && t.bits == r.bits && t.lanes == 1) return r.element;
-  }
-  return std::nullopt;
-}
-
-/// Host memory, memory of a GPU, or memory that both reach (managed).
-std::optional<api::Place> place_of(int device_type, int device_id) {
-  if (device_type == nb::device::cpu::value) return api::Place{};
-  if (device_type == nb::device::cuda::value || device_type == nb::device::cuda_managed::value) {
-    return api::Place{.cuda = true, .device = device_id};
-  }
-  return std::nullopt;
-}
-
-std::string text_of(nb::dlpack::dtype t) {
-  constexpr const char* kKinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
-  constexpr const char* kSmall[] = {"float8_e3m4",     "float8_e4m3",     "float8_e4m3b11fnuz",
-                                    "float8_e4m3fn",   "float8_e4m3fnuz", "float8_e5m2",
-                                    "float8_e5m2fnuz", "float8_e8m0fnu",  "float6_e2m3fn",
-                                    "float6_e3m2fn",   "float4_e2m1fn"};
-  if (t.code < 7) return kKinds[t.code] + std::to_string(t.bits);
-  if (t.code < 18) return kSmall[t.code - 7];
-  return "type code " + std::to_string(t.code) + " of " + std::to_string(t.bits) + " bits";
-}
-
-/// A name that stays: few types are ever met.
-const char* kept(const std::string& text) {
-  static std::mutex mutex;
-  static std::set<std::string>* const names = new std::set<std::string>;
-  const std::lock_guard<std::mutex> hold(mutex);
-  return names->insert(text).first->c_str();
-}
 
 Element named_element(const std::string& text) {
   for (const Element e : {Element::kBF16, Element::kE4M3, Element::kE5M2}) {
@@ -98,14 +51,14 @@ nb::dlpack::dltensor tensor_of(const NdArray& a) {
 }  // namespace
 
 nb::dlpack::dtype dlpack_type(const std::string& dtype_name) {
-  for (const TypeRow& r : kTypes) {
+  for (const api::DlpackType& r : api::kDlpackTypes) {
     if (dtype_name == api::element_name(r.element)) return {r.code, r.bits, 1};
   }
   throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
 }
 
 Element element_named(const std::string& dtype_name) {
-  for (const TypeRow& r : kTypes) {
+  for (const api::DlpackType& r : api::kDlpackTypes) {
     if (dtype_name == api::element_name(r.element)) return r.element;
   }
   throw Error(ErrorCode::kDType, "dtype_name", dtype_name, "a data type of flashbsr");
@@ -144,14 +97,14 @@ Import::Import(nb::handle object, const char* name, bool writable, Memory memory
     source = nb::borrow(pair[0]);
     const std::string text = nb::cast<std::string>(pair[1]);
     named = named_element(text);
-    if (named == Element::kOther) array_.other = kept(text);
+    if (named == Element::kOther) array_.other = api::kept_name(text);
   }
   const bool imported =
       writable ? nb::try_cast(source, write_, false) : nb::try_cast(source, read_, false);
   if (!imported && !writable && nb::hasattr(source, "dtype")) {  // bytes swapped, or objects
     array_.element = Element::kOther;
     const nb::object type = source.attr("dtype");
-    array_.other = kept(nb::cast<std::string>(nb::str(type)));
+    array_.other = api::kept_name(nb::cast<std::string>(nb::str(type)));
     return;
   }
   if (!imported) {
@@ -167,31 +120,8 @@ Import::Import(nb::handle object, const char* name, bool writable, Memory memory
 }
 
 void Import::take(const nb::dlpack::dltensor& t, std::optional<Element> named, Memory memory) {
-  const std::optional<api::Place> place = place_of(t.device.device_type, t.device.device_id);
-  if (!place) {
-    throw Error(ErrorCode::kDevice, array_.name,
-                "an array on a device of DLPack type " + std::to_string(t.device.device_type),
-                "an array in host memory or on a CUDA device");
-  }
-  array_.place = *place;
+  api::take_dlpack(t, named, array_);
   if (memory == Memory::kHost) api::check_place(array_, {}, "this function works on the host");
-  if (t.ndim > api::Array::kMaxDims) {
-    throw Error(ErrorCode::kShape, array_.name, std::to_string(t.ndim) + " dimensions",
-                "at most " + std::to_string(api::Array::kMaxDims));
-  }
-  const std::optional<Element> element = named ? named : element_of(t.dtype);
-  array_.element = element.value_or(Element::kOther);
-  if (!element) array_.other = kept(text_of(t.dtype));
-  array_.ndim = t.ndim;
-  for (int i = 0; i < t.ndim; ++i) {
-    array_.shape[i] = t.shape[i];
-    array_.stride[i] = t.strides[i];
-  }
-  if (!t.data && array_.size() > 0) {  // PyTorch's fake tensors, while it traces
-    throw Error(ErrorCode::kDevice, array_.name, "an array without memory",
-                "an array in host memory or on a CUDA device");
-  }
-  array_.data = static_cast<char*>(t.data) + t.byte_offset;
 }
 
 }  // namespace flashbsr::bind
