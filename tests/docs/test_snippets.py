@@ -71,7 +71,7 @@ def names(block: Block) -> str:
 
 def test_languages() -> None:
     """No block is left out by a language that this file does not know."""
-    known = {*TEXT, *DIRECTIVES, "python", "cpp", "c++"}
+    known = {*TEXT, *DIRECTIVES, "python", "cpp", "c++", "c"}
     assert [block.name for block in BLOCKS if block.language not in known] == []
     assert len(PYTHON) >= 10
     assert len(CPP) >= 5
