@@ -17,10 +17,11 @@ struct DlpackType {
   uint8_t code, bits;
   Element element;
 };
-inline constexpr DlpackType kDlpackTypes[] = {
-    {2, 32, Element::kF32},  {2, 16, Element::kF16}, {4, 16, Element::kBF16}, {10, 8, Element::kE4M3},
-    {12, 8, Element::kE5M2}, {0, 8, Element::kI8},   {0, 32, Element::kI32},  {0, 64, Element::kI64},
-    {1, 8, Element::kU8},    {6, 8, Element::kBool}};
+inline constexpr DlpackType kDlpackTypes[] = {{2, 32, Element::kF32},  {2, 16, Element::kF16},
+                                              {4, 16, Element::kBF16}, {10, 8, Element::kE4M3},
+                                              {12, 8, Element::kE5M2}, {0, 8, Element::kI8},
+                                              {0, 32, Element::kI32},  {0, 64, Element::kI64},
+                                              {1, 8, Element::kU8},    {6, 8, Element::kBool}};
 
 /// A name that stays, for Array::other: few types are ever met.
 const char* kept_name(const std::string& text);

@@ -60,8 +60,9 @@ def test_example_by_find_package(prefix: Path, tmp_path: Path) -> None:
 def test_example_by_pkg_config(prefix: Path, tmp_path: Path) -> None:
     """The prefix may have moved since it was installed; C11, no warning, no C++ compiler."""
     pkg_config, cc = shutil.which("pkg-config"), shutil.which("cc") or shutil.which("gcc")
-    if pkg_config is None or cc is None:
+    if (pkg_config is None or cc is None) and not os.environ.get("CI"):
         pytest.skip("no pkg-config or no C compiler on this machine")
+    assert pkg_config is not None and cc is not None
     moved = tmp_path / "moved"
     shutil.copytree(prefix, moved, symlinks=True)
     path = f"PKG_CONFIG_PATH={moved}/lib/pkgconfig"
