@@ -248,6 +248,75 @@ int main(void) {{ fbsr_attention_options o; {" ".join(calls)} return 0; }}
         assert line.endswith(f"expected {wanted}"), (line, wanted)
 
 
+LENGTHS = r"""
+#include <flashbsr/c_api.h>
+#include <math.h>
+#include <stdio.h>
+static fbsr_tensor of(void* data, int code, int bits, int ndim, int64_t* shape) {
+  fbsr_tensor t = {data, {1, 0}, ndim, {(uint8_t)code, (uint8_t)bits, 1}, shape, NULL, 0};
+  return t;
+}
+static void say(fbsr_status s) { printf("%s|%s\n", fbsr_status_name(s), fbsr_last_error()); }
+int main(void) {
+  static float q[2 * 2 * 16], k[4 * 8 * 16], a[2 * 2 * 16], b[2 * 2 * 16];
+  for (int i = 0; i < 64; ++i) q[i] = (float)(i % 7) - 3;
+  for (int i = 0; i < 512; ++i) k[i] = i < 128 ? NAN : (float)(i % 11) / 11;  /* page 0: nobody's */
+  int32_t table[] = {2, 1, 3, -7}, lens[] = {11, 5}, bounds[] = {16, 16};
+  int64_t q_s[] = {2, 2, 16}, k_s[] = {4, 8, 1, 16}, t_s[] = {2, 2}, l_s[] = {2};
+  fbsr_tensor qt = of(q, 2, 32, 3, q_s), kt = of(k, 2, 32, 4, k_s), at = of(a, 2, 32, 3, q_s),
+              bt = of(b, 2, 32, 3, q_s), tt = of(table, 0, 32, 2, t_s),
+              lt = of(lens, 0, 32, 1, l_s),
+              ut = of(bounds, 0, 32, 1, l_s);
+  fbsr_attention_options o;
+  fbsr_attention_options_init(&o, sizeof o);
+  o.num_qo_heads = 2; o.num_kv_heads = 1; o.head_dim_qk = 16;
+  fbsr_attention* x;
+  if (fbsr_attention_create(&o, &x)) return 1;
+  fbsr_run_arguments r;
+  fbsr_run_arguments_init(&r, sizeof r);
+  r.q = &qt; r.k = r.v = &kt; r.out = &at;
+  say(fbsr_run(x, &r));
+  fbsr_layout l;
+  fbsr_layout_init(&l, sizeof l);
+  l.kind = FBSR_BLOCK_TABLE; l.page_size = 8; l.block_tables = &tt; l.kv_lens = &lt;
+  if (fbsr_plan(x, &l, NULL) || fbsr_run(x, &r)) return 2;
+  l.kind = FBSR_BOUNDS;
+  say(fbsr_plan(x, &l, NULL));
+  l.block_tables = NULL; l.kv_lens = &ut;
+  if (fbsr_plan(x, &l, NULL)) return 3;
+  fbsr_lengths g;
+  fbsr_lengths_init(&g, sizeof g);
+  g.kv_lens = &lt; g.block_tables = &tt;
+  r.lengths = &g; r.out = &bt;
+  if (fbsr_run(x, &r)) return 4;
+  r.stream = &r;
+  say(fbsr_run(x, &r));
+  double worst = 0;
+  for (int i = 0; i < 64; ++i) if (!(fabs(a[i] - b[i]) <= worst)) worst = fabs(a[i] - b[i]);
+  fbsr_attention_destroy(x);
+  puts(a[0] > 0 && worst < 1e-6 ? "equal" : "different");
+  return 0;
+}
+"""
+
+
+def test_lengths_that_come_with_the_run(prefix: Path, tmp_path: Path) -> None:
+    """Bounds with lengths are the table planned with them; what does not belong is refused."""
+    unplanned, other, stream, verdict = program(prefix, tmp_path, LENGTHS).splitlines()
+    assert unplanned.startswith("PlanError|run: got no plan; expected plan() first")
+    assert other == ("FlashbsrError|block_tables: got a tensor; expected NULL with FBSR_BOUNDS")
+    assert stream.startswith("UnsupportedError|stream: got a value")
+    assert verdict == "equal"
+
+
+def test_as_a_subdirectory_without_python(tmp_path: Path) -> None:
+    """As FetchContent does it."""
+    without = ["-DFLASHBSR_CUDA=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_Python=ON"]
+    build(EXAMPLE, tmp_path, f"-DFLASHBSR_SOURCE={ROOT}", *without)
+    done = run([tmp_path / "attend_c"])
+    assert done.status == 0, done.output
+
+
 def test_programs_of_the_page(prefix: Path, tmp_path: Path) -> None:
     """Whoever copies them has all that they need."""
     page = (ROOT / "docs/c.md").read_text()
