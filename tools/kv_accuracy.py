@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import flashbsr
@@ -74,15 +73,6 @@ CACHES = (
 )
 
 
-def hadamard(x: Floats) -> Floats:
-    """Times the orthonormal Walsh-Hadamard matrix of the last dim, a power of two."""
-    n = x.shape[-1]
-    matrix = np.ones((1, 1))
-    while len(matrix) < n:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return (x @ (matrix / np.sqrt(n)).astype(x.dtype)).astype(x.dtype)
-
-
 class CachedAttention:
     """Attention over a cache that K and V are written to first.
 
@@ -107,7 +97,7 @@ class CachedAttention:
         self.attention.plan(flashbsr.Ragged(indptr, indptr))
 
     def _empty(self, dtype: str, x: Floats) -> tuple[Any, Any]:
-        """A cache for rows `x`, and its scales: a number, or an array and the number of NVFP4."""
+        """Make a cache for rows `x`, and its scales: one, an array, or that and NVFP4's number."""
         n, heads, dim = x.shape
         if not self.cache.scale:
             return np.empty(x.shape, getattr(ml_dtypes, dtype, dtype)), 1.0
@@ -125,20 +115,18 @@ class CachedAttention:
         """Attend from q `[n, H_qo, D]` to k and v `[n, H_kv, D]`, in any float type."""
         cache = self.cache
         dtype = getattr(ml_dtypes, cache.q, cache.q)
+        q, k, v = (x.astype(np.float32).astype(dtype) for x in (q, k, v))
         if cache.rotated:
-            q, k = hadamard(q), hadamard(k)
+            q, k = flashbsr.hadamard(q), flashbsr.hadamard(k)
         if cache.rotated == "kv":
-            v = hadamard(v)
-        k, v = k.astype(np.float32).astype(dtype), v.astype(np.float32).astype(dtype)
+            v = flashbsr.hadamard(v)
         (k_codes, k_scale), (v_codes, v_scale) = self._empty(cache.k, k), self._empty(cache.v, v)
         flashbsr.append_paged_kv_cache(
             k, v, paged_kv_cache=(k_codes, v_codes), slot_mapping=np.arange(len(k)),
             k_scale=k_scale, v_scale=v_scale, kv_dtype=(cache.k, cache.v),
         )  # fmt: skip
-        out = self.attention.run(
-            q.astype(np.float32).astype(dtype), (k_codes, v_codes), k_scale=k_scale, v_scale=v_scale
-        )
-        return hadamard(out) if cache.rotated == "kv" else out
+        out = self.attention.run(q, (k_codes, v_codes), k_scale=k_scale, v_scale=v_scale)
+        return flashbsr.hadamard(out) if cache.rotated == "kv" else out
 
 
 class LanguageModel:
@@ -157,7 +145,7 @@ class LanguageModel:
         self.answers = [self._continued(document[:32]) for document in documents[:prompts]]
 
     def _continued(self, tokens: list[int]) -> list[int]:
-        """The greedy text in float64."""
+        """Append the greedy text of float64."""
         tokens = list(tokens)
         for _ in range(self.answer):
             tokens.append(int(dense.forward(self.config, self.tensors, tokens)[-1].argmax()))
@@ -232,17 +220,24 @@ class Encoder:
 
 
 def nearest(x: Floats) -> NDArray[np.int64]:
-    """The other vector with the largest cosine, of each."""
+    """Find the other vector with the largest cosine, of each."""
     cosines = x @ x.T
     np.fill_diagonal(cosines, -2)
     return cosines.argmax(-1)
 
 
 TEXT = """\
-The language model of `examples/serve` ({layers} layers, {q_heads} query and {kv_heads} KV heads of {dim}) on {tokens} tokens of text that it was not trained on, against its dense float64 forward: the root mean square error of a logit (less the mean of its row), the Kullback-Leibler divergence of the next token's distribution in nats, how often the most likely token is the same, the perplexity ({perplexity:.3f} in float64), and how many of {answer} greedy tokens are the same before the first other one, a mean of {prompts} texts:"""
+The language model of `examples/serve` ({layers} layers, {q_heads} query and {kv_heads} KV heads \
+of {dim}) on {tokens} tokens of text that it was not trained on, against its dense float64 \
+forward: the root mean square error of a logit (less the mean of its row), the Kullback-Leibler \
+divergence of the next token's distribution in nats, how often the most likely token is the \
+same, the perplexity ({perplexity:.3f} in float64), and how many of {answer} greedy tokens are \
+the same before the first other one, a mean of {prompts} texts:"""
 
 EMBED = """\
-all-MiniLM-L6-v2 of `examples/embed` (6 layers, 12 heads of 32) on {count} sentences: the distance of an embedding, a vector of length 1, from that of a float64 forward, in the mean and at worst, and how often the nearest other sentence is the same:"""
+all-MiniLM-L6-v2 of `examples/embed` (6 layers, 12 heads of 32) on {count} sentences: the \
+distance of an embedding, a vector of length 1, from that of a float64 forward, in the mean and \
+at worst, and how often the nearest other sentence is the same:"""
 
 SOURCE = "Written by `tools/kv_accuracy.py` from sources `{}`."
 
