@@ -280,12 +280,12 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare hashes, write nothing")
-    text = DOCS.read_text()
     if parser.parse_args().check:
-        current = SOURCE.format(source_hash()) in text
+        current = SOURCE.format(source_hash()) in DOCS.read_text()
         print(f"kv_accuracy: {DOCS.name} is {'current' if current else 'STALE'}")
         return 0
-    DOCS.write_text(between(text, MARKER, measure() + "\n"))
+    measured = measure()
+    DOCS.write_text(between(DOCS.read_text(), MARKER, measured + "\n"))
     return 0
 
 

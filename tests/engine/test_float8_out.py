@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo
+from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo, flashinfer
 from flashbsr.errors import DTypeError, FlashbsrError, UnsupportedError
 from harness import Device, framework
 from reference import DTYPES
@@ -148,6 +148,17 @@ struct Halved : public flashbsr::VariantBase {
     layout, q, kv = problem("float32")
     with pytest.raises(UnsupportedError, match=r"o_scale: got 2\.0"):
         attend("float32", layout, q, kv, spec, o_scale=2.0)
+
+
+def test_flashinfers_door() -> None:
+    """Its `o_dtype`; the scale is folded into that of the values, as its refusal says."""
+    _, q, (k, v) = problem("bfloat16")
+    function = flashinfer.single_prefill_with_kv_cache
+    exact = function(q, k, v, o_dtype="float32").astype(np.float64) / 0.25
+    got = function(q, k, v, scale_v=1 / 0.25, o_dtype=E4M3)
+    assert got.dtype == E4M3
+    error = np.abs(got.astype(np.float64) - exact)
+    assert (error <= np.maximum(np.abs(exact) * 2.0**-4, 2.0**-10) * (1 + 1e-6)).all()
 
 
 def test_jax() -> None:
