@@ -302,11 +302,16 @@ class Checker {
   }
 
   void outputs(const RunArrays& a, Params& p) const {
-    p.out = ragged_view(a.out);
+    p.out = ragged_view(a.out, o_.o_dtype == DType::kE4M3);
     const DType wanted = o_.o_dtype.value_or(p.q.dtype == DType::kE4M3 ? p.out.dtype : p.q.dtype);
     if (p.out.dtype != wanted) {
       throw Error(ErrorCode::kDType, a.out.name, dtype_name(p.out.dtype),
                   std::string(dtype_name(wanted)) + " (o_dtype; by default that of q)");
+    }
+    if (place_.cuda && p.out.dtype == DType::kE4M3) {
+      throw Error(ErrorCode::kUnsupported, a.out.name,
+                  "o_dtype=float8_e4m3fn on " + place_text(place_),
+                  "float16 or bfloat16 there; backend='cpu' has it");
     }
     check_shape(a.out, {p.q.tokens, o_.shape.num_qo_heads, o_.head_dim_vo});
     check_no_overlap(a.out);
@@ -364,7 +369,14 @@ class Checker {
       throw Error(ErrorCode::kValue, "q_scale", std::to_string(p.sm_scale) + " with k_scale",
                   "a finite float32 as sm_scale * q_scale * k_scale");
     }
-    p.out_scale = finite(a.v_scale, "v_scale");
+    if (!(a.o_scale > 0) || std::isinf(a.o_scale)) {
+      throw Error(ErrorCode::kValue, "o_scale", std::to_string(a.o_scale), "a positive number");
+    }
+    p.out_scale = finite(a.v_scale, "v_scale") / a.o_scale;
+    if (!std::isfinite(p.out_scale)) {
+      throw Error(ErrorCode::kValue, "o_scale", std::to_string(a.o_scale) + " with v_scale",
+                  "a finite float32 as v_scale / o_scale");
+    }
     p.q_head_scale = head_vector(a.q_scale.per_head, qo_heads);
     p.k_head_scale = head_vector(a.k_scale.per_head, kv_heads);
     p.v_head_scale = head_vector(a.v_scale.per_head, kv_heads);

@@ -41,6 +41,7 @@ struct RunArrays {
   const Array& out;
   const Array* lse = nullptr;
   Scale q_scale, k_scale, v_scale;
+  float o_scale = 1.0f;  ///< the output is divided by it
   const Array* sinks = nullptr;
   const Array* alibi_slopes = nullptr;
   std::vector<ExtraValue> extras;  ///< as many as AttentionOptions::extras

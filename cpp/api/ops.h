@@ -60,6 +60,9 @@ struct DequantizeArrays {
 
 void dequantize_kv_cache(const DequantizeArrays& a);
 
+/// Every head of x [nnz, heads, D] times a symmetric orthonormal matrix. `out` may be `x`.
+void hadamard(const Array& x, const Array& out);
+
 /// Angles that are computed, or those of a table.
 struct RopeSettings {
   int32_t rotary_dim = 0;  ///< without a table

@@ -154,7 +154,7 @@ enum RunBits : int { kOverlapPrologue = 1, kOverlapKv = 2, kCheck = 4, kWait = 8
 void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
          nb::handle lse, nb::handle q_scale, nb::handle k_scale, nb::handle v_scale,
          nb::handle sinks, nb::handle alibi_slopes, const nb::tuple& extras, uintptr_t stream,
-         int how, nb::handle k_scales, nb::handle v_scales) {
+         int how, nb::handle k_scales, nb::handle v_scales, double o_scale) {
   constexpr Memory kAny = Memory::kAny;
   const Import q_in(q, "q", false, kAny), k_in(k, v.is_none() ? "kv" : "k", false, kAny);
   const OptionalImport v_in(v, "v", false, kAny);
@@ -172,6 +172,7 @@ void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::han
                         .q_scale = scale_of(q_scale, "q_scale", keep[0]),
                         .k_scale = scale_of(k_scale, "k_scale", keep[1]),
                         .v_scale = scale_of(v_scale, "v_scale", keep[2]),
+                        .o_scale = static_cast<float>(o_scale),
                         .sinks = sinks_in.get(),
                         .alibi_slopes = slopes_in.get(),
                         .extras = extra_values(extras, self.extras(), kept)};
@@ -343,7 +344,8 @@ void bind_engine(nb::module_& m) {
            nb::arg("lse").none(), nb::arg("q_scale").none(), nb::arg("k_scale").none(),
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
            nb::arg("extras"), nb::arg("stream"), nb::arg("how"),
-           nb::arg("k_scales").none() = nb::none(), nb::arg("v_scales").none() = nb::none())
+           nb::arg("k_scales").none() = nb::none(), nb::arg("v_scales").none() = nb::none(),
+           nb::arg("o_scale") = 1.0)
       .def(
           "set_workspace",
           [](api::Attention& self, nb::handle workspace) {

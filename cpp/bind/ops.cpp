@@ -197,6 +197,15 @@ void bind_ops(nb::module_& m) {
         "v_scale"_a, "codes"_a, "stream"_a);
   m.def("dequantize_kv_cache", &dequantize, "cache"_a, "scale"_a, "kv_dtype"_a, "number"_a,
         "out"_a);
+  m.def(
+      "hadamard",
+      [](nb::handle x, nb::handle out) {
+        const In in(x, "x");
+        const Out to(out, "out");
+        const nb::gil_scoped_release unlocked;
+        api::hadamard(in.array(), to.array());
+      },
+      "x"_a, "out"_a);
   m.def("apply_rope", &rope, "q"_a, "k"_a, "q_out"_a, "k_out"_a, "positions"_a.none(),
         "indptr"_a.none(), "offsets"_a.none(), "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
         "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);

@@ -8,7 +8,7 @@ the engine's precision, which tells how far float32 may be away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -57,6 +57,7 @@ def forward(
     tensors: Mapping[str, Array],
     tokens: Sequence[int],
     dtype: DTypeLike = np.float64,
+    attend: Callable[[Array, Array, Array], Array] = causal_attention,
 ) -> Array:
     """Logits `(n, vocab_size)` of `n` tokens at positions `0 .. n-1`."""
     w = {name: tensor.astype(dtype) for name, tensor in tensors.items()}
@@ -69,7 +70,7 @@ def forward(
         k = (h @ w[at + "wk"].T).reshape(n, config.kv_heads, config.head_dim)
         v = (h @ w[at + "wv"].T).reshape(n, config.kv_heads, config.head_dim)
         q, k = rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta)
-        x = x + causal_attention(q, k, v).reshape(n, -1) @ w[at + "wo"].T
+        x = x + attend(q, k, v).reshape(n, -1) @ w[at + "wo"].T
         h = rms_norm(x, w[at + "ffn_norm"], config.norm_eps)
         gate, up = h @ w[at + "w_gate"].T, h @ w[at + "w_up"].T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w[at + "w_down"].T

@@ -41,6 +41,7 @@ from .layout.span_mask import SpanMask, span_mask
 from .layout.tree import DraftTrees, draft_trees
 from .ops.bits import packbits, segment_packbits
 from .ops.codes import dequantize_kv_cache
+from .ops.hadamard import hadamard
 from .ops.page import (
     append_paged_kv_cache,
     get_batch_indices_positions,
@@ -125,6 +126,7 @@ __all__ = [
     "get_cmake_dir",
     "get_include",
     "get_seq_lens",
+    "hadamard",
     "log",
     "maximum",
     "merge_state",

@@ -31,6 +31,9 @@ FLASHBSR_FN void write_row(const Params& p, const Variant& variant, const RowAt&
   switch (p.out.dtype) {
     case DType::kF16: row_from_float<DType::kF16>(o, dst, p.v.dim); break;
     case DType::kBF16: row_from_float<DType::kBF16>(o, dst, p.v.dim); break;
+    case DType::kE4M3:
+      for (int d = 0; d < p.v.dim; ++d) store_from_float(dst, d, DType::kE4M3, o[d]);
+      break;
     default: row_from_float<DType::kF32>(o, dst, p.v.dim); break;
   }
   if (p.lse) p.lse[token * p.lse_stride_token + at.head * p.lse_stride_head] = lse * p.lse_unit;

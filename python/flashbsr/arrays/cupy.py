@@ -47,10 +47,10 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
     """Allocate an array on the GPU of `like`."""
     import cupy
 
-    if dtype_name == "bfloat16":
+    if dtype_name in ("bfloat16", "float8_e4m3fn"):
         import ml_dtypes  # present: the caller's arrays have its type, or asked for it
 
-        dtype: Any = ml_dtypes.bfloat16
+        dtype: Any = getattr(ml_dtypes, dtype_name)
     else:
         dtype = dtype_name
     with like.device:

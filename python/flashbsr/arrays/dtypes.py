@@ -17,6 +17,7 @@ from ..errors import DTypeError
 __all__ = [
     "FLOAT8",
     "KV_DTYPES",
+    "OUTPUT_DTYPES",
     "O_DTYPES",
     "PACKED",
     "Q_DTYPES",
@@ -26,9 +27,12 @@ __all__ = [
 ]
 
 O_DTYPES = ("float32", "float16", "bfloat16")
-"""Element types of outputs and states."""
+"""Element types of states, and of outputs on every device."""
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+OUTPUT_DTYPES = (*O_DTYPES, "float8_e4m3fn")
+"""Element types of outputs."""
 
 Q_DTYPES = (*O_DTYPES, "float8_e4m3fn")
 """Element types of queries."""

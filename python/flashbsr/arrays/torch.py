@@ -41,8 +41,11 @@ _MAYBE_NEGATIVE = {
 _NAMES: dict[torch.dtype, str] = {}
 _DTYPES = {
     dtype: getattr(torch, dtype)
-    for dtype in ("float64", "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
-}
+    for dtype in (
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int32", "int64", "uint8",
+        "bool",
+    )
+}  # fmt: skip
 # DLPack learned float8 late; older PyTorch cannot export it. Its bits can always travel.
 _FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
 

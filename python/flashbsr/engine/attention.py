@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .._check import check_float
 from ..arrays import adapter_for, device_of, float_dtype, to_numpy
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array
@@ -92,6 +93,7 @@ class Attention(Planned):
         q_scale: float | Array | None = None,
         k_scale: float | Array | None = None,
         v_scale: float | Array | None = None,
+        o_scale: float = 1.0,
         sinks: Array | None = None,
         alibi_slopes: Array | None = None,
         enable_pdl: bool | None = None,
@@ -137,6 +139,9 @@ class Attention(Planned):
             tuple of that and of a number or one per KV head.
         v_scale : float, array or tuple, optional
             Multiplies the output; or the values, like `k_scale`.
+        o_scale : float
+            The output is divided by it, before it is rounded: of a float8 output the number that
+            its reader multiplies by. Not with a variant's `output_transform`.
         sinks : float32 array, shape (num_qo_heads,), optional
             Learned logits that join the softmax denominator only (gpt-oss, 2025).
         alibi_slopes : float32 array, shape (num_qo_heads,), optional
@@ -170,6 +175,8 @@ class Attention(Planned):
         UnsupportedError, CudaError
             No kernel for this on the GPU; the driver refused.
         """
+        if type(o_scale) is not float or o_scale != 1.0:
+            o_scale = self._output_scale(o_scale, adapter_for(q, "q"))
         # A look at a tensor takes PyTorch 50 ns, and a call Python as long: the core checks types.
         adapter = adapter_for(q, "q")
         task = self.task
@@ -240,11 +247,24 @@ class Attention(Planned):
             how,
             k_tokens,
             v_tokens,
+            o_scale,
         )
         self._open = False
         if out is None:
             result = adapter.finish(result, q, kv)
         return (result, lse_adapter.finish(lse, q, kv)) if return_lse else result
+
+    def _output_scale(self, o_scale: float, adapter: Any) -> float:
+        """Check a scale of the output. It is folded into that of the values."""
+        if self.spec.variant is not None and "output_transform" in self.spec.variant.hooks:
+            raise UnsupportedError(
+                "o_scale", o_scale, "1.0 with an output_transform, and the division in there"
+            )
+        if adapter.OPERATORS is not None:
+            raise UnsupportedError(
+                "o_scale", o_scale, "1.0 in a compiled program, and v_scale divided by it"
+            )
+        return check_float("o_scale", o_scale)
 
     def run_stats(self) -> dict[str, Any]:
         """Measurements of the last run.

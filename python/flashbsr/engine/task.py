@@ -8,7 +8,14 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from .._check import check_backend, check_int, check_name, is_cuda
-from ..arrays.dtypes import FLOAT8, O_DTYPES, Q_DTYPES, kv_dtypes, normalize_dtype
+from ..arrays.dtypes import (
+    FLOAT8,
+    O_DTYPES,
+    OUTPUT_DTYPES,
+    Q_DTYPES,
+    kv_dtypes,
+    normalize_dtype,
+)
 from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 
 __all__ = ["TaskInfo"]
@@ -48,7 +55,8 @@ class TaskInfo:
         expected (float16 at first) plans once more; say them here where that run is captured into a
         CUDA graph.
     o_dtype : data type, optional
-        float32, float16 or bfloat16. None: that of q; with float8 q that of a given ``out``,
+        float32, float16 or bfloat16, or on the CPU float8_e4m3fn: rounded once, beyond 448
+        saturated (`o_scale` of ``run``). None: that of q; with float8 q that of a given ``out``,
         otherwise bfloat16.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
@@ -176,7 +184,7 @@ class TaskInfo:
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
         types = kv_dtypes(self.kv_dtype)
         _set(self, "kv_dtype", types[0] if types[0] == types[1] else types)
-        _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", O_DTYPES))
+        _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", OUTPUT_DTYPES))
         if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
             raise DTypeError(
                 "kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype; any KV goes with 16-bit q"

@@ -131,8 +131,8 @@ kv_data_type | data type, optional | task:kv_dtype | Of KV. Default: `q_data_typ
     given, otherwise that of the arrays.
 data_type | data type, optional | key | Of q and of KV where `q_data_type` or `kv_data_type` is not
     given.
-o_data_type | data type, optional | task:o_dtype | Of the output: float32, float16 or bfloat16.
-    Default: that of q (bfloat16 for float8).
+o_data_type | data type, optional | task:o_dtype | Of the output: float32, float16, bfloat16, or on
+    the CPU float8_e4m3fn. Default: that of q (bfloat16 for float8).
 sparse.o_data_type | data type | task:o_dtype | Of the output. Left out: that of q, or float16 where
     `q_data_type` is given.
 fixed_split_size | int, optional | task | Cut every KV range at multiples of this many pages
