@@ -86,7 +86,7 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
         self.steps.captures(rows, True, max_bs, max_bs * rows, pages)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Requests that pad a graph's batch read one token, of the slot that nobody has."""
+        """Give the length of requests that pad a batch: one token, of the slot that nobody has."""
         return 1
 
     def support_triton(self) -> bool:
