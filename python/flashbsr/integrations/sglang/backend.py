@@ -49,7 +49,7 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
             raise UnsupportedError("kv_cache_dtype", self.pool.dtype, wanted)
         self.req_to_token = runner.req_to_token_pool.req_to_token
         device = self.req_to_token.device
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu: bool = device.type == "cuda"
         self.place = Place(
             str(runner.dtype).removeprefix("torch."),
             self.page_size,
