@@ -61,7 +61,7 @@ class RadixAttention(torch.nn.Module):
         self.tp_q_head_num, self.tp_k_head_num, self.qk_head_dim = num_heads, num_kv_heads, head_dim
         self.v_head_dim = v_head_dim if v_head_dim != -1 else head_dim
         self.scaling, self.layer_id, self.logit_cap = scaling, layer_id, logit_cap
-        self.sliding_window_size, self.attn_type = sliding_window_size, attn_type
+        self.sliding_window_size, self.attn_type = sliding_window_size or -1, attn_type
         self.is_cross_attention, self.use_irope = is_cross_attention, use_irope
         self.pos_encoding_mode = pos_encoding_mode
         self.logit_capping_method, self.xai_temperature_len = logit_capping_method, -1

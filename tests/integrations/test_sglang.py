@@ -30,7 +30,7 @@ SRT = "sglang.srt."
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"sliding_window_size": 9},
-    "window of one": {"sliding_window_size": 0},
+    "window of two": {"sliding_window_size": 1},
     "soft cap": {"logit_cap": 2.0},
 }
 
