@@ -37,7 +37,8 @@ myst_enable_extensions = ["colon_fence"]
 # Short forms of interactive sessions and tables of bytes are no language of Pygments'.
 suppress_warnings = ["misc.highlighting_failure"]
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["jax", "torch", "transformers", "vllm"]  # a page is the same without them
+# A page is the same without them.
+autodoc_mock_imports = ["jax", "sglang", "torch", "transformers", "vllm"]
 autodoc_typehints = "none"  # docstrings say types, shapes and units
 autodoc_default_options = {"members": True, "inherited-members": False}
 # Docstrings are plain text with numpydoc's sections: `name` is an argument more often than a link.

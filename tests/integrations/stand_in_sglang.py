@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where SGLang is not installed: the names of it that the backend imports, what they promise."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+INSTALLED = importlib.util.find_spec("sglang") is not None
+
+
+class ForwardMode(enum.Enum):
+    EXTEND = 1
+    DECODE = 2
+    MIXED = 3
+    IDLE = 4
+    TARGET_VERIFY = 5
+    DRAFT_EXTEND_V2 = 6
+
+    def is_decode(self) -> bool:
+        return self is ForwardMode.DECODE
+
+    def is_idle(self) -> bool:
+        return self is ForwardMode.IDLE
+
+    def is_target_verify(self) -> bool:
+        return self is ForwardMode.TARGET_VERIFY
+
+    def is_draft_extend_v2(self) -> bool:
+        return self is ForwardMode.DRAFT_EXTEND_V2
+
+    def is_extend(self) -> bool:
+        return self.name in ("EXTEND", "MIXED", "TARGET_VERIFY")
+
+
+class AttentionType(enum.Enum):
+    DECODER = "decoder"
+    ENCODER_ONLY = "encoder_only"
+
+
+class AttentionBackend:
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        self.init_forward_metadata_out_graph(forward_batch)  # type: ignore[attr-defined]
+
+
+class RadixAttention(torch.nn.Module):
+    def __init__(self, num_heads: int, head_dim: int, scaling: float, num_kv_heads: int,
+                 layer_id: int, logit_cap: float = 0.0, v_head_dim: int = -1,
+                 sliding_window_size: int = -1, is_cross_attention: bool = False,
+                 pos_encoding_mode: str = "NONE", logit_capping_method: str = "tanh",
+                 attn_type: AttentionType = AttentionType.DECODER,
+                 use_irope: bool = False) -> None:  # fmt: skip
+        super().__init__()
+        self.tp_q_head_num, self.tp_k_head_num, self.qk_head_dim = num_heads, num_kv_heads, head_dim
+        self.v_head_dim = v_head_dim if v_head_dim != -1 else head_dim
+        self.scaling, self.layer_id, self.logit_cap = scaling, layer_id, logit_cap
+        self.sliding_window_size, self.attn_type = sliding_window_size or -1, attn_type
+        self.is_cross_attention, self.use_irope = is_cross_attention, use_irope
+        self.pos_encoding_mode = pos_encoding_mode
+        self.logit_capping_method, self.xai_temperature_len = logit_capping_method, -1
+
+
+class KVWriteLoc:
+    def __init__(self, loc: Any, swa_loc: Any = None) -> None:
+        self.loc, self.swa_loc = loc, swa_loc
+
+
+class MHATokenToKVPool:
+    kv_cache_layout = "nhd"
+
+    def __init__(self, size: int, page_size: int, dtype: torch.dtype, head_num: int, head_dim: int,
+                 layer_num: int, device: str, enable_memory_saver: bool) -> None:  # fmt: skip
+        assert not enable_memory_saver
+        self.dtype = dtype
+        shape = layer_num, size + page_size, head_num, head_dim
+        self.k_buffer, self.v_buffer = (
+            list(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)
+        )
+
+    def set_kv_buffer(self, layer: Any, where: KVWriteLoc, k: Any, v: Any) -> None:
+        self.k_buffer[layer.layer_id][where.loc] = k
+        self.v_buffer[layer.layer_id][where.loc] = v
+
+    def get_key_buffer(self, layer_id: int) -> Any:
+        return self.k_buffer[layer_id]
+
+    def get_value_buffer(self, layer_id: int) -> Any:
+        return self.v_buffer[layer_id]
+
+
+ATTENTION_BACKENDS: dict[str, Any] = {}
+ATTENTION_BACKEND_CHOICES = ["torch_native"]
+
+
+def register_attention_backend(name: str) -> Callable[[Any], Any]:
+    def keep(make: Any) -> Any:
+        ATTENTION_BACKENDS[name] = make
+        return make
+
+    return keep
+
+
+CONTENT: dict[str, list[str]] = {
+    "sglang": [],
+    "sglang.srt": [],
+    "sglang.srt.arg_groups": [],
+    "sglang.srt.arg_groups.choices": ["ATTENTION_BACKEND_CHOICES"],
+    "sglang.srt.layers": [],
+    "sglang.srt.layers.attention": [],
+    "sglang.srt.layers.attention.attention_registry": [
+        "ATTENTION_BACKENDS",
+        "register_attention_backend",
+    ],
+    "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend"],
+    "sglang.srt.layers.radix_attention": ["AttentionType", "RadixAttention"],
+    "sglang.srt.mem_cache": [],
+    "sglang.srt.mem_cache.memory_pool": ["KVWriteLoc", "MHATokenToKVPool"],
+    "sglang.srt.model_executor": [],
+    "sglang.srt.model_executor.forward_batch_info": ["ForwardMode"],
+}
+
+
+def install() -> None:
+    """Put the names where SGLang has them, unless it is there itself."""
+    if INSTALLED:
+        return
+    for name, members in CONTENT.items():
+        module = sys.modules[name] = ModuleType(name)
+        for member in members:
+            setattr(module, member, globals()[member])
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+def uninstall() -> None:
+    """Leave no trace for the tests of other modules."""
+    if not INSTALLED:
+        for name in [*CONTENT, "flashbsr.integrations.sglang.backend"]:
+            sys.modules.pop(name, None)

@@ -1,0 +1,296 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's backend over a cache of its own and batches made by hand, compared with float64.
+
+They run with SGLang where it is installed, otherwise with the names that stand in for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from compare import assert_attention
+from flashbsr import errors
+from harness import framework
+from reference import DTYPES, Variant, attend, rounded
+
+torch = framework("torch")
+stand_in = importlib.import_module("stand_in_sglang")
+door = importlib.import_module("flashbsr.integrations.sglang")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HEADS, KV_HEADS, DIM, SLOTS, CONTEXT = 4, 2, 64, 512, 192
+SRT = "sglang.srt."
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"sliding_window_size": 9},
+    "window of two": {"sliding_window_size": 1},
+    "soft cap": {"logit_cap": 2.0},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sglang() -> Iterator[None]:
+    """SGLang, or what stands in for it."""
+    stand_in.install()
+    yield
+    stand_in.uninstall()
+
+
+def part(name: str) -> Any:
+    return importlib.import_module(SRT + name)
+
+
+def mode(name: str) -> Any:
+    return part("model_executor.forward_batch_info").ForwardMode[name]
+
+
+class Serving:
+    """Requests, SGLang's pool and table of slots, and two layers of different kinds."""
+
+    def __init__(
+        self, page: int = 1, dtype: str = "float32", first: dict[str, Any] | None = None
+    ) -> None:
+        radix = part("layers.radix_attention").RadixAttention
+        pool = part("mem_cache.memory_pool").MHATokenToKVPool
+        self.page, self.dtype, self.rng = page, dtype, np.random.default_rng(page)
+        self.type = getattr(torch, dtype)
+        self.options = [first or {}, {"sliding_window_size": 20}]
+        self.layers = [
+            radix(HEADS, DIM, 0.1, KV_HEADS, layer_id=i, **options)
+            for i, options in enumerate(self.options)
+        ]
+        self.pool = pool(
+            SLOTS, page, self.type, KV_HEADS, DIM, len(self.layers), "cpu",
+            enable_memory_saver=False,
+        )  # fmt: skip
+        for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
+            buffer.fill_(float("nan"))
+            buffer[0] = 0  # the slot that pads
+        self.table = torch.full((9, CONTEXT), SLOTS - 1, dtype=torch.int32)
+        self.table[0] = 0
+        self.free = list(self.rng.permutation(np.arange(1, SLOTS // page)))
+        self.kv: list[list[tuple[Any, Any]]] = []  # of each request and layer
+        runner = SimpleNamespace(
+            token_to_kv_pool=self.pool, page_size=page, dtype=self.type,
+            req_to_token_pool=SimpleNamespace(req_to_token=self.table),
+            model=torch.nn.ModuleList(self.layers),
+        )  # fmt: skip
+        self.runner = runner
+        self.backend = part("layers.attention.attention_registry").ATTENTION_BACKENDS[door.NAME](
+            runner
+        )
+
+    def add(self, prefix: int | None = None, tokens: int = 0) -> None:
+        """A request; its first tokens are those of another, as the radix cache finds them."""
+        nothing = np.zeros((0, KV_HEADS, DIM))
+        self.kv.append([(nothing, nothing)] * len(self.layers))
+        if prefix is not None:
+            assert tokens % self.page == 0
+            row = len(self.kv)
+            self.table[row, :tokens] = self.table[prefix + 1, :tokens]
+            self.kv[-1] = [(k[:tokens], v[:tokens]) for k, v in self.kv[prefix]]
+
+    def rows(self, n: int, heads: int) -> Any:
+        return rounded(self.rng.standard_normal((n, heads, DIM)), self.dtype)
+
+    def tensor(self, x: Any) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(self.type)
+
+    def batch(self, name: str, who: list[int], counts: list[int], **info: Any) -> Any:
+        """A forward batch whose requests get so many tokens each; slots are found for them."""
+        before = [len(self.kv[i][0][0]) for i in who]
+        locations = []
+        for i, n, begin in zip(who, counts, before, strict=True):
+            for at in range(begin, begin + n):
+                if at % self.page == 0:
+                    base = int(self.free.pop()) * self.page
+                    room = self.table[i + 1, at : at + self.page]
+                    room[:] = torch.arange(base, base + len(room))
+                locations.append(int(self.table[i + 1, at]))
+        drafts = name == "TARGET_VERIFY"
+        lens = [b + (0 if drafts else n) for b, n in zip(before, counts, strict=True)]
+        return SimpleNamespace(
+            forward_mode=mode(name), batch_size=len(who), seq_lens=torch.tensor(lens),
+            seq_lens_cpu=torch.tensor(lens), req_pool_indices=torch.tensor(who) + 1,
+            extend_seq_lens_cpu=None if name == "DECODE" or drafts else counts,
+            out_cache_loc=torch.tensor(locations, dtype=torch.int64),
+            spec_info=SimpleNamespace(draft_token_num=counts[0], **info) if drafts else None,
+        )  # fmt: skip
+
+    def step(self, name: str, who: list[int], counts: list[int], masks: Any = None,
+             **info: Any) -> None:  # fmt: skip
+        """Serve a step through both layers and compare."""
+        fb = self.batch(name, who, counts, **info)
+        self.backend.init_forward_metadata(fb)
+        self.run(fb, who, counts, masks)
+
+    def run(self, fb: Any, who: list[int], counts: list[int], masks: Any = None) -> None:
+        total, padding = sum(counts), len(fb.out_cache_loc) - sum(counts)
+        for layer, options in zip(self.layers, self.options, strict=True):
+            q = np.concatenate([self.rows(total, HEADS), np.ones((padding, HEADS, DIM))])
+            k, v = (
+                np.concatenate([self.rows(total, KV_HEADS), np.ones((padding, KV_HEADS, DIM))])
+                for _ in range(2)
+            )
+            forward = (
+                self.backend.forward_decode
+                if fb.forward_mode.is_decode()
+                else self.backend.forward_extend
+            )
+            out = forward(self.tensor(q).flatten(1), self.tensor(k), self.tensor(v), layer, fb)
+            assert out.shape == (len(q), HEADS * DIM)
+            begin = 0
+            for i, n in zip(who, counts, strict=True):
+                at = slice(begin, begin + n)
+                held = self.kv[i][layer.layer_id]
+                mine = tuple(np.concatenate([a, b[at]]) for a, b in zip(held, (k, v), strict=True))
+                self.kv[i][layer.layer_id] = mine
+                self.check(out[at], q[at], *mine, options, None if masks is None else masks[i])
+                begin += n
+
+    def check(self, out: Any, q: Any, k: Any, v: Any, options: dict[str, Any], mask: Any) -> None:
+        window = options.get("sliding_window_size", -1)
+        variant = Variant(
+            causal=mask is None, window_left=window, sm_scale=0.1,
+            logits_soft_cap=options.get("logit_cap"),
+        )  # fmt: skip
+        states = [
+            attend(q, k, v, variant, mask=mask, work=work, out_dtype=work)
+            for work in (None, self.dtype)
+        ]
+        got = out.float().numpy().reshape(q.shape).astype(DTYPES[self.dtype])
+        assert_attention(got, None, *states, self.dtype, f"{options}")
+
+
+@pytest.fixture(autouse=True)
+def registered(sglang: None) -> None:
+    door.register()
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_steps_of_a_server(name: str, dtype: str, page: int) -> None:
+    """Prompts in chunks, decodes, both in one step, a prefix that is shared; NaN elsewhere."""
+    serving = Serving(page, dtype, LAYERS[name])
+    serving.add()
+    serving.add()
+    serving.step("EXTEND", [0, 1], [40, 3])
+    serving.step("EXTEND", [0], [25])
+    serving.step("DECODE", [0, 1], [1, 1])
+    serving.add(prefix=0, tokens=48)
+    serving.step("MIXED", [2, 1], [7, 1])
+    for _ in range(3):
+        serving.step("DECODE", [1, 2, 0], [1, 1, 1])
+
+
+def test_drafts_in_a_chain_are_causal() -> None:
+    """Verification of a draft of one branch; the mask that SGLang has of it is not needed."""
+    serving = Serving()
+    serving.add()
+    serving.add()
+    serving.step("EXTEND", [0, 1], [30, 5])
+    serving.step("TARGET_VERIFY", [1, 0], [4, 4], custom_mask=None, topk=1)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_drafts_in_a_tree_follow_the_mask(page: int) -> None:
+    """Siblings do not see each other; what is behind the mask's last row is not read."""
+    serving = Serving(page)
+    serving.options[1] = {}
+    serving.layers[1].sliding_window_size = -1
+    backend = part("layers.attention.attention_registry").ATTENTION_BACKENDS[door.NAME]
+    serving.backend = backend(serving.runner)
+    serving.add()
+    serving.add()
+    serving.step("EXTEND", [0, 1], [30, 5])
+    tree = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], bool)
+    masks = {i: np.concatenate([np.ones((4, n), bool), tree], axis=1) for i, n in ((0, 30), (1, 5))}
+    flat = np.concatenate([masks[1].ravel(), masks[0].ravel(), np.zeros(50, bool)])
+    serving.step("TARGET_VERIFY", [1, 0], [4, 4], masks, custom_mask=torch.from_numpy(flat), topk=2)
+
+
+def test_captured_steps_follow_later_plans() -> None:
+    """The hooks of CUDA graphs: requests that pad a batch change nothing for the others."""
+    serving = Serving()
+    for _ in range(2):
+        serving.add()
+    serving.step("EXTEND", [0, 1], [30, 5])
+    backend = serving.backend
+    backend.init_cuda_graph_state(4, 4)
+    fill = backend.get_cuda_graph_seq_len_fill_value()
+    captured = None
+    for turn in range(3):
+        fb = serving.batch("DECODE", [0, 1], [1, 1])
+        fb.batch_size = 4
+        fb.seq_lens = fb.seq_lens_cpu = torch.cat([fb.seq_lens, torch.full((2,), fill)])
+        fb.req_pool_indices = torch.cat([fb.req_pool_indices, torch.zeros(2, dtype=torch.int64)])
+        fb.out_cache_loc = torch.cat([fb.out_cache_loc, torch.zeros(2, dtype=torch.int64)])
+        backend.init_forward_metadata_out_graph(fb, in_capture=turn == 0)
+        step = backend.forward_metadata
+        assert step.captured
+        engines = [step.attention(kind) for kind in backend.steps.kinds]
+        assert captured is None or all(a is b for a, b in zip(engines, captured, strict=True))
+        captured = engines
+        serving.run(fb, [0, 1], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"is_cross_attention": True}, "is_cross_attention"),
+        ({"use_irope": True}, "use_irope"),
+        ({"v_head_dim": 32}, "v_head_dim"),
+        ({"pos_encoding_mode": "ALIBI"}, "pos_encoding_mode"),
+        ({"logit_cap": 2.0, "logit_capping_method": "other"}, "logit_capping_method"),
+    ],
+)
+def test_layers_are_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.UnsupportedError, match=said):
+        Serving(first=options)
+
+
+def test_steps_and_options_are_refused_by_name() -> None:
+    """A draft model's steps, another cache, and arguments of other kinds of attention."""
+    serving = Serving()
+    serving.add()
+    with pytest.raises(errors.UnsupportedError, match="forward_mode"):
+        serving.step("DRAFT_EXTEND_V2", [0], [3])
+    fb = serving.batch("EXTEND", [0], [3])
+    serving.backend.init_forward_metadata(fb)
+    q, k = torch.zeros(3, HEADS * DIM), torch.zeros(3, KV_HEADS, DIM)
+    with pytest.raises(errors.UnsupportedError, match="q_rope"):
+        serving.backend.forward_extend(q, k, k, serving.layers[0], fb, q_rope=q)
+    other = SimpleNamespace(**{**vars(serving.runner), "dtype": torch.bfloat16})
+    with pytest.raises(errors.UnsupportedError, match="kv_cache_dtype"):
+        type(serving.backend)(other)
+    other = SimpleNamespace(**{**vars(serving.runner), "token_to_kv_pool": object()})
+    with pytest.raises(errors.UnsupportedError, match="disable-hybrid-swa-memory"):
+        type(serving.backend)(other)
+
+
+def test_sinks_join_the_softmax() -> None:
+    serving = Serving()
+    serving.add()
+    fb = serving.batch("EXTEND", [0], [6])
+    serving.backend.init_forward_metadata(fb)
+    q, k, v = (serving.rows(6, n) for n in (HEADS, KV_HEADS, KV_HEADS))
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)
+    out = serving.backend.forward_extend(
+        *(serving.tensor(x) for x in (q, k, v)), serving.layers[0], fb, sinks=sinks
+    )
+    want = attend(q, k, v, Variant(causal=True, sm_scale=0.1), sinks=sinks.float().numpy())
+    np.testing.assert_allclose(out.numpy().reshape(want.out.shape), want.out, rtol=0, atol=1e-5)
+
+
+def test_the_name_is_registered_once() -> None:
+    door.register()
+    choices = part("arg_groups.choices").ATTENTION_BACKEND_CHOICES
+    assert choices.count(door.NAME) == 1

@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of tools/engines.py: SGLang on the CPU, its torch_native backend beside flashbsr's.
+
+Each case is two processes, one for each backend, with a model of random weights (standard deviation
+0.08, or greedy tokens are ties). They generate twice, in chunks of 64 tokens, the second time with
+prefixes from the radix cache. What is compared, and how, is as for vLLM.
+
+SGLang's CPU kernels (sgl_kernel) are in no registry, and PyTorch's of the same version have no
+torchvision for the CPU. Where they cannot be imported, a module that has every name takes their
+place: on the CPU without these kernels SGLang computes with PyTorch, and calls none of the names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engines_vllm import TOKENS, compare, prompts, save_model
+
+VERSIONS = ("0.5.23",)
+SOURCES = (
+    "python/flashbsr/integrations/sglang/*.py",
+    "python/flashbsr/integrations/vllm/kinds.py",
+    "python/flashbsr/integrations/vllm/steps.py",
+    "tools/engines_sglang.py",
+)
+STAND_IN = """\
+import importlib.abc, importlib.machinery, sys, types
+__version__ = "0"
+class Anything:
+    def __getattr__(self, name): return Anything()
+    def __call__(self, *a, **k): raise RuntimeError("a stand-in was called")
+class Inner(types.ModuleType):
+    __path__ = []
+    def __getattr__(self, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return Anything()
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name.startswith(__name__ + "."):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec): return Inner(spec.name)
+    def exec_module(self, module): pass
+sys.meta_path.insert(0, Finder())
+def __getattr__(name):
+    if name.startswith("__") or name == "convert_weight_packed": raise AttributeError(name)
+    return Anything()
+"""
+# The scheduler is a process of its own, which has plug-ins: this one counts, a byte for each run.
+COUNTED = """\
+import os
+import flashbsr
+from flashbsr.integrations import sglang
+run = flashbsr.Attention.run
+def counted(*given, **options):
+    with open(os.environ["FLASHBSR_RUNS"], "ab") as out:
+        out.write(b".")
+    return run(*given, **options)
+def register():
+    sglang.register()
+    flashbsr.Attention.run = counted
+"""
+
+
+def version() -> str:
+    """Give the version of this Python's SGLang."""
+    return importlib.metadata.version("sglang")
+
+
+def packages() -> dict[str, str]:
+    """Give what else decides."""
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Generate in this process and SGLang's; tokens and log probabilities go to a file."""
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=args.model, skip_tokenizer_init=True, device="cpu", dtype=args.dtype,
+        attention_backend=args.backend, page_size=args.page, max_total_tokens=8192,
+        max_running_requests=8, context_length=512, chunked_prefill_size=64,
+        enable_mixed_chunk=args.mixed, disable_overlap_schedule=args.apart,
+        disable_hybrid_swa_memory=True, random_seed=0, log_level="error",
+    )  # fmt: skip
+    how = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    ids = [x["prompt_token_ids"] for x in prompts()]
+    passes = []
+    for _ in range(2):
+        got = engine.generate(
+            input_ids=ids, sampling_params=how, return_logprob=True, top_logprobs_num=2,
+            logprob_start_len=-1,
+        )  # fmt: skip
+        metas = [g["meta_info"] for g in got]
+        passes.append({
+            "cached": sum(m["cached_tokens"] for m in metas),
+            "tokens": [g["output_ids"] for g in got],
+            "logprobs": [
+                [{str(t): p for p, t, *_ in step} for step in m["output_top_logprobs"]]
+                for m in metas
+            ],
+        })  # fmt: skip
+    args.out.write_text(json.dumps({"passes": passes}))
+    engine.shutdown()
+
+
+def child(folder: Path, ours: bool, **options: Any) -> dict[str, Any]:
+    """Generate in processes of their own; flashbsr is found by its entry point, as by users."""
+    info = folder / "flashbsr_under_test-0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashbsr-under-test\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nflashbsr_counted = flashbsr_counted:register\n"
+    )
+    (folder / "flashbsr_counted.py").write_text(COUNTED)
+    for name in ("sgl_kernel", "torchvision"):
+        if importlib.util.find_spec(name) is None:
+            (folder / f"{name}.py").write_text(f"__path__ = []\n{STAND_IN}")
+    out, runs = folder / "out.json", folder / "runs"
+    out.unlink(missing_ok=True)
+    runs.write_bytes(b"")
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
+        "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "FLASHBSR_RUNS": str(runs),
+        "SGLANG_PLUGINS": "flashbsr_counted",
+    }  # fmt: skip
+    command = [sys.executable, __file__, str(folder / "model"), str(out)]
+    command += [f"--backend={'flashbsr' if ours else 'torch_native'}"]
+    command += [f"--{name}={value}" for name, value in options.items() if value is not True]
+    command += [f"--{name}" for name, value in options.items() if value is True]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    if not out.exists():
+        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+    found: dict[str, Any] = json.loads(out.read_text())
+    found["runs"] = runs.stat().st_size
+    if (found["runs"] > 0) != ours:
+        raise RuntimeError(f"flashbsr ran {found['runs']} times")
+    return found
+
+
+def equal(kind: str, dtype: str = "float32", **options: Any) -> dict[str, Any]:
+    """Generate with both backends and compare both passes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(kind, folder / "model")
+        both = [child(folder, ours, dtype=dtype, **options) for ours in (False, True)]
+    want, got = (found["passes"] for found in both)
+    first, second = (compare(x, y, dtype) for x, y in zip(want, got, strict=True))
+    cached = got[1]["cached"]
+    good = first["ok"] and second["ok"] and cached > 0
+    return {**first, "ok": good, "again": second, "cached_tokens": cached, "runs": both[1]["runs"]}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "llama": partial(equal, "llama"),
+    "pages of 16": partial(equal, "llama", page=16),
+    "mixed": partial(equal, "qwen3", mixed=True),
+    "apart": partial(equal, "qwen3", page=64, apart=True),
+    "gemma3": partial(equal, "gemma3"),
+    "bfloat16": partial(equal, "llama", dtype="bfloat16"),
+}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="One generation, for tools/engines.py.")
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--backend", default="flashbsr")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--page", type=int, default=1)
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--apart", action="store_true")
+    generate(parser.parse_args())
