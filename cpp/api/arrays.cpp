@@ -34,16 +34,55 @@ const Array& one_mask(const MaskArrays& mask) {
   return mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
 }
 
+/// The tokens of a tree that are keys here: of every request, `tokens` from `begin` on.
+struct TreeKeys {
+  std::vector<int32_t> tokens;
+  std::vector<size_t> begin;
+
+  /// The keys from the position of the first query on, which the mask will have bits of.
+  void find(const Shape& shape, Layout& layout) {
+    PlanHeader h{};
+    shape.write_visibility(h);
+    for (Request& r : layout.requests) {
+      const int32_t first = r.mask_lo;
+      r.mask_begin = static_cast<int32_t>(
+          max_of<int64_t>(min_of<int64_t>(keys_before(h, first), r.kv_len), 0));
+      begin.push_back(tokens.size());
+      for (int32_t j = r.mask_begin; j < r.kv_len; ++j) {
+        const int64_t token = int64_t{key_position(h, j)} - first;
+        if (token >= r.q_len) {
+          flashbsr::detail::bad_index(flashbsr::detail::at("q_positions", r.index), first,
+                                      "the position of a tree's first token: there are keys here "
+                                      "behind its last one");
+        }
+        tokens.push_back(static_cast<int32_t>(token));
+      }
+    }
+    flashbsr::detail::finish(layout);
+  }
+};
+
 /// Every query token sees what its parent sees, and itself.
-void take_tree(const Array& parents, Layout& layout, std::vector<uint8_t>& bits) {
+void take_tree(const Array& parents, const Shape* placed, Layout& layout,
+               std::vector<uint8_t>& bits) {
   const IndexView parent = indices(parents);
   flashbsr::detail::check_length(parents.name, parent.size, layout.num_q_tokens,
                                  "one per query token");
-  mask_new_tokens(layout, parents.name);
+  TreeKeys keys;
+  if (placed) {
+    keys.find(*placed, layout);
+  } else {
+    mask_new_tokens(layout, parents.name);
+  }
   place_masks(layout);
   bits.assign(static_cast<size_t>(layout.mask_bytes), 0);
-  for (const Request& r : layout.requests) {
+  for (size_t b = 0; b < layout.requests.size(); ++b) {
+    const Request& r = layout.requests[b];
+    const int64_t columns = r.kv_len - r.mask_begin;
     uint8_t* out = bits.data() + r.mask_offset();
+    const auto keep = [&](int64_t bit) {
+      out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
+    };
     for (int64_t t = 0; t < r.q_len; ++t) {
       const int64_t above = parent[r.q_begin + t];
       if (above < -1 || above >= t) {
@@ -52,9 +91,15 @@ void take_tree(const Array& parents, Layout& layout, std::vector<uint8_t>& bits)
                                         std::to_string(t) +
                                         "): counted from its first, parents before children");
       }
+      int64_t column = columns - 1;
       for (int64_t a = t; a >= 0; a = parent[r.q_begin + a]) {
-        const int64_t bit = t * r.q_len + a;
-        out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1 << (bit % 8));
+        if (!placed) {
+          keep(t * columns + a);
+          continue;
+        }
+        const int32_t* token = keys.tokens.data() + keys.begin[b];
+        while (column >= 0 && token[column] > a) --column;
+        if (column >= 0 && token[column] == a) keep(t * columns + column);
       }
     }
   }
@@ -62,9 +107,10 @@ void take_tree(const Array& parents, Layout& layout, std::vector<uint8_t>& bits)
 
 }  // namespace
 
-void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits) {
+void take_mask(const MaskArrays& mask, const Shape* placed, Layout& layout,
+               std::vector<uint8_t>& bits) {
   const Array& a = one_mask(mask);
-  if (mask.parents) return take_tree(a, layout, bits);
+  if (mask.parents) return take_tree(a, placed, layout, bits);
   check_contiguous(a);
   const uint8_t* in = static_cast<const uint8_t*>(a.data);
   place_masks(layout);

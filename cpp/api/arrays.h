@@ -48,7 +48,10 @@ struct RunArrays {
 };
 
 /// Places the mask's bits behind each other, request by request, and notes where in the layout.
-void take_mask(const MaskArrays& mask, Layout& layout, std::vector<uint8_t>& bits);
+/// `placed`: where requests say the positions of their queries, which keys are here; otherwise
+/// null.
+void take_mask(const MaskArrays& mask, const Shape* placed, Layout& layout,
+               std::vector<uint8_t>& bits);
 /// Of a block-sparse matrix with blocks of r rows: [blocks, r, c], or the same packed without gaps.
 /// `columns`: its block columns as the caller gave them.
 void take_block_mask(const MaskArrays& mask, int64_t r, const IndexView& columns, Layout& layout,

@@ -20,9 +20,10 @@ struct RunTypes {
 };
 
 struct PlanOptions {
-  MaskArrays mask;         ///< of requests' pairs
-  bool share = true;       ///< look for KV that requests share
-  void* stream = nullptr;  ///< the copies to a device are made on it
+  MaskArrays mask;                   ///< of requests' pairs
+  std::optional<Array> q_positions;  ///< [batch] of requests' first query tokens
+  bool share = true;                 ///< look for KV that requests share
+  void* stream = nullptr;            ///< the copies to a device are made on it
 };
 
 /// Shared, so that who runs it may keep it while its owner lets go of it (numbered.h).
@@ -93,6 +94,8 @@ class Attention : public std::enable_shared_from_this<Attention> {
   void set_bytes(int64_t bytes);
   void check_workspace(int64_t needed) const;
   void check_positions(int64_t furthest) const;
+  void check_placement() const;
+  int64_t furthest_position() const;
   void check_bounds() const;
 
   AttentionOptions options_;

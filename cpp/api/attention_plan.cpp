@@ -21,7 +21,7 @@ constexpr int64_t kFewRows = 8;
 void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   const std::lock_guard<std::mutex> hold(running_);
   forget_plan();
-  lay_out(arrays, options.mask, laid_);
+  lay_out(arrays, options.mask, {options.q_positions, options_.shape}, laid_);
   laid_.may_be_shared = laid_.may_be_shared && options.share;
   if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   find_shared();
@@ -100,13 +100,15 @@ Shape Attention::shape() const {
   Shape shape = options_.shape;
   shape.custom_mask = laid_.masked;
   if (laid_.masked) shape.causal = false;
+  shape.placed = laid_.placed && !laid_.masked;
   return shape;
 }
 
 /// Parts see no positions, and their rows are of no one request.
 bool Attention::may_share() const {
   return laid_.layout.paged && options_.position == Position::kNone && !options_.row_hooks &&
-         !options_.asks_where && options_.split.fixed_size == 0 && !options_.split.disabled;
+         !options_.asks_where && options_.split.fixed_size == 0 && !options_.split.disabled &&
+         !laid_.placed && options_.shape.context_size <= 1;
 }
 
 /// What requests share: as given by levels, or found in their page lists.
@@ -256,6 +258,7 @@ void Attention::make_plan(const Shape& shape) {
 
 void Attention::schedule(void* stream) {
   scheduled_ = false;
+  check_placement();
   const Shape shape = this->shape();
   choose_kernel(shape);
   make_plan(shape);
@@ -272,10 +275,7 @@ void Attention::hand_over(void* stream) {
     host.mask_bytes = static_cast<int64_t>(laid_.mask.size());
   }
   if (options_.position == Position::kRopeLlama) {
-    int64_t furthest = h.max_kv_len;
-    for (const Request& r : laid_.layout.requests) {
-      furthest = max_of<int64_t>(furthest, static_cast<int64_t>(r.q_len) - r.kv_len);
-    }
+    const int64_t furthest = furthest_position();
     check_positions(furthest);
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
@@ -288,6 +288,43 @@ void Attention::hand_over(void* stream) {
   backend_->take_plan(host, borrowed_, stream);
   scheduled_ = true;
   if (lengths_) resolve({.stream = stream});
+}
+
+/// What needs to know where queries are, and what knows only that they are the last tokens.
+void Attention::check_placement() const {
+  const bool encodes = options_.position != Position::kNone || options_.asks_where;
+  const Shape& shape = options_.shape;
+  if (shape.context_size > 1 && !laid_.placed) {
+    const bool causal = shape.causal && !laid_.masked;
+    if (causal || encodes || shape.window_left >= 0) {
+      throw Error(ErrorCode::kValue, "q_positions", "None",
+                  "with context_parallel, causality, windows and encodings the position of each "
+                  "request's first query token");
+    }
+  }
+  if (!laid_.placed) return;
+  if (laid_.masked && encodes) {
+    throw Error(ErrorCode::kUnsupported, "q_positions", "an array with a tree",
+                "trees without encodings of positions");
+  }
+  if (encodes && backend_->place().cuda) {
+    throw Error(ErrorCode::kUnsupported, "q_positions", "an array",
+                "on a GPU None with encodings of positions and variants that ask for them (rotate "
+                "first, flashbsr.apply_rope)");
+  }
+}
+
+/// Of queries and keys, in magnitude.
+int64_t Attention::furthest_position() const {
+  PlanHeader h{};
+  shape().write_visibility(h);
+  int64_t furthest = 0;
+  for (const Request& r : laid_.layout.requests) {
+    const int64_t first = first_position(h, r);
+    furthest = max_of<int64_t>(furthest, max_of(-first, first + r.q_len));
+    if (r.kv_len > 0) furthest = max_of<int64_t>(furthest, key_position(h, r.kv_len - 1) + 1);
+  }
+  return furthest;
 }
 
 /// What lengths that come later would break.

@@ -74,12 +74,62 @@ void write(const BsrArrays& a, LaidOut& to) {
   }
 }
 
+/// Positions stay where neither they nor a window's length beyond them leaves 32 bits.
+constexpr int64_t kFarthest = int64_t{1} << 30;
+
+/// Where queries are goes into the requests, checked against the keys that are here.
+void place_queries(const Placement& placement, Layout& layout) {
+  const Array& a = *placement.q_positions;
+  const IndexView positions = indices(a);
+  flashbsr::detail::check_length(a.name, positions.size,
+                                 static_cast<int64_t>(layout.requests.size()), "batch_size");
+  for (Request& r : layout.requests) {
+    const int64_t position = positions[r.index];
+    if (position < -kFarthest || position > kFarthest) {
+      flashbsr::detail::bad_index(flashbsr::detail::at(a.name, r.index), position,
+                                  "a position within 2^30");
+    }
+    r.mask_lo = static_cast<int32_t>(position);
+    r.mask_hi = -1;
+  }
+}
+
+void check_keys(const Shape& shape, const Layout& layout) {
+  for (const Request& r : layout.requests) {
+    if (r.kv_len * int64_t{shape.context_size} <= kFarthest) continue;
+    flashbsr::detail::bad_index(flashbsr::detail::at("kv length of request", r.index), r.kv_len,
+                                "at most 2^30 tokens on all ranks together");
+  }
+}
+
 }  // namespace
 
-void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, LaidOut& to) {
-  to.masked = to.given_needed = to.may_be_shared = false;
+void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, const Placement& placement,
+             LaidOut& to) {
+  to.masked = to.given_needed = to.may_be_shared = to.placed = false;
   to.given.clear();
   std::visit([&](const auto& a) { write(a, to); }, arrays);
+  const bool matrix =
+      std::holds_alternative<LevelsArrays>(arrays) || std::holds_alternative<BsrArrays>(arrays);
+  if (placement.shape.context_size > 1) check_keys(placement.shape, to.layout);
+  if (placement.q_positions) {
+    if (matrix || !to.layout.kv_heads.empty()) {
+      throw Error(ErrorCode::kUnsupported, "q_positions", "an array",
+                  "None with this layout: levels, matrices and tables of heads have no positions "
+                  "of their own");
+    }
+    if (mask.boolean || mask.packed) {
+      throw Error(ErrorCode::kValue, "q_positions", "an array next to a mask",
+                  "None: a mask says all there is to say");
+    }
+    if (mask.parents && to.layout.bounds) {
+      throw Error(ErrorCode::kUnsupported, "q_positions", "an array next to tree_parents",
+                  "a layout of lengths: with Bounds it is not known which of a tree's keys are "
+                  "here");
+    }
+    place_queries(placement, to.layout);
+    to.placed = true;
+  }
   if (!mask.given()) return;
   const Array& one = mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;
   if (to.layout.bounds && !mask.parents) {
@@ -87,12 +137,12 @@ void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, LaidOut& to) {
                 "None with Bounds, whose lengths a mask would have to know; tree_parents, or a "
                 "layout of lengths");
   }
-  if (std::holds_alternative<LevelsArrays>(arrays) || std::holds_alternative<BsrArrays>(arrays)) {
+  if (matrix) {
     throw Error(
         ErrorCode::kUnsupported, one.name, "an array",
         "None with this layout: a block-sparse matrix has masks of its blocks, levels none");
   }
-  take_mask(mask, to.layout, to.mask);
+  take_mask(mask, to.placed ? &placement.shape : nullptr, to.layout, to.mask);
   to.masked = true;
 }
 

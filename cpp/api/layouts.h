@@ -73,9 +73,17 @@ struct LaidOut {
   Sharing given;               ///< of levels
   bool given_needed = false;   ///< the requests' own page lists do not say the same
   bool may_be_shared = false;  ///< requests with the same pages may be looked for
+  bool placed = false;         ///< requests say where their queries are
+};
+
+/// Positions of requests' first query tokens, [batch], and what keys there are (Shape's context).
+struct Placement {
+  std::optional<Array> q_positions;
+  const Shape& shape;
 };
 
 /// Checks the arrays completely and writes `to`. `mask`: of requests' pairs.
-void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, LaidOut& to);
+void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, const Placement& placement,
+             LaidOut& to);
 
 }  // namespace flashbsr::api

@@ -77,6 +77,16 @@ LengthViews length_views(const LengthArrays& arrays, const PlanHeader& plan, Pla
     now.qo_indptr = flat(*arrays.qo_indptr, arrays.qo_indptr->size());
     note(&Lengths::qo_indptr, *arrays.qo_indptr);
   }
+  const bool placed = plan.flags & kPlanPlaced;
+  if (placed != arrays.q_positions.has_value()) {
+    throw Error(ErrorCode::kValue, "q_positions", placed ? "None" : "an array",
+                placed ? "an array, as plan() had" : "None, as plan() had");
+  }
+  if (placed) {
+    check_size(*arrays.q_positions, plan.num_requests, "one per request of the plan");
+    now.q_positions = flat(*arrays.q_positions, arrays.q_positions->size());
+    note(&Lengths::q_positions, *arrays.q_positions);
+  }
   return to;
 }
 

@@ -18,12 +18,13 @@ struct LengthArrays {
   std::optional<Array> block_tables;           ///< [batch, max_pages]; of heads one more before it
   std::optional<Array> kv_indptr, kv_indices;  ///< [requests + 1], [nnz]
   std::optional<Array> qo_indptr;              ///< [batch + 1]
+  std::optional<Array> q_positions;            ///< [batch], of a placed plan
 
   /// Those that are given.
   template <class Visit>
   void each(const Visit& visit) const {
     visit(kv_lens);
-    for (const auto* a : {&block_tables, &kv_indptr, &kv_indices, &qo_indptr}) {
+    for (const auto* a : {&block_tables, &kv_indptr, &kv_indices, &qo_indptr, &q_positions}) {
       if (*a) visit(**a);
     }
   }
@@ -36,7 +37,7 @@ struct LengthViews {
     bool host;
   };
   Lengths lengths;
-  View views[4];
+  View views[5];
   int count = 0;
 
   bool on_host(Indices Lengths::* field) const {

@@ -115,13 +115,16 @@ std::vector<api::ExtraValue> extra_values(const nb::tuple& values,
 }
 
 void plan(api::Attention& self, const nb::tuple& layout, nb::handle custom_mask,
-          nb::handle packed_custom_mask, nb::handle tree_parents, bool share, uintptr_t stream) {
+          nb::handle packed_custom_mask, nb::handle tree_parents, nb::handle q_positions,
+          bool share, uintptr_t stream) {
   cuda::sweep();
   const LayoutImport laid_out(layout);
   const OptionalImport mask(custom_mask, "custom_mask"),
-      packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents");
+      packed(packed_custom_mask, "packed_custom_mask"), parents(tree_parents, "tree_parents"),
+      positions(q_positions, "q_positions");
   const Unlocked unlocked(self);
   self.plan(laid_out.arrays(), {.mask = {mask.copy(), packed.copy(), parents.copy()},
+                                .q_positions = positions.copy(),
                                 .share = share,
                                 .stream = stream_of(stream)});
 }
@@ -143,7 +146,8 @@ void update(api::Attention& self, const nb::tuple& arrays, uintptr_t stream, boo
                                 .block_tables = take(1, "block_tables"),
                                 .kv_indptr = take(2, "kv_indptr"),
                                 .kv_indices = take(3, "kv_indices"),
-                                .qo_indptr = take(4, "qo_indptr")};
+                                .qo_indptr = take(4, "qo_indptr"),
+                                .q_positions = take(5, "q_positions")};
   const Unlocked unlocked(self);
   self.update(given, {.stream = stream_of(stream), .check = check});
 }
@@ -253,7 +257,10 @@ api::AttentionOptions options_from(const nb::dict& d) {
   o.shape = {.num_qo_heads = integer("num_qo_heads"),
              .num_kv_heads = integer("num_kv_heads"),
              .causal = boolean("causal"),
-             .window_left = integer("window_left")};
+             .window_left = integer("window_left"),
+             .context_size = integer("context_size"),
+             .context_rank = integer("context_rank"),
+             .context_interleave = integer("context_interleave")};
   o.hnd = text("kv_layout") == "HND";
   o.head_dim_qk = integer("head_dim_qk");
   o.head_dim_vo = integer("head_dim_vo");
@@ -336,8 +343,8 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("number"), nb::arg("how"), "Let compiled programs find it by this number.")
       .def("plan", &plan, nb::arg("layout"), nb::arg("custom_mask").none(),
-           nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(), nb::arg("share"),
-           nb::arg("stream"))
+           nb::arg("packed_custom_mask").none(), nb::arg("tree_parents").none(),
+           nb::arg("q_positions").none(), nb::arg("share"), nb::arg("stream"))
       .def("plan_like", &plan_like, nb::arg("like"), nb::arg("stream"))
       .def("update", &update, nb::arg("arrays"), nb::arg("stream"), nb::arg("check"))
       .def("run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("out"),

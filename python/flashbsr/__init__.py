@@ -20,6 +20,7 @@ from ._installed import get_cmake_dir, get_include
 from .arrays import operators_by
 from .engine.attention import Attention
 from .engine.call import attention
+from .engine.context import ContextParallel
 from .engine.plan import Plan
 from .engine.task import TaskInfo
 from .errors import (
@@ -86,6 +87,7 @@ __all__ = [
     "Bounds",
     "Bsr",
     "CapacityError",
+    "ContextParallel",
     "DTypeError",
     "DeviceError",
     "DraftTrees",

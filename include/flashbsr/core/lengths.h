@@ -22,11 +22,12 @@ struct Indices {
 };
 
 struct Lengths {
-  Indices kv_lens;    ///< [requests]; what is beyond a request's bound counts as the bound
-  Indices qo_indptr;  ///< [requests + 1]; not given: queries as planned
-  Indices pages;      ///< page ids
-  Indices kv_indptr;  ///< [requests + 1] places in `pages`; not given: rows of a table
-  int64_t row = 0;    ///< of a table: from one request's ids to the next one's
+  Indices kv_lens;      ///< [requests]; what is beyond a request's bound counts as the bound
+  Indices qo_indptr;    ///< [requests + 1]; not given: queries as planned
+  Indices pages;        ///< page ids
+  Indices kv_indptr;    ///< [requests + 1] places in `pages`; not given: rows of a table
+  Indices q_positions;  ///< [requests] of first query tokens, of a placed plan
+  int64_t row = 0;      ///< of a table: from one request's ids to the next one's
 };
 
 }  // namespace flashbsr

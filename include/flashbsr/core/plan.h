@@ -28,7 +28,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 6;
+inline constexpr int32_t kPlanVersion = 7;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
@@ -37,7 +37,8 @@ struct Request {
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
   int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none.
-                     ///< Of a shared part that is together the row of its first query token
+                     ///< Of a shared part that is together the row of its first query token. Of a
+                     ///< request of a kPlanPlaced plan the position of its first query token
   int32_t mask_hi;
   int32_t index;       ///< its own number in the batch, for variants; negative: a shared part
   int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
@@ -100,6 +101,7 @@ enum PlanFlags : int32_t {
   kPlanCustomMask = 1 << 2,
   kPlanPerHead = 1 << 3,       ///< a request belongs to one KV head, that of its items
   kPlanSlicedMerges = 1 << 4,  ///< warps of all blocks share a merge
+  kPlanPlaced = 1 << 5,        ///< requests say where their queries are: Request::mask_lo
 };
 
 /// How the KV ranges were cut.
@@ -117,7 +119,7 @@ enum PlanPolicy : int32_t {
                        ///< merge among themselves; items follow each other tile by tile
 };
 
-/// 64 words. `num_*` describe the contents, `max_*` the capacity, `off_*` the sections.
+/// 72 words. `num_*` describe the contents, `max_*` the capacity, `off_*` the sections.
 struct PlanHeader {
   int32_t magic;
   int32_t version;
@@ -203,12 +205,19 @@ struct PlanHeader {
   int32_t num_q_tokens_now;
 
   int32_t cluster_parts;  ///< of kPolicyCluster; otherwise 0
+
+  /// Context parallelism: keys here are the share of one of so many ranks. At most 1: all of them.
+  int32_t context_size;
+  int32_t context_rank;
+  int32_t context_interleave;  ///< tokens in a row that one rank has
+
+  int32_t reserved[5];  ///< 0: records begin at multiples of 32 bytes
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);
 static_assert(sizeof(MergePart) == 16);
 static_assert(sizeof(WorkerStart) == 64);
-static_assert(sizeof(PlanHeader) == 64 * sizeof(int32_t));
+static_assert(sizeof(PlanHeader) == 72 * sizeof(int32_t));
 
 /// Typed access to a plan buffer. Owns nothing.
 struct PlanView {
@@ -250,18 +259,52 @@ FLASHBSR_FN int32_t query_row(const Request& r, int32_t token, const int32_t* q_
   return r.rows_together() ? r.mask_lo + token : q_rows[r.q_begin + token];
 }
 
-/// Causal is bottom-right aligned: query token t sits at position kv_len - q_len + t. The window
-/// keeps positions >= own position - window_left (inclusive), with or without causality. Of a
-/// shared part every row sees all: plan/share.h.
-FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
-  const int64_t position = static_cast<int64_t>(r.kv_len) - r.q_len + token;
-  int64_t begin = 0, end = r.kv_len;
-  if (r.shared()) return {0, r.kv_len};
-  if ((h.flags & kPlanCausal) && position + 1 < end) end = position + 1;
-  if (h.window_left >= 0 && position - h.window_left > begin) begin = position - h.window_left;
+/// Position of a request's first query token among all keys of the request, on all ranks. Without
+/// kPlanPlaced queries are the last tokens: bottom-right aligned.
+FLASHBSR_FN int32_t first_position(const PlanHeader& h, const Request& r) {
+  return h.flags & kPlanPlaced ? r.mask_lo : r.kv_len - r.q_len;
+}
+
+/// How many keys here have positions below `position`: under context parallelism rank r of N has of
+/// every N I positions the I from r I on. Below 0, and beyond the last key, as there is no end.
+FLASHBSR_FN int64_t keys_before(const PlanHeader& h, int64_t position) {
+  if (h.context_size <= 1) return position;
+  if (position <= 0) return 0;
+  const int32_t p = static_cast<int32_t>(position), interleave = h.context_interleave;
+  const int32_t block = h.context_size * interleave, whole = p / block;
+  int32_t rest = p - whole * block - h.context_rank * interleave;
+  rest = rest < 0 ? 0 : rest > interleave ? interleave : rest;
+  return static_cast<int64_t>(whole) * interleave + rest;
+}
+
+/// Position of a request's key `key` here: ((j / I) N + r) I + j mod I.
+FLASHBSR_FN int32_t key_position(const PlanHeader& h, int32_t key) {
+  if (h.context_size <= 1) return key;
+  const int32_t interleave = h.context_interleave, whole = key / interleave;
+  return (whole * h.context_size + h.context_rank) * interleave + (key - whole * interleave);
+}
+
+/// Keys here that a query at `position` sees, of kv_len. They follow each other, since positions
+/// increase. Causality keeps positions up to its own, the window those >= own - window_left.
+FLASHBSR_FN Span visible_span(const PlanHeader& h, int64_t position, int32_t kv_len) {
+  int64_t begin = 0, end = kv_len;
+  if (h.flags & kPlanCausal) {
+    const int64_t seen = keys_before(h, position + 1);
+    if (seen < end) end = seen;
+  }
+  if (h.window_left >= 0) {
+    const int64_t hidden = keys_before(h, position - h.window_left);
+    if (hidden > begin) begin = hidden;
+  }
   if (end < 0) end = 0;
   if (begin > end) begin = end;
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+}
+
+/// Of a shared part every row sees all: plan/share.h.
+FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
+  if (r.shared()) return {0, r.kv_len};
+  return visible_span(h, static_cast<int64_t>(first_position(h, r)) + token, r.kv_len);
 }
 
 }  // namespace flashbsr

@@ -88,8 +88,12 @@ class BoundPlan {
       r.q_len =
           clamp(now.qo_indptr[q + 1] - r.q_begin, 0, min_of(r.q_len, h_.num_q_tokens - r.q_begin));
     }
+    if (h_.flags & kPlanPlaced) {
+      r.mask_lo = clamp(now.q_positions[i], -kFarthest, kFarthest);
+    }
     return r;
   }
+  static constexpr int32_t kFarthest = 1 << 30;  ///< position that may be asked for
 
   FLASHBSR_FN int32_t rows_now(int32_t begin, int32_t count, const Request& r) const {
     return clamp(static_cast<int64_t>(r.q_len) * h_.group_size - begin, 0, count);

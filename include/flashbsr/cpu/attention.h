@@ -266,7 +266,9 @@ class ItemKernel {
       if constexpr (Variant::transforms_keys) {
         kernel.variant_.key_transform(row, kernel.kv_row_at(position, kernel.keys_.dim));
       }
-      if (kernel.rotates()) rope_row(row, kernel.keys_.dim, position, p.rope);
+      if (kernel.rotates()) {
+        rope_row(row, kernel.keys_.dim, key_position(kernel.h_, position), p.rope);
+      }
     }
   };
 
@@ -286,7 +288,7 @@ class ItemKernel {
     return {&request_, row.token, position(row), row.q_head, dim};
   }
   RowAt kv_row_at(int32_t position, int32_t dim) const {
-    return {&request_, position, position, item_.kv_head, dim};
+    return {&request_, position, key_position(h_, position), item_.kv_head, dim};
   }
 
   void load_queries() {
@@ -319,7 +321,7 @@ class ItemKernel {
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
   }
 
-  int32_t position(const Row& row) const { return request_.kv_len - request_.q_len + row.token; }
+  int32_t position(const Row& row) const { return first_position(h_, request_) + row.token; }
 
   /// Six rows against one packed tile. Only the columns that some row sees are computed.
   void attend_block(const KvTile& tile, int32_t first) {
@@ -452,7 +454,7 @@ class ItemKernel {
                                     .kv_head = item_.kv_head,
                                     .kv_first = tile.begin + column,
                                     .lanes = min_of(kLanes, tile.count - column),
-                                    .kv_position = lane + tile.begin,
+                                    .kv_position = key_positions(lane + tile.begin),
                                     .row_value = variant_.row_value(row.q_head)};
       if (variant_.transforms_logits()) {
         x = variant_.template logits_transform<VectorMath>(x, at);
@@ -460,6 +462,13 @@ class ItemKernel {
       if (variant_.masks_logits()) keep &= variant_.template logits_mask<VectorMath>(at);
     }
     return select(keep, x * kLog2e, splat(-infinity()));
+  }
+
+  IntV key_positions(IntV keys) const {
+    if (h_.context_size > 1) {
+      for (int i = 0; i < kLanes; ++i) keys[i] = key_position(h_, keys[i]);
+    }
+    return keys;
   }
 
   void rescale(int32_t index, Row& row, float top) {

@@ -84,7 +84,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
     }
     const int32_t packed = m.row_begin + r;
     const int32_t token = packed / h.group_size;
-    const RowAt at{&request, token, request.kv_len - request.q_len + token,
+    const RowAt at{&request, token, first_position(h, request) + token,
                    m.kv_head * h.group_size + packed % h.group_size, p.v.dim};
     write_row(p, variant, at, m.kv_head, o, lse);
   }

@@ -86,8 +86,7 @@ void cut_rows(int64_t rows, const DeviceLimits& limits, const Visit& visit) {
 inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape& shape,
                       const DeviceLimits& limits, std::vector<Tile>& tiles) {
   PlanHeader h{};
-  h.flags = shape.causal ? kPlanCausal : 0;
-  h.window_left = shape.window_left;
+  shape.write_visibility(h);
   const int32_t group = shape.num_qo_heads / shape.num_kv_heads;
   tiles.clear();
   for (size_t b = 0; b < layout.requests.size(); ++b) {

@@ -19,6 +19,21 @@ struct Shape {
   bool custom_mask = false;
   /// Whether requests may share the load of KV that they begin with (plan/share.h).
   bool may_share = false;
+  bool placed = false;  ///< requests say where their queries are
+
+  // Context parallelism, as in PlanHeader.
+  int32_t context_size = 1;
+  int32_t context_rank = 0;
+  int32_t context_interleave = 1;
+
+  /// What decides which keys a row sees.
+  void write_visibility(PlanHeader& h) const {
+    h.flags |= (causal ? kPlanCausal : 0) | (placed ? kPlanPlaced : 0);
+    h.window_left = window_left;
+    h.context_size = context_size;
+    h.context_rank = context_rank;
+    h.context_interleave = context_interleave;
+  }
 
   bool operator==(const Shape&) const = default;
 };

@@ -146,8 +146,7 @@ class Planner {
     h.magic = kPlanMagic;
     h.version = kPlanVersion;
     h.total_size = i32(words);
-    h.flags = (shape.causal ? kPlanCausal : 0) | (layout.paged ? kPlanPaged : 0) |
-              (shape.custom_mask ? kPlanCustomMask : 0) |
+    h.flags = (layout.paged ? kPlanPaged : 0) | (shape.custom_mask ? kPlanCustomMask : 0) |
               (layout.kv_heads.empty() ? 0 : kPlanPerHead) |
               (workers.wide.sliced_merges ? kPlanSlicedMerges : 0);
     h.num_requests = i32(need.requests);
@@ -165,7 +164,7 @@ class Planner {
     h.num_kv_heads = shape.num_kv_heads;
     h.group_size = shape.num_qo_heads / shape.num_kv_heads;
     h.page_size = layout.page_size;
-    h.window_left = shape.window_left;
+    shape.write_visibility(h);
     h.tile_rows = limits.tile_rows;
     for (const Request& r : layout.requests) h.max_kv_len = max_of(h.max_kv_len, r.kv_len);
     h.max_requests = i32(sizes_.requests);

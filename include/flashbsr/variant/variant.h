@@ -30,7 +30,7 @@ template <class M>
 struct LogitsAt {
   const Request* request;
   int32_t q_token;     ///< query token within the request
-  int32_t q_position;  ///< its position in the sequence: kv_len - q_len + q_token
+  int32_t q_position;  ///< its position in the sequence: kv_len - q_len + q_token, or as planned
   int32_t q_head;
   int32_t kv_head;
   int32_t kv_first;             ///< KV position of the first lane

@@ -14,8 +14,8 @@ from ..errors import DTypeError, FlashbsrError, ShapeError
 __all__ = ["WORK_ITEM", "PlanHeader", "PlanRecords"]
 
 MAGIC = 0x52534246
-VERSION = 6
-HEADER_WORDS = 64
+VERSION = 7
+HEADER_WORDS = 72
 
 FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
@@ -90,6 +90,9 @@ class PlanHeader(NamedTuple):
     kv_tile: int
     num_q_tokens_now: int
     cluster_parts: int
+    context_size: int
+    context_rank: int
+    context_interleave: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:

@@ -56,7 +56,8 @@ class Planned:
         self._engine = _core.Engine(_options(spec, task))
         self._number = enter(self)
         self._operand: Any = None
-        self._batch: tuple[Layout, bool] | None = None  # of the last plan; whether it has trees
+        # Of the last plan: its layout, whether it has trees, and where its queries are.
+        self._batch: tuple[Layout, bool, Array | None] | None = None
         self._how = always(task.check)
         self._engine.keep((workspace, *self._captured.values()))
         # Index arrays and the first q may decide where to compute; whose stream plan() copies on.
@@ -115,6 +116,7 @@ class Planned:
         custom_mask: Array | None = None,
         packed_custom_mask: Array | None = None,
         tree_parents: Array | None = None,
+        q_positions: Array | None = None,
         share_prefixes: str = "auto",
         stream: Any = None,
     ) -> None:
@@ -139,6 +141,12 @@ class Planned:
             has the parent ``tree_parents[qo_indptr[b] + t]``, an earlier token of the request, or
             -1. It sees all that lies before the tree, its ancestors and itself; `draft_trees` makes
             it of lists. It replaces causality, and no mask goes beside it.
+        q_positions : int32 or int64 array, shape (batch_size,), optional
+            Position of each request's first query token among all keys of the request, where that
+            is not ``kv_len - q_len``: with `TaskInfo.context_parallel`, and for chunks of a prompt
+            that meet keys from elsewhere in it (keys begin at position 0; positions may be
+            negative, and beyond the last key). Causality, windows and encodings of positions go by
+            it. On a GPU without encodings.
         share_prefixes : {"auto", "off"}
             "auto": KV that several requests begin with, the same pages, is loaded once for all of
             them where the cost model says that it pays (`Paged` and `BlockTable`; docs/sharing.md).
@@ -169,10 +177,10 @@ class Planned:
             The driver refused.
         """
         if isinstance(layout, Planned):
-            masks = (custom_mask, packed_custom_mask, tree_parents)
+            masks = (custom_mask, packed_custom_mask, tree_parents, q_positions)
             if any(mask is not None for mask in masks) or share_prefixes != "auto":
                 raise FlashbsrError(
-                    "layout", "an Attention, beside masks or share_prefixes", "these with its plan"
+                    "layout", "an Attention, beside arrays or share_prefixes", "these with its plan"
                 )
             self._plan_like(layout, stream)
             return
@@ -194,35 +202,35 @@ class Planned:
             _optional(custom_mask, "custom_mask"),
             _optional(packed_custom_mask, "packed_custom_mask"),
             _optional(tree_parents, "tree_parents"),
+            _optional(q_positions, "q_positions"),
             share_prefixes == "auto" or _refuse_sharing(share_prefixes),
             self._plan_stream(stream),
         )
-        self._is_planned(layout, tree_parents is not None, stream)
+        self._is_planned((layout, tree_parents is not None, q_positions), stream)
 
     def _check_batch(self, layout: Layout, trees: bool) -> None:
         layout.check(self.spec)
         if trees:
             check_tree_spec(self.spec)
 
-    def _is_planned(self, layout: Layout, trees: bool, stream: Any) -> None:
+    def _is_planned(self, batch: tuple[Layout, bool, Array | None], stream: Any) -> None:
         """Remember the batch, and say what the plan lacks of it."""
         if self._operand is None:
             self._operand = operand(self._number)
-        self._batch = layout, trees
+        self._batch = batch
         self._lengths: dict[str, Any] = {}
-        if late := layout.late():
-            self.update(**late, stream=stream)
+        if late := batch[0].late():
+            self.update(**late, q_positions=batch[2], stream=stream)
 
     def _plan_like(self, like: Planned, stream: Any) -> None:
         if like._batch is None:
             wanted = "one whose plan() has succeeded"
             raise PlanError("layout", "an Attention without a plan", wanted)
-        layout, trees = like._batch
-        self._check_batch(layout, trees)
+        self._check_batch(*like._batch[:2])
         self._streams = self._streams or like._streams
         self._engine.plan_like(like._engine, self._plan_stream(stream))
         self._open = self._open and like._open
-        self._is_planned(layout, trees, stream)
+        self._is_planned(like._batch, stream)
 
     def update(
         self,
@@ -232,6 +240,7 @@ class Planned:
         kv_indptr: Array | None = None,
         kv_indices: Array | None = None,
         qo_indptr: Array | None = None,
+        q_positions: Array | None = None,
         stream: Any = None,
     ) -> None:
         """Say how long the requests of a plan of `Bounds` are, and where their pages lie.
@@ -254,6 +263,8 @@ class Planned:
         qo_indptr : int32 or int64 array, shape (batch_size + 1,), optional
             Query rows of each request, at most as many as planned. Rows of the outputs behind
             ``qo_indptr[-1]`` become 0 and -inf. Default: as planned.
+        q_positions : int32 or int64 array, shape (batch_size,), optional
+            Positions of requests' first query tokens, where `plan` had some.
         stream : CUDA stream or int, optional
             Default: the current stream of the framework whose arrays these are.
 
@@ -277,6 +288,7 @@ class Planned:
             "kv_indptr": kv_indptr,
             "kv_indices": kv_indices,
             "qo_indptr": qo_indptr,
+            "q_positions": q_positions,
         }
         views = {name: self._in_place(x, name) for name, x in arrays.items() if x is not None}
         fields = tuple(views.get(name) for name in arrays)
@@ -333,6 +345,9 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "latent": task.latent,
         "kv_layout": task.kv_layout,
         "causal": spec.causal,
+        "context_size": task.share.size,
+        "context_rank": task.share.rank,
+        "context_interleave": task.share.interleave,
         "window_left": spec.window_left,
         "sm_scale": 1 / math.sqrt(task.head_dim_qk) if spec.sm_scale is None else spec.sm_scale,
         "logits_soft_cap": spec.logits_soft_cap or 0.0,

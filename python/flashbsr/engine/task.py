@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from types import NoneType
 from typing import Any
 
 from .._check import check_backend, check_int, check_name, is_cuda
@@ -17,6 +18,7 @@ from ..arrays.dtypes import (
     normalize_dtype,
 )
 from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
+from .context import ContextParallel
 
 __all__ = ["TaskInfo"]
 
@@ -88,6 +90,10 @@ class TaskInfo:
         Validate the page table on the GPU before each run, which then waits for the verdict and
         raises `IndexRangeError` instead of reading elsewhere. A debugging aid, also switched on by
         ``FLASHBSR_CHECK=1`` in the environment. The CPU always checks.
+    context_parallel : ContextParallel or tuple (size, rank, interleave), optional
+        The keys of this engine are one rank's share of those of each request. Layouts say what is
+        here; causality, windows and encodings go by positions on all ranks, which `Attention.plan`
+        is given (``q_positions``). docs/distributed.md.
     fp8_accumulation : {"default", "fast"}
         Products of float8 q and KV on tensor cores that truncate as they accumulate (compute
         capability 9.0): how often partial sums are promoted to float32. "default": so often that
@@ -134,6 +140,7 @@ class TaskInfo:
     device: int | None = None
     check: bool = False
     fp8_accumulation: str = "default"
+    context_parallel: ContextParallel | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk"):
@@ -204,6 +211,20 @@ class TaskInfo:
         if self.device is not None and not is_cuda(self.backend):
             raise FlashbsrError("device", self.device, "None unless backend='cuda', 'fa2' or 'fa3'")
         _set(self, "check", bool(self.check))
+        if isinstance(self.context_parallel, tuple):
+            if not 2 <= len(self.context_parallel) <= 3:
+                wanted = "(size, rank) or (size, rank, interleave)"
+                raise ShapeError("context_parallel", self.context_parallel, wanted)
+            _set(self, "context_parallel", ContextParallel(*self.context_parallel))
+        elif not isinstance(self.context_parallel, (ContextParallel, NoneType)):
+            wanted = "a flashbsr.ContextParallel or (size, rank, interleave)"
+            raise DTypeError("context_parallel", type(self.context_parallel).__name__, wanted)
+
+    @property
+    def share(self) -> ContextParallel:
+        """Which keys are here; without `context_parallel` all."""
+        share = self.context_parallel
+        return share if isinstance(share, ContextParallel) else ContextParallel(1, 0)
 
 
 def _set(obj: object, name: str, value: object) -> None:

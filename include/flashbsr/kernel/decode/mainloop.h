@@ -213,7 +213,7 @@ class DecodeMath {
       for (int i = 0; i < 2; ++i) {
         const int packed = item.row_begin + min_of(8 * n + 2 * t_ + i, item.row_count - 1);
         const int token = args_.group.quotient(packed);
-        const Span visible = mask_.span(item, token);
+        const Span visible = mask_.span(args_, item, token);
         const int head = q_head(item, packed, token);
 #pragma unroll
         for (int u = 0; u < kSubTiles; ++u) {
@@ -237,7 +237,7 @@ class DecodeMath {
     if (position >= item.kv_end) return kOutside;  // no mask bit is read beyond the request
     const LogitsAt<ThreadMath> at{.request = args_.requests + item.request,
                                   .q_token = token,
-                                  .q_position = item.kv_len - item.q_len + token,
+                                  .q_position = item.kv_len - item.q_back + token,
                                   .q_head = head,
                                   .kv_head = item.kv_head,
                                   .kv_first = position,

@@ -20,18 +20,25 @@ namespace flashbsr {
 struct DecodeMask {
   int32_t whole_begin;  ///< every row sees [whole_begin, whole_end)
   int32_t whole_end;
-  int32_t causal;
+  int32_t causal;  ///< and kSpread
   int32_t window_left;
+  static constexpr int32_t kSpread = 1 << 30;  ///< keys are a share: the header says which
 
-  FLASHBSR_DEVICE Span span(const DecodeItem& item, int token) const {
+  FLASHBSR_DEVICE static int32_t flags(const PlanHeader& h) {
+    return (h.flags & kPlanCausal) | (h.context_size > 1 ? kSpread : 0);
+  }
+  FLASHBSR_DEVICE Span span(const KernelArgs& args, const DecodeItem& item, int token) const {
+    if (item.shared()) return {0, item.kv_len};
     PlanHeader h;
-    h.flags = causal ? kPlanCausal : 0;
+    h.flags = causal;
     h.window_left = window_left;
-    Request r;
-    r.q_len = item.q_len;
-    r.kv_len = item.kv_len;
-    r.index = item.shared() ? -1 : 0;
-    return visible_span(h, r, token);
+    h.context_size = 1;
+    if (causal & kSpread) {
+      h.context_size = args.header->context_size;
+      h.context_rank = args.header->context_rank;
+      h.context_interleave = args.header->context_interleave;
+    }
+    return visible_span(h, static_cast<int64_t>(item.kv_len - item.q_back) + token, item.kv_len);
   }
 };
 
@@ -106,11 +113,11 @@ struct DecodeQuery {
       for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n];
     }
     if (lane == 0) {
-      DecodeMask mask{0, 0, args.header->flags & kPlanCausal, args.header->window_left};
+      DecodeMask mask{0, 0, DecodeMask::flags(*args.header), args.header->window_left};
       const int first = args.group.quotient(item.row_begin);
       const int last = args.group.quotient(item.row_begin + max_of(item.row_count, 1) - 1);
-      mask.whole_begin = max_of(mask.span(item, last).begin, item.kv_begin);
-      mask.whole_end = min_of(mask.span(item, first).end, item.kv_end);
+      mask.whole_begin = max_of(mask.span(args, item, last).begin, item.kv_begin);
+      mask.whole_end = min_of(mask.span(args, item, first).end, item.kv_end);
       ready.mask = mask;
     }
   }
@@ -144,7 +151,7 @@ struct DecodeQuery {
           if constexpr (kRotates) {
             if (p.rope.fine && inside) {
               b[n][step][half] = rotated_word<Traits::kKv>(
-                  p.rope, Traits::kHeadDim, item.kv_len - item.q_len + token, row, dim);
+                  p.rope, Traits::kHeadDim, item.kv_len - item.q_back + token, row, dim);
             }
           }
         }

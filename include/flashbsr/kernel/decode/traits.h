@@ -24,7 +24,7 @@ struct alignas(16) DecodeItem {
   int32_t merge;
   int32_t request;
   int32_t q_begin;  ///< of a shared part ~Request::q_begin: 48 bytes are what there is room for
-  int32_t q_len;
+  int32_t q_back;   ///< kv_len less the position of its first query token: q_len, unless placed
   int32_t kv_len;
 
   FLASHBSR_FN bool shared() const { return q_begin < 0; }

@@ -1,0 +1,24 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention whose keys lie on several ranks, by PyTorch's process groups. Imported by its name.
+
+- `merge_over_ranks`: partial results of all ranks become one, for decode over a cache that is
+  spread over them (`flashbsr.ContextParallel`).
+- `PrefillOverRanks`: a prompt in zig-zag parts, keys and values travelling from rank to rank.
+- `Cost` predicts what either takes on 2 to 64 GPUs.
+
+docs/distributed.md has both step by step.
+"""
+
+from .cost import Cost, Link
+from .merge import PeerError, merge_over_ranks
+from .prefill import PrefillOverRanks, zigzag_positions
+
+__all__ = [
+    "Cost",
+    "Link",
+    "PeerError",
+    "PrefillOverRanks",
+    "merge_over_ranks",
+    "zigzag_positions",
+]
