@@ -52,7 +52,8 @@ FLASHBSR_DEVICE RowEnd weigh_row(const Params& p, const RowName& row, int32_t kv
 }
 
 /// All threads of both consumer warpgroups, in all blocks of the cluster, each block for its part
-/// of one tile; producers are done. `states` is what row_states() says of a part.
+/// of one tile; producers come to the first barrier only. `states` is what row_states() says of a
+/// part.
 template <class Traits, class Loop>
 FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Traits>& shared,
                                       const Tile& tile, int32_t group, const Loop& loop,

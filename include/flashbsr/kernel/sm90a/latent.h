@@ -392,6 +392,10 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
   } else {
     ptx::give_registers<Traits::kProducerRegisters>();
     produce<Traits, Variant, KvCopies::kEither, false>(args, shared, false, uniform_warp());
+    // The merge overwrites what the producers have written. The consumers have waited for all of
+    // it, but a race detector sees that of one lane of each warp.
+    __syncwarp();
+    if (args.cluster > 1) ptx::cluster_sync();
   }
 }
 
