@@ -54,9 +54,9 @@ TOOLKIT = re.compile(r"^(cuda\w*|nvrtc)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# The benchmark's peers are frameworks, and so is whom an integration is for; everything else goes
-# through an adapter.
-FRAMEWORK_FOLDERS = {"arrays", "integrations", "bench"}
+# The benchmark's peers are frameworks, so is whom an integration is for, and process groups are
+# PyTorch's; everything else goes through an adapter.
+FRAMEWORK_FOLDERS = {"arrays", "integrations", "distributed", "bench"}
 
 # Rooms and modules of python/flashbsr, floor by floor: each imports from its own and those before.
 # "" is the front, `flashbsr` itself, which shows what lies below it.
@@ -70,7 +70,7 @@ FLOORS = (
     ("jit",),
     ("engine",),
     ("",),
-    ("viz",),
+    ("viz", "distributed"),
     ("flashinfer", "integrations"),
     ("info", "warm"),
     ("bench",),

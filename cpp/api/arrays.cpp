@@ -43,8 +43,9 @@ struct TreeKeys {
   void find(const Shape& shape, Layout& layout) {
     PlanHeader h{};
     shape.write_visibility(h);
-    for (Request& r : layout.requests) {
-      const int32_t first = r.mask_lo;
+    for (size_t b = 0; b < layout.requests.size(); ++b) {
+      Request& r = layout.requests[b];
+      const int32_t first = layout.positions[b];
       r.mask_begin = static_cast<int32_t>(
           max_of<int64_t>(min_of<int64_t>(keys_before(h, first), r.kv_len), 0));
       begin.push_back(tokens.size());

@@ -99,7 +99,9 @@ void Attention::forget_plan() {
 Shape Attention::shape() const {
   Shape shape = options_.shape;
   shape.custom_mask = laid_.masked;
-  if (laid_.masked) shape.causal = false;
+  // Where causality hides nothing of a share every kernel will do.
+  const bool whole = laid_.sees_all && shape.context_size > 1 && !options_.capacity.fixed();
+  if (laid_.masked || whole) shape.causal = false;
   shape.placed = laid_.placed && !laid_.masked;
   return shape;
 }
@@ -201,6 +203,8 @@ Batch Attention::batch() const {
               .per_head = !laid_.layout.kv_heads.empty(),
               .decode = laid_.layout.decode,
               .masked = laid_.masked,
+              .spread = options_.shape.context_size > 1 &&
+                        (shape().causal || options_.shape.window_left >= 0),
               .page_run = laid_.layout.paged
                               ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens)
                               : 0,
@@ -303,14 +307,15 @@ void Attention::check_placement() const {
     }
   }
   if (!laid_.placed) return;
-  if (laid_.masked && encodes) {
-    throw Error(ErrorCode::kUnsupported, "q_positions", "an array with a tree",
-                "trees without encodings of positions");
-  }
-  if (encodes && backend_->place().cuda) {
-    throw Error(ErrorCode::kUnsupported, "q_positions", "an array",
-                "on a GPU None with encodings of positions and variants that ask for them (rotate "
+  if (!backend_->place().cuda) return;
+  if (encodes && shape.context_size > 1) {
+    throw Error(ErrorCode::kUnsupported, "context_parallel", std::to_string(shape.context_size),
+                "on a GPU 1 with encodings of positions and variants that ask for them (rotate "
                 "first, flashbsr.apply_rope)");
+  }
+  if (options_.asks_where) {
+    throw Error(ErrorCode::kUnsupported, "q_positions", "an array",
+                "on a GPU None with variants that ask for positions or lengths");
   }
 }
 
@@ -319,8 +324,9 @@ int64_t Attention::furthest_position() const {
   PlanHeader h{};
   shape().write_visibility(h);
   int64_t furthest = 0;
-  for (const Request& r : laid_.layout.requests) {
-    const int64_t first = first_position(h, r);
+  for (size_t b = 0; b < laid_.layout.requests.size(); ++b) {
+    const Request& r = laid_.layout.requests[b];
+    const int64_t first = laid_.layout.first_position(b);
     furthest = max_of<int64_t>(furthest, max_of(-first, first + r.q_len));
     if (r.kv_len > 0) furthest = max_of<int64_t>(furthest, key_position(h, r.kv_len - 1) + 1);
   }

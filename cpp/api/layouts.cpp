@@ -77,21 +77,30 @@ void write(const BsrArrays& a, LaidOut& to) {
 /// Positions stay where neither they nor a window's length beyond them leaves 32 bits.
 constexpr int64_t kFarthest = int64_t{1} << 30;
 
-/// Where queries are goes into the requests, checked against the keys that are here.
 void place_queries(const Placement& placement, Layout& layout) {
   const Array& a = *placement.q_positions;
   const IndexView positions = indices(a);
   flashbsr::detail::check_length(a.name, positions.size,
                                  static_cast<int64_t>(layout.requests.size()), "batch_size");
-  for (Request& r : layout.requests) {
-    const int64_t position = positions[r.index];
+  for (int64_t b = 0; b < positions.size; ++b) {
+    const int64_t position = positions[b];
     if (position < -kFarthest || position > kFarthest) {
-      flashbsr::detail::bad_index(flashbsr::detail::at(a.name, r.index), position,
+      flashbsr::detail::bad_index(flashbsr::detail::at(a.name, b), position,
                                   "a position within 2^30");
     }
-    r.mask_lo = static_cast<int32_t>(position);
-    r.mask_hi = -1;
+    layout.positions.push_back(static_cast<int32_t>(position));
   }
+}
+
+/// Whether each request's first query, and so all of them, is behind its last key.
+bool see_all(const Shape& shape, const Layout& layout) {
+  PlanHeader h{};
+  shape.write_visibility(h);
+  for (size_t b = 0; b < layout.requests.size(); ++b) {
+    const Request& r = layout.requests[b];
+    if (r.q_len > 0 && keys_before(h, int64_t{layout.positions[b]} + 1) < r.kv_len) return false;
+  }
+  return true;
 }
 
 void check_keys(const Shape& shape, const Layout& layout) {
@@ -106,8 +115,9 @@ void check_keys(const Shape& shape, const Layout& layout) {
 
 void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, const Placement& placement,
              LaidOut& to) {
-  to.masked = to.given_needed = to.may_be_shared = to.placed = false;
+  to.masked = to.given_needed = to.may_be_shared = to.placed = to.sees_all = false;
   to.given.clear();
+  to.layout.positions.clear();
   std::visit([&](const auto& a) { write(a, to); }, arrays);
   const bool matrix =
       std::holds_alternative<LevelsArrays>(arrays) || std::holds_alternative<BsrArrays>(arrays);
@@ -129,6 +139,7 @@ void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, const Placement
     }
     place_queries(placement, to.layout);
     to.placed = true;
+    to.sees_all = !to.layout.bounds && see_all(placement.shape, to.layout);
   }
   if (!mask.given()) return;
   const Array& one = mask.boolean ? *mask.boolean : mask.packed ? *mask.packed : *mask.parents;

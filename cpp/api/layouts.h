@@ -74,6 +74,7 @@ struct LaidOut {
   bool given_needed = false;   ///< the requests' own page lists do not say the same
   bool may_be_shared = false;  ///< requests with the same pages may be looked for
   bool placed = false;         ///< requests say where their queries are
+  bool sees_all = false;       ///< and causality hides no key of theirs
 };
 
 /// Positions of requests' first query tokens, [batch], and what keys there are (Shape's context).

@@ -129,6 +129,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .rotates = o_.position == Position::kRopeLlama,
             .masked = batch.masked,
             .latent = o_.latent,
+            .spread = batch.spread,
             .sigmoid = o_.activation == Activation::kSigmoid,
             .rows = rows,
             .group = group,

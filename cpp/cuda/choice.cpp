@@ -113,6 +113,8 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
 const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                           const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h' || need.mixed_rows > 0;
+  // Only the streaming kernels know of shares: in 22 of the others that test spills.
+  if (need.spread && tile.family[0] != 'd') return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
@@ -124,7 +126,8 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
 /// Rows of a latent kernel hold these dims and no others: the tail of Q is a column of its own.
 const KernelRow* try_latent(const Need& need, const DeviceInfo& device) {
   const int rows = kLatentTile.rows;
-  if (need.sigmoid || need.rotates || need.q != need.kv || need.family == api::Family::kFa2) {
+  if (need.sigmoid || need.rotates || need.spread || need.q != need.kv ||
+      need.family == api::Family::kFa2) {
     return nullptr;
   }
   if (need.group > rows && need.group % rows) return nullptr;
@@ -190,6 +193,15 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
         ErrorCode::kUnsupported, "pos_encoding_mode", "'ROPE_LLAMA' with backend='fa3'",
         "it with 16-bit q and KV and head dims of 64, 128 or 256; backend='auto' or 'fa2'; or "
         "rotate q and k with apply_rope first");
+  }
+  if (need.spread && !need.variant) {
+    throw Error(ErrorCode::kUnsupported, "context_parallel",
+                "causality or a window over a share of the keys, head_dim " +
+                    std::to_string(need.head_dim_qk) + ", q " + dtype_name(need.q) + ", KV " +
+                    dtype_name(need.kv) + (need.latent ? ", latent" : "") + " on sm_" +
+                    std::to_string(device.cc),
+                "on a GPU what kernels of family 'decode' do; causal=False where every query sees "
+                "all keys of the share; backend='cpu'");
   }
   if (need.latent) {
     throw Error(ErrorCode::kUnsupported, "latent",

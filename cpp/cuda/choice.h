@@ -26,6 +26,7 @@ struct Need {
   bool rotates = false;  ///< RoPE inside attention: not by every kernel
   bool masked = false;   ///< by a custom mask
   bool latent = false;   ///< V is a part of K
+  bool spread = false;   ///< rows see different keys of a share (core/plan.h, visible_keys)
   bool sigmoid = false;  ///< instead of softmax, or another activation of the caller's
   double rows = 1;       ///< packed rows of a request, on average
   int group = 1;         ///< query heads of a KV head

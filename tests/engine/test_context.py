@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys shared among ranks: what each computes of its share, merged, is attention over all of them."""
+"""Keys shared among ranks: what each computes of its share, merged, is attention over all."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_what_needs_positions_asks_for_them() -> None:
             flashbsr.Bounds([0, 2], [9], page_size=4), q_positions=[7], tree_parents=[-1, 0]
         )
     alibi = attention_of(VARIANTS["alibi"], ContextParallel(2, 0))
-    with pytest.raises(flashbsr.UnsupportedError, match="trees without encodings"):
+    with pytest.raises(flashbsr.UnsupportedError, match="pos_encoding_mode"):
         alibi.plan(layout, q_positions=[17], tree_parents=[-1, 0])
     matrix = attention_of(VARIANTS["plain"], ContextParallel(1, 0))
     with pytest.raises(flashbsr.UnsupportedError, match="q_positions"):

@@ -32,13 +32,15 @@ inline constexpr int32_t kPlanVersion = 7;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
-  int32_t q_begin;   ///< first query token, row of q and o; of a shared part, place in q_rows
-  int32_t q_len;     ///< query tokens
+  int32_t q_begin;  ///< first query token, row of q and o; of a shared part, place in q_rows
+  /// Query tokens. In a kPlanPlaced plan kv_len less the position of the first of them, which is
+  /// what kernels want to know: they find it, here as there, as kv_len - q_len.
+  int32_t q_len;
   int32_t kv_begin;  ///< paged: first entry in kv_indices. ragged: first token row of k and v
   int32_t kv_len;    ///< KV tokens
   int32_t mask_lo;   ///< byte offset of its packed custom mask, low and high 32 bits; -1, -1: none.
                      ///< Of a shared part that is together the row of its first query token. Of a
-                     ///< request of a kPlanPlaced plan the position of its first query token
+                     ///< request of a kPlanPlaced plan its number of query tokens
   int32_t mask_hi;
   int32_t index;       ///< its own number in the batch, for variants; negative: a shared part
   int32_t mask_begin;  ///< the mask has bits from this KV position on; all before is kept
@@ -101,7 +103,7 @@ enum PlanFlags : int32_t {
   kPlanCustomMask = 1 << 2,
   kPlanPerHead = 1 << 3,       ///< a request belongs to one KV head, that of its items
   kPlanSlicedMerges = 1 << 4,  ///< warps of all blocks share a merge
-  kPlanPlaced = 1 << 5,        ///< requests say where their queries are: Request::mask_lo
+  kPlanPlaced = 1 << 5,        ///< requests say where their queries are: Request::q_len
 };
 
 /// How the KV ranges were cut.
@@ -259,10 +261,28 @@ FLASHBSR_FN int32_t query_row(const Request& r, int32_t token, const int32_t* q_
   return r.rows_together() ? r.mask_lo + token : q_rows[r.q_begin + token];
 }
 
-/// Position of a request's first query token among all keys of the request, on all ranks. Without
-/// kPlanPlaced queries are the last tokens: bottom-right aligned.
-FLASHBSR_FN int32_t first_position(const PlanHeader& h, const Request& r) {
-  return h.flags & kPlanPlaced ? r.mask_lo : r.kv_len - r.q_len;
+/// Position of a request's first query token among its keys, on all ranks. Without kPlanPlaced
+/// queries are the last tokens: bottom-right aligned.
+FLASHBSR_FN int32_t first_position(const Request& r) { return r.kv_len - r.q_len; }
+
+/// The request with as many query tokens as it has.
+FLASHBSR_FN Request counted(const PlanHeader& h, Request r) {
+  if (h.flags & kPlanPlaced) r.q_len = r.mask_lo;
+  return r;
+}
+
+/// Of a request with all of its keys: kernels that are not given shares ask it. Causality keeps
+/// keys up to the query's own position, the window those >= own - window_left. Of a shared part
+/// every row sees all: plan/share.h.
+FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
+  if (r.shared()) return {0, r.kv_len};
+  int64_t begin = 0, end = r.kv_len;
+  const int64_t position = static_cast<int64_t>(first_position(r)) + token;
+  if (h.flags & kPlanCausal) end = position + 1 < end ? position + 1 : end;
+  if (h.window_left >= 0 && position - h.window_left > 0) begin = position - h.window_left;
+  if (end < 0) end = 0;
+  if (begin > end) begin = end;
+  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
 /// How many keys here have positions below `position`: under context parallelism rank r of N has of
@@ -284,9 +304,9 @@ FLASHBSR_FN int32_t key_position(const PlanHeader& h, int32_t key) {
   return (whole * h.context_size + h.context_rank) * interleave + (key - whole * interleave);
 }
 
-/// Keys here that a query at `position` sees, of kv_len. They follow each other, since positions
-/// increase. Causality keeps positions up to its own, the window those >= own - window_left.
-FLASHBSR_FN Span visible_span(const PlanHeader& h, int64_t position, int32_t kv_len) {
+/// visible_span() of a query at `position` where keys may be a share: of kv_len that are here.
+/// They follow each other, since positions increase.
+FLASHBSR_FN Span visible_keys(const PlanHeader& h, int64_t position, int32_t kv_len) {
   int64_t begin = 0, end = kv_len;
   if (h.flags & kPlanCausal) {
     const int64_t seen = keys_before(h, position + 1);
@@ -300,11 +320,9 @@ FLASHBSR_FN Span visible_span(const PlanHeader& h, int64_t position, int32_t kv_
   if (begin > end) begin = end;
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
-
-/// Of a shared part every row sees all: plan/share.h.
-FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
+FLASHBSR_FN Span visible_keys(const PlanHeader& h, const Request& r, int32_t token) {
   if (r.shared()) return {0, r.kv_len};
-  return visible_span(h, static_cast<int64_t>(first_position(h, r)) + token, r.kv_len);
+  return visible_keys(h, static_cast<int64_t>(first_position(r)) + token, r.kv_len);
 }
 
 }  // namespace flashbsr

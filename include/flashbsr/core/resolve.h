@@ -81,29 +81,32 @@ class BoundPlan {
     const int32_t masked = r.kv_len - r.mask_begin;
     r.kv_len = clamp(now.kv_lens[i], 0, r.kv_len);
     if (r.mask_begin > 0) r.mask_begin = max_of(r.kv_len - masked, 0);
+    int32_t tokens = counted(h_, r).q_len;
     if (now.qo_indptr.given()) {
       // Of requests per KV head, all heads of one have its queries.
       const int32_t q = h_.flags & kPlanPerHead ? i / h_.num_kv_heads : i;
       r.q_begin = clamp(now.qo_indptr[q], 0, h_.num_q_tokens);
-      r.q_len =
-          clamp(now.qo_indptr[q + 1] - r.q_begin, 0, min_of(r.q_len, h_.num_q_tokens - r.q_begin));
+      tokens =
+          clamp(now.qo_indptr[q + 1] - r.q_begin, 0, min_of(tokens, h_.num_q_tokens - r.q_begin));
     }
+    r.q_len = tokens;
     if (h_.flags & kPlanPlaced) {
-      r.mask_lo = clamp(now.q_positions[i], -kFarthest, kFarthest);
+      r.mask_lo = tokens;
+      r.q_len = r.kv_len - clamp(now.q_positions[i], -kFarthest, kFarthest);
     }
     return r;
   }
   static constexpr int32_t kFarthest = 1 << 30;  ///< position that may be asked for
 
   FLASHBSR_FN int32_t rows_now(int32_t begin, int32_t count, const Request& r) const {
-    return clamp(static_cast<int64_t>(r.q_len) * h_.group_size - begin, 0, count);
+    return clamp(int64_t{counted(h_, r).q_len} * h_.group_size - begin, 0, count);
   }
 
   /// KV positions that some of the rows see. Spans only move right from token to token.
   FLASHBSR_FN Span rows_span(const Request& r, int32_t begin, int32_t count) const {
     if (count == 0) return {0, 0};
-    const Span a = visible_span(h_, r, begin / h_.group_size);
-    const Span z = visible_span(h_, r, (begin + count - 1) / h_.group_size);
+    const Span a = visible_keys(h_, r, begin / h_.group_size);
+    const Span z = visible_keys(h_, r, (begin + count - 1) / h_.group_size);
     return {min_of(a.begin, z.end), z.end};
   }
 

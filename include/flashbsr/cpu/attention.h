@@ -39,7 +39,8 @@ class ItemKernel {
         plan_(plan),
         h_(plan.header()),
         item_(plan.items()[item]),
-        request_(plan.requests()[item_.request]),
+        request_(counted(h_, plan.requests()[item_.request])),
+        first_position_(flashbsr::first_position(plan.requests()[item_.request])),
         variant_(params),
         keys_(joined_keys(params)),
         mem_(memory, item_.row_count, keys_.dim, params.v.dim),
@@ -300,7 +301,8 @@ class ItemKernel {
       Row& row = mem_.row[r];
       row.token = packed / group;
       row.q_head = item_.kv_head * group + packed % group;
-      row.span = visible_span(h_, request_, row.token);
+      row.span = request_.shared() ? Span{0, request_.kv_len}
+                                   : visible_keys(h_, position(row), request_.kv_len);
       row.scale = p_.sm_scale * (p_.q_head_scale ? p_.q_head_scale[row.q_head] : 1.0f) *
                   (p_.k_head_scale ? p_.k_head_scale[item_.kv_head] : 1.0f);
       row.max = -infinity();
@@ -321,7 +323,7 @@ class ItemKernel {
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
   }
 
-  int32_t position(const Row& row) const { return first_position(h_, request_) + row.token; }
+  int32_t position(const Row& row) const { return first_position_ + row.token; }
 
   /// Six rows against one packed tile. Only the columns that some row sees are computed.
   void attend_block(const KvTile& tile, int32_t first) {
@@ -484,6 +486,7 @@ class ItemKernel {
   const PlanHeader& h_;
   const WorkItem item_;
   const Request request_;
+  const int32_t first_position_;
   const Variant variant_;
   const PagedView keys_;
   const Scratch<Op> mem_;

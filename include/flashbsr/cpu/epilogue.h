@@ -57,7 +57,8 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
   const Variant variant(p);
   const PlanHeader& h = plan.header();
   const Merge& m = plan.merges()[index];
-  const Request& request = plan.requests()[m.request];
+  const Request request = counted(h, plan.requests()[m.request]);
+  const int32_t position = first_position(plan.requests()[m.request]);
   float o[kMaxHeadDim];
   for (int32_t r = 0; r < m.row_count; ++r) {
     float top = -infinity();
@@ -84,7 +85,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
     }
     const int32_t packed = m.row_begin + r;
     const int32_t token = packed / h.group_size;
-    const RowAt at{&request, token, first_position(h, request) + token,
+    const RowAt at{&request, token, position + token,
                    m.kv_head * h.group_size + packed % h.group_size, p.v.dim};
     write_row(p, variant, at, m.kv_head, o, lse);
   }

@@ -93,14 +93,15 @@ inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape&
     const Request& r = layout.requests[b];
     const int32_t own = sharing.first_of(b);
     const int64_t rows = static_cast<int64_t>(r.q_len) * group;
+    const int64_t position = layout.first_position(b);
     if (rows > std::numeric_limits<int32_t>::max()) {
       throw Error(ErrorCode::kIndexRange, "qo_indptr", std::to_string(rows) + " packed rows",
                   "fewer than 2^31 query tokens x group in a request");
     }
     cut_rows(rows, limits, [&](int32_t row, int32_t count) {
       // Spans only move right from token to token: first begin to last end covers the tile.
-      const Span a = visible_span(h, r, row / group);
-      const Span z = visible_span(h, r, (row + count - 1) / group);
+      const Span a = visible_keys(h, position + row / group, r.kv_len);
+      const Span z = visible_keys(h, position + (row + count - 1) / group, r.kv_len);
       const int32_t begin = min_of(max_of(a.begin, own), z.end);
       tiles.push_back({static_cast<int32_t>(b), row, count, {begin, z.end}, own > 0, false});
     });

@@ -46,6 +46,7 @@ struct Layout {
   std::vector<Request> requests;
   std::vector<int32_t> kv_indices;  ///< page ids; empty where KV is ragged
   std::vector<int32_t> kv_heads;    ///< of each request, its one KV head; empty: all have all
+  std::vector<int32_t> positions;   ///< of requests' first query tokens; empty: they are the last
   int32_t page_size = 1;
   bool paged = false;
   bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
@@ -57,6 +58,11 @@ struct Layout {
   int64_t num_kv_tokens = 0;
   int64_t mask_bits = 0;   ///< length of a boolean mask: sum of q_len * (kv_len - mask_begin)
   int64_t mask_bytes = 0;  ///< length of the packed one: each request starts at a byte
+
+  int64_t first_position(size_t request) const {
+    const Request& r = requests[request];
+    return positions.empty() ? int64_t{r.kv_len} - r.q_len : positions[request];
+  }
 };
 
 /// Tokens that lie in a row in memory, as a factor of all there are: boxes are loaded whole, and

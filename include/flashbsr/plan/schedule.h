@@ -202,11 +202,21 @@ class Planner {
     }
     std::memcpy(buffer_.data(), &h, sizeof(h));
     copy(h.off_requests, layout.requests.data(), layout.requests.size() * sizeof(Request));
+    if (shape.placed) place_requests(layout);
     copy(h.off_kv_indices, layout.kv_indices.data(), layout.kv_indices.size() * 4);
   }
 
   void copy(int32_t offset, const void* src, size_t bytes) {
     if (bytes) std::memcpy(buffer_.data() + offset, src, bytes);
+  }
+
+  /// Requests of a kPlanPlaced plan.
+  void place_requests(const Layout& layout) {
+    Request* request = reinterpret_cast<Request*>(buffer_.data() + header().off_requests);
+    for (size_t b = 0; b < layout.requests.size(); ++b) {
+      request[b].mask_lo = request[b].q_len;
+      request[b].q_len = request[b].kv_len - layout.positions[b];
+    }
   }
 
   PlanHeader& header() { return *reinterpret_cast<PlanHeader*>(buffer_.data()); }

@@ -269,14 +269,13 @@ def _products_of(device: str) -> float | None:
 
 
 def _visible_pairs(plan: Plan) -> int:
-    """Pairs that `visible_span` of ``core/plan.h`` leaves; of a shared part every row sees all."""
-    h, requests = plan.header, plan.requests
+    """Pairs of a query and a key that it sees; of a shared part every row sees all."""
+    requests = plan.requests
     q_len = requests["q_len"].astype(np.int64)
     kv_len = np.repeat(requests["kv_len"].astype(np.int64), q_len)
-    first = np.repeat(np.cumsum(q_len) - q_len, q_len)
-    position = kv_len - np.repeat(q_len, q_len) + np.arange(len(first)) - first
-    end = np.minimum(kv_len, position + 1) if plan.causal else kv_len
-    begin = np.maximum(position - h.window_left, 0) if h.window_left >= 0 else 0
+    first = np.cumsum(q_len) - q_len
+    position = np.repeat(plan.first_positions[: len(requests)] - first, q_len)
+    begin, end = plan.visible(position + np.arange(len(position)), kv_len)
     own, shared = np.zeros(len(q_len), np.int64), 0
     for part in plan.parts:
         own[part.requests] = part.own_begin

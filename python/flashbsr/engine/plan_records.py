@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DTypeError, FlashbsrError, ShapeError
+from .context import ContextParallel
 
 __all__ = ["WORK_ITEM", "PlanHeader", "PlanRecords"]
 
@@ -21,6 +22,7 @@ FLAG_CAUSAL = 1 << 0
 FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
 FLAG_PER_HEAD = 1 << 3
+FLAG_PLACED = 1 << 5
 
 
 class PlanHeader(NamedTuple):
@@ -114,7 +116,7 @@ class PlanRecords:
     """The sections of a plan; `Plan` documents them."""
 
     __slots__ = (
-        "buffer", "header", "items", "kv_indices", "merge_parts", "merges", "owners", "q_rows",
+        "buffer", "first_positions", "header", "items", "kv_indices", "merge_parts", "merges", "owners", "q_rows",
         "queue_indptr", "queue_items", "requests", "shared",
     )  # fmt: skip
 
@@ -134,6 +136,11 @@ class PlanRecords:
         if h.total_size > buffer.size:
             raise ShapeError("buffer", f"{buffer.size} words", f"{h.total_size} words")
         self.owners = self._records(h.off_requests, h.num_requests + h.num_shared, REQUEST)
+        self.first_positions = (self.owners["kv_len"] - self.owners["q_len"]).astype(np.int64)
+        if h.flags & FLAG_PLACED:  # positions are where numbers of tokens were: core/plan.h
+            self.owners = self.owners.copy()
+            self.owners["q_len"] = self.owners["mask_lo"]
+            self.owners["mask_lo"] = -1
         self.requests, self.shared = np.split(self.owners, [h.num_requests])
         self.items = self._records(h.off_items, h.num_items, WORK_ITEM)
         self.merges = self._records(h.off_merges, h.num_merges, MERGE)
@@ -148,6 +155,28 @@ class PlanRecords:
 
     def _records(self, offset: int, count: int, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
         return self._words(offset, count * (dtype.itemsize // 4)).view(dtype)
+
+    def visible(
+        self, positions: npt.NDArray[np.int64], kv_lens: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Keys ``[begin, end)`` that queries see of `kv_lens`: ``visible_keys`` of ``core/plan.h``.
+
+        Parameters
+        ----------
+        positions : int64 array
+            Of the queries among the keys of their requests, on all ranks.
+        kv_lens : int or integer array
+            Keys that are here.
+        """
+        h, kv_lens = self.header, np.asarray(kv_lens, np.int64)
+        share = ContextParallel(max(h.context_size, 1), h.context_rank, max(h.context_interleave, 1))
+        end = np.broadcast_to(kv_lens, positions.shape)
+        if self.causal:
+            end = np.clip(share.local_lens(np.maximum(positions + 1, 0)), 0, kv_lens)
+        begin = np.zeros_like(positions)
+        if h.window_left >= 0:
+            begin = share.local_lens(np.maximum(positions - h.window_left, 0))
+        return np.minimum(begin, end), end
 
     @property
     def causal(self) -> bool:

@@ -120,7 +120,7 @@ def cells_of_plan(plan: Plan) -> _Cells:
         r = plan.requests[request]
         first, last = row_begin // h.group_size, (row_begin + row_count - 1) // h.group_size
         own_begin = max([parts[n].own_begin for n in parts_of[request]], default=0)
-        columns, share = _share_of_tile(plan, r, (first, last), wide, own_begin)
+        columns, share = _share_of_tile(plan, request, (first, last), wide, own_begin)
         owner = [np.full(len(columns), request)]
         for number in reversed(parts_of[request]):
             pages = _pages_of_part(plan, r, parts[number])
@@ -159,21 +159,18 @@ def _pages_of_part(plan: Plan, request: Any, part: SharedPart) -> npt.NDArray[np
 
 
 def _share_of_tile(
-    plan: Plan, request: Any, tokens: tuple[int, int], wide: int, own_begin: int
+    plan: Plan, number: int, tokens: tuple[int, int], wide: int, own_begin: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Columns that query tokens [first, last] touch, with the share of (token, key) pairs kept.
 
-    The visible span of a token is that of ``visible_span`` in ``core/plan.h``, from `own_begin` on.
+    Of what a token sees `own_begin` and what follows count.
     """
-    h = plan.header
+    h, request = plan.header, plan.requests[number]
     first, last = tokens
     kv_len, kv_begin = int(request["kv_len"]), int(request["kv_begin"])
-    position = kv_len - int(request["q_len"]) + np.arange(first, last + 1)
-    end = np.minimum(kv_len, position + 1) if plan.causal else np.full(position.shape, kv_len)
-    begin = (
-        np.maximum(0, position - h.window_left) if h.window_left >= 0 else np.zeros_like(position)
-    )
-    begin, end = np.maximum(begin, own_begin), np.maximum(end, 0)
+    position = plan.first_positions[number] + np.arange(first, last + 1)
+    begin, end = plan.visible(position, kv_len)
+    begin = np.maximum(begin, own_begin)
     size = h.page_size if plan.paged else wide
     offset = 0 if plan.paged else kv_begin % wide
     blocks = -(-(kv_len + offset) // size)

@@ -14,8 +14,7 @@
 
 namespace flashbsr {
 
-FLASHBSR_DEVICE DecodeItem decode_item(const KernelArgs& args, const WorkItem& item,
-                                       const Request& request) {
+FLASHBSR_DEVICE DecodeItem decode_item(const WorkItem& item, const Request& request) {
   return {.kv_begin = item.kv_begin,
           .kv_end = item.kv_end,
           .kv_table = request.kv_begin,
@@ -27,7 +26,7 @@ FLASHBSR_DEVICE DecodeItem decode_item(const KernelArgs& args, const WorkItem& i
           .merge = item.merge,
           .request = item.request,
           .q_begin = request.shared() ? ~request.q_begin : request.q_begin,
-          .q_back = request.kv_len - first_position(*args.header, request),
+          .q_len = request.q_len,
           .kv_len = request.kv_len};
 }
 
@@ -38,7 +37,7 @@ FLASHBSR_DEVICE void stage_items(const KernelArgs& args, const DecodeShared<Trai
                                  int first, int known, int count, int thread) {
   for (int i = known + thread; i < count; i += 32 * Traits::kEpilogueWarps) {
     const WorkItem item = args.items[args.queue_items[first + i]];
-    shared.items()[i] = decode_item(args, item, args.requests[item.request]);
+    shared.items()[i] = decode_item(item, args.requests[item.request]);
   }
   ptx::mbarrier_arrive(shared.staged());
 }
@@ -136,7 +135,7 @@ template <class Traits>
 FLASHBSR_DEVICE void begin_decode(const KernelArgs& args, const DecodeShared<Traits>& shared,
                                   int queue) {
   const WorkerStart start = args.starts[queue];
-  shared.items()[0] = decode_item(args, start.item, start.request);
+  shared.items()[0] = decode_item(start.item, start.request);
   ptx::mbarrier_init(shared.empty(), 32 * Traits::kEpilogueWarps);
   ptx::mbarrier_init(shared.staged(), 32 * Traits::kEpilogueWarps);
   ptx::mbarrier_init(shared.ready_barrier(0), 32);

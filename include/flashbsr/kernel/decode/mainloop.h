@@ -62,10 +62,11 @@ class DecodeMath {
       : args_(args), variant_(args.params), g_(lane >> 2), t_(lane & 3), lane_(lane) {}
 
   FLASHBSR_DEVICE void begin(const DecodeItem& item, const DecodeReady<Traits>& ready) {
-    mask_ = ready.mask;
+    whole_ = ready.whole;
+    visible_ = ready.visible;
     if (variant_.masks_logits()) {
       const int32_t masked = variant_.mask_begin(args_.requests[item.request]);
-      mask_.whole_end = min_of(mask_.whole_end, masked);
+      whole_.end = min_of(whole_.end, masked);
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -86,7 +87,7 @@ class DecodeMath {
     scores(query, tile, s);
     if constexpr (Traits::kTokenScales) scale_logits(scales, s);
     ring.produce_keys();
-    const bool cut = position < mask_.whole_begin || position + Traits::kKvTile > mask_.whole_end;
+    const bool cut = position < whole_.begin || position + Traits::kKvTile > whole_.end;
     const bool hooks = !Variant::use_softmax || variant_.transforms_logits();
     if (cut || hooks) {
       masked(item, position, s);
@@ -211,9 +212,9 @@ class DecodeMath {
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int packed = item.row_begin + min_of(8 * n + 2 * t_ + i, item.row_count - 1);
-        const int token = args_.group.quotient(packed);
-        const Span visible = mask_.span(args_, item, token);
+        const int row = min_of(8 * n + 2 * t_ + i, item.row_count - 1);
+        const int packed = item.row_begin + row, token = args_.group.quotient(packed);
+        const Span visible = visible_[row];
         const int head = q_head(item, packed, token);
 #pragma unroll
         for (int u = 0; u < kSubTiles; ++u) {
@@ -222,9 +223,7 @@ class DecodeMath {
             const int32_t at = position + 16 * u + g_ + 8 * h;
             float& x = s[u][n][2 * h + i];
             x = logit(item, token, head, at, x * scale_[n][i]);
-            const bool outside =
-                at < max_of(visible.begin, item.kv_begin) || at >= min_of(visible.end, item.kv_end);
-            if (outside) x = kOutside;
+            if (at < visible.begin || at >= visible.end) x = kOutside;
           }
         }
       }
@@ -237,7 +236,7 @@ class DecodeMath {
     if (position >= item.kv_end) return kOutside;  // no mask bit is read beyond the request
     const LogitsAt<ThreadMath> at{.request = args_.requests + item.request,
                                   .q_token = token,
-                                  .q_position = item.kv_len - item.q_back + token,
+                                  .q_position = item.kv_len - item.q_len + token,
                                   .q_head = head,
                                   .kv_head = item.kv_head,
                                   .kv_first = position,
@@ -369,7 +368,8 @@ class DecodeMath {
   const int g_;
   const int t_;
   const int lane_;
-  DecodeMask mask_;
+  Span whole_;                     ///< what every row sees
+  const Span* visible_ = nullptr;  ///< what each does
   float scale_[kTiles][2];
 };
 

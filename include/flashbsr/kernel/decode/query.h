@@ -16,39 +16,14 @@
 
 namespace flashbsr {
 
-/// Which positions the rows of an item see.
-struct DecodeMask {
-  int32_t whole_begin;  ///< every row sees [whole_begin, whole_end)
-  int32_t whole_end;
-  int32_t causal;  ///< and kSpread
-  int32_t window_left;
-  static constexpr int32_t kSpread = 1 << 30;  ///< keys are a share: the header says which
-
-  FLASHBSR_DEVICE static int32_t flags(const PlanHeader& h) {
-    return (h.flags & kPlanCausal) | (h.context_size > 1 ? kSpread : 0);
-  }
-  FLASHBSR_DEVICE Span span(const KernelArgs& args, const DecodeItem& item, int token) const {
-    if (item.shared()) return {0, item.kv_len};
-    PlanHeader h;
-    h.flags = causal;
-    h.window_left = window_left;
-    h.context_size = 1;
-    if (causal & kSpread) {
-      h.context_size = args.header->context_size;
-      h.context_rank = args.header->context_rank;
-      h.context_interleave = args.header->context_interleave;
-    }
-    return visible_span(h, static_cast<int64_t>(item.kv_len - item.q_back) + token, item.kv_len);
-  }
-};
-
 /// An item ready to multiply, in shared memory.
 template <class Traits>
 struct alignas(16) DecodeReady {
   static constexpr int kWords = Traits::kHeadDim / 8 * (Traits::kRows / 8);  ///< of a lane
   uint4 b[kWords / 4][32];
-  float scale[Traits::kRows];  ///< of the logits, every scale and the queries' own folded in
-  DecodeMask mask;
+  float scale[Traits::kRows];   ///< of the logits, every scale and the queries' own folded in
+  Span visible[Traits::kRows];  ///< positions of the item that a row sees
+  alignas(16) Span whole;       ///< those that every row sees
 };
 
 template <class Traits>
@@ -112,17 +87,26 @@ struct DecodeQuery {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n];
     }
-    if (lane == 0) {
-      DecodeMask mask{0, 0, DecodeMask::flags(*args.header), args.header->window_left};
-      const int first = args.group.quotient(item.row_begin);
-      const int last = args.group.quotient(item.row_begin + max_of(item.row_count, 1) - 1);
-      mask.whole_begin = max_of(mask.span(args, item, last).begin, item.kv_begin);
-      mask.whole_end = min_of(mask.span(args, item, first).end, item.kv_end);
-      ready.mask = mask;
-    }
+    see(args, item, lane, ready);
   }
 
  private:
+  /// What each row sees. Once for all streaming warps: where keys are a share it takes a division.
+  FLASHBSR_DEVICE static void see(const KernelArgs& args, const DecodeItem& item, int lane,
+                                  DecodeReady<Traits>& ready) {
+    const int last = max_of(item.row_count, 1) - 1;
+    const int token = args.group.quotient(item.row_begin + min_of(lane, last));
+    Span seen{0, item.kv_len};
+    if (!item.shared()) {
+      seen = visible_keys(*args.header, int64_t{item.kv_len} - item.q_len + token, item.kv_len);
+    }
+    seen = {max_of(seen.begin, item.kv_begin), min_of(seen.end, item.kv_end)};
+    if (lane < Traits::kRows) ready.visible[lane] = seen;
+    // Spans only move right from row to row.
+    const int32_t begin = __shfl_sync(0xffffffffu, seen.begin, last);
+    if (lane == 0) ready.whole = {begin, seen.end};
+  }
+
   template <bool kRotates>
   FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane,
                             float (&scale)[kTiles]) {
@@ -151,7 +135,7 @@ struct DecodeQuery {
           if constexpr (kRotates) {
             if (p.rope.fine && inside) {
               b[n][step][half] = rotated_word<Traits::kKv>(
-                  p.rope, Traits::kHeadDim, item.kv_len - item.q_back + token, row, dim);
+                  p.rope, Traits::kHeadDim, item.kv_len - item.q_len + token, row, dim);
             }
           }
         }

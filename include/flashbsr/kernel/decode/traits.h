@@ -24,7 +24,7 @@ struct alignas(16) DecodeItem {
   int32_t merge;
   int32_t request;
   int32_t q_begin;  ///< of a shared part ~Request::q_begin: 48 bytes are what there is room for
-  int32_t q_back;   ///< kv_len less the position of its first query token: q_len, unless placed
+  int32_t q_len;    ///< as Request::q_len
   int32_t kv_len;
 
   FLASHBSR_FN bool shared() const { return q_begin < 0; }
@@ -87,7 +87,7 @@ struct DecodeTraits {
   // Shared memory: [rings][two items ready to multiply][rows to copy][O of every streaming
   // warp][its maxima and sums][items][barriers][barriers of rings that are filled by TMA]
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
-  static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 4 * rows + 16;
+  static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 12 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
   static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 8) + kScaleBytes);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;

@@ -221,8 +221,8 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
 #pragma unroll 1
   for (int32_t box = 0; box < boxes; ++box) {
     // The last token again where there is none: all bytes arrive, and nobody looks at those rows.
-    const int32_t row =
-        query_row(tile.request, min_of(token + box, tile.request.q_len - 1), args.base.q_rows);
+    const int32_t nth = together ? token : min_of(token + box, tile.request.q_len - 1);
+    const int32_t row = query_row(tile.request, nth, args.base.q_rows);
 #pragma unroll
     for (int c = 0; c < Traits::kColumnsQk; ++c) {
       ptx::tma_load(to + c * Traits::kRows * 128 + box * heads * 128, map, full,
