@@ -4,105 +4,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import flashbsr
 import numpy as np
 import pytest
 from cases import indptr
-from compare import assert_attention
 from flashbsr import ContextParallel
-from reference import Variant, attend
-
-PAGE = 16
-VARIANTS = {
-    "plain": Variant(),
-    "causal": Variant(causal=True),
-    "window": Variant(causal=True, window_left=37),
-    "window alone": Variant(window_left=20),
-    "soft cap": Variant(causal=True, logits_soft_cap=3.0),
-    "alibi": Variant(causal=True, pos_encoding_mode="ALIBI"),
-    "rope": Variant(causal=True, window_left=90, pos_encoding_mode="ROPE_LLAMA"),
-}
-
-
-@dataclass
-class Batch:
-    """Requests as one rank would have them that has all keys."""
-
-    q: np.ndarray
-    kv: list[tuple[np.ndarray, np.ndarray]]
-    q_lens: np.ndarray
-
-    @classmethod
-    def random(cls, rng: np.random.Generator, longest: int = 300) -> Batch:
-        """With requests of nothing, of fewer keys than ranks, and of several query tokens."""
-        size = int(rng.integers(1, 6))
-        kv_lens = rng.choice([0, 1, 2, 5, 16, 33, longest], size) + rng.integers(0, 9, size)
-        q_lens = np.minimum(rng.choice([0, 1, 1, 4, 40], size), kv_lens)
-        shape = lambda n, heads: rng.standard_normal((n, heads, 16)).astype(np.float32)
-        return cls(
-            shape(int(q_lens.sum()), 4), [(shape(n, 2), shape(n, 2)) for n in kv_lens], q_lens
-        )
-
-    @property
-    def kv_lens(self) -> np.ndarray:
-        return np.array([len(k) for k, _ in self.kv])
-
-    @property
-    def positions(self) -> np.ndarray:
-        """Of first query tokens: the last tokens are the queries."""
-        return self.kv_lens - self.q_lens
-
-    def share(self, share: ContextParallel) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Keys and values that are on a rank, in their order."""
-        mine = [share.has(np.arange(len(k))) for k, _ in self.kv]
-        return [(k[m], v[m]) for (k, v), m in zip(self.kv, mine, strict=True)]
-
-    def check(self, out: np.ndarray, lse: np.ndarray, variant: Variant, **mask: Any) -> None:
-        """Against float64, request by request."""
-        begin = 0
-        for i, (n, (k, v)) in enumerate(zip(self.q_lens, self.kv, strict=True)):
-            rows, begin = slice(begin, begin + n), begin + n
-            given = {name: of[i] for name, of in mask.items()}
-            states = [
-                attend(self.q[rows], k, v, variant, work=work, out_dtype=work, **given)
-                for work in (None, "float32")
-            ]
-            assert_attention(out[rows], lse[rows], *states, "float32", f"request {i}")
-
-
-def paged(kv: list[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator) -> tuple[Any, Any]:
-    """A cache of pages in any order, NaN where nobody's token is, and the table of requests."""
-    pages = [-(-len(k) // PAGE) for k, _ in kv]
-    ids = rng.permutation(sum(pages) + 2)
-    table = np.full((len(kv), max([*pages, 1]) + 1), -7, np.int32)
-    cache = np.full((sum(pages) + 2, 2, PAGE, 2, 16), np.nan, np.float32)
-    at = 0
-    for row, n, pair in zip(table, pages, kv, strict=True):
-        row[:n] = ids[at : at + n]
-        at += n
-        for half, x in enumerate(pair):
-            for j in range(len(x)):
-                cache[row[j // PAGE], half, j % PAGE] = x[j]
-    return cache, table
-
-
-def attention_of(variant: Variant, share: ContextParallel, **task: Any) -> flashbsr.Attention:
-    spec = flashbsr.AttentionSpec(**dataclasses.asdict(variant))
-    info = flashbsr.TaskInfo(4, 2, 16, backend="cpu", context_parallel=share, **task)
-    return flashbsr.Attention(spec, info)
-
-
-def merged(states: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    outs, lses = (np.stack(x, axis=1) for x in zip(*states, strict=True))
-    return flashbsr.merge_states(outs, lses)
-
-
-def shares(size: int, interleave: int) -> list[ContextParallel]:
-    return [ContextParallel(size, rank, interleave) for rank in range(size)]
+from reference import Variant
+from shares import PAGE, VARIANTS, Batch, attention_of, merged, paged, shares
 
 
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])

@@ -12,13 +12,14 @@ docs/distributed.md has both step by step.
 
 from .cost import Cost, Link
 from .merge import PeerError, merge_over_ranks
-from .prefill import PrefillOverRanks, zigzag_positions
+from .prefill import PrefillOverRanks, ZigZag, zigzag
 
 __all__ = [
     "Cost",
     "Link",
     "PeerError",
     "PrefillOverRanks",
+    "ZigZag",
     "merge_over_ranks",
-    "zigzag_positions",
+    "zigzag",
 ]

@@ -19,6 +19,10 @@ from ..ops.state import merge_states
 
 __all__ = ["PeerError", "merge_over_ranks", "together"]
 
+# What the tensor forms are called since PyTorch 2.12, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 METHODS = ("reduce_scatter", "all_to_all")
 
 
@@ -50,6 +54,13 @@ def wait(work: Any, timeout: float | None) -> None:
         work.wait(dt.timedelta(seconds=timeout))
 
 
+def gather(x: torch.Tensor, group: Any, size: int, timeout: float | None) -> torch.Tensor:
+    """Bring the tensors of all ranks together, ``(size, *x.shape)``."""
+    everyones = x.new_empty((size * x.shape[0], *x.shape[1:]))
+    wait(_all_gather(everyones, x.contiguous(), group=group, async_op=True), timeout)
+    return everyones.unflatten(0, (size, x.shape[0]))
+
+
 def merge_over_ranks(
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -78,10 +89,9 @@ def merge_over_ranks(
         Return heads ``[rank * H / N, (rank + 1) * H / N)`` only, as tensor parallelism goes on.
         Otherwise every rank gets all of them.
     method : {"reduce_scatter", "all_to_all"}
-        "reduce_scatter": LSEs are gathered (4 N T H bytes), each rank weighs its output, and outputs
-        are added on the way. "all_to_all": each rank sends the heads of the others with their LSEs,
-        and merges what it receives; half of the messages for few tokens, and the merge is that of
-        plans, in float32 and in the order of ranks.
+        "reduce_scatter": LSEs are gathered (4 N T H bytes), each rank weighs its output, and
+        outputs are added on the way. "all_to_all": each rank sends the others their heads with
+        LSEs, and merges what it receives as plans merge, in float32 and in the order of ranks.
     dtype : torch.dtype, optional
         What outputs travel in; None: their own type, half of the bytes of float32.
     lse_base : {"e", "2"}
@@ -156,16 +166,13 @@ def _reduce(
     timeout: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     unit = math.log(2) if lse_base == "2" else 1.0
-    everyones = lse.new_empty((size, *lse.shape))
-    wait(
-        dist.all_gather_into_tensor(everyones, lse.contiguous(), group=group, async_op=True), timeout
-    )
+    everyones = gather(lse, group, size, timeout)
     total = torch.logsumexp(everyones * unit, dim=0)
     # Nobody sees a key: the difference of infinities is no number, and nothing weighs 0.
     weight = torch.exp(lse * unit - total).nan_to_num_(nan=0.0)
     weighed = _by_ranks((out.float() * weight[..., None]).to(dtype or out.dtype), size)
     mine = torch.empty_like(weighed[0])
-    wait(dist.reduce_scatter_tensor(mine, weighed, group=group, async_op=True), timeout)
+    wait(_reduce_scatter(mine, weighed.flatten(0, 1), group=group, async_op=True), timeout)
     return mine.to(out.dtype), (_by_ranks(total, size)[rank] / unit)
 
 
@@ -189,6 +196,4 @@ def _exchange(
 
 
 def _all_heads(x: torch.Tensor, group: Any, size: int, timeout: float | None) -> torch.Tensor:
-    whole = x.new_empty((size, *x.shape))
-    wait(dist.all_gather_into_tensor(whole, x.contiguous(), group=group, async_op=True), timeout)
-    return whole.movedim(0, 1).flatten(1, 2)
+    return gather(x, group, size, timeout).movedim(0, 1).flatten(1, 2)

@@ -169,7 +169,9 @@ class PlanRecords:
             Keys that are here.
         """
         h, kv_lens = self.header, np.asarray(kv_lens, np.int64)
-        share = ContextParallel(max(h.context_size, 1), h.context_rank, max(h.context_interleave, 1))
+        share = ContextParallel(
+            max(h.context_size, 1), h.context_rank, max(h.context_interleave, 1)
+        )
         end = np.broadcast_to(kv_lens, positions.shape)
         if self.causal:
             end = np.clip(share.local_lens(np.maximum(positions + 1, 0)), 0, kv_lens)
