@@ -36,13 +36,17 @@ class Batch:
 
     @classmethod
     def random(
-        cls, rng: np.random.Generator, longest: int = 300, heads: tuple[int, int] = (4, 2)
+        cls,
+        rng: np.random.Generator,
+        longest: int = 300,
+        heads: tuple[int, int] = (4, 2),
+        dim: int = 16,
     ) -> Batch:
         """With requests of nothing, of fewer keys than ranks, and of several query tokens."""
         size = int(rng.integers(1, 6))
         kv_lens = rng.choice([0, 1, 2, 5, 16, 33, longest], size) + rng.integers(0, 9, size)
         q_lens = np.minimum(rng.choice([0, 1, 1, 4, 40], size), kv_lens)
-        shape = lambda n, heads: rng.standard_normal((n, heads, 16)).astype(np.float32)
+        shape = lambda n, heads: rng.standard_normal((n, heads, dim)).astype(np.float32)
         return cls(
             shape(int(q_lens.sum()), heads[0]),
             [(shape(n, heads[1]), shape(n, heads[1])) for n in kv_lens],
@@ -63,17 +67,19 @@ class Batch:
         mine = [share.has(np.arange(len(k))) for k, _ in self.kv]
         return [(k[m], v[m]) for (k, v), m in zip(self.kv, mine, strict=True)]
 
-    def check(self, out: np.ndarray, lse: np.ndarray, variant: Variant, **mask: Any) -> None:
-        """Against float64, request by request."""
+    def check(
+        self, out: np.ndarray, lse: np.ndarray, variant: Variant, work: str = "float32", **mask: Any
+    ) -> None:
+        """Float32 results against float64, request by request. `work`: the type of q, k and v."""
         begin = 0
         for i, (n, (k, v)) in enumerate(zip(self.q_lens, self.kv, strict=True)):
             rows, begin = slice(begin, begin + n), begin + n
             given = {name: of[i] for name, of in mask.items()}
             states = [
-                attend(self.q[rows], k, v, variant, work=work, out_dtype=work, **given)
-                for work in (None, "float32")
+                attend(self.q[rows], k, v, variant, work=w, out_dtype=w and "float32", **given)
+                for w in (None, work)
             ]
-            assert_attention(out[rows], lse[rows], *states, "float32", f"request {i}")
+            assert_attention(out[rows], lse[rows], *states, work, f"request {i}")
 
 
 def paged(kv: list[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator) -> tuple[Any, Any]:
@@ -81,7 +87,7 @@ def paged(kv: list[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator) -> 
     pages = [-(-len(k) // PAGE) for k, _ in kv]
     ids = rng.permutation(sum(pages) + 2)
     table = np.full((len(kv), max([*pages, 1]) + 1), -7, np.int32)
-    cache = np.full((sum(pages) + 2, 2, PAGE, kv[0][0].shape[1], 16), np.nan, np.float32)
+    cache = np.full((sum(pages) + 2, 2, PAGE, *kv[0][0].shape[1:]), np.nan, np.float32)
     at = 0
     for row, n, pair in zip(table, pages, kv, strict=True):
         row[:n] = ids[at : at + n]
@@ -94,8 +100,9 @@ def paged(kv: list[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator) -> 
 
 def attention_of(variant: Variant, share: ContextParallel, **task: Any) -> flashbsr.Attention:
     spec = flashbsr.AttentionSpec(**dataclasses.asdict(variant))
-    heads = task.pop("heads", (4, 2))
-    info = flashbsr.TaskInfo(*heads, 16, backend="cpu", context_parallel=share, **task)
+    heads, dim = task.pop("heads", (4, 2)), task.pop("dim", 16)
+    task = {"backend": "cpu", **task}
+    info = flashbsr.TaskInfo(*heads, dim, context_parallel=share, **task)
     return flashbsr.Attention(spec, info)
 
 

@@ -1,0 +1,174 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of keys, and queries that are anywhere, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr
+import numpy as np
+import pytest
+from cases import indptr
+from flashbsr import ContextParallel
+from harness import DEVICES, framework
+from reference import Variant
+from shares import PAGE, VARIANTS, Batch, attention_of, merged, paged, shares
+
+if not any(device.is_cuda for device in DEVICES):
+    pytest.skip("no GPU, or a build or a PyTorch without CUDA", allow_module_level=True)
+
+torch = framework("torch")
+GPU: dict[str, Any] = {"backend": "cuda", "o_dtype": "float32"}
+WITHOUT_ENCODINGS = [name for name in VARIANTS if name not in ("alibi", "rope")]
+
+
+def there(x: np.ndarray) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(x)).cuda()
+
+
+def half(x: np.ndarray) -> Any:
+    return there(x).half()
+
+
+def batch_of(rng: np.random.Generator, dim: int) -> Batch:
+    """Numbers that float16 has."""
+    batch = Batch.random(rng, 2000, (8, 2), dim)
+    batch.q = batch.q.astype(np.float16).astype(np.float32)
+    batch.kv = [tuple(x.astype(np.float16).astype(np.float32) for x in kv) for kv in batch.kv]
+    return batch
+
+
+def on_host(states: list[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [tuple(x.cpu().numpy() for x in state) for state in states]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("layout", ["table", "bounds"])
+@pytest.mark.parametrize("name", WITHOUT_ENCODINGS)
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_add_up(seed: int, name: str, layout: str, dim: int) -> None:
+    rng = np.random.default_rng(seed)
+    variant, batch = VARIANTS[name], batch_of(rng, dim)
+    states = []
+    for share in shares(int(rng.choice([2, 3, 5])), int(rng.choice([1, 3, PAGE, 64]))):
+        attention = attention_of(variant, share, heads=(8, 2), dim=dim, **GPU)
+        cache, table = paged(batch.share(share), rng)
+        lens = share.local_lens(batch.kv_lens)
+        qo = indptr(batch.q_lens)
+        if layout == "table":
+            plan: Any = flashbsr.BlockTable(qo, np.maximum(table, 0), lens, page_size=PAGE)
+            attention.plan(plan, q_positions=batch.positions)
+        else:
+            bounds = lens + rng.integers(0, 50, lens.size)
+            anywhere = rng.integers(0, 200, lens.size)
+            attention.plan(flashbsr.Bounds(qo, bounds, page_size=PAGE), q_positions=anywhere)
+            on_device = (there(x.astype(np.int32)) for x in (lens, np.maximum(table, 0)))
+            attention.update(*on_device, q_positions=there(batch.positions.astype(np.int32)))
+        states.append(attention.run(half(batch.q), half(cache), return_lse=True))
+        several = (batch.q_lens > 1).any() and variant != VARIANTS["plain"]
+        if several and (variant.window_left >= 0 or layout == "bounds"):
+            assert attention.explain().kernel.startswith("decode")
+    batch.check(*merged(on_host(states)), variant, "float16")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch = batch_of(rng, 128)
+    parents = [rng.integers(-1, np.maximum(np.arange(n), 0), n) for n in batch.q_lens]
+    masks = []
+    for above, n, position in zip(parents, batch.q_lens, batch.positions, strict=True):
+        mask = np.zeros((n, position + n), bool)
+        mask[:, :position] = True
+        for t in range(n):
+            mask[t] |= mask[above[t]] if above[t] >= 0 else False
+            mask[t, position + t] = True
+        masks.append(mask)
+    states = []
+    for share in shares(2, int(rng.choice([1, 2, 16]))):
+        attention = attention_of(Variant(causal=True), share, heads=(8, 2), dim=128, **GPU)
+        cache, table = paged(batch.share(share), rng)
+        lens = share.local_lens(batch.kv_lens)
+        attention.plan(
+            flashbsr.BlockTable(indptr(batch.q_lens), np.maximum(table, 0), lens, page_size=PAGE),
+            tree_parents=np.concatenate([*parents, np.zeros(0, np.int64)]),
+            q_positions=batch.positions,
+        )
+        states.append(attention.run(half(batch.q), half(cache), return_lse=True))
+    batch.check(*merged(on_host(states)), Variant(), "float16", mask=masks)
+
+
+@pytest.mark.parametrize("family", ["fa2", "auto"])
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("tokens", [3, 300])
+def test_a_chunk_of_a_prompt_meets_keys_from_anywhere(name: str, family: str, tokens: int) -> None:
+    """By every kernel: positions are what they subtract, encodings among them."""
+    rng, variant = np.random.default_rng(3), VARIANTS[name]
+    whole = batch_of(rng, 64)
+    numbers = lambda n, heads: (
+        rng.standard_normal((n, heads, 64)).astype(np.float16).astype(np.float32)
+    )
+    whole.kv = [(numbers(1000, 2), numbers(1000, 2))]
+    whole.q, whole.q_lens = numbers(tokens, 8), np.array([tokens])
+    position = 1000 - tokens
+    task = {**GPU, "backend": "fa2" if family == "fa2" else "cuda"}
+    attention = attention_of(variant, ContextParallel(1, 0), heads=(8, 2), dim=64, **task)
+    states = []
+    for begin, end in ((0, 200), (200, 777), (777, 1000)):
+        k, v = (half(x[begin:end]) for x in whole.kv[0])
+        plan = flashbsr.Ragged([0, tokens], [0, end - begin])
+        attention.plan(plan, q_positions=[position - begin])
+        states.append(attention.run(half(whole.q), (k, v), return_lse=True))
+    whole.check(*merged(on_host(states)), variant, "float16")
+
+
+def test_captured_shares_follow_positions_on_the_device() -> None:
+    rng = np.random.default_rng(5)
+    share = ContextParallel(2, 1, 4)
+    attention = attention_of(
+        VARIANTS["causal"], share, heads=(8, 2), dim=128, **GPU,
+        max_batch_size=4, max_q_tokens=16, max_kv_len=512,
+    )  # fmt: skip
+    lens, tables = np.array([500, 3, 0, 77]), rng.permutation(4 * 32).reshape(4, 32)
+    q = there(rng.standard_normal((16, 8, 128)).astype(np.float16))
+    cache = there(rng.standard_normal((128, 2, PAGE, 2, 128)).astype(np.float16))
+    out = torch.empty((16, 8, 128), device="cuda")
+    kv_lens, pages, positions = (
+        there(x.astype(np.int32)) for x in (share.local_lens(lens), tables, lens - 4)
+    )
+    qo = np.arange(5) * 4
+    attention.plan(flashbsr.Bounds(qo, [256] * 4, page_size=PAGE), q_positions=lens - 4)
+    attention.update(kv_lens, pages, q_positions=positions)
+    attention.run(q, cache, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attention.update(kv_lens, pages, q_positions=positions)
+        attention.run(q, cache, out=out)
+    for lens in ([33, 500, 4, 8], [256, 0, 64, 499]):
+        now = np.array(lens)
+        kv_lens.copy_(there(share.local_lens(now).astype(np.int32)))
+        positions.copy_(there((now - 4).astype(np.int32)))
+        out.fill_(float("nan"))
+        graph.replay()
+        other = attention_of(VARIANTS["causal"], share, heads=(8, 2), dim=128, **GPU)
+        table = flashbsr.BlockTable(qo, tables, share.local_lens(now), page_size=PAGE)
+        other.plan(table, q_positions=now - 4)
+        torch.testing.assert_close(out, other.run(q, cache), rtol=2e-3, atol=2e-3)
+
+
+def test_what_a_gpu_does_not_do() -> None:
+    for name in ("alibi", "rope"):
+        with pytest.raises(flashbsr.UnsupportedError, match="context_parallel"):
+            attention_of(VARIANTS[name], ContextParallel(2, 0), dim=64, **GPU).plan(
+                flashbsr.Ragged([0, 2], [0, 9]), q_positions=[3]
+            )
+    spec = flashbsr.AttentionSpec(causal=True)
+    task = flashbsr.TaskInfo(
+        16, 1, 576, head_dim_vo=512, latent=True, backend="cuda", q_dtype="float16",
+        kv_dtype="float16", context_parallel=(2, 0),
+    )  # fmt: skip
+    table = flashbsr.BlockTable([0, 2], [[0]], [5], page_size=64)
+    with pytest.raises(flashbsr.UnsupportedError, match="context_parallel"):
+        flashbsr.Attention(spec, task).plan(table, q_positions=[7])
+    flashbsr.Attention(spec, task).plan(table, q_positions=[70])  # both see all
