@@ -105,7 +105,8 @@ api::LengthArrays lengths_of(const fbsr_lengths& l) {
                        .block_tables = maybe_array(l.block_tables, "block_tables"),
                        .kv_indptr = maybe_array(l.kv_indptr, "kv_indptr"),
                        .kv_indices = maybe_array(l.kv_indices, "kv_indices"),
-                       .qo_indptr = maybe_array(l.qo_indptr, "qo_indptr")};
+                       .qo_indptr = maybe_array(l.qo_indptr, "qo_indptr"),
+                       .q_positions = maybe_array(l.q_positions, "q_positions")};
   return to;
 }
 
@@ -258,6 +259,7 @@ fbsr_status fbsr_plan(fbsr_attention* attention, const fbsr_layout* layout,
                 {.mask = {.boolean = c::maybe_host_array(o.custom_mask, "custom_mask"),
                           .packed = c::maybe_host_array(o.packed_custom_mask, "packed_custom_mask"),
                           .parents = c::maybe_host_array(o.tree_parents, "tree_parents")},
+                 .q_positions = c::maybe_host_array(o.q_positions, "q_positions"),
                  .share = c::boolean("share_prefixes", o.share_prefixes),
                  .stream = o.stream});
   });

@@ -158,6 +158,17 @@ void check_schedule(const Options& o) {
   }
 }
 
+void check_share(const Shape& shape) {
+  if (shape.context_rank < 0 || shape.context_rank >= shape.context_size) {
+    refuse(ErrorCode::kValue, "context_rank", std::to_string(shape.context_rank),
+           "from 0, below context_size=" + std::to_string(shape.context_size));
+  }
+  if (int64_t{shape.context_size} * shape.context_interleave >= 1 << 30) {
+    refuse(ErrorCode::kValue, "context_interleave", std::to_string(shape.context_interleave),
+           "context_size * context_interleave below 2^30");
+  }
+}
+
 }  // namespace
 
 Options default_options() {
@@ -186,7 +197,11 @@ api::AttentionOptions checked_options(const Options& given) {
   to.shape = {.num_qo_heads = o.num_qo_heads,
               .num_kv_heads = o.num_kv_heads,
               .causal = boolean("causal", o.causal),
-              .window_left = o.window_left};
+              .window_left = o.window_left,
+              .context_size = max_of(o.context_size, 1),
+              .context_rank = o.context_rank,
+              .context_interleave = max_of(o.context_interleave, 1)};
+  check_share(to.shape);
   to.hnd = choice("kv_layout", o.kv_layout, FBSR_NHD, FBSR_HND) == FBSR_HND;
   to.q_dtype = dtype("q_dtype", o.q_dtype);
   to.kv_dtype = dtype("kv_dtype", o.kv_dtype);

@@ -162,6 +162,9 @@ typedef struct fbsr_attention_options {
   int32_t device;            // CUDA ordinal; -1: that of the arrays
   int32_t check;             // 1: page ids are validated on the device before each run
   int64_t workspace_bytes;   // the most that partial states may take; -1: as many as plans need
+  // Keys here are the share of one of context_size ranks (0 or 1: all): of every context_size *
+  // context_interleave positions context_interleave in a row. Plans say q_positions then.
+  int32_t context_size, context_rank, context_interleave;
 } fbsr_attention_options;
 
 FBSR_API fbsr_status fbsr_attention_options_init(fbsr_attention_options* options, size_t size);
@@ -214,6 +217,7 @@ typedef struct fbsr_plan_options {
   const fbsr_tensor* tree_parents;  // [q tokens] parent in the request's tree; -1: a root
   int32_t share_prefixes;           // 1: KV that requests share is loaded once where it pays
   void* stream;                     // of the copy to a device
+  const fbsr_tensor* q_positions;   // [batch] of first query tokens; NULL: the last tokens
 } fbsr_plan_options;
 
 FBSR_API fbsr_status fbsr_layout_init(fbsr_layout* layout, size_t size);
@@ -234,6 +238,7 @@ typedef struct fbsr_lengths {
   const fbsr_tensor* kv_indptr;     // or CSR: [batch + 1]
   const fbsr_tensor* kv_indices;    //   and [nnz]
   const fbsr_tensor* qo_indptr;     // [batch + 1] fewer rows of q than planned; NULL: as planned
+  const fbsr_tensor* q_positions;   // [batch], where the plan had some
 } fbsr_lengths;
 
 FBSR_API fbsr_status fbsr_lengths_init(fbsr_lengths* lengths, size_t size);

@@ -289,8 +289,21 @@ int main(void) {
   g.kv_lens = &lt; g.block_tables = &tt;
   r.lengths = &g; r.out = &bt;
   if (fbsr_run(x, &r)) return 4;
+  int32_t places[] = {10, 4};
+  fbsr_tensor pt = of(places, 0, 32, 1, l_s);
+  fbsr_plan_options p;
+  fbsr_plan_options_init(&p, sizeof p);
+  p.q_positions = &pt;
+  for (int i = 0; i < 64; ++i) b[i] = NAN;
+  if (fbsr_plan(x, &l, &p)) return 5;
+  say(fbsr_run(x, &r));
+  g.q_positions = &pt;
+  if (fbsr_run(x, &r)) return 6;
   r.stream = &r;
   say(fbsr_run(x, &r));
+  o.context_size = 2; o.context_rank = 2;
+  fbsr_attention* y;
+  say(fbsr_attention_create(&o, &y));
   double worst = 0;
   for (int i = 0; i < 64; ++i) if (!(fabs(a[i] - b[i]) <= worst)) worst = fabs(a[i] - b[i]);
   fbsr_attention_destroy(x);
@@ -302,9 +315,13 @@ int main(void) {
 
 def test_lengths_that_come_with_the_run(prefix: Path, tmp_path: Path) -> None:
     """Bounds with lengths are the table planned with them; what does not belong is refused."""
-    unplanned, other, stream, verdict = program(prefix, tmp_path, LENGTHS).splitlines()
+    unplanned, other, places, stream, rank, verdict = program(
+        prefix, tmp_path, LENGTHS
+    ).splitlines()
     assert unplanned.startswith("PlanError|run: got no plan; expected plan() first")
     assert other == ("FlashbsrError|block_tables: got a tensor; expected NULL with FBSR_BOUNDS")
+    assert places.startswith("FlashbsrError|q_positions: got None; expected an array")
+    assert rank == "FlashbsrError|context_rank: got 2; expected from 0, below context_size=2"
     assert stream.startswith("UnsupportedError|stream: got a value")
     assert verdict == "equal"
 

@@ -163,7 +163,7 @@ def test_what_a_gpu_does_not_do() -> None:
             attention_of(VARIANTS[name], ContextParallel(2, 0), dim=64, **GPU).plan(
                 flashbsr.Ragged([0, 2], [0, 9]), q_positions=[3]
             )
-    spec = flashbsr.AttentionSpec(causal=True)
+    spec = flashbsr.AttentionSpec(causal=True, sm_scale=0.07)
     task = flashbsr.TaskInfo(
         16, 1, 576, head_dim_vo=512, latent=True, backend="cuda", q_dtype="float16",
         kv_dtype="float16", context_parallel=(2, 0),

@@ -467,9 +467,7 @@ class ItemKernel {
   }
 
   IntV key_positions(IntV keys) const {
-    if (h_.context_size > 1) {
-      for (int i = 0; i < kLanes; ++i) keys[i] = key_position(h_, keys[i]);
-    }
+    for (int i = 0; h_.context_size > 1 && i < kLanes; ++i) keys[i] = key_position(h_, keys[i]);
     return keys;
   }
 

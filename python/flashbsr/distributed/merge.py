@@ -134,7 +134,7 @@ def merge_over_ranks(
             mine = _reduce(out, lse, group, size, rank, dtype, lse_base, timeout)
         if scatter_heads:
             return mine
-        return tuple(_all_heads(x, group, size, timeout) for x in mine)  # type: ignore[return-value]
+        return tuple(_all_heads(x, group, size, timeout) for x in mine)
 
 
 def _check(out: torch.Tensor, lse: torch.Tensor) -> None:

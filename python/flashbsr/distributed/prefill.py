@@ -167,7 +167,7 @@ class PrefillOverRanks:
             What this rank has of them.
         """
         self._shards = [zigzag(seq_lens, self.size, r) for r in range(self.size)]
-        mine = self._shards[self.rank]
+        mine: ZigZag = self._shards[self.rank]
         if self.method == "ring":
             runs = [list(self._ring_runs(mine, source)) for source in self._sources()]
         else:
@@ -245,10 +245,10 @@ class PrefillOverRanks:
             yield self._gather(k), self._gather(v)
             return
         after, before = (self._peer(self.rank + step) for step in (1, -1))
-        here = (k.contiguous(), v.contiguous())
+        here: tuple[torch.Tensor, ...] = (k.contiguous(), v.contiguous())
         for step, source in enumerate(self._sources()):
             if step == self.size - 1:
-                yield here
+                yield here[0], here[1]
                 return
             count = len(self._shards[(source - 1) % self.size].rows)
             there = tuple(x.new_empty((count, *x.shape[1:])) for x in here)
@@ -256,10 +256,10 @@ class PrefillOverRanks:
                 [dist.P2POp(dist.isend, x, after, self.group) for x in here]
                 + [dist.P2POp(dist.irecv, x, before, self.group) for x in there]
             )
-            yield here
+            yield here[0], here[1]
             for one in work:
                 wait(one, self.timeout)
-            here = there  # type: ignore[assignment]
+            here = there
 
     def _peer(self, rank: int) -> int:
         """Name a rank of the group as the operations between two ranks want it."""
@@ -290,8 +290,7 @@ class PrefillOverRanks:
         rows = run.rows
         if rows.start == rows.stop:
             return
-        keys = tuple(x[run.keys] for x in kv)
-        part, part_lse = engine.run(q[rows], keys, return_lse=True)
+        part, part_lse = engine.run(q[rows], (kv[0][run.keys], kv[1][run.keys]), return_lse=True)
         merge_state_in_place(out[rows], lse[rows], part, part_lse)
 
 

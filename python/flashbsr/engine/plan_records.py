@@ -116,8 +116,8 @@ class PlanRecords:
     """The sections of a plan; `Plan` documents them."""
 
     __slots__ = (
-        "buffer", "first_positions", "header", "items", "kv_indices", "merge_parts", "merges", "owners", "q_rows",
-        "queue_indptr", "queue_items", "requests", "shared",
+        "buffer", "first_positions", "header", "items", "kv_indices", "merge_parts", "merges",
+        "owners", "q_rows", "queue_indptr", "queue_items", "requests", "shared",
     )  # fmt: skip
 
     def __init__(self, buffer: npt.NDArray[np.int32]) -> None:

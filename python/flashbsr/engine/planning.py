@@ -180,7 +180,9 @@ class Planned:
             masks = (custom_mask, packed_custom_mask, tree_parents, q_positions)
             if any(mask is not None for mask in masks) or share_prefixes != "auto":
                 raise FlashbsrError(
-                    "layout", "an Attention, beside arrays or share_prefixes", "these with its plan"
+                    "layout",
+                    "an Attention, beside masks, positions or share_prefixes",
+                    "these with its plan",
                 )
             self._plan_like(layout, stream)
             return

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from types import NoneType
 from typing import Any
 
 from .._check import check_backend, check_int, check_name, is_cuda
@@ -211,20 +210,24 @@ class TaskInfo:
         if self.device is not None and not is_cuda(self.backend):
             raise FlashbsrError("device", self.device, "None unless backend='cuda', 'fa2' or 'fa3'")
         _set(self, "check", bool(self.check))
-        if isinstance(self.context_parallel, tuple):
-            if not 2 <= len(self.context_parallel) <= 3:
-                wanted = "(size, rank) or (size, rank, interleave)"
-                raise ShapeError("context_parallel", self.context_parallel, wanted)
-            _set(self, "context_parallel", ContextParallel(*self.context_parallel))
-        elif not isinstance(self.context_parallel, (ContextParallel, NoneType)):
-            wanted = "a flashbsr.ContextParallel or (size, rank, interleave)"
-            raise DTypeError("context_parallel", type(self.context_parallel).__name__, wanted)
+        _set(self, "context_parallel", _share(self.context_parallel))
 
     @property
     def share(self) -> ContextParallel:
         """Which keys are here; without `context_parallel` all."""
         share = self.context_parallel
         return share if isinstance(share, ContextParallel) else ContextParallel(1, 0)
+
+
+def _share(value: Any) -> ContextParallel | None:
+    if value is None or isinstance(value, ContextParallel):
+        return value
+    if not isinstance(value, tuple):
+        wanted = "a flashbsr.ContextParallel or (size, rank, interleave)"
+        raise DTypeError("context_parallel", type(value).__name__, wanted)
+    if not 2 <= len(value) <= 3:
+        raise ShapeError("context_parallel", value, "(size, rank) or (size, rank, interleave)")
+    return ContextParallel(*value)
 
 
 def _set(obj: object, name: str, value: object) -> None:
