@@ -11,7 +11,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,79 +114,9 @@ def _print_table(heading: Sequence[str], rows: Sequence[dict[str, Any]]) -> None
 
 
 def _plan(args: argparse.Namespace) -> int:
-    import numpy as np
+    from .viz.command import run
 
-    import flashbsr
-    from flashbsr import viz
-
-    kv_lens = np.asarray(args.kv_lens, np.int64)
-    qo_lens = np.ones_like(kv_lens) if args.qo_lens is None else np.asarray(args.qo_lens, np.int64)
-    if len(qo_lens) != len(kv_lens):
-        raise flashbsr.FlashbsrError(
-            "--qo-lens", f"{len(qo_lens)} lengths", f"{len(kv_lens)}, as many as --kv-lens"
-        )
-    if args.shared_prefix and args.page_size is None:
-        raise flashbsr.FlashbsrError("--shared-prefix", args.shared_prefix, "--page-size with it")
-    attention = flashbsr.Attention(
-        flashbsr.AttentionSpec(causal=args.causal, window_left=args.window_left),
-        flashbsr.TaskInfo(
-            num_qo_heads=args.num_qo_heads,
-            num_kv_heads=args.num_kv_heads,
-            head_dim_qk=args.head_dim,
-            q_dtype=args.dtype,
-            kv_dtype=args.dtype,
-            num_workers=args.workers,
-            fixed_split_size=args.fixed_split_size,
-            disable_split_kv=args.disable_split_kv,
-        ),
-    )
-    qo_indptr = np.concatenate(([0], np.cumsum(qo_lens)))
-    if args.page_size is None:
-        attention.plan(flashbsr.Ragged(qo_indptr, np.concatenate(([0], np.cumsum(kv_lens)))))
-    else:
-        table = _page_table(kv_lens, args.page_size, args.shared_prefix)
-        layout = flashbsr.Paged(qo_indptr, *table, kv_lens=kv_lens, page_size=args.page_size)
-        attention.plan(layout, share_prefixes=args.share_prefixes)
-    plan = attention.plan_info
-    print(plan)
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    width = shutil.get_terminal_size((100, 24)).columns
-    texts = {
-        "parts": lambda: viz.render_parts(plan),
-        "bsr": lambda: viz.render_bsr(plan, width, color=color),
-        "lanes": lambda: viz.render_lanes(plan, width, color=color),
-    }
-    views = args.view
-    if views is None:
-        views = ["lanes"] if args.out is None and args.bsr is None else []
-    elif not views:
-        views = [*texts]
-    for view in views:
-        print("\n" + texts[view]())
-    if args.out is not None:
-        viz.plot_plan(plan, args.out)
-        print(f"lanes: {args.out}")
-    if args.bsr is not None:
-        viz.plot_bsr(plan, args.bsr)
-        print(f"matrix: {args.bsr}")
-    return 0
-
-
-def _page_table(kv_lens: Any, page_size: int, shared_prefix: int) -> tuple[Any, Any]:
-    """Hand out pages in order; whole pages of the first `shared_prefix` tokens belong to all."""
-    import numpy as np
-
-    pages = -(-kv_lens // page_size)
-    indptr = np.concatenate(([0], np.cumsum(pages)))
-    shared = np.minimum(shared_prefix // page_size, kv_lens // page_size)
-    indices = np.empty(int(indptr[-1]), np.int64)
-    unused = int(shared.max(initial=0))
-    for begin, count, common in zip(indptr[:-1], pages, shared, strict=True):
-        own = count - common
-        indices[begin : begin + common] = np.arange(common)
-        indices[begin + common : begin + count] = unused + np.arange(own)
-        unused += own
-    return indptr, indices
+    return run(args)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -318,6 +247,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--out", type=Path, metavar="FILE", help="draw the lanes (.png, .svg)")
     plan.add_argument("--bsr", type=Path, metavar="FILE", help="draw the block-sparse matrix")
+    plan.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the lanes as a page that zooms"
+    )
+    plan.add_argument(
+        "--ranks",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="GPUs that share the keys of each request, one plan for each",
+    )
+    plan.add_argument(
+        "--interleave",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="tokens in a row that one of them has (default: 1)",
+    )
     plan.set_defaults(run=_plan)
 
     warm = commands.add_parser(

@@ -3,13 +3,15 @@
 """Pictures of a plan: the workers' lanes, and the block-sparse matrix behind it.
 
 ``plot_plan`` and ``plot_bsr`` need matplotlib (``pip install 'flashbsr[viz]'``); ``render_lanes``,
-``render_bsr`` and ``render_parts`` say it as text and need nothing.
+``render_bsr``, ``render_parts`` say it as text and need nothing, ``write_page`` writes a page for
+a browser and needs nothing either.
 """
 
 from __future__ import annotations
 
 from .lanes import plot_plan
 from .matrix import plot_bsr
+from .page import write_page
 from .style import request_colors
 from .text import render_bsr, render_lanes, render_parts
 
@@ -20,4 +22,5 @@ __all__ = [
     "render_lanes",
     "render_parts",
     "request_colors",
+    "write_page",
 ]
