@@ -28,6 +28,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["img/*"]
+html_favicon = "img/favicon.svg"
 html_theme = "furo"
 html_title = f"flashbsr {release}"
 html_theme_options = {"source_repository": "https://github.com/flashbsr/flashbsr/",
