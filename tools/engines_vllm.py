@@ -367,7 +367,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "bfloat16": partial(equal, "llama", dtype="bfloat16"),
     "ngram": partial(equal, "llama", ngram=True),
     "two ranks": partial(spread, "mqa"),
-    "two ranks, ngram": partial(spread, "mqa", ngram=True, interleave=16, merge="a2a"),
+    "two ranks ngram": partial(spread, "mqa", ngram=True, interleave=16, merge="a2a"),
     "deepseek": partial(absorbed, "deepseek"),
     "deepseek ngram": partial(absorbed, "deepseek", ngram=True),
     "fp8": partial(quantized, "llama", "fp8"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from flashbsr import ContextParallel
 from flashbsr.integrations.vllm.context import Ranks
-from flashbsr.integrations.vllm.steps import Place, Steps
+from flashbsr.integrations.vllm.steps import Batch, Place, Steps
 from vllm_world import Serving
 
 HEADS = 12  # of all ranks
@@ -37,6 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+class Late(Place):
+    """As a GPU's, but the CPU computes."""
+
+    def task(self) -> dict[str, Any]:
+        return {"backend": "cpu", "context_parallel": self.ranks.share}
+
+
 @dataclass
 class SpreadServing(Serving):
     """One rank of it: its query heads, and its share of the one KV head's tokens.
@@ -46,6 +53,7 @@ class SpreadServing(Serving):
 
     share: ContextParallel = ContextParallel(1, 0)
     method: str = "reduce_scatter"
+    late: bool = False  # lengths come behind the plan, as on a GPU
 
     def __post_init__(self) -> None:
         own = HEADS // self.share.size
@@ -59,8 +67,14 @@ class SpreadServing(Serving):
         ranks = Ranks(self.share, torch.distributed.group.WORLD, self.method)
         ranks.check(self.steps.kinds)
         place = replace(self.steps.place, ranks=ranks)
-        assert isinstance(place, Place)
+        if self.late:
+            place = Late(self.dtype, self.block, device=0, ranks=ranks)
         self.steps = Steps([self.layer.kind], place)
+
+    def batch(self, q_lens: list[int], width: int = 70) -> Batch:
+        """With bounds above the lengths, which vary from step to step."""
+        batch = super().batch(q_lens, width)
+        return replace(batch, bounds=batch.bounds + 10 * sum(q_lens)) if self.late else batch
 
     def grow(self, q_lens: list[int], pad: int = 0) -> tuple[Any, ...]:
         begins = [len(request.k) for request in self.requests]
@@ -82,11 +96,11 @@ class SpreadServing(Serving):
         return super().rows(n, HEADS)[:, self.mine]
 
 
-def serve(rank: int, size: int, interleave: int, method: str) -> int:
+def serve(rank: int, size: int, interleave: int, method: str, late: bool) -> int:
     """Serve some steps of every case; each output is compared with float64 over all keys."""
     for seed, options in enumerate(CASES.values()):
         share = ContextParallel(size, rank, interleave)
-        server = SpreadServing(share=share, method=method, seed=seed, **options)
+        server = SpreadServing(share=share, method=method, seed=seed, late=late, **options)
         for _ in range(3):
             server.add()
         for q_lens, pad in STEPS:

@@ -64,6 +64,8 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             raise UnsupportedError("rswa_window", model.rswa_window, "None")
         layers = vllm_config.compilation_config.static_forward_context
         kinds = [layers[name].impl.kind for name in layer_names]
+        # Decoders read what an encoder has left: its lengths are not those of the decoder.
+        self.crosses = any(layers[name].impl.attn_type == "encoder_decoder" for name in layer_names)
         device = torch.device(device)
         on_gpu = device.type == "cuda"
         if not on_gpu:
@@ -81,10 +83,8 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             ranks=self._ranks(vllm_config.parallel_config, kv_cache_spec),
         )
         if place.ranks is not None:
-            place.ranks.check(kinds)
+            place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
         self.steps = Steps(kinds, place)
-        # Decoders read what an encoder has left: its lengths are not those of the decoder.
-        self.crosses = any(layers[name].impl.attn_type == "encoder_decoder" for name in layer_names)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:

@@ -162,8 +162,8 @@ class Layer:
             kv, k_scale, v_scale = (key[: step.rows], value[: step.rows]), None, None
         else:
             kv, k_scale, v_scale = self._cache(layer, kv_cache)
-        scales = {"k_scale": k_scale, "v_scale": v_scale}
-        of_heads = {name: self._on(query, name) for name in ("sinks", "alibi_slopes")}
+        scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
+        of_heads: dict[str, Any] = {name: self._on(query, name) for name in ("sinks", "alibi_slopes")}
         attention = step.attention(self.kind)
         if step.ranks is None:
             attention.run(query, kv, out=out, **scales, **of_heads)
