@@ -163,7 +163,9 @@ class Layer:
         else:
             kv, k_scale, v_scale = self._cache(layer, kv_cache)
         scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
-        of_heads: dict[str, Any] = {name: self._on(query, name) for name in ("sinks", "alibi_slopes")}
+        of_heads: dict[str, Any] = {
+            name: self._on(query, name) for name in ("sinks", "alibi_slopes")
+        }
         attention = step.attention(self.kind)
         if step.ranks is None:
             attention.run(query, kv, out=out, **scales, **of_heads)
