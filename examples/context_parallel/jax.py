@@ -22,7 +22,7 @@ from typing import Any
 # Not from this folder, where this file is named as JAX is.
 sys.path[:] = [p for p in sys.path if not p.endswith("context_parallel")]
 
-import numpy as np
+import numpy as np  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
 MOST, STEPS = 128, 40

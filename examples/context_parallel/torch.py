@@ -24,11 +24,11 @@ from typing import Any
 # Not from this folder, where this file is named as PyTorch is.
 sys.path[:] = [p for p in sys.path if not p.endswith("context_parallel")]
 
-import flashbsr
-import numpy as np
-import torch
-import torch.distributed as dist
-from flashbsr.distributed import PrefillOverRanks, merge_over_ranks, zigzag
+import flashbsr  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from flashbsr.distributed import PrefillOverRanks, merge_over_ranks, zigzag  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
 PROMPTS, STEPS = [700, 33, 250], 6
@@ -81,8 +81,8 @@ def exchange(share: Share, kv: torch.Tensor) -> int:
         received, kv[np.concatenate(sent)], [len(x) for x in got], [len(x) for x in sent]
     )
     rows = np.concatenate([shard.rows[x] for shard, x in zip(shards, got, strict=True)])
-    for request, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
-        mine = np.flatnonzero((rows >= begin) & (rows < end))
+    for request, (begin, n) in enumerate(zip(starts, PROMPTS, strict=False)):
+        mine = np.flatnonzero((rows >= begin) & (rows < begin + n))
         share.write(request, rows[mine] - begin, received[mine])
     share.lens[:] = PROMPTS
     return kv[0].nbytes * sum(len(x) for r, x in enumerate(sent) if r != rank)
@@ -94,7 +94,10 @@ def serve(rank: int, size: int, interleave: int, store: str, results: Any) -> No
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     share = Share(flashbsr.ContextParallel(size, rank, interleave))
     rng = np.random.default_rng(0)  # everybody draws the same, and uses what is its own
-    draw = lambda n, *shape: torch.from_numpy(rng.standard_normal((n, *shape)).astype(np.float32))
+
+    def draw(n: int, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.standard_normal((n, *shape)).astype(np.float32))
+
     error, sent = {}, {}
 
     prompts = draw(sum(PROMPTS), HEADS, DIM), draw(sum(PROMPTS), 2, KV_HEADS, DIM)
