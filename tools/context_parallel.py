@@ -7,8 +7,8 @@
     python tools/context_parallel.py --ranks 8 --dry-run       no GPU: rows, and what the model says
     python tools/context_parallel.py --check                   no GPU: are the records good?
 
-Each rank is a process with a GPU; they are a group of NCCL. A row is timed on one GPU and on all, by
-every method of `flashbsr.distributed`, decode in CUDA graphs; the slowest rank counts. Results
+Each rank is a process with a GPU; they are a group of NCCL. A row is timed on one GPU and on all,
+by every method of `flashbsr.distributed`, decode in CUDA graphs; the slowest rank counts. Results
 must be those of one GPU within rounding. Goals are for two GPUs; a missed one is told of, and no
 failure.
 """

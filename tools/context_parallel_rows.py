@@ -127,18 +127,23 @@ class Here:
         source = torch.Generator(self.device).manual_seed(seed)
         return torch.randn(shape, generator=source, device=self.device, dtype=torch.bfloat16)
 
-    def seconds(self, work: Callable[[], object], count: int, *, graph: bool) -> float:
-        """Median over samples of the slowest rank's time of one `work`, of `count` in a row."""
+    def seconds(self, work: Callable[[], object], *, graph: bool) -> float:
+        """Median over samples of the slowest rank's time of one `work`, of some in a row.
+
+        `graph`: they are short, and a CUDA graph has them.
+        """
         import torch
         import torch.distributed as dist
 
+        count = DECODES if graph else PREFILLS
         for _ in range(2):  # loads kernels, makes connections: not under capture
             work()
         run: Callable[[], object] = lambda: [work() for _ in range(count)]  # noqa: E731
         if graph and self.device == "cuda":
             torch.cuda.synchronize()
             captured = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured):
+            # Threads of NCCL ask for events meanwhile.
+            with torch.cuda.graph(captured, capture_error_mode="thread_local"):
                 run()
             run = captured.replay
             run()
@@ -202,11 +207,11 @@ def _worst(here: Here, error: float) -> float:
     return float(found)
 
 
-def _alone(here: Here, attention: Attention, q: Any, kv: Any, count: int) -> tuple[Any, float]:
-    """What one GPU finds that has all keys, and in what time."""
+def _alone(here: Here, attention: Attention, q: Any, kv: Any, *, graph: bool) -> tuple[Any, float]:
+    """Attend on every GPU by itself, to all keys: the result, and the time."""
     expected = attention.run(q, kv).clone()
     run = lambda: attention.run(q, kv)  # noqa: E731
-    return expected, here.seconds(run, count, graph=count == DECODES)
+    return expected, here.seconds(run, graph=graph)
 
 
 def _decode(row: Row, here: Here) -> dict[str, Any]:
