@@ -115,7 +115,8 @@ void run(const Node& node) {
                   .block_tables = node.maybe("block_tables"),
                   .kv_indptr = node.maybe("kv_indptr"),
                   .kv_indices = node.maybe("kv_indices"),
-                  .qo_indptr = node.maybe("qo_indptr")},
+                  .qo_indptr = node.maybe("qo_indptr"),
+                  .q_positions = node.maybe("q_positions")},
                  options);
 }
 

@@ -229,6 +229,29 @@ def test_cupy_streams() -> None:
 # --- CUDA graphs
 
 
+@pytest.mark.parametrize("task", [{}, CAPACITY], ids=["alone", "capacity"])
+def test_cupy_captures(task: dict[str, int]) -> None:
+    """CuPy's graphs: with a capacity they replay over later plans, without one over their own."""
+    cupy = _cupy()
+    attention, first, later = WORLD.attention("auto", **task), WORLD.batch([700, 16, 1, 333]), None
+    q, cache = cupy.asarray(WORLD.q[:4]), cupy.asarray(WORLD.cache)
+    out = cupy.zeros_like(q)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        attention.plan(first)
+        attention.run(q, cache, out=out)
+        stream.begin_capture()
+        attention.run(q, cache, out=out)
+        graph = stream.end_capture()
+        for lens in ([5, 6, 7, 8], [1000, 2, 300, 4]):
+            out.fill(cupy.nan)
+            later = WORLD.batch(lens)
+            attention.plan(later)
+            graph.launch(stream)
+            stream.synchronize()
+            WORLD.check(out, later if task else first, 4)
+
+
 def capture(attention: Any, q: Any, cache: Any, out: Any) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -202,6 +202,36 @@ def test_what_a_variant_captures_is_refused() -> None:
         door.handle(_attention(spec))
 
 
+def test_shares_of_keys_in_one_program() -> None:
+    """Each share has lengths and positions of its own, and the program merges them."""
+    q, k, v = _random(2, 4, 64), _random(4, 4, 2, 64, seed=1), _random(4, 4, 2, 64, seed=2)
+    tables, ranks = np.array([[0, 1]]), []
+    for rank in range(2):
+        task = TaskInfo(4, 2, 64, backend="cpu", context_parallel=(2, rank, 4))
+        ranks.append(flashbsr.Attention(AttentionSpec(causal=True), task))
+        ranks[-1].plan(Bounds([0, 2], [8], page_size=4), q_positions=[0])
+    whole = flashbsr.Attention(AttentionSpec(causal=True), TaskInfo(4, 2, 64, backend="cpu"))
+
+    @jax.jit
+    def program(q: Any, k: Any, v: Any, length: Any) -> Any:
+        states = [
+            door.run(
+                attention, q, (k[2 * r : 2 * r + 2], v[2 * r : 2 * r + 2]), return_lse=True,
+                kv_lens=attention.task.share.local_lens(length), block_tables=tables,
+                q_positions=length - 2,
+            )
+            for r, attention in enumerate(ranks)
+        ]  # fmt: skip
+        return door.merge_state(*states[0], *states[1])[0]
+
+    for n in (2, 5, 13, 16):
+        # Blocks of four tokens lie on the ranks in turn.
+        whole.plan(flashbsr.BlockTable([0, 2], [[0, 2, 1, 3]], [n], page_size=4))
+        want = whole.run(q, (k, v))
+        got = program(q, k, v, np.array([n], np.int32))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_lengths_of_two_runs_in_one_program_do_not_meet() -> None:
     """XLA runs nodes that do not depend on each other at the same time, over one attention."""
     attention = _attention(AttentionSpec())

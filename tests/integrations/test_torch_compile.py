@@ -258,6 +258,33 @@ def test_lengths_and_tables_of_the_program() -> None:
     assert counts() == (1, {})
 
 
+def test_positions_of_the_program() -> None:
+    """A share of the keys, whose lengths and positions the program computes."""
+    share = flashbsr.ContextParallel(2, 1, 4)
+    task = flashbsr.TaskInfo(4, 2, 16, context_parallel=share)
+    one = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
+    one.plan(flashbsr.Bounds([0, 2, 4, 6], [9, 12, 4], page_size=4), q_positions=[0, 0, 0])
+    cache, tables = torch.randn(12, 2, 4, 2, 16), torch.arange(9).view(3, 3)
+
+    def step(q: Any, lens: Any, cache: Any) -> Any:
+        return one.run(
+            q, cache, kv_lens=share.local_lens(lens), block_tables=tables, q_positions=lens - 2,
+            return_lse=True,
+        )  # fmt: skip
+
+    compiled = torch.compile(step, fullgraph=True)
+    exact = flashbsr.Attention(one.spec, task)
+    for lens in ([16, 23, 7], [2, 9, 3]):
+        q, kv_lens = torch.randn(6, 4, 16), torch.tensor(lens)
+        local = share.local_lens(kv_lens)
+        layout = flashbsr.BlockTable([0, 2, 4, 6], tables, local, page_size=4)
+        exact.plan(layout, q_positions=kv_lens - 2)
+        expected = exact.run(q, cache, return_lse=True)
+        torch.testing.assert_close(compiled(q, kv_lens, cache), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(flashbsr.FlashbsrError, match="kv_lens"):
+        one.run(q, cache, q_positions=kv_lens)
+
+
 @pytest.mark.parametrize("options", [{}, {"interleave": True, "rotary_dim": 8},
                                      {"llama31": (1.0, 4.0, 8192.0)}])  # fmt: skip
 def test_rope_append(options: dict[str, Any]) -> None:

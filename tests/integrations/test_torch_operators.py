@@ -32,7 +32,7 @@ def arrays() -> tuple[Any, ...]:
 
 def more() -> tuple[Any, ...]:
     return (None, torch.rand(2), None, 2.0, None, 0.5, torch.randn(4), None, None, False,
-            None, None, None, [], [], [], [])  # fmt: skip
+            None, None, None, None, [], [], [], [])  # fmt: skip
 
 
 def new_rows(by_slots: bool = False) -> tuple[Any, ...]:

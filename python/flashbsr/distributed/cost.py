@@ -20,12 +20,12 @@ class Link:
     bandwidth : float
         Bytes per second of one GPU in one direction. Default: NVLink 4, 450e9.
     latency_us : float
-        Microseconds of a collective of no bytes. Default: 45, which two of NCCL took beside
-        131 KB on two H200s.
+        Microseconds of a collective of no bytes, in a CUDA graph. Default: 10, NCCL's between two
+        H200s.
     """
 
     bandwidth: float = 450e9
-    latency_us: float = 45.0
+    latency_us: float = 10.0
 
     def exchange_us(self, sent: float) -> float:
         """Microseconds of a collective in which each GPU sends so many bytes."""
@@ -46,7 +46,7 @@ class Cost:
         Elements of the cache per token and KV head. Default: K and V, ``2 * head_dim``; latent
         attention has 576.
     bandwidth : float
-        Bytes per second that decode reads. Default: 4.4e12, H200.
+        Bytes per second that decode reads. Default: 4.45e12, H200.
     flops : float
         Of prefill. Default: 750e12, H200, bfloat16.
     launch_us : float
@@ -60,7 +60,7 @@ class Cost:
     kv_bytes: int = 2
     q_bytes: int = 2
     head_dim_kv: int | None = None
-    bandwidth: float = 4.4e12
+    bandwidth: float = 4.45e12
     flops: float = 750e12
     launch_us: float = 5.0
     link: Link = Link()

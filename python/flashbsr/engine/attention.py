@@ -101,6 +101,7 @@ class Attention(Planned):
         kv_lens: Array | None = None,
         block_tables: Array | None = None,
         qo_indptr: Array | None = None,
+        q_positions: Array | None = None,
         stream: Any = None,
         **extras: Any,
     ) -> Any:
@@ -153,9 +154,9 @@ class Attention(Planned):
         kv_ready : bool
             The caller promises that the kernel ahead in the stream does not write the KV cache, so
             that K and V are fetched early too.
-        kv_lens, block_tables, qo_indptr : int32 or int64 arrays, optional
-            With a plan of `Bounds`: its lengths and pages, as `update` takes them. Layers of a step
-            have the same: one ``update`` for all of them saves a launch each.
+        kv_lens, block_tables, qo_indptr, q_positions : int32 or int64 arrays, optional
+            With a plan of `Bounds`: its lengths, pages and positions, as `update` takes them.
+            Layers of a step have the same: one ``update`` for all of them saves a launch each.
         stream : CUDA stream or int, optional
             Where to run. Default: the current stream of q's framework.
         **extras
@@ -186,8 +187,8 @@ class Attention(Planned):
             if adapter.OPERATORS is not None:
                 return adapter.OPERATORS.run(
                     self, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks,
-                    alibi_slopes, enable_pdl, kv_ready, (kv_lens, block_tables, qo_indptr), stream,
-                    extras,
+                    alibi_slopes, enable_pdl, kv_ready,
+                    (kv_lens, block_tables, qo_indptr, q_positions), stream, extras,
                 )  # fmt: skip
             handle, how = launch_options(adapter, device, self._how, enable_pdl, kv_ready, stream)
             self._streams = adapter, device
@@ -196,9 +197,12 @@ class Attention(Planned):
 
         if kv_lens is not None:
             stream = handle if device is not None else None
-            self.update(kv_lens, block_tables, qo_indptr=qo_indptr, stream=stream)
-        elif block_tables is not None or qo_indptr is not None:
-            raise FlashbsrError("kv_lens", None, "the lengths with block_tables and qo_indptr")
+            self.update(
+                kv_lens, block_tables, qo_indptr=qo_indptr, q_positions=q_positions, stream=stream
+            )
+        elif block_tables is not None or qo_indptr is not None or q_positions is not None:
+            wanted = "the lengths with block_tables, qo_indptr and q_positions"
+            raise FlashbsrError("kv_lens", None, wanted)
         if isinstance(kv, tuple):
             if len(kv) != 2:
                 raise FlashbsrError("kv", f"a tuple of {len(kv)}", "a stacked cache or (k, v)")

@@ -35,8 +35,8 @@ for _name, _handlers in _core.xla_targets().items():
 
 # Arguments of Attention.run that are its own; others are the variant's.
 _OWN = {
-    "kv_lens", "block_tables", "kv_indptr", "kv_indices", "qo_indptr", "q_scale", "k_scale",
-    "v_scale", "sinks", "alibi_slopes",
+    "kv_lens", "block_tables", "kv_indptr", "kv_indices", "qo_indptr", "q_positions", "q_scale",
+    "k_scale", "v_scale", "sinks", "alibi_slopes",
 }  # fmt: skip
 
 
@@ -148,8 +148,8 @@ def run(
         Also return the LSE.
     **arrays
         Further arguments of `Attention.run`, and what the variant declares. Arrays (``kv_lens``,
-        ``block_tables``, ``qo_indptr``, ``sinks``, scales) are operands; numbers become part of the
-        program.
+        ``block_tables``, ``qo_indptr``, ``q_positions``, ``sinks``, scales) are operands; numbers
+        become part of the program.
 
     Returns
     -------

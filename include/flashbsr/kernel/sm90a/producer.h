@@ -61,10 +61,11 @@ class Scheduler {
     uint32_t loaded = 0;  // items
     for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
       shared_.tile_pipeline.wait_empty(at);
-      if (!walks && loaded > 0) {
+      // Who gathers says nothing. Who has walked through the item has claimed the next one.
+      if (!gathers<kCopies>(args_) && loaded > 0) {
         ptx::mbarrier_wait<kArch>(shared_.claimable, loaded - 1 & 1);
-        word = next_word(index, num_items, late);
       }
+      if (!walks && loaded > 0) word = next_word(index, num_items, late);
       ++loaded;
       Tile& tile = shared_.tiles[at.stage];
       if (index < num_items) {

@@ -24,13 +24,13 @@ _ARRAYS = "Tensor q, Tensor k, Tensor? v, Tensor(a!) out, Tensor(b!)? lse"
 _MORE = (
     "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, float? q_factor, float? k_factor, "
     "float? v_factor, Tensor? sinks, Tensor? alibi_slopes, bool? enable_pdl, bool kv_ready, "
-    "Tensor? kv_lens, Tensor? block_tables, Tensor? qo_indptr, "
+    "Tensor? kv_lens, Tensor? block_tables, Tensor? qo_indptr, Tensor? q_positions, "
     "str[] array_names, Tensor[] arrays, str[] number_names, float[] numbers"
 )
 _PLAIN: tuple[Any, ...] = (
     *[None] * 9,
     False,
-    *[None] * 3,
+    *[None] * 4,
     (),
     (),
     (),
@@ -101,7 +101,7 @@ def _run_with(
     k_factor: float | None, v_factor: float | None, sinks: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None, enable_pdl: bool | None, kv_ready: bool,
     kv_lens: torch.Tensor | None, block_tables: torch.Tensor | None,
-    qo_indptr: torch.Tensor | None,
+    qo_indptr: torch.Tensor | None, q_positions: torch.Tensor | None,
     array_names: Sequence[str], arrays: Sequence[torch.Tensor], number_names: Sequence[str],
     numbers: Sequence[float],
 ) -> None:  # fmt: skip
@@ -115,7 +115,8 @@ def _run_with(
         k_scale=k_factor if k_scale is None else k_scale,
         v_scale=v_factor if v_scale is None else v_scale,
         sinks=sinks, alibi_slopes=alibi_slopes, enable_pdl=enable_pdl, kv_ready=kv_ready,
-        kv_lens=kv_lens, block_tables=block_tables, qo_indptr=qo_indptr, **extras,
+        kv_lens=kv_lens, block_tables=block_tables, qo_indptr=qo_indptr,
+        q_positions=q_positions, **extras,
     )  # fmt: skip
 
 

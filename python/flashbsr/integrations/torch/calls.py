@@ -102,7 +102,7 @@ def run(
 
     arrays = _read(q), _read(k), _read(v), result, lse
     plain = scales[0] is scales[1] is scales[2] is sinks is alibi_slopes is enable_pdl is None
-    plain = plain and lengths[0] is lengths[1] is lengths[2] is None
+    plain = plain and all(array is None for array in lengths)
     if plain and not kv_ready and not extras:
         if q.is_cuda:
             _ops.run.number(self._number, *arrays)
