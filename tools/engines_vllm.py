@@ -31,6 +31,7 @@ TOKENS, VOCAB = 32, 512
 TIE = {"float32": 1e-4, "bfloat16": 2.0**-4}
 APART = {"float32": 1e-4, "bfloat16": 2.0**-4}  # log probabilities, before a tie decided otherwise
 LEAST = {"float32": 0.9, "bfloat16": 0.25}  # of all places, so many are compared
+RANKS = "ENGINES_VLLM_RANKS"
 OVERRIDE = "CPU_ATTN,CPU_MLA,AMX_MLA"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
@@ -76,6 +77,8 @@ def config(kind: str) -> Any:
     def heads(q: int, kv: int, dim: int, **more: Any) -> dict[str, Any]:
         return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": dim, **more}
 
+    if kind == "mqa":  # a KV head that all ranks have, which is what vLLM spreads over them
+        return transformers.LlamaConfig(**common, **heads(8, 1, 64))
     if kind == "llama":
         return transformers.LlamaConfig(**common, **heads(32, 8, 64))
     if kind == "qwen3":
@@ -105,24 +108,19 @@ def prompts() -> list[dict[str, list[int]]]:
 
 def generate(args: argparse.Namespace) -> None:
     """Generate in this process; tokens and log probabilities go to a file."""
-    import flashbsr
     from vllm import LLM, SamplingParams
 
-    runs = [0]
-    run = flashbsr.Attention.run
-
-    def counted(*given: Any, **options: Any) -> Any:
-        runs[0] += 1
-        return run(*given, **options)
-
-    flashbsr.Attention.run = counted  # type: ignore[method-assign]
+    over = {} if args.ranks == 1 else {
+        "tensor_parallel_size": args.ranks, "decode_context_parallel_size": args.ranks,
+        "cp_kv_cache_interleave_size": args.interleave, "dcp_comm_backend": args.merge,
+    }  # fmt: skip
     llm = LLM(
         args.model, skip_tokenizer_init=True, enforce_eager=True, dtype=args.dtype,
         kv_cache_dtype=args.kv, kv_cache_memory_bytes=64 << 20, block_size=32, max_model_len=512,
         max_num_batched_tokens=64, max_num_seqs=8, enable_chunked_prefill=True,
         enable_prefix_caching=True, speculative_config=NGRAM if args.ngram else None,
         attention_config={"backend": args.backend},
-        compilation_config={"custom_ops": ["none"]} if args.native else {},
+        compilation_config={"custom_ops": ["none"]} if args.native else {}, **over,
     )  # fmt: skip
     how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False,
                          logprobs=2)  # fmt: skip
@@ -137,9 +135,61 @@ def generate(args: argparse.Namespace) -> None:
                 for g in got
             ],
         })  # fmt: skip
-    args.out.write_text(json.dumps({"passes": passes, "runs": runs[0]}))
+    runs = min(llm.collective_rpc(runs_of_worker))
+    args.out.write_text(json.dumps({"passes": passes, "runs": runs}))
     sys.stdout.flush()
     os._exit(0)  # an orderly end takes vLLM seconds
+
+
+RUNS = [0]
+
+
+def instrument() -> None:
+    """Count runs, in every process; and give vLLM's CPU slots of caches that are spread over ranks.
+
+    vLLM 0.32 has a kernel for the slots of a step on the CPU that knows no ranks, and says so by an
+    assertion. Nothing else stops it there.
+    """
+    import flashbsr
+
+    run = flashbsr.Attention.run
+    if RUNS[0] or run.__name__ == "counted":
+        return
+
+    def counted(*given: Any, **options: Any) -> Any:
+        RUNS[0] += 1
+        return run(*given, **options)
+
+    flashbsr.Attention.run = counted  # type: ignore[method-assign]
+    if os.environ.get(RANKS, "1") != "1":
+        from vllm.v1.worker.block_table import BlockTable
+
+        BlockTable.compute_slot_mapping = slots_over_ranks
+
+
+def slots_over_ranks(table: Any, num_reqs: int, query_start_loc: Any, positions: Any) -> None:
+    """Fill in where a step's keys go: -1 where they are another rank's."""
+    import torch
+
+    size, rank, interleave = (
+        table.dcp_world_size, table.dcp_rank, table.cp_kv_cache_interleave_size
+    )  # fmt: skip
+    lens = query_start_loc[: num_reqs + 1].diff().long()
+    request = torch.arange(num_reqs).repeat_interleave(lens)
+    at = positions[: len(request)].long()
+    local = at // (size * interleave) * interleave + at % interleave
+    block = table.block_table.gpu[request, local // table.block_size].long()
+    mine = at // interleave % size == rank
+    slots = torch.where(mine, block * table.block_size + local % table.block_size, -1)
+    table.slot_mapping.gpu.fill_(-1)
+    table.slot_mapping.gpu[: len(slots)] = slots
+
+
+def runs_of_worker(worker: Any) -> int:  # noqa: ARG001
+    """Give how often flashbsr ran in a worker's process."""
+    import engines_vllm
+
+    return engines_vllm.RUNS[0]
 
 
 def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, Any]:
@@ -149,6 +199,7 @@ def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, An
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashbsr-under-test\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nflashbsr = flashbsr.integrations.vllm:register\n"
+        "instrument = engines_vllm:instrument\n"
     )
     out = folder / "out.json"
     out.unlink(missing_ok=True)
@@ -157,7 +208,10 @@ def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, An
         **os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOGGING_LEVEL": "ERROR", "FLASHBSR_VLLM_OVERRIDE": OVERRIDE if ours else "",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", RANKS: str(options.get("ranks", 1)),
     }  # fmt: skip
+    if options.get("ranks", 1) > 1:  # vLLM would have a NUMA node for each
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, str(model), str(out)]
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
     command += [f"--{name}" for name, value in options.items() if value is True]
@@ -208,6 +262,24 @@ def equal(kind: str, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     cached = got[1]["cached"]
     good = first["ok"] and second["ok"] and cached > 0
     return {**first, "ok": good, "again": second, "cached_tokens": cached, "runs": both[1]["runs"]}
+
+
+def spread(kind: str, ngram: bool = False, **options: Any) -> dict[str, Any]:
+    """Generate over a cache that two processes share, and compare with vLLM alone."""
+    if version() == "0.26.0":
+        return {"ok": True, "skipped": "vLLM 0.26.0: slots of ranks are computed on GPUs alone"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(kind, folder / "model")
+        drafts = {"ngram": True} if ngram else {}
+        alone = child(folder, folder / "model", False, **drafts)
+        two = child(folder, folder / "model", True, ranks=2, **drafts, **options)
+    first, second = (
+        compare(x, y, "float32") for x, y in zip(alone["passes"], two["passes"], strict=True)
+    )
+    cached = two["passes"][1]["cached"]
+    good = first["ok"] and second["ok"] and cached > 0
+    return {**first, "ok": good, "again": second, "cached_tokens": cached, "runs": two["runs"]}
 
 
 def absorbed(kind: str, **options: Any) -> dict[str, Any]:
@@ -294,6 +366,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt-oss": partial(equal, "gpt-oss", dtype="bfloat16"),
     "bfloat16": partial(equal, "llama", dtype="bfloat16"),
     "ngram": partial(equal, "llama", ngram=True),
+    "two ranks": partial(spread, "mqa"),
+    "two ranks ngram": partial(spread, "mqa", ngram=True, interleave=16, merge="a2a"),
     "deepseek": partial(absorbed, "deepseek"),
     "deepseek ngram": partial(absorbed, "deepseek", ngram=True),
     "fp8": partial(quantized, "llama", "fp8"),
@@ -314,4 +388,7 @@ if __name__ == "__main__":
     parser.add_argument("--backend")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--ngram", action="store_true")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--interleave", type=int, default=1)
+    parser.add_argument("--merge", default="ag_rs")
     generate(parser.parse_args())

@@ -63,6 +63,10 @@ class AttentionImpl:
     pass
 
 
+def get_dcp_group() -> Any:
+    raise AssertionError("decode context model parallel group is not initialized")
+
+
 class EncoderOnlyAttentionSpec:
     pass
 
@@ -87,6 +91,8 @@ def install() -> None:
     content = {
         "vllm": [],
         "vllm.envs": [],
+        "vllm.distributed": [],
+        "vllm.distributed.parallel_state": ["get_dcp_group"],
         "vllm.v1": [],
         "vllm.v1.attention": [],
         "vllm.v1.attention.backend": [

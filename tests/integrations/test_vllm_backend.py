@@ -222,13 +222,62 @@ def test_models_that_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) 
     made = builder(backend)
     config = made.vllm_config
     again = backend.FlashbsrBuilder
-    config.parallel_config.decode_context_parallel_size = 2
-    with pytest.raises(errors.UnsupportedError, match="decode_context_parallel_size"):
-        again(made.kv_cache_spec, ["a"], config, torch.device("cpu"))
-    config.parallel_config.decode_context_parallel_size = 1
     config.model_config.rswa_window = 512
     with pytest.raises(errors.UnsupportedError, match="rswa_window"):
         again(made.kv_cache_spec, ["a"], config, torch.device("cpu"))
+
+
+@pytest.fixture
+def dcp_group(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The third of three ranks that share a cache."""
+    group = SimpleNamespace(world_size=3, rank_in_group=2, device_group=object())
+    monkeypatch.setattr(
+        importlib.import_module("vllm.distributed.parallel_state"),
+        "get_dcp_group",
+        lambda: group,
+    )
+    return group
+
+
+def spread_builder(backend: Any, spec: Any = None, heads: int = 1, **options: Any) -> Any:
+    """A builder of one layer whose cache is spread over three ranks."""
+    config = builder(backend).vllm_config
+    config.parallel_config = SimpleNamespace(
+        decode_context_parallel_size=3, cp_kv_cache_interleave_size=4, dcp_comm_backend="a2a"
+    )
+    layer = layers.Layer(4, 64, 0.1, heads, **options)
+    config.compilation_config.static_forward_context = {"a": SimpleNamespace(impl=layer)}
+    spec = spec or SimpleNamespace(block_size=16, dcp_sharded=True)
+    return backend.FlashbsrBuilder(spec, ["a"], config, torch.device("cpu"))
+
+
+def test_caches_that_are_spread_over_ranks(backend: Any, dcp_group: Any) -> None:
+    """Requests of 40, 17 and 9 tokens in fours, of which the third rank has 12, 4 and 1."""
+    made = spread_builder(backend)
+    step = made.build(0, metadata())
+    assert step.ranks.group is dcp_group.device_group and step.ranks.method == "all_to_all"
+    assert (step.ranks.share.size, step.ranks.share.rank, step.ranks.share.interleave) == (3, 2, 4)
+    engine = step.attention(made.steps.kinds[0])
+    assert engine.task.num_qo_heads == 12 and engine.task.o_dtype == "float32"
+    assert engine.plan_info.requests["kv_len"].tolist() == [12, 4, 1, 0]
+    made.steps.place = dataclasses.replace(made.steps.place, device=0)
+    batch = made.batch(metadata()).on(step.ranks.share)
+    assert batch.bounds.tolist() == [12, 4, 1, 0] and batch.first.tolist() == [43, 17, 4, 0]
+    # The last request pads, and has whatever an earlier step left.
+    assert batch.lens.tolist()[:3] == [12, 4, 1] and batch.positions.tolist()[:3] == [39, 16, 4]
+
+
+def test_the_whole_cache_of_a_draft_model(backend: Any, dcp_group: Any) -> None:
+    spec = SimpleNamespace(block_size=16, dcp_sharded=False)
+    assert spread_builder(backend, spec, heads=2).build(0, metadata()).ranks is None
+
+
+def test_spread_caches_that_are_refused(backend: Any, dcp_group: Any) -> None:
+    for options in ({"attn_type": "encoder_decoder"}, {"attn_type": "encoder_only"}):
+        with pytest.raises(errors.UnsupportedError, match="decode_context_parallel_size"):
+            spread_builder(backend, **options)
+    with pytest.raises(errors.UnsupportedError, match="num_kv_heads"):
+        spread_builder(backend, heads=2)
 
 
 def test_batch_invariance_is_fixed_splits(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +358,9 @@ def test_the_cache_that_is_asked_for(chosen: Any) -> None:
         assert chosen.validate_configuration(**asked) == []
     assert [m.base for m in chosen.get_supported_kernel_block_sizes()] == [16]
     assert not chosen.forward_includes_kv_cache_update
-    assert chosen.get_impl_cls().supports_dcp is False
+    impl = chosen.get_impl_cls()
+    assert impl.supports_dcp and impl.can_return_lse_for_decode and not impl.supports_pcp
+    assert impl.supports_mtp_with_cp_non_trivial_interleave_size
 
 
 def test_registering(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:

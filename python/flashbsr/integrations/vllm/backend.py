@@ -18,7 +18,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
+from ...engine.context import ContextParallel
 from ...errors import UnsupportedError
+from .context import METHODS, Ranks
 from .cores import spread
 from .kinds import (
     ATTN_TYPES,
@@ -50,20 +52,20 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     ------
     UnsupportedError
         What a model or a configuration asks for and no layer's options say: masks of images'
-        tokens, reference windows, caches that are spread over ranks.
+        tokens, reference windows, encoders beside caches that are spread over ranks.
     """
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        model, parallel = vllm_config.model_config, vllm_config.parallel_config
-        if getattr(parallel, "decode_context_parallel_size", 1) > 1:
-            raise UnsupportedError("decode_context_parallel_size", "more than 1", "1")
+        model = vllm_config.model_config
         if getattr(model, "rswa_window", None) is not None:
             raise UnsupportedError("rswa_window", model.rswa_window, "None")
         layers = vllm_config.compilation_config.static_forward_context
         kinds = [layers[name].impl.kind for name in layer_names]
+        # Decoders read what an encoder has left: its lengths are not those of the decoder.
+        self.crosses = any(layers[name].impl.attn_type == "encoder_decoder" for name in layer_names)
         device = torch.device(device)
         on_gpu = device.type == "cuda"
         if not on_gpu:
@@ -78,10 +80,11 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             num_threads=None if on_gpu else torch.get_num_threads(),
             device=(device.index or 0) if on_gpu else None,
             fixed_split_size=split,
+            ranks=self._ranks(vllm_config.parallel_config, kv_cache_spec),
         )
+        if place.ranks is not None:
+            place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
         self.steps = Steps(kinds, place)
-        # Decoders read what an encoder has left: its lengths are not those of the decoder.
-        self.crosses = any(layers[name].impl.attn_type == "encoder_decoder" for name in layer_names)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -152,6 +155,20 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             m.query_start_loc[: requests + 1],
             m.causal,
         )
+
+    @staticmethod
+    def _ranks(parallel: Any, kv_cache_spec: Any) -> Ranks | None:
+        """Find who shares the keys of this cache: that of a draft model may be whole."""
+        if parallel.decode_context_parallel_size == 1:
+            return None
+        if not getattr(kv_cache_spec, "dcp_sharded", True):
+            return None
+        from vllm.distributed.parallel_state import get_dcp_group
+
+        group = get_dcp_group()
+        interleave = int(parallel.cp_kv_cache_interleave_size)
+        share = ContextParallel(group.world_size, group.rank_in_group, interleave)
+        return Ranks(share, group.device_group, METHODS[parallel.dcp_comm_backend])
 
     def _stream(self) -> Any:
         device = self.steps.place.device

@@ -68,7 +68,14 @@ class Kind:
     latent: int = 0  # dims of the latent, which are the values; 0: keys and values apart
 
     def attention(self, causal: bool, q_dtype: str, **task: Any) -> Attention:
-        """Make an engine for arrays of `q_dtype`; `task` has what else `TaskInfo` takes."""
+        """Make an engine for arrays of `q_dtype`; `task` has what else `TaskInfo` takes.
+
+        Where ranks share the keys of a request, it has the query heads of all of them, and what it
+        finds is a part of a sum: float32.
+        """
+        share = task.get("context_parallel")
+        if share is not None:
+            task["o_dtype"] = "float32"
         spec = AttentionSpec(
             causal=causal,
             window_left=self.window_left,
@@ -77,7 +84,7 @@ class Kind:
             pos_encoding_mode="ALIBI" if self.alibi else "NONE",
         )
         info = TaskInfo(
-            self.num_qo_heads,
+            self.num_qo_heads * (1 if share is None else share.size),
             self.num_kv_heads,
             self.head_dim,
             kv_layout="NHD" if self.ragged or self.latent else "HND",

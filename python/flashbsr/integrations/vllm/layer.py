@@ -10,6 +10,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ...ops.page import append_paged_kv_cache
+from .context import Ranks
 from .kinds import (
     KV_CACHE_DTYPES,
     Kind,
@@ -41,9 +42,11 @@ class Layer:
         Options that the engine does not have, named as vLLM names them.
     """
 
-    # What vLLM asks implementations for. LSE is natural; nothing here computes over several ranks.
-    can_return_lse_for_decode = False
-    supports_dcp = False
+    # What vLLM asks implementations for. Caches may be spread over ranks, with several query tokens
+    # of a request and any interleave: `Ranks` merges, not vLLM's layer.
+    can_return_lse_for_decode = True
+    supports_dcp = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
     supports_pcp = False
     supports_quant_query_input = False
 
@@ -89,6 +92,7 @@ class Layer:
         self._per_token = scales_of_tokens(kv_cache_dtype)
         self._per_tensor = self.kind.kv_dtype in STORED and not self._per_token
         self._known: tuple[Any, ...] = (None, None, None)
+        self._everyones: dict[str, Any] = {}
 
     def process_weights_after_loading(self, act_dtype: Any) -> None:  # noqa: ARG002
         """Sinks come in the type of the weights; the engine adds them in float32."""
@@ -158,16 +162,23 @@ class Layer:
             kv, k_scale, v_scale = (key[: step.rows], value[: step.rows]), None, None
         else:
             kv, k_scale, v_scale = self._cache(layer, kv_cache)
-        step.attention(self.kind).run(
-            query,
-            kv,
-            out=out,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            sinks=self._on(query, "sinks"),
-            alibi_slopes=self._on(query, "alibi_slopes"),
-        )
+        scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
+        of_heads: dict[str, Any] = {
+            name: self._on(query, name) for name in ("sinks", "alibi_slopes")
+        }
+        attention = step.attention(self.kind)
+        if step.ranks is None:
+            attention.run(query, kv, out=out, **scales, **of_heads)
+        else:
+            of_heads = {name: self._of_all(step.ranks, name, x) for name, x in of_heads.items()}
+            step.ranks.attend(attention, query, kv, out, **scales, **of_heads)
         return output
+
+    def _of_all(self, ranks: Ranks, name: str, x: Any) -> Any:
+        """Give an array of one number per head for the heads of all ranks, asked for once."""
+        if x is not None and name not in self._everyones:
+            self._everyones[name] = ranks.all_heads(x, dim=0)
+        return self._everyones.get(name)
 
     def _on(self, like: Any, name: str) -> Any:
         """Give an array of one number per head, in float32 where the computation is."""

@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...engine.attention import Attention
+from ...engine.context import ContextParallel
 from ...errors import PlanError
 from ...layout.bounds import Bounds
 from ...layout.layouts import BlockTable, Layout, Ragged
+from .context import Ranks
 from .kinds import Kind
 
 __all__ = ["Batch", "Place", "Step", "Steps"]
@@ -42,6 +44,8 @@ class Place:
         On the CPU.
     fixed_split_size : int, optional
         Of batch-invariant mode.
+    ranks : Ranks, optional
+        Those that share the keys of each request; None: all keys are here.
     """
 
     q_dtype: str
@@ -49,13 +53,16 @@ class Place:
     device: int | None = None
     num_threads: int | None = None
     fixed_split_size: int | None = None
+    ranks: Ranks | None = None
 
     def task(self) -> dict[str, Any]:
         """Give what `TaskInfo` says of it."""
         if self.device is None:
-            place = {"backend": "cpu", "num_threads": self.num_threads}
+            place: dict[str, Any] = {"backend": "cpu", "num_threads": self.num_threads}
         else:
             place = {"backend": "cuda", "device": self.device}
+        if self.ranks is not None:
+            place["context_parallel"] = self.ranks.share
         return {**place, "fixed_split_size": self.fixed_split_size}
 
 
@@ -74,6 +81,9 @@ class Batch:
     lens, query_starts : int32 tensors
         On a GPU the tokens and query rows, which the host does not read.
     causal : bool
+    first, positions : int arrays, shape (requests,)
+        Positions of first queries, where bounds and lengths do not tell: on the host (of bounds),
+        and on a GPU.
     """
 
     starts: np.ndarray[Any, Any]
@@ -82,6 +92,19 @@ class Batch:
     lens: Any = None
     query_starts: Any = None
     causal: bool = True
+    first: np.ndarray[Any, Any] | None = None
+    positions: Any = None
+
+    def on(self, share: ContextParallel) -> Batch:
+        """Give what a rank has of it. Queries are the last tokens, wherever their keys are."""
+        positions = None if self.lens is None else self.lens - self.query_starts.diff()
+        return replace(
+            self,
+            bounds=share.local_lens(self.bounds),
+            lens=None if self.lens is None else share.local_lens(self.lens),
+            first=self.bounds - np.diff(self.starts),
+            positions=positions,
+        )
 
     @property
     def rows(self) -> int:
@@ -129,6 +152,8 @@ class Step:
         Rows of the output that the plans write, those of no request as zeros.
     captured : bool
         The plans are those of captured runs, whether or not a graph runs them.
+    ranks : Ranks, optional
+        Those that share the keys; None: all keys are here.
     """
 
     num_actual_tokens: int
@@ -136,6 +161,7 @@ class Step:
     rows: int
     captured: bool
     slots: dict[Kind, tuple[_Slot, int]]
+    ranks: Ranks | None = None
 
     def attention(self, kind: Kind) -> Attention:
         """Give the engine that is planned for layers of this kind.
@@ -205,6 +231,9 @@ class Steps:
 
     def plan(self, batch: Batch, slot_mapping: Any, num_actual_tokens: int, stream: Any) -> Step:
         """Plan a step; `stream` is the current one of the GPU, None on the CPU."""
+        ranks = self.place.ranks
+        if ranks is not None:
+            batch = batch.on(ranks.share)
         graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
         starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
@@ -213,12 +242,19 @@ class Steps:
             slot.turn += 1
             like = made.get(kind.ragged)
             if self.place.device is None or kind.ragged:
-                slot.attention.plan(like or self._layout(kind, batch), stream=stream)
+                self._planned(slot, like or self._layout(kind, batch), batch, stream)
             elif not self._bound(slot, batch, starts, like, stream):
                 continue
             made.setdefault(kind.ragged, slot.attention)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
-        return Step(num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns)
+        return Step(
+            num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns, ranks
+        )
+
+    def _planned(self, slot: _Slot, layout: Layout | Attention, batch: Batch, stream: Any) -> None:
+        """Plan with the positions of the batch, which an engine that is planned has already."""
+        own = isinstance(layout, Layout)
+        slot.attention.plan(layout, q_positions=batch.first if own else None, stream=stream)
 
     def _layout(self, kind: Kind, batch: Batch) -> Layout:
         if kind.ragged:
@@ -245,9 +281,16 @@ class Steps:
                 most = int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
             slot.starts = slot.bounds = None  # a plan that raises leaves none
-            slot.attention.plan(like or Bounds(starts, bounds, page_size=page_size), stream=stream)
+            layout = like or Bounds(starts, bounds, page_size=page_size)
+            self._planned(slot, layout, batch, stream)
             slot.starts, slot.bounds = starts.copy(), bounds
-        slot.attention.update(batch.lens, batch.tables, qo_indptr=batch.query_starts, stream=stream)
+        slot.attention.update(
+            batch.lens,
+            batch.tables,
+            qo_indptr=batch.query_starts,
+            q_positions=batch.positions,
+            stream=stream,
+        )
         return planned
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:

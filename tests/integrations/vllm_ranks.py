@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""A server of vLLM whose cache is spread over the processes of a gloo group (DCP)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flashbsr import ContextParallel
+from flashbsr.integrations.vllm.context import Ranks
+from flashbsr.integrations.vllm.steps import Batch, Place, Steps
+from vllm_world import Serving
+
+HEADS = 12  # of all ranks
+SLOPES = [2.0 ** -(n / 2) for n in range(HEADS)]
+SINKS = torch.linspace(-2, 2, HEADS)
+# A prompt in chunks beside decodes, drafts of four tokens, requests that pause, one of one token.
+STEPS = [
+    ([70, 1, 5], 0),
+    ([0, 1, 4], 3),
+    ([40, 1, 0], 1),
+    ([1, 1, 1], 0),
+    ([4, 4, 4], 0),
+    ([1, 0, 17], 5),
+]
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"options": {"sliding_window": 9}},
+    "slopes": {"options": {"alibi_slopes": SLOPES}},
+    "sinks": {"options": {"sinks": SINKS}},
+    "soft cap in bfloat16": {"options": {"logits_soft_cap": 2.0}, "dtype": "bfloat16"},
+    "int8": {"options": {"kv_cache_dtype": "int8_per_token_head"}, "dtype": "bfloat16"},
+    "not causal": {"causal": False},
+}
+
+
+class Late(Place):
+    """As a GPU's, but the CPU computes."""
+
+    def task(self) -> dict[str, Any]:
+        return {"backend": "cpu", "context_parallel": self.ranks.share}
+
+
+@dataclass
+class SpreadServing(Serving):
+    """One rank of it: its query heads, and its share of the one KV head's tokens.
+
+    All ranks draw the same numbers, and have the same blocks of as many times more tokens.
+    """
+
+    share: ContextParallel = ContextParallel(1, 0)
+    method: str = "reduce_scatter"
+    late: bool = False  # lengths come behind the plan, as on a GPU
+
+    def __post_init__(self) -> None:
+        own = HEADS // self.share.size
+        self.mine = slice(self.share.rank * own, (self.share.rank + 1) * own)
+        self.heads = own, 1
+        self.options = {
+            name: x[self.mine] if name in ("sinks", "alibi_slopes") else x
+            for name, x in self.options.items()
+        }
+        super().__post_init__()
+        ranks = Ranks(self.share, torch.distributed.group.WORLD, self.method)
+        ranks.check(self.steps.kinds)
+        place = replace(self.steps.place, ranks=ranks)
+        if self.late:
+            place = Late(self.dtype, self.block, device=0, ranks=ranks)
+        self.steps = Steps([self.layer.kind], place)
+
+    def batch(self, q_lens: list[int], width: int = 70) -> Batch:
+        """With bounds above the lengths, which vary from step to step."""
+        batch = super().batch(q_lens, width)
+        return replace(batch, bounds=batch.bounds + 10 * sum(q_lens)) if self.late else batch
+
+    def grow(self, q_lens: list[int], pad: int = 0) -> tuple[Any, ...]:
+        begins = [len(request.k) for request in self.requests]
+        block, self.block = self.block, self.block * self.share.size
+        k, v, slots = super().grow(q_lens, pad)
+        self.block = block
+        at = [np.arange(b, b + n) for b, n in zip(begins, q_lens, strict=True)]
+        where = []
+        for request, positions in zip(self.requests, at, strict=True):
+            local = self.share.local_lens(positions)  # a token that is here is that key
+            page = np.array(request.blocks, np.int64)[local // block % len(request.blocks)]
+            where.append(np.where(self.share.has(positions), page * block + local % block, -1))
+        slots[: sum(q_lens)] = torch.from_numpy(np.concatenate(where))
+        return k, v, slots
+
+    def rows(self, n: int, heads: int) -> np.ndarray[Any, Any]:
+        if heads == 1:
+            return super().rows(n, 1)
+        return super().rows(n, HEADS)[:, self.mine]
+
+
+def serve(rank: int, size: int, interleave: int, method: str, late: bool) -> int:
+    """Serve some steps of every case; each output is compared with float64 over all keys."""
+    for seed, options in enumerate(CASES.values()):
+        share = ContextParallel(size, rank, interleave)
+        server = SpreadServing(share=share, method=method, seed=seed, late=late, **options)
+        for _ in range(3):
+            server.add()
+        for q_lens, pad in STEPS:
+            server.step(q_lens, pad)
+    return len(CASES)

@@ -1,0 +1,277 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tools/context_parallel.py: what they attend to, what a model says, how they run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashbsr import Attention, AttentionSpec, BlockTable, ContextParallel, FlashbsrError, Ragged
+from flashbsr import TaskInfo as Task
+from flashbsr.distributed import Cost, PeerError, PrefillOverRanks, merge_over_ranks
+from flashbsr.distributed import merge as merging
+from flashbsr.distributed import prefill as prefilling
+
+PAGE = 64
+SAMPLES = 10
+DECODES, PREFILLS = 20, 2  # in a sample: 2 ms and more, of which events are 0.1 %
+TRAVEL = ("float32", "bfloat16")
+# Rounding of the two results to bfloat16, of the largest output, and bfloat16 on the way.
+TOLERANCE = 2.0**-6
+CAUSAL = AttentionSpec(causal=True)
+LATENT = AttentionSpec(causal=True, sm_scale=192**-0.5)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A workload of one layer, bfloat16.
+
+    Parameters
+    ----------
+    batch, kv_len : int
+        Requests, and tokens of each on all ranks.
+    goal : float
+        How many times faster two GPUs are to be than one.
+    q_len : int
+        Query tokens of each request; `kv_len`: prefill.
+    num_qo_heads, num_kv_heads, head_dim : int
+    latent : int
+        Dims of the latent, for latent attention.
+    """
+
+    batch: int
+    kv_len: int
+    goal: float
+    q_len: int = 1
+    num_qo_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    latent: int = 0
+
+    @property
+    def prefill(self) -> bool:
+        """All tokens are queries."""
+        return self.q_len == self.kv_len
+
+    def methods(self) -> tuple[str, ...]:
+        """How ranks may work together."""
+        return prefilling.METHODS if self.prefill else merging.METHODS
+
+    def predicted(self, ranks: int) -> dict[str, float]:
+        """Give microseconds by the model, for every method; of one GPU under "one"."""
+        cost = Cost(
+            self.num_qo_heads,
+            self.num_kv_heads,
+            self.latent or self.head_dim,
+            head_dim_kv=self.head_dim if self.latent else None,
+        )
+        found = {}
+        for method in self.methods():
+            if self.prefill:
+                found[method] = cost.prefill_us(self.kv_len, ranks, method=method)
+            else:
+                found[method] = cost.decode_us(
+                    self.batch, self.kv_len, ranks, q_len=self.q_len, method=method
+                )
+        one = cost.prefill_us(self.kv_len) if self.prefill else None
+        found["one"] = one or cost.decode_us(self.batch, self.kv_len, q_len=self.q_len)
+        return found
+
+    def spec(self) -> AttentionSpec:
+        """Causal; latent attention has the scale of what it was before absorption."""
+        return LATENT if self.latent else CAUSAL
+
+    def task(self, here: Here, **more: Any) -> Task:
+        """Say what a rank computes."""
+        place = {"backend": "cpu"} if here.device == "cpu" else {"backend": "cuda"}
+        return Task(
+            self.num_qo_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            head_dim_vo=self.latent or None,
+            latent=bool(self.latent),
+            q_dtype="bfloat16",
+            kv_dtype="bfloat16",
+            **place,
+            **more,
+        )
+
+
+ROWS = {
+    "decode 1 x 1048576": Row(1, 1 << 20, 1.96),
+    "decode 16 x 65536": Row(16, 65536, 1.95),
+    "decode 64 x 8192": Row(64, 8192, 1.9),
+    "decode 16 x 8192": Row(16, 8192, 1.55),
+    "MLA decode 16 x 65536": Row(16, 65536, 1.9, 1, 128, 1, 576, 512),
+    "prefill 1 x 131072": Row(1, 131072, 1.92, 131072),
+    "verify 4 tokens 16 x 65536": Row(16, 65536, 1.9, 4),
+}
+
+
+@dataclass(frozen=True)
+class Here:
+    """A rank: its process group is PyTorch's default one, its device the current one."""
+
+    size: int
+    rank: int
+    device: str  # "cuda", or "cpu" for tests: by the host's clock, without graphs
+
+    def draw(self, *shape: int, seed: int) -> Any:
+        """Numbers that all ranks have alike."""
+        import torch
+
+        source = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(shape, generator=source, device=self.device, dtype=torch.bfloat16)
+
+    def seconds(self, work: Callable[[], object], *, graph: bool) -> float:
+        """Median over samples of the slowest rank's time of one `work`, of some in a row.
+
+        `graph`: they are short, and a CUDA graph has them.
+        """
+        import torch
+        import torch.distributed as dist
+
+        count = DECODES if graph else PREFILLS
+        for _ in range(2):  # loads kernels, makes connections: not under capture
+            work()
+        run: Callable[[], object] = lambda: [work() for _ in range(count)]  # noqa: E731
+        if graph and self.device == "cuda":
+            torch.cuda.synchronize()
+            captured = torch.cuda.CUDAGraph()
+            # Threads of NCCL ask for events meanwhile.
+            with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+                run()
+            run = captured.replay
+            run()
+        samples = []
+        for _ in range(SAMPLES):
+            dist.barrier()
+            samples.append(self._once(run) / count)
+        slowest = torch.tensor(samples, dtype=torch.float64, device=self.device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return statistics.median(slowest.tolist())
+
+    def _once(self, run: Callable[[], object]) -> float:
+        import torch
+
+        if self.device == "cpu":
+            begin = time.perf_counter()
+            run()
+            return time.perf_counter() - begin
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+
+def measure(row: Row, here: Here) -> dict[str, Any]:
+    """Give times on one GPU and on all by every method, and how far results are apart.
+
+    What the engine refuses is an outcome; all ranks refuse it before they send anything.
+    """
+    try:
+        found = (_prefill if row.prefill else _decode)(row, here)
+    except PeerError:
+        raise
+    except FlashbsrError as error:
+        return {"ok": False, "problem": str(error)}
+    best = min(found["us"], key=found["us"].__getitem__)
+    return {
+        "ok": max(found["errors"].values()) <= TOLERANCE,
+        **found,
+        "best": best,
+        "times": found["one_us"] / found["us"][best],
+        "goal": row.goal,
+        "predicted_us": row.predicted(here.size),
+    }
+
+
+def _apart(got: Any, expected: Any) -> float:
+    """Largest difference, of the largest output."""
+    return float((got.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+def _worst(here: Here, error: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    found = torch.tensor([error], dtype=torch.float64, device=here.device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def _alone(here: Here, attention: Attention, q: Any, kv: Any, *, graph: bool) -> tuple[Any, float]:
+    """Attend on every GPU by itself, to all keys: the result, and the time."""
+    expected = attention.run(q, kv).clone()
+    run = lambda: attention.run(q, kv)  # noqa: E731
+    return expected, here.seconds(run, graph=graph)
+
+
+def _decode(row: Row, here: Here) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    pages = row.kv_len // PAGE
+    slot = (PAGE, row.head_dim) if row.latent else (2, PAGE, row.num_kv_heads, row.head_dim)
+    cache = here.draw(row.batch * pages, *slot, seed=1)
+    q = here.draw(row.batch * row.q_len, row.num_qo_heads, row.head_dim, seed=2)
+    starts = np.arange(row.batch + 1) * row.q_len
+
+    def planned(share: ContextParallel | None, pages: int) -> Attention:
+        lens = np.full(row.batch, row.kv_len)
+        more: dict[str, Any] = {}
+        if share is not None:
+            more = {"context_parallel": share, "o_dtype": "float32"}
+        attention = Attention(row.spec(), row.task(here, **more))
+        table = np.arange(row.batch * pages, dtype=np.int32).reshape(row.batch, pages)
+        local = lens if share is None else share.local_lens(lens)
+        layout = BlockTable(starts, table, local, page_size=PAGE)
+        attention.plan(layout, q_positions=None if share is None else lens - row.q_len)
+        return attention
+
+    expected, one = _alone(here, planned(None, pages), q, cache, graph=True)
+    # A page is what a rank has in a row, so that its share is every so many pages.
+    mine = cache.unflatten(0, (row.batch, pages))[:, here.rank :: here.size].contiguous()
+    del cache
+    attention = planned(ContextParallel(here.size, here.rank, PAGE), mine.shape[1])
+    mine = mine.flatten(0, 1)
+    attend = here.seconds(lambda: attention.run(q, mine, return_lse=True), graph=True)
+    times, errors = {}, {}
+    for method in row.methods():
+        for travel in TRAVEL:
+
+            def step(method: str = method, travel: str = travel) -> Any:
+                part = attention.run(q, mine, return_lse=True)
+                return merge_over_ranks(*part, method=method, dtype=getattr(torch, travel))[0]
+
+            name = f"{method} {travel}"
+            errors[name] = _worst(here, _apart(step(), expected))
+            times[name] = here.seconds(step, graph=True) * 1e6
+    return {"one_us": one * 1e6, "attend_us": attend * 1e6, "us": times, "errors": errors}
+
+
+def _prefill(row: Row, here: Here) -> dict[str, Any]:
+    q = here.draw(row.kv_len, row.num_qo_heads, row.head_dim, seed=1)
+    k, v = (here.draw(row.kv_len, row.num_kv_heads, row.head_dim, seed=s) for s in (2, 3))
+    alone = Attention(CAUSAL, row.task(here))
+    alone.plan(Ragged([0, row.kv_len], [0, row.kv_len]))
+    expected, one = _alone(here, alone, q, (k, v), graph=False)
+    times, errors = {}, {}
+    for method in row.methods():
+        spread = PrefillOverRanks(row.task(here), CAUSAL, method=method)
+        rows = spread.plan([row.kv_len]).rows
+        own = [x[rows] for x in (q, k, v)]
+
+        def step(spread: PrefillOverRanks = spread, own: list[Any] = own) -> Any:
+            return spread.run(*own)[0]
+
+        errors[method] = _worst(here, _apart(step(), expected[rows]))
+        times[method] = here.seconds(step, graph=False) * 1e6
+    return {"one_us": one * 1e6, "us": times, "errors": errors}
