@@ -16,7 +16,7 @@ MACHINE = """\
 One {name} (driver {driver}): {copy:.2f} TB/s copied, {read:.2f} TB/s read and {matmul:.0f} TFLOP/s
 of bf16 product (8192^3) in the same run; bf16, head dim 128, 32 query and 8 KV heads, pages of 16
 in random order unless said, from CUDA graphs, K and V never from L2. Record:
-[{record}](benchmarks/results/{record}), {date}.{stale}"""
+[{record}](../benchmarks/results/{record}), {date}.{stale}"""
 
 DECODE = """\
 Decode: time of a call, GB/s of the least bytes, and the fraction of the read bandwidth. PyTorch is
@@ -231,6 +231,6 @@ def figures(path: Path, headers: str) -> str:
             plan_1024=cell("plan-1024", "plan_us", "{:.0f}"),
             host=cell("run-host", "host_us", "{:.1f}"),
         ),
-        f"![Measured](benchmarks/results/{path.stem}.png)",
+        f"![Measured](../benchmarks/results/{path.stem}.png)",
     ]
     return "\n\n".join(parts)

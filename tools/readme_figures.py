@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the README's figures from a record of `flashbsr bench`, so that no number is typed.
+"""Writes the figures of docs/benchmarks.md and the README's sentence, so that no number is typed.
 
-    python tools/readme_figures.py            rewrite the part between the markers
-    python tools/readme_figures.py --check    exit 1 if README and record differ; say if it is stale
+    python tools/readme_figures.py            rewrite what is between the markers, and the picture
+    python tools/readme_figures.py --check    exit 1 if a page and record differ; say if it is stale
 
 The records are the newest of benchmarks/results/*.json, one of the CPU and one of a GPU. Their hash
 of the engine's headers is compared with the sources: a record that was taken on other kernels is
-named, in the README as well. Without a record of a GPU that section is empty.
+named, on the page as well.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import readme_cuda
+import readme_speed
 from readme_cuda import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +45,7 @@ def metric(results: dict[str, Any], name: str, key: str, form: str) -> str:
 MACHINE = """\
 {cores} cores of an {cpu} ({isa}), {triad:.0f} GB/s triad and {read:.0f} GB/s read in the same run,
 PyTorch {torch}; 32 query and 8 KV heads, head dim 128. Record:
-[{record}](benchmarks/results/{record}), {date}.{stale}"""
+[{record}](../benchmarks/results/{record}), {date}.{stale}"""
 
 PREFILL = """\
 Prefill, causal: GFLOP/s of the pairs that the mask keeps, and the speed-up over
@@ -103,7 +104,7 @@ def figures(path: Path) -> str:
             plan_1024=cell("plan-1024", "plan_us", "{:.0f}"),
             overhead=cell("run-overhead-numpy", "overhead_us", "{:.1f}"),
         ),
-        f"![Measured](benchmarks/results/{path.stem}.png)",
+        f"![Measured](../benchmarks/results/{path.stem}.png)",
     ]
     return "\n\n".join(parts)
 
@@ -131,26 +132,30 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     check = parser.parse_args().check
     cpu, cuda = newest("cpu"), newest("cuda")
-    if cpu is None:
-        print("readme_figures: no record in benchmarks/results")
+    if cpu is None or cuda is None:
+        print("readme_figures: benchmarks/results lacks a record of a CPU or of a GPU")
         return 1
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    wanted = between(text, MARKERS["cpu"], figures(cpu) + "\n")
-    filled = "" if cuda is None else readme_cuda.figures(cuda, source_hash()) + "\n"
-    wanted = between(wanted, MARKERS["cuda"], filled)
+    pages = {
+        path: path.read_text() for path in (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+    }
+    page, readme = pages
+    wanted = {page: between(pages[page], MARKERS["cpu"], figures(cpu) + "\n")}
+    filled = readme_cuda.figures(cuda, source_hash()) + "\n"
+    wanted[page] = between(wanted[page], MARKERS["cuda"], filled)
+    wanted[readme] = between(pages[readme], "speed", readme_speed.sentence(cuda, cpu) + "\n")
     if not check:
-        readme.write_text(wanted)
+        for path, text in wanted.items():
+            path.write_text(text)
+        readme_speed.draw(cuda, ROOT / "docs" / "img" / "speed.png")
         return 0
     stale = json.loads(cpu.read_text())["machine"]["source_hash"] != source_hash()
     print(f"readme_figures: {cpu.name} is {'STALE' if stale else 'current'}")
-    if cuda is not None:
-        stale = readme_cuda.is_stale(cuda, json.loads(cuda.read_text()), source_hash())
-        print(f"readme_figures: {cuda.name} is {'STALE' if stale else 'current'}")
-    if text != wanted:
-        print("readme_figures: README.md differs from the record: run tools/readme_figures.py")
-        return 1
-    return 0
+    stale = readme_cuda.is_stale(cuda, json.loads(cuda.read_text()), source_hash())
+    print(f"readme_figures: {cuda.name} is {'STALE' if stale else 'current'}")
+    for path, text in wanted.items():
+        if pages[path] != text:
+            print(f"readme_figures: {path.name} differs from a record: run tools/readme_figures.py")
+    return int(pages != wanted)
 
 
 if __name__ == "__main__":

@@ -90,9 +90,9 @@ def plot_plan(plan: Plan, path: str | Path | None = None, ax: Axes | None = None
     _draw_bars(ax, plan, lanes, colors)
     ax.set_xlim(0, end * 1.01)
     ax.set_ylim(workers - 0.4, -0.6)
-    _label_bars(ax, plan, lanes, colors)
-    _draw_merges(ax, plan, lanes, colors)
     mean = sum(float(lane[1][-1]) for lane in lanes) / max(workers, 1)
+    _label_bars(ax, plan, lanes, colors, mean)
+    _draw_merges(ax, plan, lanes, colors)
     ax.axvline(mean, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=5)
 
     step = max(1, -(-workers // 24))
@@ -160,8 +160,13 @@ def _draw_bars(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Colo
             )
 
 
-def _label_bars(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Color]) -> None:
-    """Request and KV head on bars that have the room; the KV range too where there is more."""
+def _label_bars(
+    ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Color], mean: float
+) -> None:
+    """Request and KV head on bars that have the room; the KV range too where there is more.
+
+    Where the line of the mean load crosses a bar its label stands on the longer side.
+    """
     figure: Any = ax.figure
     figure.canvas.draw()  # settles the layout, so that widths are known
     box = ax.get_window_extent()
@@ -173,6 +178,8 @@ def _label_bars(ax: Axes, plan: Plan, lanes: Sequence[Any], colors: Sequence[Col
     for worker, (ids, ends) in enumerate(lanes):
         for item_id, left, right in zip(ids, ends[:-1], ends[1:], strict=True):
             item = plan.items[item_id]
+            if left < mean < right:
+                left, right = (left, mean) if mean - left > right - mean else (mean, right)
             width = (right - left) * per_cost
             if width < 0.42:
                 continue
