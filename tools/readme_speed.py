@@ -48,8 +48,8 @@ def sentence(cuda: Path, cpu: Path) -> str:
         f"{mean:.2f} times as fast as the better of cuDNN and FlashAttention 2, as PyTorch calls "
         f"them: the geometric mean of the {len(best)} workloads that they can run, the least "
         f"{min(best):.2f}. Decode over long caches reads {min(decode):.0%} to {max(decode):.0%} of "
-        f"what reading the memory alone reaches. [Benchmarks](docs/benchmarks.md) has all workloads, "
-        f"limits and goals, on a GPU and on {cores} cores.\n\n"
+        f"what reading the memory alone reaches. [Benchmarks](docs/benchmarks.md) has all "
+        f"workloads, limits and goals, on a GPU and on {cores} cores.\n\n"
         "![How many times as fast as peers](docs/img/speed.png)"
     )
 
