@@ -4,8 +4,8 @@
 
     python sbom.py flashbsr.cdx.json --version 0.1.0 --compiler 'GNU 14.2.1' --cuda 'nvrtc 12.8'
 
-CycloneDX 1.6: what others wrote that is in the compiled module, and the compilers that made it. It has
-no date and no random serial number, so that two builds of the same sources are equal.
+CycloneDX 1.6: what others wrote that is in the compiled module, and the compilers that made it. It
+has no date and no random serial number, so that two builds of the same sources are equal.
 """
 
 from __future__ import annotations

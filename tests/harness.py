@@ -42,8 +42,8 @@ def _no_compiler() -> bool:
     return False
 
 
-# Variants for the CPU and fakes of libraries are compiled where they are used. In CI a missing compiler
-# is a failure.
+# Variants for the CPU and fakes of libraries are compiled where they are used. In CI a missing
+# compiler is a failure.
 needs_cxx = pytest.mark.skipif(
     not os.environ.get("CI") and _no_compiler(), reason="no C++ compiler here"
 )
