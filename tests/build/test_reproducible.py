@@ -70,29 +70,18 @@ def test_two_builds_are_equal(tmp_path: Path) -> None:
         assert json.loads(a.read(sbom))["bomFormat"] == "CycloneDX"
         module = next(a.read(name) for name in a.namelist() if name.endswith(".so"))
         assert str(tmp_path).encode() not in module
-    assert (
-        hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
-    )
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in (first, second)}
+    assert len(digests) == 1
 
 
 def sbom(folder: Path, *options: str) -> dict:
     """What the step of the build writes."""
-    pytest.importorskip(
-        "nanobind", reason="nanobind's version is asked of it: pip install nanobind"
-    )
+    package = folder / "site/nanobind-3.9.7.dist-info"  # whether or not it is installed here
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: nanobind\nVersion: 3.9.7\n")
     path = folder / "flashbsr.cdx.json"
-    outcome = run(
-        [
-            "env",
-            f"PYTHONPATH={package.parent}",
-            sys.executable,
-            SBOM,
-            path,
-            "--version=0.1.0",
-            "--compiler=GNU 14.2.1",
-            *options,
-        ]
-    )
+    command = ["env", f"PYTHONPATH={package.parent}", sys.executable, SBOM, path, *options]
+    outcome = run([*command, "--version=0.1.0", "--compiler=GNU 14.2.1"])
     assert outcome.status == 0, outcome.output
     return dict(json.loads(path.read_text()))
 
