@@ -101,7 +101,7 @@ build_wheel() {  # ROOT PYTHON NAME
   python3 tools/check_wheel.py "$wheels"/*.whl
 }
 
-prove() {  # ROOT PYTHON NAME
+prove() {  # ROOT PYTHON NAME SOURCES
   local root=$1 venv=/opt/proof log=$FOLDER/tests-$3.log begin seconds wheel
   if in_root "$root" sh -c 'command -v cc gcc g++ c++ clang nvcc'; then
     echo "a compiler in $root"
@@ -120,7 +120,7 @@ prove() {  # ROOT PYTHON NAME
   in_root "$root" bash -euc "cd /flashbsr && MPLBACKEND=agg $venv/bin/python -m pytest -q -n $(nproc) \
     -p no:cacheprovider ${TESTS[*]}" > "$log" || { tail -n 40 "$log"; exit 1; }
   tail -n 1 "$log"
-  python3 tools/wheel_record.py --name "$3" --wheel "$FOLDER/wheels-$3/$wheel" \
+  python3 tools/wheel_record.py --name "$3" --root "$4" --wheel "$FOLDER/wheels-$3/$wheel" \
     --install-seconds "$seconds" --found "$root/tmp/found.json" --tests "$log"
 }
 
@@ -141,5 +141,5 @@ for name in "$@"; do
   copy_tree "$from"
   copy_tree "$to"
   build_wheel "$from" "$python" "$name"
-  prove "$to" "$python" "$name"
+  prove "$to" "$python" "$name" "$from/flashbsr"
 done

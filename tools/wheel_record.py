@@ -30,15 +30,24 @@ SOURCES = (
     "cmake/*",
     "cpp/bind/module.cpp",
     "cpp/cpu/dispatch.cpp",
-    "cpp/instances.txt",
-    "pyproject.toml",
     "tools/check_installed.py",
     "tools/check_wheel.py",
-    "tools/wheel_proof.sh",
+)
+# Of pyproject.toml, which changes for other reasons too.
+TABLES = re.compile(
+    r"^\[+(?:build-system|tool\.scikit-build|tool\.cibuildwheel)\b[^\n]*\n(?:(?!\[).*\n)*",
+    re.MULTILINE,
 )
 # Seconds of the import beyond NumPy, and of the first result. pip's depend on the index's network.
 LIMITS = {"import_flashbsr_s": 0.5, "first_attention_s": 1.0}
 TESTS = re.compile(r"(\d+) passed")
+
+
+def decisive_hash(root: Path) -> str:
+    """Give 16 hex digits of what decides, less comments."""
+    tables = "".join(TABLES.findall((root / "pyproject.toml").read_text()))
+    text = source_hash(SOURCES, root) + re.sub(r"#[^\n]*", "", tables)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def problems(entry: dict[str, Any]) -> list[str]:
@@ -50,7 +59,7 @@ def problems(entry: dict[str, Any]) -> list[str]:
     ]
     if "failed" in entry["tests"] or not TESTS.search(entry["tests"]):
         found.append(f"tests: {entry['tests']}")
-    if entry["source_hash"] != source_hash(SOURCES):
+    if entry["source_hash"] != decisive_hash(ROOT):
         found.append("STALE")
     return found
 
@@ -73,7 +82,7 @@ def keep(args: argparse.Namespace) -> int:
     lines = args.tests.read_text().strip().splitlines()
     entry = {
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
-        "source_hash": source_hash(SOURCES),
+        "source_hash": decisive_hash(args.root),
         "wheel": args.wheel.name,
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -94,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="judge the record")
     parser.add_argument("--out", type=Path, default=RECORD, metavar="FILE")
     parser.add_argument("--name", choices=NAMES)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree that it was built from")
     parser.add_argument("--wheel", type=Path, help="the file that was installed")
     parser.add_argument("--install-seconds", type=float, help="what pip took for it")
     parser.add_argument("--found", type=Path, help="what tools/check_installed.py wrote")
