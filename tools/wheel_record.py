@@ -57,7 +57,7 @@ def problems(entry: dict[str, Any]) -> list[str]:
         for name, limit in LIMITS.items()
         if entry[name] > limit
     ]
-    if "failed" in entry["tests"] or not TESTS.search(entry["tests"]):
+    if re.search("failed|error", entry["tests"]) or not TESTS.search(entry["tests"]):
         found.append(f"tests: {entry['tests']}")
     if entry["source_hash"] != decisive_hash(ROOT):
         found.append("STALE")
