@@ -34,3 +34,14 @@ function(flashbsr_add_python_module target)
   install(TARGETS ${target} LIBRARY DESTINATION .)
   install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${target}.pyi" DESTINATION .)
 endfunction()
+
+# flashbsr_add_sbom(): what the wheel is made of, among its metadata (PEP 770).
+function(flashbsr_add_sbom)
+  string(STRIP "${FLASHBSR_CUDA_COMPILER} ${FLASHBSR_CUDA_COMPILER_VERSION}" cuda)
+  set(output "${CMAKE_CURRENT_BINARY_DIR}/flashbsr.cdx.json")
+  execute_process(COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/sbom.py" "${output}"
+                          --version "${PROJECT_VERSION}" "--cuda=${cuda}"
+                          --compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
+                  COMMAND_ERROR_IS_FATAL ANY)
+  install(FILES "${output}" DESTINATION "${SKBUILD_METADATA_DIR}/sboms")
+endfunction()

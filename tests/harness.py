@@ -21,7 +21,9 @@ import pytest
 import torch_device
 from cases import Case, Problem
 from compare import MismatchError, assert_attention
+from flashbsr.errors import UnsupportedError
 from flashbsr.info import engine_info
+from flashbsr.jit.cxx import compiler
 from reference import Hooks
 
 
@@ -30,6 +32,21 @@ def framework(name: str) -> Any:
     if os.environ.get("CI"):
         return importlib.import_module(name)
     return pytest.importorskip(name)
+
+
+def _no_compiler() -> bool:
+    try:
+        compiler()
+    except UnsupportedError:
+        return True
+    return False
+
+
+# Variants for the CPU and fakes of libraries are compiled where they are used. In CI a missing
+# compiler is a failure.
+needs_cxx = pytest.mark.skipif(
+    not os.environ.get("CI") and _no_compiler(), reason="no C++ compiler here"
+)
 
 
 def _same(case: Case) -> Case:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 MEGABYTES = 25
 POLICY = (2, 28)  # glibc of manylinux_2_28
+SBOM = ".dist-info/sboms/flashbsr.cdx.json"
 KERNELS = 150  # of cpp/instances.txt, at least; some have images for several architectures
 FATBIN = bytes.fromhex("50ed55ba")
 NEEDED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1",
@@ -71,6 +72,8 @@ def check(path: Path) -> tuple[str, list[str]]:
             return "", [f"{len(modules)} compiled modules; expected one"]
         elf = Elf(wheel.read(modules[0]))
     problems += [f"{part} is missing" for part in PARTS if part not in names]
+    if not any(name.endswith(SBOM) for name in names):
+        problems.append(f"*{SBOM} is missing")
     others = [name for name in names if re.search(r"\.so(\.|$)", name) and name not in modules]
     problems += [f"{name} is bundled" for name in others]
     problems += [f"linked with {name}" for name in elf.needed() if name not in NEEDED]

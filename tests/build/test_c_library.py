@@ -326,6 +326,27 @@ def test_lengths_that_come_with_the_run(prefix: Path, tmp_path: Path) -> None:
     assert verdict == "equal"
 
 
+def test_no_kernels_is_said(prefix: Path, tmp_path: Path) -> None:
+    """Asked for a GPU, a build without kernels answers what it is, and what would have them."""
+    text = r"""
+#include <flashbsr/c_api.h>
+#include <stdio.h>
+int main(void) {
+  fbsr_attention_options o;
+  fbsr_attention* a = NULL;
+  fbsr_attention_options_init(&o, sizeof o);
+  o.num_qo_heads = o.num_kv_heads = 1; o.head_dim_qk = 64; o.backend = FBSR_BACKEND_CUDA;
+  fbsr_status status = fbsr_attention_create(&o, &a);
+  printf("%s\n%s\n%s\n", fbsr_cuda_problem(), fbsr_status_name(status), fbsr_last_error());
+  return a != NULL;
+}
+"""
+    problem, status, said = program(prefix, tmp_path, text).splitlines()
+    assert problem.startswith("this build has no CUDA kernels; ")
+    assert status == "UnsupportedError"
+    assert said == f"backend: got 'cuda'; expected 'auto' or 'cpu': {problem}"
+
+
 def test_as_a_subdirectory_without_python(tmp_path: Path) -> None:
     """As FetchContent does it."""
     without = ["-DFLASHBSR_CUDA=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_Python=ON"]

@@ -49,7 +49,7 @@ def wheel(
 ) -> Path:
     path = folder / name
     with zipfile.ZipFile(path, "w") as file:
-        for part in (*WHEEL.PARTS, *more):
+        for part in (*WHEEL.PARTS, f"flashbsr-0.1.0{WHEEL.SBOM}", *more):
             if part != without:
                 file.writestr(part, "")
         file.writestr("flashbsr/_core.abi3.so", elf(kernels, list(needed), list(versions)))
@@ -72,6 +72,7 @@ def test_a_wheel_that_may_go(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"more": ("flashbsr.libs/libcudart-1234.so.12",)}, "libcudart-1234.so.12 is bundled"),
         ({"more": ("flashbsr/_core.cpython-311-x86_64-linux-gnu.so",)}, "2 compiled modules"),
         ({"without": "flashbsr/kernels/decode.cu.in"}, "decode.cu.in is missing"),
+        ({"without": "flashbsr-0.1.0.dist-info/sboms/flashbsr.cdx.json"}, "cdx.json is missing"),
     ],
 )
 def test_a_wheel_that_may_not(
@@ -105,6 +106,7 @@ def test_releases_are_built_with_kernels() -> None:
     assert "FLASHBSR_CUDA =" not in settings
     assert "config-settings" not in settings
     assert "check_installed.py --kernels" in settings
+    assert "SOURCE_DATE_EPOCH" in linux  # auditwheel's files would have the time of the build
 
 
 def test_a_kept_build_folder_keeps_no_option() -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from flashbsr import _core
+from harness import needs_cxx
 from toolchain import ROOT, compiler, run
 
 if not _core.cuda_kernels():
     pytest.skip("this build has no CUDA kernels", allow_module_level=True)
 
+pytestmark = needs_cxx  # for the fakes
 SYMBOLS = re.findall(r'"(cu[A-Z]\w*)"\);', (ROOT / "cpp/cuda/driver.cpp").read_text())
 # What cuda.h calls them: CU_DEVICE_ATTRIBUTE_...
 ATTRIBUTES = {75: "major", 76: "minor", 16: "sms", 97: "smem", 81: "smem_sm", 38: "l2"}

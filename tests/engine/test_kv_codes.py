@@ -22,7 +22,7 @@ from cases import BF16, DECODE, F16, F32, MIXED, Case, Problem
 from compare import MismatchError, assert_attention
 from flashbsr import warm
 from flashbsr.errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
-from harness import assert_poison_survived, attention_for
+from harness import assert_poison_survived, attention_for, needs_cxx
 from kv_codes import (
     E5M2,
     FP8,
@@ -120,6 +120,7 @@ def test_variants(name: str, kinds: tuple[Kind, Kind]) -> None:
     run(dataclasses.replace(case, **VARIANTS[name]), *kinds)
 
 
+@needs_cxx
 def test_hooks_of_rows_see_values_not_codes() -> None:
     """A key's hook that is not linear, and a value's: codes would give something else."""
     text = """

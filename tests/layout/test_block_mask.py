@@ -20,7 +20,7 @@ from flashbsr import (
     UnsupportedError,
     block_mask,
 )
-from harness import CPU, DEVICES, framework
+from harness import CPU, DEVICES, framework, needs_cxx
 from reference import Variant
 from sparse_problems import check_heads
 
@@ -164,6 +164,7 @@ def test_refused():
         attention.plan(block_mask(everything, 8, 8, block_size=8).layout())
 
 
+@needs_cxx
 def test_a_variant_without_positions_goes_with_blocks(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHBSR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FLASHBSR_QUIET", "1")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cases import Case
 from compare import assert_attention
-from harness import Device, attention_for, compare, execute
+from harness import Device, attention_for, compare, execute, needs_cxx
 from reference import Hooks, Variant
 
 BF16 = 3 * ("bfloat16",)
@@ -116,6 +116,7 @@ def test_with(changes: dict[str, Any], device: Device) -> None:
     check_tree(device, dataclasses.replace(TREES, **changes))
 
 
+@needs_cxx
 def test_users_mask(device: Device) -> None:
     """A variant's own mask has no part that kernels may leave out."""
     problem, trees = tree_problem(device, TREES)

@@ -18,7 +18,11 @@ MODULES = [
     # CuPy needs a GPU; __main__ is the command itself.
     if module.name not in {"flashbsr.arrays.cupy", "flashbsr.__main__"}
 ]
-OF_TORCH = {"flashbsr.arrays.traced", "flashbsr.integrations.flex_attention"}
+OF_TORCH = {
+    "flashbsr.arrays.traced",
+    "flashbsr.distributed",
+    "flashbsr.integrations.flex_attention",
+}
 OF_ENGINES = {
     f"flashbsr.integrations.vllm.{name}" for name in ("backend", "current", "mla", "v0_26", "v0_32")
 }
