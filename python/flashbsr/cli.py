@@ -185,6 +185,15 @@ def _parser() -> argparse.ArgumentParser:
         "--json", type=Path, metavar="FILE", help="write results and machine to FILE"
     )
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw the results (.png, .svg)")
+    bench.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write a page with tables, bars and limits (.html)",
+    )
+    bench.add_argument(
+        "--goals", action="store_true", help="goals in the report, and by how much they are missed"
+    )
     bench.set_defaults(run=_bench)
 
     plan = commands.add_parser(

@@ -17,6 +17,7 @@ from flashbsr.viz.style import load_pyplot
 
 from .cuda_runner import CudaSession, find_gpu, run_cuda_workload
 from .cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
+from .page import write_report
 from .report import plot_results, render_table, to_json
 from .results import Result
 from .runner import Session, run_workload
@@ -84,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(CUDA_KINDS if on_cuda else KINDS, table)
     workloads = select(args.only, quick=args.quick, workloads=table)
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
+    for option, path in (
+        ("--json", args.json), ("--plot", args.plot), ("--report", args.report),
+    ):  # fmt: skip
         if path is not None and not path.absolute().parent.is_dir():
             raise FlashbsrError(option, f"{str(path)!r}", "a file in a folder that exists")
     if args.plot is not None:
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     session.finish(results)
     print(render_table(results, session.limits()))
     print(f"\n{len(results)} workloads in {time.monotonic() - started:.0f} s")
-    if args.json is not None or args.plot is not None:
+    if any(path is not None for path in (args.json, args.plot, args.report)):
         record = to_json(results, session)
         if args.json is not None:
             args.json.write_text(json.dumps(record, indent=1) + "\n")
@@ -110,4 +113,7 @@ def run(args: argparse.Namespace) -> int:
         if args.plot is not None:
             plot_results(record, args.plot)
             print(f"plot: {args.plot}")
+        if args.report is not None:
+            write_report(record, args.report, goals=args.goals)
+            print(f"report: {args.report}")
     return 0

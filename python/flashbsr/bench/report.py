@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from .cuda_runner import CudaSession
     from .runner import Session
 
-__all__ = ["describe_machine", "plot_results", "render_table", "source_hash", "to_json"]
+__all__ = [
+    "COLUMNS",
+    "describe_machine",
+    "limits_text",
+    "plot_results",
+    "render_table",
+    "source_hash",
+    "time_text",
+    "to_json",
+]
 
 SCHEMA = 1
 
@@ -45,7 +54,7 @@ _GPU_PREFILL = (
 )
 
 # kind -> (metric, heading, format) of its columns between time and goal.
-_COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
+COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "prefill": (
         ("gflops", "GFLOP/s", "{:.0f}"),
         ("torch_gflops", "torch", "{:.0f}"),
@@ -143,7 +152,8 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Format a time with three digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
@@ -154,14 +164,15 @@ def _goals(result: Result) -> str:
     parts = []
     for goal in result.workload.goals:
         if goal.metric in result.metrics:
-            fmt = next(f for m, _, f in _COLUMNS[result.workload.kind] if m == goal.metric)
+            fmt = next(f for m, _, f in COLUMNS[result.workload.kind] if m == goal.metric)
             sign = ">=" if goal.at_least else "<="
             verdict = "ok" if goal.met(result.metrics[goal.metric]) else "MISSED"
             parts.append(f"{sign} {fmt.format(goal.bound).lstrip('+')} {verdict}")
     return ", ".join(parts)
 
 
-def _limits(limits: dict[str, Any]) -> str:
+def limits_text(limits: dict[str, Any]) -> str:
+    """Say what the machine could do in the same run."""
     if "matmul_tflops" in limits:
         return (
             f"copy {limits['copy_gbs']:.0f} GB/s, read {limits['read_gbs']:.0f} GB/s "
@@ -182,16 +193,16 @@ def render_table(results: Sequence[Result], limits: dict[str, Any] | None = None
     """
     lines: list[str] = []
     if limits is not None:
-        lines += [f"This machine: {_limits(limits)}", ""]
+        lines += [f"This machine: {limits_text(limits)}", ""]
     for kind, title in {**KINDS, **CUDA_KINDS}.items():
         block = [r for r in results if r.workload.kind == kind]
         if not block:
             continue
-        columns = [c for c in _COLUMNS[kind] if any(c[0] in r.metrics for r in block)]
+        columns = [c for c in COLUMNS[kind] if any(c[0] in r.metrics for r in block)]
         table = [["workload", "time", *(heading for _, heading, _ in columns), "goal", "note"]]
         for r in block:
             cells = [fmt.format(r.metrics[m]) if m in r.metrics else "-" for m, _, fmt in columns]
-            time = "-" if r.skipped else _time(r.times["flashbsr"].median)
+            time = "-" if r.skipped else time_text(r.times["flashbsr"].median)
             table.append([r.workload.name, time, *cells, _goals(r), r.note])
         widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
         lines.append(title)
