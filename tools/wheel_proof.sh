@@ -20,6 +20,8 @@ CERTIFICATES=/etc/ssl/certs/ca-certificates.crt  # this machine's, copied into t
 PLATFORM=manylinux_2_28_$(uname -m)
 BUILD=$FOLDER/build RUN=$FOLDER/run STABLE=$FOLDER/trixie
 TESTS=(tests/engine tests/layout tests/ops tests/package)
+# Every SIMD level takes minutes and is the same code in each wheel: once is enough.
+ONCE=(--ignore=tests/engine/test_isa.py -k "'not simd_levels'")
 # What pyproject.toml names for tests of wheels, and what tests/package draws with.
 TEST_NEEDS=('pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'ml_dtypes>=0.4' 'matplotlib>=3.6' pytest-xdist)
 
@@ -101,7 +103,7 @@ build_wheel() {  # ROOT PYTHON NAME
   python3 tools/check_wheel.py "$wheels"/*.whl
 }
 
-prove() {  # ROOT PYTHON NAME SOURCES
+prove() {  # ROOT PYTHON NAME SOURCES PYTEST-OPTIONS
   local root=$1 venv=/opt/proof log=$FOLDER/tests-$3.log begin seconds wheel
   if in_root "$root" sh -c 'command -v cc gcc g++ c++ clang nvcc'; then
     echo "a compiler in $root"
@@ -118,7 +120,7 @@ prove() {  # ROOT PYTHON NAME SOURCES
   in_root "$root" bash -euc "cd /flashbsr && $venv/bin/python -m examples.serve"
   in_root "$root" $venv/bin/pip install -q "${TEST_NEEDS[@]}"
   in_root "$root" bash -euc "cd /flashbsr && MPLBACKEND=agg $venv/bin/python -m pytest -q -n $(nproc) \
-    -p no:cacheprovider ${TESTS[*]}" > "$log" || { tail -n 40 "$log"; exit 1; }
+    -p no:cacheprovider ${TESTS[*]} $5" > "$log" || { tail -n 40 "$log"; exit 1; }
   tail -n 1 "$log"
   python3 tools/wheel_record.py --name "$3" --root "$4" --wheel "$FOLDER/wheels-$3/$wheel" \
     --install-seconds "$seconds" --found "$root/tmp/found.json" --tests "$log"
@@ -129,11 +131,11 @@ mkdir -p "$FOLDER"
 for name in "$@"; do
   case $name in
     cp311)
-      python=/opt/python3.11/bin/python3.11 from=$BUILD to=$RUN
+      python=/opt/python3.11/bin/python3.11 from=$BUILD to=$RUN options=
       make_bullseye
       ;;
     abi3)
-      python=/usr/bin/python3.13 from=$STABLE to=$STABLE
+      python=/usr/bin/python3.13 from=$STABLE to=$STABLE options=${ONCE[*]}
       make_root "$STABLE" trixie ca-certificates,python3.13,python3.13-venv,libpython3.13-dev
       ;;
     *) echo "$name: expected cp311 or abi3" && exit 1 ;;
@@ -141,5 +143,5 @@ for name in "$@"; do
   copy_tree "$from"
   copy_tree "$to"
   build_wheel "$from" "$python" "$name"
-  prove "$to" "$python" "$name" "$from/flashbsr"
+  prove "$to" "$python" "$name" "$from/flashbsr" "$options"
 done
