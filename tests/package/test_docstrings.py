@@ -31,7 +31,7 @@ OF_ENGINES = {
 @pytest.mark.parametrize("name", ["flashbsr", *MODULES])
 def test_examples(name: str) -> None:
     needed = [kind for kind in ("jax", "torch") if kind in name.split(".")]
-    if name in OF_TORCH or ".vllm." in name:
+    if name in OF_TORCH or ".vllm." in name or ".sglang." in name:
         needed = ["torch"]
     if "transformers" in name.split("."):  # not in CI: tools/engines_transformers.py runs it
         pytest.importorskip("transformers", reason="transformers is not installed")
