@@ -33,10 +33,14 @@ def write_page(plans: Plan | Mapping[str, Plan], path: str | Path) -> None:
 
     Examples
     --------
+    >>> import tempfile
     >>> from flashbsr import Attention, AttentionSpec, Ragged, TaskInfo
     >>> attention = Attention(AttentionSpec(), TaskInfo(4, 1, 64, num_workers=2))
     >>> attention.plan(Ragged([0, 1, 2], [0, 100, 5000]))
-    >>> write_page(attention.plan_info, "plan.html")
+    >>> page = Path(tempfile.mkdtemp()) / "plan.html"
+    >>> write_page(attention.plan_info, page)
+    >>> page.stat().st_size > 1000
+    True
     """
     named = plans if isinstance(plans, Mapping) else {"": plans}
     parts = [_data(name, plan) for name, plan in named.items()]
