@@ -117,6 +117,7 @@ BAD = [
     Bad(make_task, "o_dtype", "fp8", {"o_dtype": "float8_e5m2"}),
     Bad(make_task, "q_dtype", "byte-swapped", {"q_dtype": np.dtype(">f4")}),
     Bad(make_task, "num_workers", "zero", {"num_workers": 0}),
+    Bad(make_task, "tile_rows", "zero", {"tile_rows": 0}),
     Bad(make_task, "num_threads", "negative", {"num_threads": -1}),
     Bad(make_task, "fixed_split_size", "zero", {"fixed_split_size": 0}),
     Bad(make_task, "fixed_split_size", "and none at all",

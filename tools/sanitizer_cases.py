@@ -204,8 +204,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     fields |= {name: value for name, value in spec.items() if name not in OPTIONS}
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
     capacity = levels and not shares_mixed
-    # So few requests are priced to be faster in tiles of 128 rows, if workers are there for them.
-    few_workers = family == "hopper" and rows == 192
+    # So few requests are priced to be faster by other kernels.
+    asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(
@@ -218,7 +218,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             q_dtype=q_dtype,
             kv_dtype=kv_dtype,
             fixed_split_size=3 * page_size if fixed and page_size else None,
-            num_workers=6 if few_workers else None,
+            tile_rows=rows if asked and not capacity else None,
             check=page_size is not None,
             fp8_accumulation="fast" if family == "hopper_fast" else "default",
             # Sharing may choose another kernel, but not under a capacity.

@@ -87,6 +87,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
   void schedule(void* stream);
   void hand_over(void* stream);
   void resolve(const ResolveOptions& options);
+  void check_tile_rows(int32_t rows) const;
   void make_plan(const Shape& shape);
   Workers limits_for(const Batch& batch);
   Batch batch() const;

@@ -177,7 +177,8 @@ void Attention::choose_kernel(const Shape& shape) {
     const bool same = limits.wide.tile_rows == limits_.wide.tile_rows;
     if (limits.mixed() != wants_mixed || (same && !wants_mixed)) return;
     const int64_t other_price = choose(limits, trial_);
-    if (other_price >= price || (trial_.empty() && !wants_mixed)) return;
+    const bool asked = wants_mixed && options_.tile_rows > 0;
+    if (!asked && (other_price >= price || (trial_.empty() && !wants_mixed))) return;
     limits_ = limits;
     price = other_price;
     taken = other;
@@ -189,7 +190,7 @@ void Attention::choose_kernel(const Shape& shape) {
   other = batch;
   for (const int rows : kMixedRows) {
     other.mixed_rows = rows;
-    if (mixed) try_kernel(other);
+    if (mixed && (options_.tile_rows == 0 || options_.tile_rows == rows)) try_kernel(other);
   }
   limits_for(taken);  // the backend's kernel is the last it was asked for
 }
@@ -210,6 +211,7 @@ Batch Attention::batch() const {
                               : 0,
               .q = q_dtype_,
               .kv = kv_dtype_,
+              .tile_rows = options_.tile_rows,
               .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (options_.split.fixed_size <= 0) batch.lengths = &laid_.layout.requests;
@@ -231,33 +233,50 @@ Workers Attention::limits_for(const Batch& batch) {
   return limits;
 }
 
-/// Tiles of fewer rows hold some batches better, where there are few of them: 64 queries of 4 heads
-/// are 256 rows, two tiles of 128 or one of 192 and one of 64, which takes four fifths of its time.
+/// @param rows  of the kernel's items, as many as are whole query tokens
+void Attention::check_tile_rows(int32_t rows) const {
+  const int32_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
+  const int32_t asked = options_.tile_rows;
+  if (backend_->place().cuda && rows <= asked && rows > asked - min_of(group, asked)) return;
+  throw Error(
+      ErrorCode::kUnsupported, "tile_rows",
+      std::to_string(asked) + " in " + place_text(backend_->place()),
+      "on a GPU the rows of a kernel for these heads and types ('flashbsr info' lists them), "
+      "or None");
+}
+
+/// Where there are few tiles, another kernel may hold them better: 64 queries of 4 heads are 256
+/// rows, two tiles of 128 or one of 192 and one of 64. And a kernel for mixed batches is worth its
+/// beginning, 3 us, where there is enough to read beside its products.
 void Attention::make_plan(const Shape& shape) {
   constexpr int32_t kRows = 128;
   constexpr int64_t kRounds = 4;  // of all workers; beyond, waste at the ends of requests is little
   const auto plan = [&](Planner& planner) {
     return planner.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
   };
-  const PlanView made = plan(planner_);
-  const PlanHeader& h = made.header();
-  Batch other = batch();
-  if (limits_.wide.tile_rows <= kRows || limits_.mixed() || h.price <= 0 || !sharing_.empty() ||
-      !other.lengths || options_.capacity.fixed() || options_.num_workers > 0 ||
-      h.num_items > kRounds * h.num_workers) {
-    return;
-  }
-  const Workers first = limits_;
-  other.tile_rows = kRows;
-  limits_ = limits_for(other);
-  if (limits_.wide.tile_rows < first.wide.tile_rows) {
-    const PlanView trial = plan(other_planner_);
-    if (trial.header().price < h.price - h.price / 32) {
-      std::swap(planner_, other_planner_);
-      return;
-    }
-  }
-  limits_ = limits_for(batch());  // the backend's kernel is the last it was asked for
+  const PlanHeader h = plan(planner_).header();
+  const Batch usual = batch();
+  const bool open = usual.lengths && !options_.capacity.fixed() && options_.num_workers == 0 &&
+                    options_.tile_rows == 0;
+  if (!open || h.price <= 0 || !sharing_.empty() || h.num_items > kRounds * h.num_workers) return;
+  Batch low = usual;
+  low.tile_rows = kRows;
+  const bool mixed = limits_.mixed();
+  Batch best = asked_;
+  int32_t price = h.price;
+  const auto try_kernel = [&](const Batch& other, bool lower) {
+    const int32_t rows = limits_.wide.tile_rows;
+    limits_ = limits_for(other);
+    if (lower && limits_.wide.tile_rows >= rows) return;
+    const int32_t found = plan(other_planner_).header().price;
+    if (found <= 0 || found >= price - price / 64) return;
+    std::swap(planner_, other_planner_);
+    price = found;
+    best = other;
+  };
+  if (mixed) try_kernel(usual, false);
+  if (limits_.wide.tile_rows > kRows) try_kernel(low, true);
+  limits_ = limits_for(best);  // the backend's kernel is the last it was asked for
 }
 
 void Attention::schedule(void* stream) {
@@ -265,6 +284,7 @@ void Attention::schedule(void* stream) {
   check_placement();
   const Shape shape = this->shape();
   choose_kernel(shape);
+  if (options_.tile_rows > 0) check_tile_rows(limits_.wide.tile_rows);
   make_plan(shape);
   hand_over(stream);
 }
@@ -273,7 +293,6 @@ void Attention::schedule(void* stream) {
 void Attention::hand_over(void* stream) {
   HostPlan host;
   host.plan = PlanView{planner_.buffer().data()};
-  const PlanHeader& h = host.plan.header();
   if (laid_.masked) {
     host.mask = laid_.mask.data();
     host.mask_bytes = static_cast<int64_t>(laid_.mask.size());

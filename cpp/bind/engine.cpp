@@ -295,6 +295,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
                 .max_kv_indices = integer("max_kv_pages"),
                 .max_kv_len = integer("max_kv_len")};
   o.num_workers = integer("num_workers");
+  o.tile_rows = integer("tile_rows");
   o.num_threads = integer("num_threads");
   const std::string backend = text("backend");
   o.backend = backend == "auto"  ? api::BackendChoice::kAuto

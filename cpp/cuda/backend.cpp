@@ -177,7 +177,7 @@ Workers CudaBackend::limits(const Batch& batch) {
     cluster_blocks_ = cluster_blocks(row, device_);
     clusters_of_ = &row;
   }
-  return limits_of(row, info_, group, bytes_per_token, bandwidth_, cluster_blocks_);
+  return limits_of(row, info_, group, batch.page_run, bytes_per_token, bandwidth_, cluster_blocks_);
 }
 
 /// Steps of a serving loop need the same, up to three kernels to choose from: the table of 170 rows

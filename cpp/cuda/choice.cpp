@@ -160,7 +160,7 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
   for (const Tile& tile : kTiles) {
-    if (!holds(tile, need) || (need.tile_rows > 0 && need.tile_rows != tile.rows)) continue;
+    if (need.tile_rows > 0 ? need.tile_rows != tile.rows : !holds(tile, need)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
   }
   if (need.tile_rows > 0) return nullptr;

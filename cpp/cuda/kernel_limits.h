@@ -10,6 +10,7 @@
 
 #include "api.h"
 #include "choice.h"
+#include "hopper_args.h"
 #include "launcher.h"
 
 namespace flashbsr::cuda {
@@ -26,13 +27,14 @@ inline double memory_bandwidth(int device) {
   return known ? 2e3 * khz * (bits / 8) : 0;
 }
 
-inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group,
+inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group, int64_t page_run,
                          int bytes_per_token, double bandwidth,
                          const ClusterBlocks& cluster_blocks) {
   GpuKernel kernel{.sms = info.sm_count,
                    .blocks_per_sm = row.shape.blocks_per_sm,
                    .rows = item_rows(row, group),
                    .kv_tile = row.shape.kv_tile,
+                   .box_tokens = is_hopper(row) ? static_cast<int32_t>(kv_box(row, page_run)) : 0,
                    .bytes_per_token = bytes_per_token};
   // What clock and width promise is 5 % more than a kernel reads (H200: 4.8 and 4.55 TB/s).
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;

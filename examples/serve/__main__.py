@@ -115,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
         f"{size / 1e6:.1f} M parameters, {config.layers} layers, {config.q_heads} query heads on "
         f"{config.kv_heads} KV heads; {args.pages} pages of {args.page_size} tokens"
     )
+    display.line("So few parameters write nonsense. What counts is how fast they are served,")
+    display.line("and that tokens and logits are those of the dense forward.")
     started = time.perf_counter()
     try:
         sequences, busy = serve(engine, requests, display)

@@ -22,6 +22,7 @@ from .tokenizer import Tokenizer
 _LINE_SECONDS = 1.0  # between two progress lines where they cannot be rewritten
 _REWRITE_SECONDS = 0.05
 _BLOCK_CHARS = 200  # of a finished text are shown
+WIDTH = 79  # columns of lines that stay
 _LIVE_TEXTS = 8  # requests whose text is shown while it is written
 
 
@@ -67,15 +68,14 @@ class Display:
     def progress(self, text: str, writing: list[Sequence] | None = None) -> None:
         """A line that is rewritten on a terminal, above the ends of the texts of `writing`.
 
-        Elsewhere it is a line from time to time, with the first of the texts.
+        Elsewhere it is a line from time to time.
         """
         now = time.perf_counter()
         if now - self._shown < (_REWRITE_SECONDS if self._live else _LINE_SECONDS):
             return
         self._shown = now
         if not self._live:
-            ends = [f" | #{s.request.number} ...{self._end(s, 40)}" for s in (writing or [])[:1]]
-            self.line(text + "".join(ends))
+            self.line(text)
             return
         columns, rows = shutil.get_terminal_size()
         lines = [text[: columns - 1]]
@@ -111,19 +111,18 @@ class Display:
         for sequence in step.finished:
             self._finished += 1
             self._block(sequence)
-        self.progress(self._state(step, engine), [s for s in engine.running if s.generated])
+        self.progress(self._state(engine), [s for s in engine.running if s.generated])
 
-    def _state(self, step: Step, engine: Engine) -> str:
+    def _state(self, engine: Engine) -> str:
         pool, now = engine.pool, time.perf_counter()
         parts = [
             f"{now - self._started:5.1f} s",
-            f"done {self._finished}/{self._total}",
-            f"running {len(engine.running)} waiting {len(engine.waiting)}",
-            f"step {engine.steps}: {step.prefill_tokens} prefill + {step.decode_tokens} decode",
-            f"pages {pool.num_pages - pool.available}/{pool.num_pages} ({pool.shared} shared)",
+            f"{self._finished}/{self._total} done",
+            f"{len(engine.running)} running, {len(engine.waiting)} waiting",
+            f"{pool.num_pages - pool.available}/{pool.num_pages} pages",
             f"{self._tokens / (now - self._started):.0f} tok/s",
         ]
-        return " | ".join(parts)
+        return "  ".join(parts)
 
     def _prompt(self, sequence: Sequence) -> str:
         return self._text(sequence.request.prompt)
@@ -141,7 +140,7 @@ class Display:
             parts.append(f"then {1e3 * (times[-1] - times[0]) / (len(times) - 1):.1f} ms/token")
         if sequence.preemptions:
             parts.append(f"preempted {sequence.preemptions}x")
-        return ", ".join(parts)
+        return textwrap.fill(", ".join(parts), WIDTH, subsequent_indent="   ")
 
     def _block(self, sequence: Sequence) -> None:
         """A finished text: the end of its prompt, and what the model wrote."""
@@ -154,7 +153,7 @@ class Display:
         lines = [
             row
             for paragraph in f"[{prompt}]{written}".splitlines()
-            for row in textwrap.wrap(paragraph, 96) or [""]
+            for row in textwrap.wrap(paragraph, WIDTH - 3) or [""]
         ]
         self.line("\n".join("   " + row for row in lines))
 
@@ -200,7 +199,7 @@ def table(
 
 
 def _check_rows(report: Report) -> dict[str, str]:
-    where = f"{report.positions} positions ({report.reused} more in shared pages)"
+    where = f"{report.positions} positions ({report.reused} more were shared)"
     return {
         "check": "passed" if report.passed else "FAILED",
         "  logits": f"max error {report.max_error:.2e} at {where}",

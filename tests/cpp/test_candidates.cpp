@@ -91,12 +91,22 @@ TEST(Candidates, EvenBatchesStayWhole) {
 }
 
 TEST(Candidates, OneRequestIsCutIntoOneRoundOfAllWorkers) {
-  for (const char* name : {"1x131072", "1x1024", "4x1024"}) {
+  const Summary s = plan_of(kBatches.at("1x131072"));
+  EXPECT_LE(s.header.num_items, kSms);
+  EXPECT_GT(s.header.num_items, kSms * 9 / 10);
+  EXPECT_EQ(s.most_items, 1);
+  EXPECT_LT(s.imbalance, 1.05);
+}
+
+// A merge is longer the more parts it has: 128 items of 64 tokens are no faster than 32.
+TEST(Candidates, ShortOnesLeaveWorkersIdle) {
+  const std::pair<const char*, double> measured[] = {{"1x1024", 5.97}, {"4x1024", 8.52}};
+  for (const auto& [name, us] : measured) {
     const Summary s = plan_of(kBatches.at(name));
-    EXPECT_LE(s.header.num_items, kSms) << name;
-    EXPECT_GT(s.header.num_items, kSms * 9 / 10) << name;
+    EXPECT_LT(s.header.num_items, kSms) << name;
+    EXPECT_GT(s.header.num_merges, 0) << name;
     EXPECT_EQ(s.most_items, 1) << name;
-    EXPECT_LT(s.imbalance, 1.05) << name;
+    EXPECT_NEAR(static_cast<double>(s.header.price) / kGpuUnitsPerUs, us, 0.5) << name;
   }
 }
 
@@ -205,9 +215,12 @@ TEST(GpuLimits, FollowBytesAndBandwidth) {
   const DeviceLimits hopper = gpu_hopper_limits({.rows = 192, .kv_tile = 80});
   EXPECT_EQ(hopper.num_workers, 132);
   EXPECT_TRUE(hopper.by_request && hopper.short_tile_first && !hopper.memory_bound);
-  EXPECT_NEAR(hopper.cost_per_kv / static_cast<double>(kGpuUnitsPerUs), 0.017, 0.0005);
-  // Half of the products at half of the bytes; few rows cost the bytes.
-  EXPECT_EQ(gpu_hopper_limits({.rows = 64}).cost_per_kv, bf16.cost_per_kv);
+  const auto us = [](int64_t units) { return static_cast<double>(units) / kGpuUnitsPerUs; };
+  EXPECT_NEAR(us(detail::kv_weight(hopper, 192)), 0.0161, 0.0002);
+  EXPECT_NEAR(us(detail::kv_weight(hopper, 64)), 0.0093, 0.0002);
+  // Half of the products at half of the bytes.
+  const DeviceLimits half = gpu_hopper_limits({.rows = 192, .bytes_per_token = 256});
+  EXPECT_NEAR(us(detail::kv_weight(half, 192)), 0.0081, 0.0003);
 }
 
 // 352 equal items on 132 SMs: two whole rounds, and the other 88 in parts that fill rounds.

@@ -80,7 +80,8 @@ class Schedule : public testing::TestWithParam<uint32_t> {
     const DeviceLimits& l = problem_.limits;
     return l.cost_per_item +
            static_cast<int64_t>(item.kv_end - item.kv_begin) *
-               (l.cost_per_kv + l.cost_per_kv_row * item.row_count) +
+               (l.cost_per_kv +
+                l.cost_per_kv_row * ceil_div(item.row_count, 1 << l.cost_row_shift)) +
            (item.slot >= 0 ? l.cost_per_split : 0);
   }
 

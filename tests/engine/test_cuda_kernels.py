@@ -19,10 +19,10 @@ torch = framework("torch")
 
 
 def test_mixed_batches_have_a_kernel() -> None:
-    """On Hopper, where it pays: that the other files' cases reach it is what this shows."""
+    """On Hopper, where it pays or is asked for."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("family mixed is made of instructions that sm_90a alone has")
-    attention = WORLD.attention()
+    attention = WORLD.attention(tile_rows=192)
     batch = WORLD.batch([700, 16, 1, 333, 900], [180, 1, 1, 2, 1])
     attention.plan(batch)
     out = attention.run(on_gpu(WORLD.q[:185]), on_gpu(WORLD.cache))
@@ -35,7 +35,7 @@ def test_mixed_batches_of_single_tokens_have_a_kernel() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("family mixed_gather is made of instructions that sm_90a alone has")
     batch = WORLD.batch([704, 16, 320, 896], [180, 1, 2, 1])
-    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda")
+    task = flashbsr.TaskInfo(HEADS, KV_HEADS, DIM, backend="cuda", tile_rows=128)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
     tokens = batch.kv_indices[:, None] * PAGE + np.arange(PAGE, dtype=np.int32)
     attention.plan(

@@ -25,6 +25,7 @@ from reference import Hooks, State, Variant
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "variants"
 sys.path.insert(0, str(FOLDER.parent))
 
+import variants.__main__ as gallery  # noqa: E402
 from variants import (  # noqa: E402
     alibi,
     differential,
@@ -41,7 +42,7 @@ from variants import (  # noqa: E402
     tree_mask,
 )
 
-FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+FILES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
 CAUSAL = Variant(causal=True)
 RAGGED = Case("ragged", (5, 70, 0, 1), (37, 150, 3, 64), dims=(64, 64))
 DECODE = cases.DECODE.but("f16", dtypes=cases.F16)  # with an empty request; paged, shuffled
@@ -67,6 +68,18 @@ def test_readme_lists_every_file():
     text = (FOLDER / "README.md").read_text()
     assert [name for name in FILES if f"]({name}.py)" in text] == FILES
     assert text.count(".py)") == len(FILES)
+
+
+def test_the_gallery_runs_as_a_program(capsys):
+    assert gallery.NAMES == FILES
+    assert gallery.main(["alibi", "soft_cap"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line[0] != " "] == [
+        ["alibi", "ok"], ["soft_cap", "ok"],
+    ]  # fmt: skip
+    assert all(len(line) < 80 for line in lines)
+    with pytest.raises(SystemExit):
+        gallery.main(["nothing"])
 
 
 @both

@@ -115,7 +115,7 @@ def test_mixed_batches(driver: Driver) -> None:
     """Wide items first, narrow ones with workers of their own, several in a block."""
     world = World()
     shape = [300, 64, 40, 64], [60, 1, 1, 2], 64
-    attention, batch, rows = planned(world, shape)
+    attention, batch, rows = planned(world, shape, tile_rows=128)
     out = attention.run(world.q[:rows], world.cache)
     plan = attention.plan_info
     h = plan.header

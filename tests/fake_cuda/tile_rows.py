@@ -27,7 +27,8 @@ def kernel(count: int, q_len: int, kv_len: int, heads: int = 32, **task: Any) ->
 @pytest.mark.parametrize(("count", "q_len", "kv_len", "rows"), [
     (16, 64, 8192, 128),  # 256 rows a head: two tiles of 128, or one of 192 and a third of one
     (1, 512, 4096, 128),  # 128 tiles, one for each SM, where 88 leave a third of them idle
-    (3, 256, 8192, 192),
+    (3, 256, 8192, 128),
+    (1, 256, 30000, 128),  # 64 tiles in two parts each
     (4, 4096, 4096, 192),  # many tiles: what the last one of a request wastes is little
 ])  # fmt: skip
 def test_the_price_decides(count: int, q_len: int, kv_len: int, rows: int) -> None:
@@ -40,3 +41,31 @@ def test_the_price_decides(count: int, q_len: int, kv_len: int, rows: int) -> No
 ], ids=["fixed splits", "a capacity"])  # fmt: skip
 def test_where_the_kernel_must_not_depend_on_the_batch(task: dict[str, Any]) -> None:
     assert "_r128_" not in kernel(16, 64, 8192, **task)
+
+
+@pytest.mark.parametrize("rows", [64, 128, 192])
+def test_tiles_that_are_asked_for(rows: int) -> None:
+    family = "prefill_sm80" if rows == 64 else "hopper_sm90a"
+    assert kernel(3, 256, 8192, tile_rows=rows) == f"{family}_d128_bf16_r{rows}_plain"
+
+
+def test_tiles_that_no_kernel_has() -> None:
+    with pytest.raises(flashbsr.UnsupportedError, match="tile_rows: got 96 in cuda:0"):
+        kernel(3, 256, 8192, tile_rows=96)
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 4, 64, backend="cpu", tile_rows=128)
+    )
+    with pytest.raises(flashbsr.UnsupportedError, match="tile_rows: got 128 in host memory"):
+        attention.plan(flashbsr.Ragged([0, 3], [0, 9]))
+
+
+def test_few_decodes_beside_a_chunk() -> None:
+    """A kernel for mixed batches takes 3 us longer to begin than it saves."""
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True),
+        flashbsr.TaskInfo(28, 4, 128, q_dtype="bfloat16", kv_dtype="bfloat16", backend="cuda"),
+    )
+    for tokens, decodes, family in ((200, 4, "hopper_"), (2000, 60, "mixed_")):
+        lens = np.array([0, *range(1, decodes + 1), decodes + tokens])
+        attention.plan(flashbsr.Ragged(lens, np.arange(decodes + 2) * 16 * tokens // 8))
+        assert attention._engine.kernel_name().startswith(family)

@@ -163,7 +163,7 @@ struct PlanHeader {
   int32_t max_cost;   ///< of the most loaded queue
 
   /// cost(item) = cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row *
-  /// row_count), and cost_per_split where it has a slot
+  /// ceil(row_count / 2^cost_row_shift)), and cost_per_split where it has a slot
   int32_t cost_per_item;
   int32_t cost_per_kv;
   int32_t cost_per_kv_row;
@@ -213,7 +213,8 @@ struct PlanHeader {
   int32_t context_rank;
   int32_t context_interleave;  ///< tokens in a row that one rank has
 
-  int32_t reserved[5];  ///< 0: records begin at multiples of 32 bytes
+  int32_t cost_row_shift;  ///< cost_per_kv_row is of 2^cost_row_shift rows
+  int32_t reserved[4];     ///< 0: records begin at multiples of 32 bytes
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

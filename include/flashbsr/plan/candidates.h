@@ -20,9 +20,11 @@
 //   price = mean KV + mean parts x cost_per_split + most items of a queue x cost_per_item
 //           + 0.35 (longest queue - mean of the busy ones)
 //
-// and where products are the limit (not memory_bound), just the longest queue, and what merges
-// after it where there are any. The queues' costs count cost_per_item and cost_per_split. The model
-// and its factors were fitted on an H200 (132 SMs, decode of head dim 128):
+// and where products are the limit (not memory_bound), just the longest queue, and at least what
+// the memory takes for all K and V. To both come the launch, and what merges after the longest
+// queue where there are any. tools/plan_model.py measures how right that is. The queues' costs
+// count cost_per_item and cost_per_split. The model and its factors were fitted on an H200 (132
+// SMs, decode of head dim 128):
 //
 //   - Parts cost throughput: 1 x 131072 tokens in 136 parts took 124.7 us, in 264 parts 126.8
 //     (bf16); 63 x 512 and 1 x 131072 in 216 parts 155.5, in 424 parts 157.6.
@@ -68,6 +70,7 @@ class Candidates {
     total_ = 0;
     for (const Tile& tile : tiles) total_ += kv_weight(limits, tile.row_count) * tile.length();
     total_ *= shape.num_kv_heads;
+    reading_ = limits.cost_of_reading > 0 ? reading() : 0;
     other_price_ = 0;
     const int64_t quota = ceil_div<int64_t>(total_, limits.num_workers);
     best_.cut.part_bound = trial_.cut.part_bound =
@@ -185,7 +188,8 @@ class Candidates {
     if (static_cast<int64_t>(tiles_->size()) * parts > most || shape_->num_kv_heads > 1) return;
     trial_.cut.even(*tiles_, *limits_, *shape_, parts);
     trial_.price = 0;
-    const int64_t merge = limits_->cost_in_cluster + int64_t{parts} * limits_->cost_per_merged_part;
+    const int64_t merge = limits_->cost_in_cluster +
+                          int64_t{parts} * limits_->cost_per_merged_part + limits_->cost_of_launch;
     for (size_t t = 0; t < tiles_->size(); ++t) {
       if ((*tiles_)[t].shares) return;
       const Chunk& first = trial_.cut.chunks[t * static_cast<size_t>(parts)];
@@ -264,12 +268,33 @@ class Candidates {
     const Deal::Loads loads = c.deal.loads();
     const int64_t busy = max_of(loads.busy, 1), parts = slots * limits_->cost_per_split;
     const int64_t others = (total_ + items * limits_->cost_per_item + parts) / busy;
-    if (!limits_->memory_bound) return loads.longest + merging(c);
+    const int64_t ends = limits_->cost_of_launch + merging(c);
+    if (!limits_->memory_bound) return max_of(loads.longest, reading_) + ends;
     const int64_t shared = total_ / workers + parts / busy +
                            loads.most_items * limits_->cost_per_item +
                            (loads.longest - others) * kSpreadPercent / 100;
     const bool ports = 2 * loads.busy > workers && 20 * loads.busy < 19 * workers;
-    return max_of(shared, loads.longest * (ports ? kPortPercent : kAlonePercent) / 100);
+    return max_of(shared, loads.longest * (ports ? kPortPercent : kAlonePercent) / 100) + ends;
+  }
+
+  /// A bound by the memory: K and V of each request are read once. Where several tiles have the
+  /// same, which come first, products are the limit, and the memory is for others afterwards.
+  int64_t reading() const {
+    const std::vector<Tile>& tiles = *tiles_;
+    const int64_t heads = shape_->num_kv_heads;
+    int64_t all = 0, alone = 0, work = 0;  // tokens, those of single tiles, costs of the others
+    for (size_t first = 0, end; first < tiles.size(); first = end) {
+      int64_t longest = 0, cost = 0;
+      for (end = first; end < tiles.size() && tiles[end].request == tiles[first].request; ++end) {
+        longest = max_of(longest, tiles[end].length());
+        cost += kv_weight(*limits_, tiles[end].row_count) * tiles[end].length();
+      }
+      all += longest;
+      (end - first == 1 ? alone : work) += end - first == 1 ? longest : cost;
+    }
+    const int64_t rate = limits_->cost_of_reading;
+    return max_of(all * rate * heads / 1024,
+                  alone * rate * heads / 1024 + work * heads / limits_->num_workers);
   }
 
   /// What merges take behind the longest queue.
@@ -286,8 +311,9 @@ class Candidates {
   /// A bound below the price of any cut into so many items.
   int64_t least_price(int64_t items, int64_t slots) const {
     const int64_t workers = limits_->num_workers;
-    return (total_ + slots * limits_->cost_per_split) / workers +
-           ceil_div(items, workers) * limits_->cost_per_item;
+    const int64_t queue = (total_ + slots * limits_->cost_per_split) / workers +
+                          ceil_div(items, workers) * limits_->cost_per_item;
+    return max_of(queue, reading_) + limits_->cost_of_launch;
   }
 
   // The batch of the current call.
@@ -295,6 +321,7 @@ class Candidates {
   const Shape* shape_ = nullptr;
   const DeviceLimits* limits_ = nullptr;
   int64_t total_ = 0;
+  int64_t reading_ = 0;  ///< what the memory takes for all of K and V
   int64_t longest_ = 0;
 
   // Of the search.

@@ -43,10 +43,6 @@ struct Parts {
   }
 };
 
-inline int64_t kv_weight(const DeviceLimits& limits, int32_t rows) {
-  return limits.cost_per_kv + static_cast<int64_t>(limits.cost_per_kv_row) * rows;
-}
-
 /// Tokens that a chunk of `rows` packed rows may have for its cost to stay near `bound`.
 inline int64_t chunk_length(const DeviceLimits& limits, int64_t bound, int32_t rows) {
   const int64_t tokens = ceil_div(bound, kv_weight(limits, rows));

@@ -12,8 +12,9 @@ namespace flashbsr {
 struct GpuKernel {
   int32_t sms = 132;
   int32_t blocks_per_sm = 1;
-  int32_t rows = 8;      ///< packed rows of an item
-  int32_t kv_tile = 16;  ///< KV tokens of a stage
+  int32_t rows = 8;        ///< packed rows of an item
+  int32_t kv_tile = 16;    ///< KV tokens of a stage
+  int32_t box_tokens = 0;  ///< of copies by TMA, which pages cut; 0: whole tiles
   /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
@@ -54,6 +55,9 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
   limits.cost_per_split = detail::gpu_units(2.4);
+  // One KV head over 4604 tokens: 72 parts took 13.4 us, of which 9 were their merge.
+  limits.cost_per_merged_part = detail::gpu_units(0.12);
+  limits.cost_of_launch = detail::gpu_units(1.4);
   limits.units_per_us = kGpuUnitsPerUs;
   return limits;
 }
@@ -80,29 +84,37 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
   return limits;
 }
 
-/// Prefill on sm_90a: one block per SM, tiles claimed request by request. A KV token costs a tile's
-/// worth of products, 17 ns at 192 rows and 512 bytes (head dim 128, 16 bits) at 760 TFLOP/s
-/// (H200); few rows or a slow memory make the bytes the limit. An item costs about 2 us by itself.
+/// Prefill on sm_90a: one block per SM, tiles claimed request by request. By 1400 plans of random
+/// batches on an H200 (tools/plan_model.py; head dim 128, 16 bits, pages of 16): a KV token takes
+/// 16.1 ns with 192 packed rows, 12.7 with 128, 9.3 with 64 or fewer, and in tiles of 128 rows 11.7
+/// and 8.6, ragged 10.7; an item 3.9 us, or 3; a part of a split tile 5 more, and a merge 0.7 or
+/// 0.3 for each of its parts: partial states are 98 KB, which whoever is last reads by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
-  // With head dim 128 a row costs a quarter more in tiles of 128: 1 x 8192 took 900 us instead of
-  // 705. Larger heads have no others.
   const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
-  const double of_192 = small ? 1.25 : 1.0;
-  const double product_us = 17e-3 * of_192 * k.rows / 192 * k.bytes_per_token / 512;
+  // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for.
+  const double boxes = small && k.box_tokens * 2 >= k.kv_tile ? 0.92 : 1.0;
+  const double of_512 = boxes * k.bytes_per_token / 512;
+  const auto pick = [small](double at_128, double at_192) {
+    return detail::gpu_units(small ? at_128 : at_192);
+  };
   DeviceLimits limits = gpu_prefill_limits(k);
   limits.min_chunk = max_of(1024, k.kv_tile);
-  limits.cost_per_item = detail::gpu_units(2.0);
-  limits.cost_per_kv =
-      detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
+  limits.cost_per_item = pick(3.0, 3.9);
+  limits.cost_per_kv = pick(5.4e-3 * of_512, 5.9e-3 * of_512);
+  limits.cost_per_kv_row = pick(3.15e-3 * of_512, 3.42e-3 * of_512);
+  limits.cost_row_shift = 6;
+  // Tiles of a request read the same K and V from L2: not a worker's share of the memory is the
+  // limit, but what the device reads of all, at 0.87 of what the decode kernels do.
+  limits.cost_of_reading =
+      detail::gpu_units(1024 * k.bytes_per_token / (0.87e-6 * k.bytes_per_second));
   limits.by_request = true;
   limits.short_tile_first = true;
-  // A part of a split tile writes 98 KB of partial states (192 rows of 128) and somebody reads them
-  // again, at an SM's share of the memory.
   limits.price_splits = true;
   limits.memory_bound = false;
-  limits.cost_per_split = detail::gpu_units(6.0);
-  // 1 x 512 rows over 4096 keys: 88 tiles in 264 parts took 76 to 91 us, whole 70 to 84.
-  limits.cost_of_merging = detail::gpu_units(6.0);
+  limits.cost_per_split = detail::gpu_units(5.0);
+  limits.cost_per_merged_part = pick(0.3, 0.7);
+  limits.cost_of_merging = pick(1.3, 1.0);
+  limits.cost_of_launch = pick(1.7, 1.0);
   return limits;
 }
 
@@ -117,6 +129,8 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_per_item = detail::gpu_units(6.0);
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
+  limits.cost_per_kv_row = limits.cost_row_shift = 0;
+  limits.cost_of_reading = limits.cost_of_launch = 0;
   limits.cost_per_split = detail::gpu_units(2.0);
   limits.cost_of_merging = detail::gpu_units(4.0);
   limits.cost_per_merged_part = detail::gpu_units(0.2);
@@ -134,12 +148,17 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
 inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   constexpr double kBlockRate = 80e9;
   Workers workers(gpu_hopper_limits(k));
-  // A row costs a quarter more in tiles of 128: 1 x 8192 took 900 us instead of 705.
+  // Fitted beside decodes: a row costs a quarter more in tiles of 128.
   const int32_t warpgroups = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
   const double of_192 = warpgroups < 3 ? 1.25 * warpgroups / 3 : 1.0;
   workers.wide.cost_per_kv = detail::gpu_units(17e-3 * of_192 * k.bytes_per_token / 512);
+  workers.wide.cost_per_kv_row = workers.wide.cost_row_shift = 0;
+  workers.wide.cost_per_item = detail::gpu_units(2.0);
+  workers.wide.cost_per_split = detail::gpu_units(6.0);
+  workers.wide.cost_of_launch = detail::gpu_units(3.0);
+  workers.wide.cost_of_reading = 0;  // narrow tiles do that
   workers.wide.idle_merge = true;
-  workers.wide.cost_of_merging = 0;  // who is idle merges
+  workers.wide.cost_of_merging = workers.wide.cost_per_merged_part = 0;  // who is idle merges
   const int32_t most = static_cast<int32_t>(k.bytes_per_second / kBlockRate);
   const int32_t blocks = max_of(min_of(most, k.sms - 1), 1);
   workers.narrow_per_block = warpgroups;

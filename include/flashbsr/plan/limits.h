@@ -44,11 +44,13 @@ struct DeviceLimits {
   int32_t tile_rows = 128;  ///< most packed rows per item
   int32_t kv_tile = 128;    ///< chunks are multiples of it
   int32_t min_chunk = 512;  ///< shorter chunks cost more in merging than they win in balance
-  // cost(item) = per_item + kv * (per_kv + per_kv_row * rows). On a Zen 5 core one unit is about
-  // four cycles: packing a token of K and V costs as much as 24 rows of arithmetic on it.
+  // cost(item) = per_item + kv * (per_kv + per_kv_row * ceil(rows / 2^row_shift)). On a Zen 5 core
+  // one unit is about four cycles: packing a token of K and V costs as much as 24 rows of
+  // arithmetic on it.
   int32_t cost_per_item = 2000;
   int32_t cost_per_kv = 24;
   int32_t cost_per_kv_row = 1;
+  int32_t cost_row_shift = 0;
 
   /// The claim order: most expensive first, or request by request, the most expensive first, so
   /// that what runs at the same time shares K and V in the cache.
@@ -64,10 +66,13 @@ struct DeviceLimits {
   /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
   bool price_splits = false;
   int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
+  int32_t cost_of_launch = 0;   ///< before the first item and behind the last
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
   int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
+  /// Of 1024 KV tokens of a head, for all who need them, at the device's rate. 0: not priced.
+  int32_t cost_of_reading = 0;
   /// Whether workers share the memory, which one then has more of while others are idle.
   bool memory_bound = true;
   /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many
@@ -85,6 +90,16 @@ struct DeviceLimits {
 
   bool operator==(const DeviceLimits&) const = default;
 };
+
+namespace detail {
+
+/// What a KV token costs an item of so many packed rows.
+inline int64_t kv_weight(const DeviceLimits& limits, int64_t rows) {
+  return limits.cost_per_kv +
+         limits.cost_per_kv_row * ceil_div(rows, int64_t{1} << limits.cost_row_shift);
+}
+
+}  // namespace detail
 
 /// The workers of a kernel: alike in most. In one for mixed batches a block is a wide worker, or
 /// several for narrow tiles, which join the wide ones when they are done (kernel/sm90a/narrow.h).

@@ -192,6 +192,7 @@ class Planner {
     h.cost_per_item = limits.cost_per_item;
     h.cost_per_kv = limits.cost_per_kv;
     h.cost_per_kv_row = limits.cost_per_kv_row;
+    h.cost_row_shift = limits.cost_row_shift;
     if (workers.mixed()) {
       h.num_narrow_workers = workers.narrow.num_workers;
       h.num_narrow_blocks = workers.narrow_blocks();

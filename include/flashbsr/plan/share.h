@@ -192,7 +192,7 @@ class Sharer {
   /// What a KV token costs all tiles of so many rows.
   static int64_t token_cost(const DeviceLimits& limits, int64_t rows) {
     const int64_t most = limits.tile_rows, rest = rows % most;
-    const auto weight = [&](int64_t r) { return limits.cost_per_kv + limits.cost_per_kv_row * r; };
+    const auto weight = [&](int64_t r) { return detail::kv_weight(limits, r); };
     return rows / most * weight(most) + (rest ? weight(rest) : 0);
   }
   int64_t token_cost(int64_t rows) const {
@@ -221,6 +221,9 @@ class Sharer {
       limits = &workers.of(rows);
       tiles = ceil_div<int64_t>(rows, limits->tile_rows);
       token = token_cost(*limits, rows);
+      // What one tile reads no other has brought into the cache.
+      const int64_t read = int64_t{limits->cost_of_reading} * limits->num_workers / 1024;
+      if (tiles == 1) token = max_of(token, read);
       token_in_time = rows <= workers.narrow_rows ? memory_share(workers, token) : token;
     }
   };

@@ -119,7 +119,8 @@ class Plan(PlanRecords):
     def cost(self, item: Any = None) -> npt.NDArray[np.int64]:
         """Estimate the time of work items, in the scheduler's units.
 
-        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row * row_count)``, and
+        ``cost_per_item + (kv_end - kv_begin) * (cost_per_kv + cost_per_kv_row *
+        ceil(row_count / 2**cost_row_shift))``, and
         ``cost_per_split`` for a part of a split tile. Narrow items, of at most ``narrow_rows``
         rows, have ``narrow_cost_per_item`` and so on.
 
@@ -140,7 +141,9 @@ class Plan(PlanRecords):
         h = self.header
         span = np.subtract(item["kv_end"], item["kv_begin"], dtype=np.int64)
         rows = np.asarray(item["row_count"], dtype=np.int64)
-        cost = h.cost_per_item + span * (h.cost_per_kv + h.cost_per_kv_row * rows)
+        cost = h.cost_per_item + span * (
+            h.cost_per_kv + h.cost_per_kv_row * -(-rows >> h.cost_row_shift)
+        )
         split = np.asarray(item["slot"]) >= 0
         narrow = h.narrow_cost_per_item + span * h.narrow_cost_per_kv
         return np.asarray(

@@ -95,6 +95,7 @@ class PlanHeader(NamedTuple):
     context_size: int
     context_rank: int
     context_interleave: int
+    cost_row_shift: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:

@@ -68,6 +68,10 @@ class TaskInfo:
         the plan names. None: ``plan`` grows as needed (``run`` never does).
     num_workers : int, optional
         Queues of the plan. Default: as many as the backend has use for.
+    tile_rows : int, optional
+        Packed query rows of a tile, of a kernel that the GPU has: 8, 16, 64, 128 or 192
+        (``flashbsr info``). Of a batch of chunks and decodes: of the tiles beside the decodes, 128
+        or 192. Default: what the plan's model of costs finds cheapest.
     num_threads : int, optional
         Threads that run the queues. Default: the machine's cores. Results do not depend on it.
     fixed_split_size : int, optional
@@ -131,6 +135,7 @@ class TaskInfo:
     max_kv_pages: int | None = None
     max_kv_len: int | None = None
     num_workers: int | None = None
+    tile_rows: int | None = None
     num_threads: int | None = None
     fixed_split_size: int | None = None
     disable_split_kv: bool = False
@@ -172,6 +177,7 @@ class TaskInfo:
             ("max_kv_pages", 0),
             ("max_kv_len", 0),
             ("num_workers", 1),
+            ("tile_rows", 1),
             ("num_threads", 1),
             ("fixed_split_size", 1),
             ("device", 0),

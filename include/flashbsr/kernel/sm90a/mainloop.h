@@ -121,9 +121,9 @@ class Mainloop : public Softmax<Traits, Variant> {
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kVote = 4;  ///< of its threads' vote
   static constexpr int32_t kLongestPatience = 16;
-  /// Kernels of two large consumers have no registers for it.
+  /// Kernels of large heads have no registers for it.
   static constexpr bool kTriesWithoutMaxima =
-      Exponents<Variant>::kExist && Traits::kConsumers == 3 &&
+      Exponents<Variant>::kExist && (Traits::kConsumers == 3 || Traits::kHeadDimVo <= 128) &&
       (dtype_size(Traits::kWeightType) == 2 || Traits::kLongSums);
 
   /// To a uniform register: whatever steers products must be in one, or the compiler moves their
