@@ -16,6 +16,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import hypothesis
 import numpy as np
 import pytest
+from closing import closing_line
 from harness import DEVICES, Device, cuda_fault, leave
 
 # The suite says the same thing twice; `--hypothesis-profile=explore` searches.
@@ -47,3 +48,11 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FLASHBSR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("FLASHBSR_QUIET", "1")
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped, and why that is fine."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = [r.longrepr[2] if isinstance(r.longrepr, tuple) else "" for r in reports]
+    if line := closing_line(reasons):
+        terminalreporter.write_line(line)

@@ -15,14 +15,13 @@ them without padding and attends with flashbsr, its baseline pads them and atten
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 NUM_LAYERS = 6
 NUM_HEADS = 12
@@ -82,30 +81,9 @@ def find_model() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Map the tensors of a safetensors file into memory, without copying.
-
-    The format: an 8-byte little-endian header length, a JSON header that gives each tensor's
-    dtype, shape and byte range, then the bytes (https://github.com/huggingface/safetensors).
-    """
-    dtypes = {"F32": "<f4", "I64": "<i8"}  # what BERT checkpoints hold
-    raw = np.memmap(path, dtype=np.uint8, mode="r")
-    header_size = int(raw[:8].view("<u8")[0])
-    header = json.loads(raw[8 : 8 + header_size].tobytes())
-    data = raw[8 + header_size :]
-    tensors = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            # np.frombuffer takes any alignment; the header is not always padded to 8 bytes.
-            flat = np.frombuffer(data[begin:end], dtype=dtypes[entry["dtype"]])
-            tensors[name] = flat.reshape(entry["shape"])
-    return tensors
-
-
 def load_weights(path: Path) -> Weights:
     """Read the encoder from `path`, a ``model.safetensors`` with BERT's tensor names."""
-    tensors = read_safetensors(path)
+    tensors = load_file(path)
 
     def norm(name: str) -> tuple[Rows, Rows]:
         return tensors[f"{name}.weight"], tensors[f"{name}.bias"]

@@ -199,7 +199,7 @@ def table(
 
 
 def _check_rows(report: Report) -> dict[str, str]:
-    where = f"{report.positions} positions ({report.reused} more were shared)"
+    where = f"{report.positions} positions, {report.reused} shared"
     return {
         "check": "passed" if report.passed else "FAILED",
         "  logits": f"max error {report.max_error:.2e} at {where}",

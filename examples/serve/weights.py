@@ -1,30 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""The model's shape and its safetensors file.
-
-A safetensors file is eight bytes of header length (little-endian), a JSON header that maps a name
-to `{dtype, shape, data_offsets}`, and the tensors' bytes. NumPy and `json` are enough for it.
-"""
+"""The model's shape and its safetensors file."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 FOLDER = Path(__file__).resolve().parent
 WEIGHTS = FOLDER / "model.safetensors"
 TOKENIZER = FOLDER / "tokenizer.json"
-
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,48 +50,11 @@ class Config:
         return shapes
 
 
-def read(path: Path) -> tuple[dict[str, NDArray[np.floating]], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
-
-    Raises
-    ------
-    ValueError
-        A dtype that the example does not use, or offsets outside of the file.
-    """
-    raw = path.read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    metadata = header.pop("__metadata__", {})
-    tensors = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _DTYPES:
-            raise ValueError(f"{path}: {name}: got {entry['dtype']}; expected one of {[*_DTYPES]}")
-        begin, end = (start + offset for offset in entry["data_offsets"])
-        if not start <= begin <= end <= len(raw):
-            raise ValueError(f"{path}: {name}: got bytes {begin}..{end}; expected <= {len(raw)}")
-        flat = np.frombuffer(raw[begin:end], _DTYPES[entry["dtype"]])
-        tensors[name] = flat.reshape(entry["shape"])
-    return tensors, metadata
-
-
-def write(path: Path, tensors: dict[str, NDArray[np.float16]], metadata: dict[str, str]) -> None:
-    """Writes float16 tensors as safetensors."""
-    header: dict[str, object] = {"__metadata__": metadata}
-    offset = 0
-    for name, tensor in tensors.items():
-        span = [offset, offset + tensor.nbytes]
-        header[name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": span}
-        offset = span[1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    data = b"".join(np.ascontiguousarray(t, "<f2").tobytes() for t in tensors.values())
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-
-
 def load(path: Path = WEIGHTS) -> tuple[Config, dict[str, NDArray[np.floating]]]:
     """The configuration and the tensors of a model file, checked against each other."""
-    tensors, metadata = read(path)
-    config = Config(**json.loads(metadata["config"]))
+    with safe_open(path, framework="np") as file:
+        config = Config(**json.loads(file.metadata()["config"]))
+    tensors = load_file(path)
     found = {name: tensor.shape for name, tensor in tensors.items()}
     if found != config.shapes():
         raise ValueError(f"{path}: the tensors {found} do not fit {config}")
@@ -110,4 +64,4 @@ def load(path: Path = WEIGHTS) -> tuple[Config, dict[str, NDArray[np.floating]]]
 def save(path: Path, config: Config, tensors: dict[str, NDArray[np.float16]], **notes: str) -> None:
     """Writes a model file; `notes` go into its metadata."""
     ordered = {name: tensors[name] for name in config.shapes()}
-    write(path, ordered, {"format": "np", "config": json.dumps(asdict(config)), **notes})
+    save_file(ordered, path, {"format": "np", "config": json.dumps(asdict(config)), **notes})

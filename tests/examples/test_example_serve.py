@@ -369,3 +369,10 @@ def test_terminal_rewrites_its_progress_line(monkeypatch: pytest.MonkeyPatch) ->
     assert "-- request 0" in shown.rsplit("\x1b[J", 1)[1]
     rows = [line for part in shown.split("\x1b[J") for line in part.splitlines()]
     assert all(len(row) < 60 + len("\x1b[36m\x1b[0m") for row in rows if " | " in row)
+
+
+def test_lines_fit_a_terminal(capsys):
+    assert main(["--requests", "8", "--rate", "1000"]) == 0
+    text = capsys.readouterr().out
+    assert "write nonsense" in text
+    assert max(len(line) for line in text.splitlines()) <= 80

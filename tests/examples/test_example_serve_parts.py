@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -124,16 +125,13 @@ def test_safetensors_round_trip(tmp_path: Path) -> None:
     weights.save(path, shape, half, note="x")
     config, tensors = weights.load(path)
     assert config == shape
-    assert list(tensors) == list(half)
+    assert sorted(tensors) == sorted(half)
     for name, tensor in half.items():
         np.testing.assert_array_equal(tensors[name], tensor)
-    raw = path.read_bytes()
-    path.write_bytes(raw[:-2])
-    with pytest.raises(ValueError, match="got bytes"):
-        weights.read(path)
-    path.write_bytes(raw.replace(b'"F16"', b'"I16"'))
-    with pytest.raises(ValueError, match="got I16"):
-        weights.read(path)
+    del half["norm"]
+    weights.save_file(half, path, {"config": json.dumps(dataclasses.asdict(shape))})
+    with pytest.raises(ValueError, match="do not fit"):
+        weights.load(path)
 
 
 def test_the_model_has_learnt_english() -> None:
