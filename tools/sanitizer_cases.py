@@ -206,6 +206,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     capacity = levels and not shares_mixed
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
+    asked = asked and DEVICE != "cpu" and not capacity
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(
@@ -218,7 +219,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             q_dtype=q_dtype,
             kv_dtype=kv_dtype,
             fixed_split_size=3 * page_size if fixed and page_size else None,
-            tile_rows=rows if asked and not capacity else None,
+            tile_rows=rows if asked else None,
             check=page_size is not None,
             fp8_accumulation="fast" if family == "hopper_fast" else "default",
             # Sharing may choose another kernel, but not under a capacity.
