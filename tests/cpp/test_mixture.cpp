@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The price of the kernel for mixed batches against that of Hopper's other one, on batches that
-// were measured (H200; docs/kernels/mixed.md): the cheaper one is the faster one, and what it takes
-// is within a fifth.
+// were measured (H200; docs/kernels/mixed.md): the cheaper one is the faster one, and what either
+// takes is within a fifth.
 
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ TEST(Mixture, PricesAreThoseThatWereMeasured) {
     EXPECT_NEAR(price, measured, measured / 5);
   };
   const Prices share = prices_of({{1, 8448, 64}}, 8192);
-  EXPECT_GT(share.hopper, share.mixed_192);
+  near(share.hopper, 85);
   near(share.mixed_128, 47);
   EXPECT_LT(share.mixed_128, share.mixed_192);
   const Prices many = prices_of({{512, 4096, 4}, {1, 4096, 60}});
@@ -93,7 +93,7 @@ TEST(Mixture, LongPrefillsHaveThreeWarpgroups) {
   // 1 x 8192: 705 us on three, about 900 on two.
   const Prices found = prices_of({{8192, 8192, 1}, {1, 64, 1}});
   EXPECT_NEAR(found.hopper, 705, 140);
-  EXPECT_NEAR(found.mixed_192, 705, 140);
+  EXPECT_NEAR(found.mixed_192, found.hopper, 10);
   EXPECT_NEAR(found.mixed_128, 900, 180);
 }
 

@@ -151,9 +151,9 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   // Fitted beside decodes: a row costs a quarter more in tiles of 128.
   const int32_t warpgroups = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
   const double of_192 = warpgroups < 3 ? 1.25 * warpgroups / 3 : 1.0;
-  workers.wide.cost_per_kv = detail::gpu_units(17e-3 * of_192 * k.bytes_per_token / 512);
+  workers.wide.cost_per_kv = detail::gpu_units(16.5e-3 * of_192 * k.bytes_per_token / 512);
   workers.wide.cost_per_kv_row = workers.wide.cost_row_shift = 0;
-  workers.wide.cost_per_item = detail::gpu_units(2.0);
+  workers.wide.cost_per_item = detail::gpu_units(2.5);
   workers.wide.cost_per_split = detail::gpu_units(6.0);
   workers.wide.cost_of_launch = detail::gpu_units(3.0);
   workers.wide.cost_of_reading = 0;  // narrow tiles do that
