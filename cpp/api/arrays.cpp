@@ -138,19 +138,25 @@ class Checker {
     here(*given);
   }
 
-  /// Codes that kernels of a GPU read: int8 with scales of every token in float32, for bfloat16 q.
+  /// Codes that kernels of a GPU read: one type for K and V, with scales of every token in float32;
+  /// packed ones in rows that kernels need not pad, since those have no scale.
   void device_codes(const RunArrays& a, const Params& p) const {
     const bool some = p.k_scales.data || p.v_scales.data || p.k.dtype == DType::kI8;
     if (!place_.cuda || !some) return;
     const auto served = [](const PagedView& x, const PagedView& scales) {
-      return x.dtype == DType::kI8 && scales.data && scales.dtype == DType::kF32;
+      const bool packed = x.dtype == DType::kI4 && (x.dim == 64 || x.dim == 128);
+      const bool bytes = dtype_size(x.dtype) == 1 && !is_packed(x.dtype);
+      return (packed || bytes) && scales.data && scales.dtype == DType::kF32;
     };
-    if (served(p.k, p.k_scales) && served(p.v, p.v_scales) && p.q.dtype == DType::kBF16) return;
+    const bool same = p.k.dtype == p.v.dtype && (!is_packed(p.k.dtype) || p.k.dim == p.v.dim);
+    const bool half = p.q.dtype == DType::kBF16 || p.q.dtype == DType::kF16;
+    if (same && half && served(p.k, p.k_scales) && served(p.v, p.v_scales)) return;
     throw Error(ErrorCode::kUnsupported, a.k.name,
                 std::string(dtype_name(p.k.dtype)) + " and " + dtype_name(p.v.dtype) +
                     " codes for q in " + dtype_name(p.q.dtype) + " on " + place_text(place_),
-                "int8 K and V there, both with float32 scales of every token and head, and q in "
-                "bfloat16; backend='cpu' has all");
+                "K and V there in one of int8, float8 and int4 (of head dim 64 or 128), both with "
+                "float32 scales of every token and head, and q in float16 or bfloat16; "
+                "backend='cpu' has all");
   }
 
   /// V is the latent, the first dims of K; what K has behind it is in the same array or in another.

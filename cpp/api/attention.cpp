@@ -26,7 +26,9 @@ Attention::Attention(const AttentionOptions& options)
     : options_(options),
       q_dtype_(options.q_dtype.value_or(DType::kF16)),
       // Queries in float8 leave the KV no other type.
-      kv_dtype_(options.kv_dtype.value_or(q_dtype_ == DType::kE4M3 ? DType::kE4M3 : DType::kF16)) {
+      kv_dtype_(options.kv_dtype.value_or(q_dtype_ == DType::kE4M3 ? DType::kE4M3 : DType::kF16)),
+      // A float8 may have them or not: the first run says.
+      kv_scaled_(kv_dtype_ == DType::kI8 || is_packed(kv_dtype_)) {
   Place place;
   if (options.backend == BackendChoice::kCpu) {
     settled_by_ = "backend='cpu'";
@@ -229,6 +231,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
     q_dtype_ = params.q.dtype;
     kv_dtype_ = params.k.dtype;
+    kv_scaled_ = params.k_scales.data != nullptr;
     schedule(options.stream);
   }
   backend_->run(params, options);

@@ -111,6 +111,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
   LaidOut laid_;
   DType q_dtype_;
   DType kv_dtype_;
+  bool kv_scaled_;           ///< by scales of every token and head
   bool types_seen_ = false;  ///< a run brought them
 
   PrefixTree prefixes_;

@@ -211,6 +211,7 @@ Batch Attention::batch() const {
                               : 0,
               .q = q_dtype_,
               .kv = kv_dtype_,
+              .scaled = kv_scaled_,
               .tile_rows = options_.tile_rows,
               .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.

@@ -29,6 +29,7 @@ struct Batch {
   int64_t page_run = 0;  ///< tokens in a row in memory, of every page; 0: ragged KV
   DType q = DType::kF16;
   DType kv = DType::kF16;
+  bool scaled = false;   ///< K and V are codes with scales of every token and head
   bool shares = false;   ///< requests share KV: tiles of many rows
   int tile_rows = 0;     ///< > 0: tiles of these, if a kernel of the build has them
   int mixed_rows = 0;    ///< > 0: a kernel for mixed batches, wide tiles of these, if there is one

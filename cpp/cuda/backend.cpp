@@ -128,6 +128,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .alibi = o_.position == Position::kAlibi,
             .rotates = o_.position == Position::kRopeLlama,
             .masked = batch.masked,
+            .scaled = batch.scaled,
             .latent = o_.latent,
             .spread = batch.spread,
             .sigmoid = o_.activation == Activation::kSigmoid,
@@ -172,7 +173,7 @@ Workers CudaBackend::limits(const Batch& batch) {
   q_ = q;
   kv_ = batch.kv;
   const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
-  const int bytes_per_token = dims * dtype_size(kv_);
+  const int bytes_per_token = static_cast<int>(row_bytes(kv_, dims));
   if (row.takes_clusters() && clusters_of_ != &row) {
     cluster_blocks_ = cluster_blocks(row, device_);
     clusters_of_ = &row;
@@ -326,6 +327,7 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float32");
   }
   if (!kernel_ || params.k.dtype != kv_) return false;
+  if (need_.scaled != (params.k_scales.data != nullptr)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

@@ -28,6 +28,8 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
+/// Codes with scales of every token: requests of more rows take several tiles.
+constexpr Tile kScaledTile = {"decode_scaled", 8};
 /// V is a part of K: a family of its own.
 constexpr Tile kLatentTile = {"latent", 64};
 
@@ -146,6 +148,14 @@ bool holds(const Tile& tile, const Need& need) {
 /// What to name where there is no kernel.
 KernelQuery nearest_query(const Need& need) {
   const bool fa3 = need.family == api::Family::kFa3 || need.q == DType::kE4M3;
+  if (need.scaled) {
+    return {.family = kScaledTile.family,
+            .head_dim = need.head_dim_qk,
+            .head_dim_vo = need.head_dim_vo,
+            .kv = kv_name(need.kv),
+            .rows = kScaledTile.rows,
+            .variant = variant_name(need)};
+  }
   return {.family = fa3 ? "hopper" : "prefill",
           .head_dim = need.head_dim_qk,
           .head_dim_vo = need.head_dim_vo,
@@ -156,6 +166,10 @@ KernelQuery nearest_query(const Need& need) {
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
   if (need.latent) return source == Source::kBuild ? try_latent(need, device) : nullptr;
+  if (need.scaled) {
+    if (need.tile_rows > 0 && need.tile_rows != kScaledTile.rows) return nullptr;
+    return try_tile(source, kScaledTile, need, device);
+  }
   if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }

@@ -25,6 +25,7 @@ struct Need {
   bool alibi = false;
   bool rotates = false;  ///< RoPE inside attention: not by every kernel
   bool masked = false;   ///< by a custom mask
+  bool scaled = false;   ///< K and V are codes with scales of every token and head
   bool latent = false;   ///< V is a part of K
   bool spread = false;   ///< rows see different keys of a share (core/plan.h, visible_keys)
   bool sigmoid = false;  ///< instead of softmax, or another activation of the caller's

@@ -89,6 +89,7 @@ const char* kv_name(DType type) {
     case DType::kE4M3: return "e4m3";
     case DType::kE5M2: return "e5m2";
     case DType::kI8: return "i8";
+    case DType::kI4: return "i4";
     default: return "-";
   }
 }

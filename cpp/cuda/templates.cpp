@@ -32,7 +32,6 @@ Found with_kv(DType kv, const F& f) {
     case DType::kBF16: return f.template operator()<DType::kBF16>();
     case DType::kE4M3: return f.template operator()<DType::kE4M3>();
     case DType::kE5M2: return f.template operator()<DType::kE5M2>();
-    case DType::kI8: return f.template operator()<DType::kI8>();
     default: return {};
   }
 }
@@ -67,8 +66,34 @@ Found find_decode(const TemplateQuery& q, int cc) {
   });
 }
 
+/// Codes with scales of every token.
+template <DType kKv>
+Found scaled_row(const TemplateQuery& q, int cc) {
+  const auto row = [&]<int kDim>() -> Found {
+    constexpr DecodeHost kHost = DecodeHost::kBlock;
+    if (cc >= 90)
+      return row_of<DecodeTraits<90, kDim, kKv, 8, 2, kHost, true>>(90, false, kDim, kDim);
+    return row_of<DecodeTraits<80, kDim, kKv, 8, 2, kHost, true>>(80, false, kDim, kDim);
+  };
+  const int dim = max_of(q.head_dim, q.head_dim_vo);
+  if (dim <= 64) return row.template operator()<64>();
+  if (dim <= 128) return row.template operator()<128>();
+  return {};
+}
+
+Found find_decode_scaled(const TemplateQuery& q, int cc) {
+  if (q.rows != 8 || q.q == DType::kE4M3 || cc < 80) return {};
+  switch (q.kv) {
+    case DType::kE4M3: return scaled_row<DType::kE4M3>(q, cc);
+    case DType::kE5M2: return scaled_row<DType::kE5M2>(q, cc);
+    case DType::kI8: return scaled_row<DType::kI8>(q, cc);
+    case DType::kI4: return scaled_row<DType::kI4>(q, cc);
+    default: return {};
+  }
+}
+
 Found find_prefill(const TemplateQuery& q, int cc) {
-  if (q.rows != 64 || q.q == DType::kE4M3 || q.kv == DType::kI8 || cc < 75) return {};
+  if (q.rows != 64 || q.q == DType::kE4M3 || cc < 75) return {};
   // Rows are rewritten in their tiles: float8 has no room for that, and sm_75 none for outputs.
   if (q.row_hooks && (cc < 80 || dtype_size(q.kv) == 1)) return {};
   if (cc < 80) {
@@ -128,6 +153,7 @@ Found find_template(const TemplateQuery& query, int cc) {
   if (family == "prefill") return find_prefill(query, cc);
   if (query.row_hooks) return {};
   if (family == "decode") return find_decode(query, cc);
+  if (family == "decode_scaled") return find_decode_scaled(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
   return {};
 }

@@ -92,32 +92,4 @@ FLASHBSR_DEVICE void float8_to_f16(uint32_t bytes, uint32_t& low, uint32_t& high
   }
 }
 
-/// Four int8 to two pairs of bf16, exactly: `low` = bytes 0, 1 and `high` = bytes 2, 3.
-///
-/// Below 0x43 the seven lower bits of a byte are a mantissa: 128 + those. Its sign is the last bit
-/// of the exponent: 256 instead of 128. Their difference is the number.
-FLASHBSR_DEVICE void int8_to_bf16(uint32_t bytes, uint32_t& low, uint32_t& high) {
-  const auto widen = [](uint32_t pair) {
-    const uint32_t magnitude = pair & 0xff7fff7fu;
-    const uint32_t minus_base = (pair & 0xff80ff80u) ^ 0x80008000u;
-    uint32_t r;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-        : "=r"(r)
-        : "r"(magnitude), "r"(0x3f803f80u), "r"(minus_base));
-    return r;
-  };
-  low = widen(permute_bytes(bytes, 0x43434343u, 0x4140));
-  high = widen(permute_bytes(bytes, 0x43434343u, 0x4342));
-}
-
-/// Four elements of a byte each to two pairs of what they are multiplied in.
-template <int kArch, DType kType>
-FLASHBSR_DEVICE void widen_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
-  if constexpr (kType == DType::kI8) {
-    int8_to_bf16(bytes, low, high);
-  } else {
-    float8_to_f16<kArch, kType>(bytes, low, high);
-  }
-}
-
 }  // namespace flashbsr::ptx

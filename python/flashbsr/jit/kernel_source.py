@@ -17,6 +17,7 @@ TYPES = {
     "float8_e4m3fn": "kE4M3",
     "float8_e5m2": "kE5M2",
     "int8": "kI8",
+    "int4": "kI4",
 }
 VARIANTS = {
     "plain": "Plain",

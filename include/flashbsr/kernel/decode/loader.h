@@ -15,13 +15,16 @@
 namespace flashbsr {
 
 /// Where 16-byte chunk `chunk` of token `row` lies in a tile of shared memory: rows of 128 bytes
-/// (64 for the shortest), chunks exchanged so that ldmatrix meets every bank once.
+/// (64 or 32 for shorter ones), chunks exchanged so that ldmatrix meets every bank once.
 template <class Traits>
 FLASHBSR_DEVICE uint32_t decode_tile_offset(int row, int chunk) {
   if constexpr (Traits::kRowBytes >= 128) {
     return (chunk >> 3) * (Traits::kKvTile * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
-  } else {
+  } else if constexpr (Traits::kRowBytes == 64) {
     return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
+  } else {
+    static_assert(Traits::kRowBytes == 32);
+    return row * 32 + ((chunk ^ ((row >> 2) & 1)) << 4);
   }
 }
 
@@ -36,8 +39,9 @@ template <class Traits, bool = Traits::kTokenScales>
 struct DecodeScales {};
 template <class Traits>
 struct DecodeScales<Traits, true> {
-  float k_scales[Traits::kStages][Traits::kKvTile];
-  float v_scales[Traits::kStages][Traits::kKvTile];
+  float k_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleGroups];
+  float v_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleGroups];
+  int64_t v_scale_offsets[Traits::kKvTile];  // of the stage that is being copied, in scales
 };
 
 /// Where a warp's next rows are, in shared memory.
@@ -104,7 +108,7 @@ class DecodeRing {
     __syncwarp();  // nobody reads the offsets of the stage before any more
     if (current_.item < count_) {
       note();
-      if constexpr (Traits::kTokenScales) copy_scales();
+      if constexpr (Traits::kTokenScales) copy_key_scales();
       __syncwarp();
       copy_tile(true);
       look_up(ahead_, stage_ & 1);
@@ -116,6 +120,7 @@ class DecodeRing {
   FLASHBSR_DEVICE void produce_values() {
     __syncwarp();
     if (current_.item < count_) {
+      if constexpr (Traits::kTokenScales) copy_value_scales();
       copy_tile(false);
       advance(current_);
       advance(ahead_);
@@ -132,20 +137,11 @@ class DecodeRing {
     return ring_ + read_slot_ * Traits::kStageBytes;
   }
 
-  /// Scales of the oldest tile's tokens, of K and of V: lane group g's, tokens g and g + 8 of every
-  /// 16. Before produce_keys(), which has the next ones copied over them.
-  template <int kSubTiles>
-  FLASHBSR_DEVICE void read_scales(int g, float (&k)[kSubTiles][2],
-                                   float (&v)[kSubTiles][2]) const {
-#pragma unroll
-    for (int u = 0; u < kSubTiles; ++u) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        k[u][h] = rows_.k_scales[read_slot_][16 * u + 8 * h + g];
-        v[u][h] = rows_.v_scales[read_slot_][16 * u + 8 * h + g];
-      }
-    }
-  }
+  /// Scales of the oldest tile's tokens, [kKvTile][kScaleGroups]: of K until produce_keys(), of V
+  /// until produce_values().
+  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot_][0]; }
+  /// Asked for before wait_for_values(), and read after it.
+  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[read_slot_][0]; }
 
   /// Waits for the V tile that belongs to it. It is handed back by produce_values().
   FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem&, int32_t, bool) {
@@ -185,8 +181,8 @@ class DecodeRing {
     for (int row = lane_; row < current_rows(); row += 32) {
       const DecodeOffsets at = rows_.offsets[row];
       for (int byte = 0; byte < Traits::kRowBytes; byte += 128) {
-        if (byte < args_.params.k.dim * kSize) ptx::prefetch_l2(k_data() + at.k + byte);
-        if (byte < args_.params.v.dim * kSize) ptx::prefetch_l2(v_data() + at.v + byte);
+        if (byte < bytes_of(args_.params.k)) ptx::prefetch_l2(k_data() + at.k + byte);
+        if (byte < bytes_of(args_.params.v)) ptx::prefetch_l2(v_data() + at.v + byte);
       }
     }
     __syncwarp();
@@ -258,9 +254,9 @@ class DecodeRing {
     }
   }
 
-  /// Copies the scales of the current stage's tokens; those past its end are zeros, so that weights
-  /// of nothing stay nothing.
-  FLASHBSR_DEVICE void copy_scales() {
+  /// Copies the scales of the current stage's keys, and writes down where those of its values are.
+  /// Scales of tokens past its end are zeros, so that weights of nothing stay nothing.
+  FLASHBSR_DEVICE void copy_key_scales() {
     const PagedView& k = args_.params.k_scales;
     const PagedView& v = args_.params.v_scales;
     const DecodeItem& item = items_[current_.item];
@@ -276,19 +272,40 @@ class DecodeRing {
         page = rows_.pages[stage_ & 1][row];
         token = args_.page_size.remainder(position, args_.page_size.quotient(position));
       }
-      ptx::cp_async_4_if(ptx::shared_address(&rows_.k_scales[write_slot_][row]),
-                         static_cast<const float*>(k.data) + page * k.stride_page +
-                             token * k.stride_token + head * k.stride_head,
-                         inside);
-      ptx::cp_async_4_if(ptx::shared_address(&rows_.v_scales[write_slot_][row]),
-                         static_cast<const float*>(v.data) + page * v.stride_page +
-                             token * v.stride_token + head * v.stride_head,
-                         inside);
+      rows_.v_scale_offsets[row] =
+          page * v.stride_page + token * v.stride_token + head * v.stride_head;
+      copy_scales_of(rows_.k_scales[write_slot_][row], k,
+                     page * k.stride_page + token * k.stride_token + head * k.stride_head, inside);
     }
   }
 
+  FLASHBSR_DEVICE void copy_value_scales() {
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int row = lane_ + 32 * i;
+      if (row >= Traits::kKvTile) continue;
+      copy_scales_of(rows_.v_scales[write_slot_][row], args_.params.v_scales,
+                     rows_.v_scale_offsets[row], row < current_rows());
+    }
+  }
+
+  FLASHBSR_DEVICE static void copy_scales_of(const float (&to)[Traits::kScaleGroups],
+                                             const PagedView& view, int64_t offset, bool inside) {
+    const float* from = static_cast<const float*>(view.data) + offset;
+#pragma unroll
+    for (int group = 0; group < Traits::kScaleGroups; ++group) {
+      if (group == 0 || group < view.dim) {
+        ptx::cp_async_4_if(ptx::shared_address(&to[group]), from + group, inside);
+      }
+    }
+  }
+
+  FLASHBSR_DEVICE static int bytes_of(const PagedView& view) {
+    return static_cast<int>(row_bytes(Traits::kKv, view.dim));
+  }
+
   FLASHBSR_DEVICE static bool is_inside(const PagedView& view, int chunk) {
-    return chunk * 16 < view.dim * kSize;
+    return chunk * 16 < bytes_of(view);
   }
 
   FLASHBSR_DEVICE void copy_tile(bool keys) {

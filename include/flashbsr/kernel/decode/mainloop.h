@@ -9,6 +9,7 @@
 #pragma once
 
 #include <flashbsr/kernel/decode/loader.h>
+#include <flashbsr/kernel/decode/packed.h>
 #include <flashbsr/kernel/decode/query.h>
 #include <flashbsr/kernel/decode/rotate.h>
 #include <flashbsr/ptx/math.h>
@@ -38,9 +39,10 @@ struct DecodeState {
   }
 
   /// Dim of o[j][n][0] and [1]; [2] and [3] are at dim + kPairStep.
-  static constexpr int kPairStep = Traits::kFloat8 ? 1 : 8;
+  static constexpr int kPairStep = dtype_size(Traits::kKv) == 1 ? 1 : 8;
   FLASHBSR_DEVICE static int value_dim(int j, int g) {
-    return 16 * j + (Traits::kFloat8 ? 2 * g : g);
+    if constexpr (Traits::kPacked) return 32 * (j / 2) + 4 * g + 2 * (j % 2);
+    return 16 * j + (Traits::kBytes ? 2 * g : g);
   }
 };
 
@@ -81,11 +83,13 @@ class DecodeMath {
   FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, Ring& ring,
                             int32_t position, State& state) {
     float s[kSubTiles][kTiles][4];
-    TokenScales scales;
     const uint32_t tile = keys(ring, position);
-    if constexpr (Traits::kTokenScales) ring.read_scales(g_, scales.k, scales.v);
-    scores(query, tile, s);
-    if constexpr (Traits::kTokenScales) scale_logits(scales, s);
+    if constexpr (Traits::kPacked) {
+      packed_scores(query, tile, ring.key_scales(), args_.params.k_scales.dim, lane_, s);
+    } else {
+      scores(query, tile, s);
+      if constexpr (Traits::kTokenScales) scale_logits(ring.key_scales(), s);
+    }
     ring.produce_keys();
     const bool cut = position < whole_.begin || position + Traits::kKvTile > whole_.end;
     const bool hooks = !Variant::use_softmax || variant_.transforms_logits();
@@ -102,6 +106,8 @@ class DecodeMath {
       }
     }
     if constexpr (Variant::use_softmax) raise_max(s, state);
+    const float* scales = nullptr;
+    if constexpr (Traits::kTokenScales) scales = ring.value_scales();
     accumulate(ring.wait_for_values(item, position, cut), scales, s, state);
     ring.produce_values();
   }
@@ -117,20 +123,14 @@ class DecodeMath {
   static constexpr float kSlack = kType == DType::kF16 ? 7.0f : 8.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
 
-  /// Those of this lane's tokens, g and g + 8 of every 16.
-  struct TokenScales {
-    float k[kSubTiles][2];
-    float v[kSubTiles][2];
-  };
-
-  FLASHBSR_DEVICE static void scale_logits(const TokenScales& scales,
-                                           float (&s)[kSubTiles][kTiles][4]) {
+  /// By K's scales; this lane's tokens are g and g + 8 of every 16.
+  FLASHBSR_DEVICE void scale_logits(const float* scales, float (&s)[kSubTiles][kTiles][4]) const {
 #pragma unroll
     for (int u = 0; u < kSubTiles; ++u) {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[u][n][i] *= scales.k[u][i >> 1];
+        for (int i = 0; i < 4; ++i) s[u][n][i] *= scales[16 * u + 8 * (i >> 1) + g_];
       }
     }
   }
@@ -154,17 +154,22 @@ class DecodeMath {
            args_.group.remainder(packed, token);
   }
 
+  template <DType kTo>
+  FLASHBSR_DEVICE static void widen(uint32_t bytes, uint32_t& low, uint32_t& high) {
+    ptx::widen_bytes<Traits::kArch, Traits::kKv, kTo>(bytes, low, high);
+  }
+
   /// Two k-steps of K, rows 16 u to 16 u + 15: `first` and `second` are A operands.
   FLASHBSR_DEVICE void load_keys(uint32_t tile, int u, int pair, uint32_t (&first)[4],
                                  uint32_t (&second)[4]) const {
     const int row = 16 * u + (lane_ & 15);
-    if constexpr (Traits::kFloat8) {
+    if constexpr (Traits::kBytes) {
       uint32_t raw[4];
       ptx::ldmatrix_x4(raw, tile + decode_tile_offset<Traits>(row, 2 * pair + (lane_ >> 4)));
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[0], first[0], first[2]);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[1], first[1], first[3]);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[2], second[0], second[2]);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[3], second[1], second[3]);
+      widen<Traits::kKeyCompute>(raw[0], first[0], first[2]);
+      widen<Traits::kKeyCompute>(raw[1], first[1], first[3]);
+      widen<Traits::kKeyCompute>(raw[2], second[0], second[2]);
+      widen<Traits::kKeyCompute>(raw[3], second[1], second[3]);
     } else {
       ptx::ldmatrix_x4(first, tile + decode_tile_offset<Traits>(row, 4 * pair + (lane_ >> 4)));
       ptx::ldmatrix_x4(second, tile + decode_tile_offset<Traits>(row, 4 * pair + 2 + (lane_ >> 4)));
@@ -188,8 +193,8 @@ class DecodeMath {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
           const uint4 b = query.operands(n, pair);
-          ptx::mma_m16n8k16<kType>(even[n], first, b.x, b.y);
-          ptx::mma_m16n8k16<kType>(odd[n], second, b.z, b.w);
+          ptx::mma_m16n8k16<Traits::kKeyCompute>(even[n], first, b.x, b.y);
+          ptx::mma_m16n8k16<Traits::kKeyCompute>(odd[n], second, b.z, b.w);
         }
       }
       add(even, odd, s[u]);
@@ -300,32 +305,40 @@ class DecodeMath {
     }
   }
 
-  FLASHBSR_DEVICE void accumulate(uint32_t values, const TokenScales& scales,
+  /// @param scales  of the values, where there are any
+  FLASHBSR_DEVICE void accumulate(uint32_t values, const float* scales,
                                   const float (&s)[kSubTiles][kTiles][4], State& state) const {
 #pragma unroll
     for (int u = 0; u < kSubTiles; ++u) {
-      uint32_t b[kTiles][2];
+      float p[kTiles][4];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        float p[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if constexpr (Variant::use_softmax) {
             const float top = state.max[n][i & 1];
-            p[i] = ptx::exp2(s[u][n][i] - (top == -infinity() ? 0.0f : top) + kShift);
+            p[n][i] = ptx::exp2(s[u][n][i] - (top == -infinity() ? 0.0f : top) + kShift);
           } else {
-            p[i] = s[u][n][i];
+            p[n][i] = s[u][n][i];
           }
         }
-        state.sum[n][0] += p[0] + p[2];
-        state.sum[n][1] += p[1] + p[3];
+        state.sum[n][0] += p[n][0] + p[n][2];
+        state.sum[n][1] += p[n][1] + p[n][3];
+      }
+      if constexpr (Traits::kPacked) {
+        packed_values<Traits>(values, u, scales, args_.params.v_scales.dim, lane_, p, state.o);
+        continue;
+      }
+      uint32_t b[kTiles][2];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
         if constexpr (Traits::kTokenScales) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) p[i] *= scales.v[u][i >> 1];
+          for (int i = 0; i < 4; ++i) p[n][i] *= scales[16 * u + 8 * (i >> 1) + g_];
         }
         // Tokens g x rows 2t, 2t+1 become rows g x tokens 2t, 2t+1: the B operand.
-        b[n][0] = ptx::movmatrix_trans(ptx::pack2<kType>(p[0], p[1]));
-        b[n][1] = ptx::movmatrix_trans(ptx::pack2<kType>(p[2], p[3]));
+        b[n][0] = ptx::movmatrix_trans(ptx::pack2<kType>(p[n][0], p[n][1]));
+        b[n][1] = ptx::movmatrix_trans(ptx::pack2<kType>(p[n][2], p[n][3]));
       }
 #pragma unroll
       for (int pair = 0; pair < kSteps / 2; ++pair) {
@@ -343,7 +356,7 @@ class DecodeMath {
   /// V^T of 16 tokens and dims 32 pair to 32 pair + 31, as two A operands.
   FLASHBSR_DEVICE void load_values(uint32_t values, int u, int pair, uint32_t (&first)[4],
                                    uint32_t (&second)[4]) const {
-    if constexpr (Traits::kFloat8) {
+    if constexpr (Traits::kBytes) {
       // Transposed in pairs of bytes: a register holds dims 2g, 2g+1 of tokens 2t and 2t+1.
       const int row = 16 * u + (lane_ & 15);
       uint32_t raw[4];
@@ -351,10 +364,10 @@ class DecodeMath {
                              values + decode_tile_offset<Traits>(row, 2 * pair + (lane_ >> 4)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) raw[i] = ptx::permute_bytes(raw[i], 0, 0x3120);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[0], first[0], first[1]);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[1], first[2], first[3]);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[2], second[0], second[1]);
-      ptx::widen_bytes<Traits::kArch, Traits::kKv>(raw[3], second[2], second[3]);
+      widen<kType>(raw[0], first[0], first[1]);
+      widen<kType>(raw[1], first[2], first[3]);
+      widen<kType>(raw[2], second[0], second[1]);
+      widen<kType>(raw[3], second[2], second[3]);
     } else {
       const int row = 16 * u + (lane_ & 7) + ((lane_ >> 4) << 3);
       const int chunk = 4 * pair + ((lane_ >> 3) & 1);

@@ -47,9 +47,11 @@ struct DecodeQuery {
     }
   }
 
-  /// Dims of the first element of register `half` of k-step `step`.
+  /// Dims of the first element of register `half` of k-step `step`; the second is the next one, or
+  /// of packed codes four dims on.
   FLASHBSR_DEVICE static int dim_of(int step, int half, int t) {
-    return 16 * step + (Traits::kFloat8 ? 4 * t + 2 * half : 2 * t + 8 * half);
+    if constexpr (Traits::kPacked) return 32 * (step / 2) + 8 * t + 2 * (step % 2) + half;
+    return 16 * step + (Traits::kBytes ? 4 * t + 2 * half : 2 * t + 8 * half);
   }
 
   FLASHBSR_DEVICE void read(const DecodeReady<Traits>& ready, int lane) {
@@ -75,7 +77,7 @@ struct DecodeQuery {
                                DecodeReady<Traits>& ready) {
     float scale[kTiles];
     load<kRotates>(args, item, lane, scale);
-    if constexpr (Traits::kFloat8 && Traits::kCompute == DType::kF16) {
+    if constexpr (dtype_size(Traits::kKv) == 1) {
       if (args.params.q.dtype == DType::kBF16) fit(scale);
     }
     const uint32_t* words = &b[0][0][0];
@@ -107,6 +109,15 @@ struct DecodeQuery {
     if (lane == 0) ready.whole = {begin, seen.end};
   }
 
+  FLASHBSR_DEVICE static uint32_t load_pair(const char* row, int dim) {
+    const auto word = [row](int d) {
+      return __ldg(reinterpret_cast<const uint32_t*>(row + 2 * d));
+    };
+    if constexpr (!Traits::kPacked) return word(dim);
+    const int even = dim & ~1;
+    return ptx::permute_bytes(word(even), word(even + 4), dim & 1 ? 0x7632 : 0x5410);
+  }
+
   template <bool kRotates>
   FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane,
                             float (&scale)[kTiles]) {
@@ -130,8 +141,7 @@ struct DecodeQuery {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int dim = dim_of(step, half, t);
-          b[n][step][half] =
-              inside && dim < q.dim ? __ldg(reinterpret_cast<const uint32_t*>(row + 2 * dim)) : 0;
+          b[n][step][half] = inside && dim < q.dim ? load_pair(row, dim) : 0;
           if constexpr (kRotates) {
             if (p.rope.fine && inside) {
               b[n][step][half] = rotated_word<Traits::kKv>(
@@ -144,7 +154,7 @@ struct DecodeQuery {
     }
   }
 
-  /// bf16 queries against float8 keys, which are multiplied in fp16: each row is scaled by the
+  /// bf16 queries against codes as keys, which are multiplied in fp16: each row is scaled by the
   /// power of two that brings its largest element to [2^14, 2^15), so nothing overflows and what is
   /// lost lies 2^38 below it. Exact otherwise: bf16 has fewer bits than fp16.
   FLASHBSR_DEVICE void fit(float (&scale)[kTiles]) {

@@ -16,7 +16,7 @@ namespace flashbsr {
 /// float8 would have to be widened in its place; at head dim 512 there are no registers for it.
 template <class Traits, class Variant>
 inline constexpr bool kDecodeRotates =
-    !Traits::kFloat8 && Traits::kHeadDim <= 256 && Variant::takes_rope;
+    dtype_size(Traits::kKv) == 2 && Traits::kHeadDim <= 256 && Variant::takes_rope;
 
 template <class Traits>
 class DecodeRotator {
@@ -53,7 +53,7 @@ class DecodeRotator {
  private:
   static constexpr int kStep = kHalf < 64 ? 64 / kHalf : 1;  // rows that a warp has at once
   static constexpr int kBatch = 4;                           // loads under way together
-  static_assert(!Traits::kFloat8 && Traits::kKvTile % (kBatch * kStep) == 0);
+  static_assert(dtype_size(Traits::kKv) == 2 && Traits::kKvTile % (kBatch * kStep) == 0);
 
   FLASHBSR_DEVICE static uint32_t place(uint32_t tile, int row, int32_t dim) {
     return tile + decode_tile_offset<Traits>(row, dim / 8) + dim % 8 * 2;

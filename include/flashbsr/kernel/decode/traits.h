@@ -36,10 +36,11 @@ enum class DecodeHost { kBlock, kWarpgroup };
 
 /// @tparam arch      instruction set, 80 or 90
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
-/// @tparam kv        type of K and V: that of Q, float8, or int8 with scales of every token
+/// @tparam kv        type of K and V: that of Q, or codes
 /// @tparam rows      packed rows of an item, 8 or 16
+/// @tparam scaled    K and V have scales of every token and head: logits take K's, weights V's
 template <int arch, int head_dim, DType kv, int rows, int stages = 2,
-          DecodeHost host = DecodeHost::kBlock>
+          DecodeHost host = DecodeHost::kBlock, bool scaled = false>
 struct DecodeTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
@@ -47,12 +48,17 @@ struct DecodeTraits {
   static constexpr int kRows = rows;
 
   /// Elements of a byte, which are widened on their way to the tensor cores.
-  static constexpr bool kFloat8 = dtype_size(kv) == 1;
-  /// K and V have a scale of every token and head: logits take K's, weights V's.
-  static constexpr bool kTokenScales = kv == DType::kI8;
-  /// What the tensor cores multiply: float8 is exact in fp16, int8 in both. With V's scales weights
-  /// are of any size, and so bf16.
-  static constexpr DType kCompute = kTokenScales ? DType::kBF16 : kFloat8 ? DType::kF16 : kv;
+  static constexpr bool kBytes = dtype_size(kv) == 1 && !is_packed(kv);
+  /// Two of them in a byte, and scales of groups of them.
+  static constexpr bool kPacked = is_packed(kv);
+  static constexpr bool kTokenScales = scaled;
+  static_assert(scaled || (kv != DType::kI8 && !kPacked));
+
+  /// What the tensor cores multiply with Q: all codes are exact in fp16, and take fewest
+  /// instructions to it.
+  static constexpr DType kKeyCompute = dtype_size(kv) == 1 ? DType::kF16 : kv;
+  /// And with weights. V's scales make these of any size, and so bf16.
+  static constexpr DType kCompute = kTokenScales ? DType::kBF16 : kKeyCompute;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
@@ -67,12 +73,17 @@ struct DecodeTraits {
   static constexpr int kThreads = 32 * (kWarps + kEpilogueWarps);
   static constexpr int kBlocksPerSM = 1;
 
-  /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile.
-  static constexpr int kRowBytes = head_dim * dtype_size(kv);
-  static constexpr int kKvTile = max_of(16, 4096 / kRowBytes);
+  /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile. Of packed codes 2 KB
+  /// before sm_90: with their scales, the 99 KB of sm_86 hold no more.
+  static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
+  static constexpr int kKvTile = max_of(16, (kPacked && arch < 90 ? 2048 : 4096) / kRowBytes);
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
-  static constexpr int kScaleBytes = kTokenScales ? 2 * kStages * kKvTile * 4 : 0;  ///< of a warp
+  /// Scales of a row of K or V at most: of 32 packed codes each.
+  static constexpr int kScaleGroups = kPacked ? head_dim / 32 : 1;
+  /// Those of a warp's stages, and where the next ones of V are.
+  static constexpr int kScaleBytes =
+      kTokenScales ? kKvTile * (2 * kStages * kScaleGroups * 4 + 8) : 0;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;
