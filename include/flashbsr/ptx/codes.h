@@ -20,22 +20,27 @@ FLASHBSR_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return r;
 }
 
-/// Four int8 to two pairs of bf16: `low` = bytes 0, 1 and `high` = bytes 2, 3.
-///
-/// Below 0x43 the seven lower bits of a byte are a mantissa: 128 + those. Its sign is the last bit
-/// of the exponent: 256 instead of 128. Their difference is the number.
+// An integer below 2^8 in the bits of a bf16, or below 2^11 in those of an fp16, is that many times
+// the least subnormal, whether it is one or not. Multiplied by a large power of two it is itself,
+// but for a factor that the largest exponent leaves: users of these functions take it along.
+
+/// What int8_to_bf16 and int4_to_bf16 are to be multiplied by.
+inline constexpr float kBf16CodeUnit = 64.0f;
+/// What int4_to_f16 is to be multiplied by.
+inline constexpr float kF16CodeUnit = 512.0f;
+
+/// Four int8 to two pairs of bf16 over kBf16CodeUnit: `low` = bytes 0, 1 and `high` = bytes 2, 3.
+/// With its first bit turned a byte is 128 more than the number.
 FLASHBSR_DEVICE void int8_to_bf16(uint32_t bytes, uint32_t& low, uint32_t& high) {
-  const auto widen = [](uint32_t pair) {
-    const uint32_t magnitude = pair & 0xff7fff7fu;
-    const uint32_t minus_base = (pair & 0xff80ff80u) ^ 0x80008000u;
-    return fma2<DType::kBF16>(magnitude, 0x3f803f80u, minus_base);
+  const uint32_t moved = bytes ^ 0x80808080u;
+  const auto widen = [](uint32_t pair) {  // x 2^127 - 2
+    return fma2<DType::kBF16>(pair, 0x7f007f00u, 0xc000c000u);
   };
-  low = widen(permute_bytes(bytes, 0x43434343u, 0x4140));
-  high = widen(permute_bytes(bytes, 0x43434343u, 0x4342));
+  low = widen(permute_bytes(moved, 0, 0x4140));
+  high = widen(permute_bytes(moved, 0, 0x4342));
 }
 
-/// The same to fp16, in fewer instructions: a byte below 0x64 is 1024 + itself, and with its first
-/// bit turned 128 more than the number.
+/// The same to fp16, as they are: a byte below 0x64 is 1024 + itself.
 FLASHBSR_DEVICE void int8_to_f16(uint32_t bytes, uint32_t& low, uint32_t& high) {
   const uint32_t moved = bytes ^ 0x80808080u;
   const auto widen = [](uint32_t pair) {  // - 1152
@@ -45,7 +50,8 @@ FLASHBSR_DEVICE void int8_to_f16(uint32_t bytes, uint32_t& low, uint32_t& high) 
   high = widen(permute_bytes(moved, 0x64646464u, 0x4342));
 }
 
-/// Four codes of a byte each to two pairs of what they are multiplied in.
+/// Four codes of a byte each to two pairs of what they are multiplied in; int8 to bf16 over
+/// kBf16CodeUnit.
 template <int kArch, DType kType, DType kTo>
 FLASHBSR_DEVICE void widen_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
   if constexpr (kType == DType::kI8) {
@@ -64,41 +70,37 @@ FLASHBSR_DEVICE void widen_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) 
   }
 }
 
-/// What is added to int4 codes in fp16: less their zero point, twice. Codes in the last four bits
-/// of a half below 0x6400 are 1024 + themselves, those in the four before 16 times as far above.
-struct Int4Minus {
-  uint32_t last;    ///< -(1024 + zero)
-  uint32_t before;  ///< -(64 + zero)
+/// What int4_to_f16 adds to codes: less their zero point, the last four bits of `scale`.
+FLASHBSR_DEVICE uint32_t int4_minus_f16(uint32_t scale) {
+  return fma2<DType::kF16>((scale & 15u) * 0x10001u, 0xf800f800u, 0x80008000u);  // x -2^15
+}
 
-  FLASHBSR_DEVICE explicit Int4Minus(uint32_t zero)
-      : last((zero * 0x10001u) | 0xe400e400u), before((zero * 0x100010u) | 0xd400d400u) {}
-};
-
-/// Eight int4 codes of one zero point to four pairs of fp16: pair i is codes i and i + 4.
-FLASHBSR_DEVICE void int4_to_f16(uint32_t word, Int4Minus minus, uint32_t (&pairs)[4]) {
+/// Eight int4 codes of one zero point to four pairs of fp16 over kF16CodeUnit: pair i is codes i
+/// and i + 4.
+FLASHBSR_DEVICE void int4_to_f16(uint32_t word, uint32_t minus, uint32_t (&pairs)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     const uint32_t bits = word >> (4 * i);
-    const uint32_t last = (bits & 0x000f000fu) | 0x64006400u;
-    const uint32_t before = (bits & 0x00f000f0u) | 0x64006400u;
-    pairs[i] = fma2<DType::kF16>(last, 0x3c003c00u, minus.last);
-    pairs[i + 1] = fma2<DType::kF16>(before, 0x2c002c00u, minus.before);
+    pairs[i] = fma2<DType::kF16>(bits & 0x000f000fu, 0x78007800u, minus);      // x 2^15
+    pairs[i + 1] = fma2<DType::kF16>(bits & 0x00f000f0u, 0x68006800u, minus);  // x 2^11
   }
 }
 
-/// The same of two rows' words to bf16, four codes of each: pair i is code i of both. `minus` is
-/// int4_minus_bf16 of them.
+/// The same for int4_to_bf16, of two rows' scales.
+FLASHBSR_DEVICE uint32_t int4_minus_bf16(uint32_t first, uint32_t second) {
+  return fma2<DType::kBF16>(permute_bytes(first, second, 0x5410) & 0x000f000fu, 0xff00ff00u,
+                            0x80008000u);  // x -2^127
+}
+
+/// Four int4 codes each of two rows to four pairs of bf16 over kBf16CodeUnit: pair i is code i of
+/// both.
 FLASHBSR_DEVICE void int4_to_bf16(uint32_t rows, uint32_t minus, uint32_t (&pairs)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] =
-        fma2<DType::kBF16>(((rows >> (4 * i)) & 0x000f000fu) | 0x43004300u, 0x3f803f80u, minus);
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t bits = rows >> (4 * i);
+    pairs[i] = fma2<DType::kBF16>(bits & 0x000f000fu, 0x7f007f00u, minus);      // x 2^127
+    pairs[i + 1] = fma2<DType::kBF16>(bits & 0x00f000f0u, 0x7d007d00u, minus);  // x 2^123
   }
-}
-
-/// -(128 + zero) of two rows, whose zero points are the last four bits of words.
-FLASHBSR_DEVICE uint32_t int4_minus_bf16(uint32_t first, uint32_t second) {
-  return (permute_bytes(first, second, 0x5410) & 0x000f000fu) | 0xc300c300u;
 }
 
 }  // namespace flashbsr::ptx

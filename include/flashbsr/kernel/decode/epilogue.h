@@ -122,6 +122,7 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
       }
       const float4 x = *reinterpret_cast<const float4*>(shared.o(w, row) + d);
       sum += weight * s.y;
+      weight *= Traits::kValueUnit;
       o[0] += weight * x.x;
       o[1] += weight * x.y;
       o[2] += weight * x.z;

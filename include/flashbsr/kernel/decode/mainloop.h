@@ -327,28 +327,36 @@ class DecodeMath {
       }
       if constexpr (Traits::kPacked) {
         packed_values<Traits>(values, u, scales, args_.params.v_scales.dim, lane_, p, state.o);
-        continue;
-      }
-      uint32_t b[kTiles][2];
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
+      } else {
         if constexpr (Traits::kTokenScales) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) p[n][i] *= scales[16 * u + 8 * (i >> 1) + g_];
+          for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) p[n][i] *= scales[16 * u + 8 * (i >> 1) + g_];
+          }
         }
-        // Tokens g x rows 2t, 2t+1 become rows g x tokens 2t, 2t+1: the B operand.
-        b[n][0] = ptx::movmatrix_trans(ptx::pack2<kType>(p[n][0], p[n][1]));
-        b[n][1] = ptx::movmatrix_trans(ptx::pack2<kType>(p[n][2], p[n][3]));
+        multiply(values, u, p, state);
       }
+    }
+  }
+
+  FLASHBSR_DEVICE void multiply(uint32_t values, int u, const float (&p)[kTiles][4],
+                                State& state) const {
+    uint32_t b[kTiles][2];
 #pragma unroll
-      for (int pair = 0; pair < kSteps / 2; ++pair) {
-        uint32_t first[4], second[4];
-        load_values(values, u, pair, first, second);
+    for (int n = 0; n < kTiles; ++n) {
+      // Tokens g x rows 2t, 2t+1 become rows g x tokens 2t, 2t+1: the B operand.
+      b[n][0] = ptx::movmatrix_trans(ptx::pack2<kType>(p[n][0], p[n][1]));
+      b[n][1] = ptx::movmatrix_trans(ptx::pack2<kType>(p[n][2], p[n][3]));
+    }
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          ptx::mma_m16n8k16<kType>(state.o[2 * pair][n], first, b[n][0], b[n][1]);
-          ptx::mma_m16n8k16<kType>(state.o[2 * pair + 1][n], second, b[n][0], b[n][1]);
-        }
+    for (int pair = 0; pair < kSteps / 2; ++pair) {
+      uint32_t first[4], second[4];
+      load_values(values, u, pair, first, second);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        ptx::mma_m16n8k16<kType>(state.o[2 * pair][n], first, b[n][0], b[n][1]);
+        ptx::mma_m16n8k16<kType>(state.o[2 * pair + 1][n], second, b[n][0], b[n][1]);
       }
     }
   }

@@ -20,6 +20,11 @@
 
 namespace flashbsr {
 
+// Traits are read by the host too, where there are no instructions to know of.
+template <class Traits>
+inline constexpr bool kUnitsAgree =
+    Traits::kKeyUnit == ptx::kF16CodeUnit && Traits::kValueUnit == ptx::kBf16CodeUnit;
+
 /// Chunks of a group, less one: 0, 1 or 3.
 template <class Traits>
 FLASHBSR_DEVICE int packed_run_mask(int groups) {
@@ -29,10 +34,10 @@ FLASHBSR_DEVICE int packed_run_mask(int groups) {
 /// A token's scale, and what its zero point adds to codes.
 struct PackedKeyScale {
   float scale;
-  ptx::Int4Minus minus;
+  uint32_t minus;
 
   FLASHBSR_DEVICE explicit PackedKeyScale(float packed)
-      : scale(int4_scale(packed)), minus(static_cast<uint32_t>(int4_zero(packed))) {}
+      : scale(int4_scale(packed)), minus(ptx::int4_minus_f16(float_bits(packed))) {}
 };
 
 /// Logits of a stage, by K's scales: s[u] of tokens 16 u to 16 u + 15.
@@ -41,6 +46,7 @@ template <class Traits, int kSubTiles, int kTiles>
 FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t tile,
                                    const float* scales, int groups, int lane,
                                    float (&s)[kSubTiles][kTiles][4]) {
+  static_assert(kUnitsAgree<Traits>);
   constexpr int kGroups = Traits::kScaleGroups, kChunks = Traits::kHeadDim / 32;
   const int run = packed_run_mask<Traits>(groups);
 #pragma unroll

@@ -87,7 +87,7 @@ struct DecodeQuery {
     }
     if (lane % 4 == 0) {
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n];
+      for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n] * Traits::kKeyUnit;
     }
     see(args, item, lane, ready);
   }

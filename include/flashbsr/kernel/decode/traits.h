@@ -60,6 +60,10 @@ struct DecodeTraits {
   /// And with weights. V's scales make these of any size, and so bf16.
   static constexpr DType kCompute = kTokenScales ? DType::kBF16 : kKeyCompute;
 
+  /// What codes are divided by where they are multiplied (ptx/codes.h).
+  static constexpr float kKeyUnit = kPacked ? 512.0f : 1.0f;
+  static constexpr float kValueUnit = kPacked || kv == DType::kI8 ? 64.0f : 1.0f;
+
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
   static constexpr bool kOwnsBlock = host == DecodeHost::kBlock;
@@ -73,10 +77,12 @@ struct DecodeTraits {
   static constexpr int kThreads = 32 * (kWarps + kEpilogueWarps);
   static constexpr int kBlocksPerSM = 1;
 
-  /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile. Of packed codes 2 KB
-  /// before sm_90: with their scales, the 99 KB of sm_86 hold no more.
+  /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile. Of packed codes 64,
+  /// whose logits a lane has registers for, or 2 KB before sm_90: with their scales, the 99 KB of
+  /// sm_86 hold no more.
   static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
-  static constexpr int kKvTile = max_of(16, (kPacked && arch < 90 ? 2048 : 4096) / kRowBytes);
+  static constexpr int kKvTile =
+      kPacked ? min_of(64, (arch < 90 ? 2048 : 4096) / kRowBytes) : max_of(16, 4096 / kRowBytes);
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
   /// Scales of a row of K or V at most: of 32 packed codes each.
