@@ -16,7 +16,7 @@ from cases import BF16, DECODE, F16, MIXED, Case
 from compare import assert_attention
 from flashbsr.errors import UnsupportedError
 from harness import Device, attention_for
-from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, NVFP4, Kind, build
+from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
 
 SERVED = [INT8, FP8, E5M2, INT4, INT4_64, INT4_32]
@@ -110,9 +110,11 @@ def test_variants(gpu: Device, kind: Kind, name: str) -> None:
     run(gpu, dataclasses.replace(case, **VARIANTS[name]), kind)
 
 
-@pytest.mark.parametrize("kind", [NVFP4, Kind("int8", None, "float16")], ids=str)
-def test_what_is_not_there_says_so(gpu: Device, kind: Kind) -> None:
-    with pytest.raises(UnsupportedError, match="backend='cpu'"):
+@pytest.mark.parametrize(
+    ("kind", "said"), [(NVFP4, "decode_scaled"), (INT8_HALF, "float32 scales")], ids=str
+)
+def test_what_is_not_there_says_so(gpu: Device, kind: Kind, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
         run(gpu, dataclasses.replace(DECODE, dtypes=BF16), kind)
 
 
