@@ -69,7 +69,7 @@ FLOORS = (
     ("layout",),
     ("jit",),
     ("engine",),
-    ("",),
+    ("", "terminal"),
     ("viz", "distributed"),
     ("flashinfer", "integrations"),
     ("info", "warm"),

@@ -32,6 +32,7 @@ MIXED_SHARING = {128: (2, 1, 1, 2), 192: (1197, 1, 1, 1)}  # fewer do not fill 1
 TOKENS = {
     ("decode", 8): (1, 1, 1, 1),
     ("decode", 16): (4, 3, 4, 3),
+    ("decode_scaled", 8): (1, 1, 1, 1),
     ("prefill", 64): FEW,
     ("prefill", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
@@ -52,6 +53,7 @@ TYPES = {
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
     "i8": "int8",
+    "i4": "int4",
 }
 # What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
 # that is long enough to be split; requests in one part and in two, with KV of their own and none.
@@ -144,12 +146,20 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
-def cache_of(shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
+def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool) -> tuple[Any, Any]:
     """K or V, and where it is codes, their scales."""
-    if dtype != "int8":
+    if not scaled:
         return normal(shape, dtype), None
-    codes = integers(np.random.default_rng(2).integers(-127, 128, shape, np.int8))
-    return codes, normal(shape[:-1], "float32").abs() * 0.01
+    scales = shape[:-1]
+    if dtype == "int4":
+        *rows, dim = shape
+        scales = (*rows, dim // 32)
+        codes = integers(np.random.default_rng(2).integers(0, 256, (*rows, dim // 2), np.uint8))
+    elif dtype == "int8":
+        codes = integers(np.random.default_rng(2).integers(-127, 128, shape, np.int8))
+    else:
+        codes = normal(shape, dtype)
+    return codes, normal(scales, "float32").abs() * 0.01
 
 
 def integers(x: Any) -> Any:
@@ -193,12 +203,14 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
-    if kv_dtype == "int8":
-        q_dtype = "bfloat16"
+    scaled = family == "decode_scaled"
+    if kv_dtype.startswith("int"):
+        q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     latent = family == "latent"
-    dim_vo = kernel["head_dim_vo"] - (0 if page_size or latent else 32)
+    exact = page_size or latent or kv_dtype == "int4"
+    dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2
     fields = {"sm_scale": 0.05} if latent else {}
     fields |= {name: value for name, value in spec.items() if name not in OPTIONS}
@@ -257,8 +269,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     else:
         shape = (sum(kv_lens), kv_heads)
         attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
-    kv, k_scale = cache_of((*shape, dim), kv_dtype)
-    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), kv_dtype)
+    kv, k_scale = cache_of((*shape, dim), kv_dtype, scaled)
+    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), kv_dtype, scaled)
     kv = kv if latent else (kv, v)
     lse = spec.get("activation") != "sigmoid"
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.

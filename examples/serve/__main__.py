@@ -9,6 +9,7 @@ import dataclasses
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 # The model's matrices are small: a second BLAS thread gains little, and where another program keeps
@@ -119,7 +120,8 @@ def main(argv: list[str] | None = None) -> int:
     display.line("and that tokens and logits are those of the dense forward.")
     started = time.perf_counter()
     try:
-        sequences, busy = serve(engine, requests, display)
+        with closing(display):
+            sequences, busy = serve(engine, requests, display)
     except ValueError as error:  # a request that does not fit the cache or the model
         display.line(f"error: {error}")
         return 2
@@ -127,18 +129,18 @@ def main(argv: list[str] | None = None) -> int:
     report = None
     if not args.no_check:
         total = len(sequences)
-        report = check.compare(
-            config,
-            tensors,
-            model,
-            sequences,
-            lambda done: display.progress(
-                f"checking against the dense float64 forward: {done}/{total}"
-            ),
-        )
+        with closing(display):
+            report = check.compare(
+                config,
+                tensors,
+                model,
+                sequences,
+                lambda done: display.progress(
+                    f"checking against the dense float64 forward: {done}/{total}"
+                ),
+            )
     display.line()
-    for row in table(engine, sequences, wall, busy, report):
-        display.line(row)
+    display.table(table(engine, sequences, wall, busy, report))
     if report is None or report.passed:
         return 0
     for text in report.wrong[:20]:

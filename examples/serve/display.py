@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import codecs
-import os
-import shutil
+import importlib.util
 import textwrap
 import time
 from collections.abc import Iterable
@@ -32,7 +31,7 @@ def _printable(text: str) -> str:
 
 
 class Display:
-    """Writes to a terminal, whose last lines it rewrites to show progress, or to a file or pipe.
+    """Writes to a terminal, by `rich`, or plain lines: to a file, a pipe, or without `rich`.
 
     Parameters
     ----------
@@ -46,24 +45,32 @@ class Display:
 
     def __init__(self, out: TextIO, tokenizer: Tokenizer, total: int, stream: bool) -> None:
         self._out, self._tokenizer, self._total, self._stream = out, tokenizer, total, stream
-        self._live = out.isatty()
-        self._color = self._live and "NO_COLOR" not in os.environ
+        self._console = self._live = None
+        if out.isatty() and importlib.util.find_spec("rich") is not None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._console = Console(file=out, highlight=False, markup=False)
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._started = self._shown = time.perf_counter()
         self._finished = self._tokens = 0
-        self._drawn = 0  # lines at the bottom of the terminal that will be rewritten
 
-    def _style(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._color else text
+    def _write(self, text: str, style: str | None = None, end: str = "\n") -> None:
+        if self._console is None:
+            self._out.write(text + end)
+            self._out.flush()
+        else:
+            self._console.print(text, style=style, end=end, soft_wrap=True)
 
     def line(self, text: str = "") -> None:
         """One line that stays."""
-        self._out.write(f"{self._erase()}{text}\n")
-        self._out.flush()
+        self._write(text)
 
-    def _erase(self) -> str:
-        drawn, self._drawn = self._drawn, 0
-        return f"\x1b[{drawn}F\x1b[J" if drawn else ""
+    def close(self) -> None:
+        """Takes the progress away, which the cursor is hidden for."""
+        if self._live is not None:
+            self._live.stop()
 
     def progress(self, text: str, writing: list[Sequence] | None = None) -> None:
         """A line that is rewritten on a terminal, above the ends of the texts of `writing`.
@@ -71,21 +78,21 @@ class Display:
         Elsewhere it is a line from time to time.
         """
         now = time.perf_counter()
-        if now - self._shown < (_REWRITE_SECONDS if self._live else _LINE_SECONDS):
+        if now - self._shown < (_LINE_SECONDS if self._live is None else _REWRITE_SECONDS):
             return
         self._shown = now
-        if not self._live:
+        if self._console is None or self._live is None:
             self.line(text)
             return
-        columns, rows = shutil.get_terminal_size()
-        lines = [text[: columns - 1]]
-        for sequence in (writing or [])[: min(_LIVE_TEXTS, rows - 3)]:
+        from rich.text import Text
+
+        columns, rows = self._console.size
+        lines = Text(text[: columns - 1], "cyan", no_wrap=True)
+        for sequence in (writing or [])[: max(min(_LIVE_TEXTS, rows - 3), 0)]:
             head = f"  #{sequence.request.number:<4}"
-            lines.append(head + self._end(sequence, columns - 1 - len(head)))
-        lines[0] = self._style("36", lines[0])
-        self._out.write(self._erase() + "".join(f"{line}\n" for line in lines))
-        self._out.flush()
-        self._drawn = len(lines)
+            lines.append("\n" + head + self._end(sequence, columns - 1 - len(head)), "default")
+        self._live.start()
+        self._live.update(lines, refresh=True)
 
     def _end(self, sequence: Sequence, width: int) -> str:
         """The last `width` characters that a request has written, on one line."""
@@ -100,13 +107,12 @@ class Display:
         if self._stream:
             for sequence, token in step.emitted:
                 if len(sequence.token_times) == 1:
-                    self._out.write(self._style("2", self._prompt(sequence)))
+                    self._write(self._prompt(sequence), "dim", end="")
                 text = self._decoder.decode(self._tokenizer.token_bytes(token))
-                self._out.write(_printable(text))
-                self._out.flush()
+                self._write(_printable(text), end="")
             for sequence in step.finished:
-                self._out.write(self._decoder.decode(b"", final=True) + "\n")
-                self.line(self._style("36", self._caption(sequence)))
+                self._write(_printable(self._decoder.decode(b"", final=True)))
+                self._write(self._caption(sequence), "cyan")
             return
         for sequence in step.finished:
             self._finished += 1
@@ -144,7 +150,7 @@ class Display:
 
     def _block(self, sequence: Sequence) -> None:
         """A finished text: the end of its prompt, and what the model wrote."""
-        self.line(self._style("36", self._caption(sequence)))
+        self._write(self._caption(sequence), "cyan")
         prompt = self._prompt(sequence).rsplit("\n", 1)[-1]
         prompt = prompt if len(prompt) <= 60 else "..." + prompt[-57:]
         written = self._text(sequence.generated)
@@ -157,6 +163,21 @@ class Display:
         ]
         self.line("\n".join("   " + row for row in lines))
 
+    def table(self, rows: dict[str, str]) -> None:
+        """Names and values that stay."""
+        if self._console is None:
+            for name, value in rows.items():
+                self.line(f"{name:<22}{value}")
+            return
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="cyan", min_width=20)
+        grid.add_column(overflow="fold")
+        for name, value in rows.items():
+            grid.add_row(name, value)
+        self._console.print(grid)
+
 
 def _percentiles(seconds: Iterable[float]) -> str:
     values = 1e3 * np.array([*seconds])
@@ -168,8 +189,8 @@ def _percentiles(seconds: Iterable[float]) -> str:
 
 def table(
     engine: Engine, sequences: list[Sequence], wall: float, busy: float, report: Report | None
-) -> list[str]:
-    """The lines of the final table; `busy` seconds of `wall` were spent in steps."""
+) -> dict[str, str]:
+    """The rows of the final table; `busy` seconds of `wall` were spent in steps."""
     generated = sum(len(s.generated) for s in sequences)
     prompts = sum(len(s.request.prompt) for s in sequences)
     shared = sum(s.shared_tokens for s in sequences)
@@ -195,7 +216,7 @@ def table(
     }
     if report is not None:
         rows |= _check_rows(report)
-    return [f"{name:<22}{value}" for name, value in rows.items()]
+    return rows
 
 
 def _check_rows(report: Report) -> dict[str, str]:

@@ -104,13 +104,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def _print_table(heading: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    table = [[name.replace("_", " ") for name in heading]]
-    for row in rows:
-        cells = [row[name] for name in heading]
-        table.append([c if isinstance(c, str) else ", ".join(map(str, c)) for c in cells])
-    widths = [max(len(row[i]) for row in table) for i in range(len(heading))]
-    for line in table:
-        print("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+    from .terminal import print_table
+
+    cells = [[row[name] for name in heading] for row in rows]
+    print_table(
+        [name.replace("_", " ") for name in heading],
+        [[c if isinstance(c, str) else ", ".join(map(str, c)) for c in row] for row in cells],
+    )
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -133,6 +133,7 @@ def _warm(args: argparse.Namespace) -> int:
 
 def _cache(args: argparse.Namespace) -> int:
     from .jit import cache
+    from .terminal import print_table
 
     if args.action == "clear":
         print(f"removed {_count(cache.clear(), 'kernel')} from {cache.folder()}")
@@ -140,9 +141,20 @@ def _cache(args: argparse.Namespace) -> int:
     entries = cache.entries()
     total = sum(entry.size for entry in entries) / 2**20
     print(f"{cache.folder()}: {_count(len(entries), 'kernel')}, {total:.1f} MiB")
-    for entry in entries:
-        used = dt.datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
-        print(f"  {entry.path.name[:12]}  {entry.size / 1024:7.0f} KiB  {used}  {entry.label}")
+    if entries:
+        print_table(
+            ("file", "size", "used", "kernel"),
+            [
+                (
+                    entry.path.name[:12],
+                    f"{entry.size / 1024:.0f} KiB",
+                    dt.datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M"),
+                    entry.label,
+                )
+                for entry in entries
+            ],
+            right=(1,),
+        )
     return 0
 
 

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -350,25 +353,48 @@ def test_folder_runs_as_a_program() -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_terminal_rewrites_its_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    monkeypatch.setitem(os.environ, "COLUMNS", "60")
+
+def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a terminal of 60 columns is sent while one request is served."""
+    for name, value in (("COLUMNS", "60"), ("LINES", "24"), ("TERM", "xterm")):
+        monkeypatch.setitem(os.environ, name, value)
     monkeypatch.delitem(os.environ, "NO_COLOR", raising=False)
     monkeypatch.setattr("serve.display._REWRITE_SECONDS", 0.0)
     out = Terminal()
     display = Display(out, Tokenizer.load(weights.TOKENIZER), total=1, stream=False)
     serving = engine()
     serving.submit(Request(0, prompt(9, seed=0), 8))
-    while serving.busy:
-        display.step(serving.step(), serving)
-    shown = out.getvalue()
-    assert shown.count("\x1b[2F\x1b[J") >= 5  # the line of progress and that of the text
-    assert "-- request 0" in shown.rsplit("\x1b[J", 1)[1]
-    rows = [line for part in shown.split("\x1b[J") for line in part.splitlines()]
-    assert all(len(row) < 60 + len("\x1b[36m\x1b[0m") for row in rows if " | " in row)
+    with closing(display):
+        while serving.busy:
+            display.step(serving.step(), serving)
+    display.table({"requests": "1 in 0.1 s"})
+    return out.getvalue()
+
+
+def test_terminal_rewrites_its_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_on_a_terminal(monkeypatch)
+    assert shown.count("\x1b[1A\x1b[2K") >= 5  # up to the line of progress, from that of the text
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is shown again
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "-- request 0" in plain
+    assert max(len(row) for row in re.split(r"[\r\n]", plain)) < 80
+    assert all(len(row) < 60 for row in re.split(r"[\r\n]", plain) if "pages  " in row)
+    assert "requests" in plain.splitlines()[-1]
+
+
+def test_without_rich_a_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda n: None if n == "rich" else find(n))
+    monkeypatch.setattr("serve.display._LINE_SECONDS", 0.0)
+    shown = shown_on_a_terminal(monkeypatch)
+    assert "\x1b" not in shown
+    assert "-- request 0" in shown
+    assert " running, " in shown
+    assert shown.splitlines()[-1] == "requests              1 in 0.1 s"
 
 
 def test_lines_fit_a_terminal(capsys):

@@ -7,7 +7,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import random
+import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,10 +114,48 @@ def test_tokenizer_round_trip(text: str) -> None:
 
 
 def test_merges_by_frequency() -> None:
-    merges = train_merges(["abab abab", "cd"], 257 + 3)
-    a, b = b"ab"
-    assert merges == [(a, b), (257, 257), (32, 258)]
+    merges = train_merges(["abab abab abab", "cd"], 257 + 3)
+    assert merges == [("a", "b"), ("ab", "ab"), ("\u0120", "abab")]  # the package's blank
     assert Tokenizer(merges).encode("abab ab") == [258, 32, 257]
+
+
+def byte_pairs(text: str, merges: list[tuple[bytes, bytes]]) -> list[int]:
+    """Token ids by the definition: of a word, the pair that was learnt first is merged first."""
+    rank = {pair: i for i, pair in enumerate(merges)}
+    number = {bytes([i]): i for i in range(256)} | {a + b: 257 + i for (a, b), i in rank.items()}
+    ids = []
+    for word in re.findall(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+|\s", text, re.ASCII):
+        parts = [bytes([byte]) for byte in word.encode()]
+        while pairs := [pair for pair in pairwise(parts) if pair in rank]:
+            best = min(pairs, key=rank.__getitem__)
+            merged: list[bytes] = []
+            while parts:
+                if tuple(parts[:2]) == best:
+                    merged.append(parts[0] + parts[1])
+                    del parts[:2]
+                else:
+                    merged.append(parts.pop(0))
+            parts = merged
+        ids += [number[part] for part in parts]
+    return ids
+
+
+def test_token_ids_are_those_that_the_model_was_trained_on() -> None:
+    tokenizer = Tokenizer.load(weights.TOKENIZER)
+    saved = json.loads(weights.TOKENIZER.read_text("utf-8"))["model"]
+    number, merges = saved["vocab"], saved["merges"]
+    assert [number[a + b] for a, b in merges] == [*range(257, tokenizer.vocab_size)]
+    parts = [tuple(tokenizer.token_bytes(number[token]) for token in pair) for pair in merges]
+    rng = random.Random(0)
+    planes = [(0x01, 0x80), (0x80, 0x250), (0x300, 0xD800), (0xE000, 0x110000)]
+    texts = ["".join(chr(rng.randrange(*rng.choice(planes))) for _ in range(60)) for _ in range(99)]
+    texts += [
+        "".join(rng.choices(" \t\n\f\v\x1c\x85\u2003\xa0aB9\xe9,;|", k=60)) for _ in range(99)
+    ]
+    texts += [path.read_text("utf-8") for path in sorted(weights.FOLDER.glob("*.md"))]
+    texts += [path.read_text("utf-8") for path in sorted(weights.FOLDER.glob("*.py"))]
+    for text in [*texts, "end of text"]:
+        assert tokenizer.encode(text) == byte_pairs(text, parts)
 
 
 def test_safetensors_round_trip(tmp_path: Path) -> None:

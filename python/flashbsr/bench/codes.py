@@ -14,11 +14,19 @@ import flashbsr
 from .data import Pages, aligned_empty, check_rows, page_table, task_info
 from .workloads import SCALES, Workload
 
-__all__ = ["CodedDecode"]
+__all__ = ["CodedDecode", "code_scale"]
 
 # Codes of any bits are numbers; scales that make them about as large as the other workloads' are.
 SCALE = {"int8": np.float32(0.01), "int4": np.float32(0.25), "nvfp4": np.uint8(0x28)}  # e4m3: 0.25
 ZERO = 8
+
+
+def code_scale(kv_dtype: str) -> np.generic:
+    """Give every row's scale; int4's has the zero point in its last four bits."""
+    scale: np.generic = SCALE[kv_dtype]
+    if kv_dtype == "int4":
+        scale = ((scale.view(np.uint32) & ~np.uint32(15)) | np.uint32(ZERO)).view(np.float32)
+    return scale
 
 
 @dataclass(slots=True)
@@ -75,9 +83,7 @@ def _cache(w: Workload, shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, 
     packed = w.kv_dtype != "int8"
     bits = np.random.default_rng(seed).integers(0, 256, 1_500_007, np.uint8)
     groups = SCALES[w.kv_dtype](w.head_dim)[0]
-    scale = SCALE[w.kv_dtype]
-    if w.kv_dtype == "int4":
-        scale = ((scale.view(np.uint32) & ~np.uint32(15)) | np.uint32(ZERO)).view(np.float32)
+    scale = code_scale(w.kv_dtype)
     codes = []
     for _ in range(2):
         x = aligned_empty((*shape, w.head_dim // (2 if packed else 1)), np.dtype(np.uint8))

@@ -9,52 +9,21 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TextIO
+from contextlib import closing
 
 from flashbsr.errors import FlashbsrError
+from flashbsr.terminal import Progress, print_table
 from flashbsr.viz.style import load_pyplot
 
 from .cuda_runner import CudaSession, find_gpu, run_cuda_workload
 from .cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
 from .page import write_report
-from .report import plot_results, render_table, to_json
+from .report import limits_text, plot_results, result_tables, to_json
 from .results import Result
 from .runner import Session, run_workload
 from .workloads import KINDS, WORKLOADS, Workload, select
 
 __all__ = ["run"]
-
-
-@dataclass(slots=True)
-class _Bar:
-    """One line on a terminal that is redrawn; on anything else it stays silent."""
-
-    stream: TextIO
-    total: int
-    done: int = 0
-    name: str = ""
-    _drawn: float = 0.0
-
-    def begin(self, index: int, name: str) -> None:
-        self.done, self.name = index, name
-        self.draw(0.0, force=True)
-
-    def draw(self, fraction: float, *, force: bool = False) -> None:
-        now = time.monotonic()
-        if not self.stream.isatty() or (now - self._drawn < 0.1 and not force):
-            return
-        self._drawn = now
-        width = 28
-        filled = round(width * (self.done + fraction) / self.total)
-        bar = "#" * filled + "-" * (width - filled)
-        self.stream.write(f"\r\x1b[K[{bar}] {self.done + 1}/{self.total} {self.name}")
-        self.stream.flush()
-
-    def clear(self) -> None:
-        if self.stream.isatty():
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
 
 
 def _list(kinds: dict[str, str], workloads: tuple[Workload, ...]) -> int:
@@ -92,19 +61,21 @@ def run(args: argparse.Namespace) -> int:
             raise FlashbsrError(option, f"{str(path)!r}", "a file in a folder that exists")
     if args.plot is not None:
         load_pyplot("--plot")  # fail before the measurement, not after
-    bar = _Bar(sys.stderr, len(workloads))
-    session, run_one = _session(args, bar.draw)
+    progress = Progress(sys.stderr, len(workloads))
+    session, run_one = _session(args, progress.tick)
     started = time.monotonic()
     results = []
-    try:
+    with closing(progress):
         for index, workload in enumerate(workloads):
-            bar.begin(index, workload.name)
+            progress.begin(index, workload.name)
             results.append(run_one(workload))
-    finally:
-        bar.clear()
     session.finish(results)
-    print(render_table(results, session.limits()))
-    print(f"\n{len(results)} workloads in {time.monotonic() - started:.0f} s")
+    print(f"This machine: {limits_text(session.limits())}\n")
+    for title, heading, rows, right in result_tables(results):
+        print(title)
+        print_table(heading, rows, right)
+        print()
+    print(f"{len(results)} workloads in {time.monotonic() - started:.0f} s")
     if any(path is not None for path in (args.json, args.plot, args.report)):
         record = to_json(results, session)
         if args.json is not None:

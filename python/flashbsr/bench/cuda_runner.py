@@ -23,6 +23,7 @@ from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
 from .cuda_bounds import run_bounds, run_update
+from .cuda_codes import run_codes
 from .cuda_data import io_bytes, normal, paged_sets, set_count
 from .cuda_decode import decode_call
 from .cuda_latent import run_latent
@@ -191,6 +192,10 @@ def _run_latent(w: Workload, session: CudaSession) -> Result:
     return run_latent(w, session.gpu)
 
 
+def _run_codes(w: Workload, session: CudaSession) -> Result:
+    return run_codes(w, session.gpu)
+
+
 def _run_share(w: Workload, session: CudaSession) -> Result:
     return run_share(w, session.gpu)
 
@@ -291,6 +296,7 @@ def _run_update(w: Workload, session: CudaSession) -> Result:
 _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-decode": _run_decode,
     "gpu-fp8": _run_decode,
+    "gpu-codes": _run_codes,
     "gpu-prefill": _run_prefill,
     "gpu-variants": _run_prefill,
     "gpu-prefill-fp8": _run_prefill,

@@ -24,6 +24,7 @@ REFERENCE_READ_GBS = 4550.0
 CUDA_KINDS = {
     "gpu-decode": "Decode, bf16, paged",
     "gpu-fp8": "Decode, e4m3 K/V, paged",
+    "gpu-codes": "Decode, K/V of 8 and 4 bits with scales of every token and head, paged",
     "gpu-prefill": "Prefill, causal, bf16",
     "gpu-variants": "Prefill, other masks, head dims and variants, bf16, ragged",
     "gpu-prefill-fp8": "Prefill, causal, e4m3",
@@ -73,6 +74,11 @@ def _page_one(name: str, kv_lens: tuple[int, ...]) -> Workload:
 
 def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = False) -> Workload:
     return _decode(name, kv_lens, us, kind="gpu-fp8", kv_dtype="float8_e4m3fn", quick=quick)
+
+
+def _codes(name: str, kv_lens: tuple[int, ...], us: float) -> Workload:
+    kv_dtype = {"kv8": "int8", "kv4": "int4"}[name.split("-")[0]]
+    return _decode(name, kv_lens, us, kind="gpu-codes", kv_dtype=kv_dtype)
 
 
 def _mla(
@@ -287,6 +293,10 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _fp8("fp8-16x1024", (1024,) * 16, 11.0),
     _fp8("fp8-uniform", UNIFORM_1024, None),
     _fp8("fp8-zipf", ZIPF_1024, 13.5),
+    _codes("kv8-16x8192", (8192,) * 16, 68.0),
+    _codes("kv8-64x4096", (4096,) * 64, 134.0),
+    _codes("kv4-16x8192", (8192,) * 16, 42.0),
+    _codes("kv4-64x4096", (4096,) * 64, 80.0),
     *_both("1x8192", (8192,), 785.0, 775.0),
     *_both("4x4096", _LONG, 755.0, 745.0, _PAGED, quick=True),
     *_both("1x32768", (32768,), 745.0, 735.0),

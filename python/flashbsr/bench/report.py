@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..terminal import table_lines
 from .cuda_workloads import CUDA_KINDS
 from .machine import describe_machine, source_hash
 from .results import Result
@@ -23,6 +24,7 @@ __all__ = [
     "limits_text",
     "plot_results",
     "render_table",
+    "result_tables",
     "source_hash",
     "time_text",
     "to_json",
@@ -194,27 +196,27 @@ def render_table(results: Sequence[Result], limits: dict[str, Any] | None = None
     lines: list[str] = []
     if limits is not None:
         lines += [f"This machine: {limits_text(limits)}", ""]
+    for title, heading, rows, right in result_tables(results):
+        lines += [title, *table_lines(heading, rows, right), ""]
+    return "\n".join(lines).rstrip()
+
+
+def result_tables(
+    results: Sequence[Result],
+) -> Iterator[tuple[str, list[str], list[list[str]], range]]:
+    """Yield a table per kind: title, heading, rows, and the columns with numbers."""
     for kind, title in {**KINDS, **CUDA_KINDS}.items():
         block = [r for r in results if r.workload.kind == kind]
         if not block:
             continue
         columns = [c for c in COLUMNS[kind] if any(c[0] in r.metrics for r in block)]
-        table = [["workload", "time", *(heading for _, heading, _ in columns), "goal", "note"]]
+        heading = ["workload", "time", *(name for _, name, _ in columns), "goal", "note"]
+        rows = []
         for r in block:
             cells = [fmt.format(r.metrics[m]) if m in r.metrics else "-" for m, _, fmt in columns]
             time = "-" if r.skipped else time_text(r.times["flashbsr"].median)
-            table.append([r.workload.name, time, *cells, _goals(r), r.note])
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        lines.append(title)
-        for row in table:
-            # Names and words to the left, numbers to the right.
-            cells = [
-                cell.ljust(w) if i == 0 or i >= len(row) - 2 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  " + "  ".join(cells).rstrip())
-        lines.append("")
-    return "\n".join(lines).rstrip()
+            rows.append([r.workload.name, time, *cells, _goals(r), r.note])
+        yield title, heading, rows, range(1, len(heading) - 2)
 
 
 def to_json(results: Sequence[Result], session: Session | CudaSession) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from ..engine.context import ContextParallel
 from ..engine.task import TaskInfo
 from ..errors import FlashbsrError
 from ..layout.layouts import Paged, Ragged
+from ..terminal import rich_console, show
 from ..variant.spec import AttentionSpec
 from .lanes import plot_plan
 from .matrix import plot_bsr
@@ -91,7 +91,7 @@ def _plan(args: argparse.Namespace, rank: int) -> Plan:
 
 def _print(args: argparse.Namespace, plan: Plan) -> None:
     print(plan)
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = rich_console(sys.stdout) is not None  # which knows the terminal's colours, and NO_COLOR
     width = shutil.get_terminal_size((100, 24)).columns
     texts: dict[str, Callable[[], str]] = {
         "parts": lambda: render_parts(plan),
@@ -105,7 +105,7 @@ def _print(args: argparse.Namespace, plan: Plan) -> None:
     elif not views:
         views = [*texts]
     for view in views:
-        print("\n" + texts[view]())
+        show("\n" + texts[view]())
 
 
 def _page_table(kv_lens: Any, page_size: int, shared_prefix: int) -> tuple[Any, Any]:

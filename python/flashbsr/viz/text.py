@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..terminal import table_lines
 from .lanes import spans
 from .matrix import cells_of_plan
 from .style import Color, count_of, owner_colors, owner_name
@@ -90,12 +91,7 @@ def render_parts(plan: Plan) -> str:
         )
         for number, part in enumerate(parts, first)
     ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["shared parts, of every KV head:"]
-    for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return "\n".join(lines)
+    return "\n".join(["shared parts, of every KV head:", *table_lines(table[0], table[1:])])
 
 
 def render_bsr(plan: Plan, width: int = 100, *, color: bool = False) -> str:

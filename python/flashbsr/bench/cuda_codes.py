@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Decode over caches of codes with scales of every token and head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import flashbsr
+
+from .codes import code_scale
+from .cuda_data import check_rows, io_bytes, normal, sample_rows, set_count
+from .cuda_timing import Gpu, measure
+from .data import Pages, page_table, task_info
+from .results import Result
+from .workloads import SCALES, Workload, kv_bytes
+
+__all__ = ["run_codes"]
+
+
+def _side(w: Workload, gpu: Gpu, pages: Pages) -> tuple[Any, Any]:
+    """K or V: random codes, and scales that are all alike."""
+    torch = gpu.torch
+    assert w.kv_dtype is not None
+    assert w.page_size is not None
+    shape = (pages.count, w.page_size, w.num_kv_heads)
+    whole = w.kv_dtype == "int8"
+    row = w.head_dim // (1 if whole else 2)
+    codes = torch.randint(0, 256, (*shape, row), dtype=torch.uint8, device=gpu.device)
+    groups = SCALES[w.kv_dtype](w.head_dim)[0]
+    scale = torch.full(
+        shape if groups == 1 else (*shape, groups),
+        float(code_scale(w.kv_dtype)),
+        dtype=torch.float32,
+        device=gpu.device,
+    )
+    return codes.view(torch.int8) if whole else codes, scale
+
+
+def _kv_of(w: Workload, gpu: Gpu, cache: Any, pages: Pages) -> Callable[[int], tuple[Any, Any]]:
+    """Look up K and V of a request, (kv_len, num_kv_heads, head_dim), as what the codes mean."""
+
+    def of(request: int) -> tuple[Any, Any]:
+        page, slot = (x.tolist() for x in pages.tokens(request, w.kv_lens[request]))
+        k, v = (
+            flashbsr.dequantize_kv_cache(
+                codes[page, slot].cpu().numpy(), scale[page, slot].cpu().numpy(),
+                kv_dtype=w.kv_dtype, dtype=np.float32,
+            )
+            for codes, scale in cache
+        )  # fmt: skip
+        return gpu.torch.from_numpy(k).to(gpu.device), gpu.torch.from_numpy(v).to(gpu.device)
+
+    return of
+
+
+def run_codes(w: Workload, gpu: Gpu) -> Result:
+    """Time a decode step over codes.
+
+    Raises
+    ------
+    RuntimeError
+        A row is something else than float64 attention over what the codes mean.
+    """
+    assert w.page_size is not None
+    pages = page_table(w.kv_lens, w.page_size)
+    caches = [(_side(w, gpu, pages), _side(w, gpu, pages)) for _ in range(set_count(kv_bytes(w)))]
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, gpu.backend))
+    attention.plan(pages.layout())
+    q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
+    out = gpu.torch.full_like(q, float("nan"))
+
+    def call(index: int) -> Any:
+        (k, k_scale), (v, v_scale) = caches[index]
+        return attention.run(q, (k, v), out=out, k_scale=k_scale, v_scale=v_scale)
+
+    call(0)
+    rows = sample_rows(w, q, out, _kv_of(w, gpu, caches[0], pages))
+    check_rows(gpu, "flashbsr", rows, w)
+    result = Result(w, {"flashbsr": measure(gpu.clock, call, len(caches))})
+    seconds = result.times["flashbsr"].median
+    result.metrics |= {"us": seconds * 1e6, "gbs": io_bytes(w) / seconds * 1e-9}
+    return result

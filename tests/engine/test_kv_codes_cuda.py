@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Decode on a GPU over codes with scales of every token and head, as tight as bfloat16.
+
+Held to float64 over what the codes mean; slots of no request have garbage, their scales are NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import BF16, DECODE, F16, MIXED, Case
+from compare import assert_attention
+from flashbsr.errors import UnsupportedError
+from harness import Device, attention_for
+from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
+from reference import Variant
+
+SERVED = [INT8, FP8, E5M2, INT4, INT4_64, INT4_32]
+LONG = Case(
+    "long", (1, 3, 1), (7001, 40, 2000), heads=(8, 2), dims=(128, 128), variant=Variant(causal=True)
+)
+
+
+@pytest.fixture
+def gpu(device: Device) -> Device:
+    if not device.is_cuda:
+        pytest.skip("tests/engine/test_kv_codes.py has the CPU's")
+    return device
+
+
+def moved(gpu: Device, x: Any) -> Any:
+    """To the device; rows of codes begin at multiples of 16 bytes there."""
+    if isinstance(x, tuple):
+        return tuple(moved(gpu, part) for part in x)
+    return gpu.put(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
+
+
+def run(gpu: Device, case: Case, kind: Kind, **task: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    coded = build(gpu.adapt(case), kind, kind)
+    problem = coded.problem
+    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype, **task)
+    problem.plan(attention)
+    q, kv = gpu.put(problem.q), moved(gpu, coded.kv)
+    options = {name: moved(gpu, x) for name, x in coded.options.items()}
+    found = []
+    for _ in range(2):
+        out, lse = map(gpu.put, problem.new_outputs())
+        attention.run(q, kv, out=out, lse=lse, **options)
+        found.append((gpu.get(out), gpu.get(lse)))
+    (out, lse), (again, lse_again) = found
+    np.testing.assert_array_equal(out, again)
+    np.testing.assert_array_equal(lse, lse_again)
+    work = case.dtypes[0]
+    assert_attention(out, lse, problem.reference(), problem.reference(work), work, case.name)
+    return out, lse, attention.explain().kernel
+
+
+@pytest.mark.parametrize("kind", SERVED, ids=str)
+@pytest.mark.parametrize("dtypes", [BF16, F16], ids=lambda x: x[0])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=lambda x: str(x[0]))
+@pytest.mark.parametrize("case", [DECODE, MIXED], ids=lambda x: x.name)
+def test_codes(
+    gpu: Device, case: Case, dims: tuple[int, int], dtypes: tuple[str, str, str], kind: Kind
+) -> None:
+    kernel = run(gpu, dataclasses.replace(case, dtypes=dtypes, dims=dims), kind)[2]
+    assert kernel.startswith("decode_scaled_")
+
+
+@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64], ids=str)
+@pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_layouts(gpu: Device, page_size: int, kv_layout: str, layout: str, kind: Kind) -> None:
+    case = dataclasses.replace(
+        MIXED, dtypes=BF16, dims=(64, 64), layout=layout, kv_layout=kv_layout, page_size=page_size
+    )
+    run(gpu, case, kind)
+
+
+@pytest.mark.parametrize("kind", [INT8, FP8, E5M2, INT4_32], ids=str)
+def test_split_requests(gpu: Device, kind: Kind) -> None:
+    for dtypes in (BF16, F16):
+        run(gpu, dataclasses.replace(LONG, dtypes=dtypes), kind)
+
+
+@pytest.mark.parametrize("kind", [INT8, FP8], ids=str)
+def test_head_dims_between(gpu: Device, kind: Kind) -> None:
+    for dims in ((32, 96), (80, 112)):
+        run(gpu, dataclasses.replace(MIXED, dtypes=BF16, dims=dims), kind)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "window": {"variant": Variant(causal=True, window_left=20)},
+    "negative": {"variant": Variant(sm_scale=-0.1)},
+    "sinks": {"sinks": "extreme"},
+    "numbers": {"scales": "number"},
+    "per_head": {"scales": "head"},
+    "large": {"gain": 100.0},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64], ids=str)
+def test_variants(gpu: Device, kind: Kind, name: str) -> None:
+    case = dataclasses.replace(MIXED, dtypes=BF16, dims=(128, 128), layout="paged")
+    run(gpu, dataclasses.replace(case, **VARIANTS[name]), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(NVFP4, "decode_scaled"), (INT8_HALF, "float32 scales")], ids=str
+)
+def test_what_is_not_there_says_so(gpu: Device, kind: Kind, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        run(gpu, dataclasses.replace(DECODE, dtypes=BF16), kind)
+
+
+def test_a_float8_without_scales_goes_to_the_other_kernel(gpu: Device) -> None:
+    """Whether there are scales is known when the arrays come."""
+    case = dataclasses.replace(gpu.adapt(DECODE), dtypes=BF16, dims=(64, 64))
+    coded = build(case, FP8, FP8)
+    problem = coded.problem
+    attention = attention_for(problem, gpu.backend, kv_dtype="float8_e4m3fn")
+    problem.plan(attention)
+    q, kv = gpu.put(problem.q), moved(gpu, coded.kv)
+    attention.run(q, kv)
+    assert attention.explain().kernel.startswith("decode_sm")
+    options = {name: moved(gpu, x) for name, x in coded.options.items()}
+    attention.run(q, kv, **options)
+    assert attention.explain().kernel.startswith("decode_scaled_")
+    attention.run(q, kv)
+    assert attention.explain().kernel.startswith("decode_sm")
