@@ -12,6 +12,7 @@ set(FLASHBSR_KV_e4m3 flashbsr::DType::kE4M3)
 set(FLASHBSR_KV_e5m2 flashbsr::DType::kE5M2)
 set(FLASHBSR_KV_i8 flashbsr::DType::kI8)
 set(FLASHBSR_KV_i4 flashbsr::DType::kI4)
+set(FLASHBSR_KV_e2m1 flashbsr::DType::kE2M1)
 # Kernels of which each takes one type of Q, another than that of K and V.
 set(FLASHBSR_KV_f16xe4m3 flashbsr::DType::kE4M3)
 set(FLASHBSR_Q_f16xe4m3 flashbsr::DType::kF16)

@@ -216,14 +216,6 @@ ops::Slots device_slots(const AppendViews& v) {
 void append_paged_kv_cache(const AppendArrays& a, void* stream) {
   const AppendViews v = check_append(a, stream);
   if (v.place.cuda && v.scales.k.data) {
-    // What attention reads there; the kernel's others have not been held to the formulas on a GPU.
-    for (const DType type : {v.cache.k.dtype, v.cache.v.dtype}) {
-      if (type == DType::kI8) continue;
-      throw Error(
-          ErrorCode::kUnsupported, a.k_cache.name,
-          std::string(dtype_name(type)) + " with scales of every token in " + place_text(v.place),
-          "int8 there; arrays in host memory take every type");
-    }
     ops::QuantizeArgs args;
     args.k = {v.key, v.cache.k, v.scales.k, 1.0f / a.k_scale};
     args.v = {v.value, v.cache.v, v.scales.v, 1.0f / a.v_scale};

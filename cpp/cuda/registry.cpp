@@ -90,6 +90,7 @@ const char* kv_name(DType type) {
     case DType::kE5M2: return "e5m2";
     case DType::kI8: return "i8";
     case DType::kI4: return "i4";
+    case DType::kE2M1: return "e2m1";
     default: return "-";
   }
 }

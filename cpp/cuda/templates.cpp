@@ -88,6 +88,7 @@ Found find_decode_scaled(const TemplateQuery& q, int cc) {
     case DType::kE5M2: return scaled_row<DType::kE5M2>(q, cc);
     case DType::kI8: return scaled_row<DType::kI8>(q, cc);
     case DType::kI4: return scaled_row<DType::kI4>(q, cc);
+    case DType::kE2M1: return scaled_row<DType::kE2M1>(q, cc);
     default: return {};
   }
 }

@@ -9,8 +9,7 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
-from flashbsr.errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
-from harness import Device
+from flashbsr.errors import DTypeError, FlashbsrError, ShapeError
 from kv_codes import (
     FP8,
     INT4,
@@ -218,17 +217,3 @@ def test_mistakes_are_named() -> None:
         flashbsr.dequantize_kv_cache(k, scale[:, :, :1])
     with pytest.raises(FlashbsrError, match="scale"):
         flashbsr.dequantize_kv_cache(k, (scale, 1.0, 2.0))
-
-
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (INT8, INT8_HALF)], ids=str)
-def test_types_that_a_gpu_does_not_write(kind: Kind, device: Device) -> None:
-    if not device.is_cuda:
-        pytest.skip("every type is written here")
-    codes, scale = encode(np.ones((PAGES, SIZE, HEADS, DIM), np.float32), kind)
-    cache = device.put(codes), device.put(codes.copy())
-    x = device.put(rows(1, len(SLOTS), "bfloat16"))
-    with pytest.raises(UnsupportedError, match=r"paged_kv_cache.*: got .* with scales of every"):
-        flashbsr.append_paged_kv_cache(
-            x, x, paged_kv_cache=cache, slot_mapping=device.put(SLOTS), kv_dtype=kind.dtype,
-            k_scale=device.put(scale), v_scale=device.put(scale.copy()),
-        )  # fmt: skip

@@ -46,7 +46,7 @@ FLASHBSR_FN GroupScale scale_of(float low, float high, bool finite, DType codes,
   if (codes == DType::kI4) {
     const float scale = int4_scale((high - low) / 15.0f);
     s.inverse = scale == 0 ? 0.0f : 1.0f / scale;
-    const int32_t zero = round_within(-low * s.inverse, 0, 15);
+    const int32_t zero = round_within(s.code_of(-low), 0, 15);
     s.stored = bits_float(float_bits(scale) | static_cast<uint32_t>(zero));
     s.zero = static_cast<float>(zero);
     return s;

@@ -4,6 +4,7 @@
 // Codes of KV caches to pairs of 16-bit floats, exactly. PTX ISA, "prmt", "lop3", "fma".
 #pragma once
 
+#include <flashbsr/core/math.h>
 #include <flashbsr/ptx/convert.h>
 
 namespace flashbsr::ptx {
@@ -17,6 +18,13 @@ FLASHBSR_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   } else {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   }
+  return r;
+}
+
+/// (bits & mask) | more, in one instruction.
+FLASHBSR_DEVICE uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t more) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(bits), "r"(mask), "r"(more));
   return r;
 }
 
@@ -100,6 +108,39 @@ FLASHBSR_DEVICE void int4_to_bf16(uint32_t rows, uint32_t minus, uint32_t (&pair
     const uint32_t bits = rows >> (4 * i);
     pairs[i] = fma2<DType::kBF16>(bits & 0x000f000fu, 0x7f007f00u, minus);      // x 2^127
     pairs[i + 1] = fma2<DType::kBF16>(bits & 0x00f000f0u, 0x7d007d00u, minus);  // x 2^123
+  }
+}
+
+/// What e2m1_by_scales gives is to be multiplied by.
+template <DType kTo>
+inline constexpr float kE2M1Unit = kTo == DType::kBF16 ? 256.0f : 128.0f;
+
+/// Scales for e2m1_by_scales, of two rows or one, from fp16. Codes there are of the least
+/// exponents, 2^-126 and 2^-14 of what they mean, and 2^118 and 2^7 are as much as the largest
+/// scale takes.
+template <DType kTo>
+FLASHBSR_DEVICE uint32_t e2m1_scales(uint32_t scales) {
+  if constexpr (kTo == DType::kBF16) {
+    const uint32_t pair =
+        pack2<kTo>(unpack_low<DType::kF16>(scales), unpack_high<DType::kF16>(scales));
+    return fma2<kTo>(pair, 0x7a807a80u, 0x80008000u);
+  } else {
+    return fma2<kTo>(scales, 0x58005800u, 0x80008000u);
+  }
+}
+
+/// Eight e2m1 codes by their scales over kE2M1Unit, exactly: pair i is codes i and i + 4. Two bits
+/// of exponent and one after them are such bits of a larger format, subnormals included.
+template <DType kTo>
+FLASHBSR_DEVICE void e2m1_by_scales(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
+  constexpr int kPlace = kTo == DType::kBF16 ? 6 : 9;  // of the last bit
+  constexpr uint32_t kMask = 0x00070007u << kPlace;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int left = kPlace - 4 * i;
+    const uint32_t size = (left >= 0 ? word << max_of(left, 0) : word >> max_of(-left, 0)) & kMask;
+    const uint32_t code = and_or(word << (12 - 4 * i), 0x80008000u, size);
+    pairs[i] = fma2<kTo>(code, scales, 0x80008000u);
   }
 }
 

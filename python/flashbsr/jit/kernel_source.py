@@ -18,6 +18,7 @@ TYPES = {
     "float8_e5m2": "kE5M2",
     "int8": "kI8",
     "int4": "kI4",
+    "nvfp4": "kE2M1",
 }
 VARIANTS = {
     "plain": "Plain",

@@ -39,8 +39,8 @@ template <class Traits, bool = Traits::kTokenScales>
 struct DecodeScales {};
 template <class Traits>
 struct DecodeScales<Traits, true> {
-  float k_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleGroups];
-  float v_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleGroups];
+  float k_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleWords];
+  float v_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleWords];
   int64_t v_scale_offsets[Traits::kKvTile];  // of the stage that is being copied, in scales
 };
 
@@ -137,7 +137,7 @@ class DecodeRing {
     return ring_ + read_slot_ * Traits::kStageBytes;
   }
 
-  /// Scales of the oldest tile's tokens, [kKvTile][kScaleGroups]: of K until produce_keys(), of V
+  /// Scales of the oldest tile's tokens, [kKvTile][kScaleWords]: of K until produce_keys(), of V
   /// until produce_values().
   FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot_][0]; }
   /// Asked for before wait_for_values(), and read after it.
@@ -289,13 +289,13 @@ class DecodeRing {
     }
   }
 
-  FLASHBSR_DEVICE static void copy_scales_of(const float (&to)[Traits::kScaleGroups],
+  FLASHBSR_DEVICE static void copy_scales_of(const float (&to)[Traits::kScaleWords],
                                              const PagedView& view, int64_t offset, bool inside) {
-    const float* from = static_cast<const float*>(view.data) + offset;
+    const char* from = static_cast<const char*>(view.data) + offset * Traits::kScaleSize;
 #pragma unroll
-    for (int group = 0; group < Traits::kScaleGroups; ++group) {
-      if (group == 0 || group < view.dim) {
-        ptx::cp_async_4_if(ptx::shared_address(&to[group]), from + group, inside);
+    for (int word = 0; word < Traits::kScaleWords; ++word) {
+      if (word == 0 || word * 4 < view.dim * Traits::kScaleSize) {
+        ptx::cp_async_4_if(ptx::shared_address(&to[word]), from + 4 * word, inside);
       }
     }
   }

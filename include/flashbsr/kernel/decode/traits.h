@@ -61,8 +61,10 @@ struct DecodeTraits {
   static constexpr DType kCompute = kTokenScales ? DType::kBF16 : kKeyCompute;
 
   /// What codes are divided by where they are multiplied (ptx/codes.h).
-  static constexpr float kKeyUnit = kPacked ? 512.0f : 1.0f;
-  static constexpr float kValueUnit = kPacked || kv == DType::kI8 ? 64.0f : 1.0f;
+  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
+  static constexpr float kValueUnit = kv == DType::kE2M1            ? 256.0f
+                                      : kPacked || kv == DType::kI8 ? 64.0f
+                                                                    : 1.0f;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
@@ -85,11 +87,15 @@ struct DecodeTraits {
       kPacked ? min_of(64, (arch < 90 ? 2048 : 4096) / kRowBytes) : max_of(16, 4096 / kRowBytes);
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
-  /// Scales of a row of K or V at most: of 32 packed codes each.
-  static constexpr int kScaleGroups = kPacked ? head_dim / 32 : 1;
+  /// Bytes of a scale, and words of those of a row of K or V at most: int4 has one for 32 codes or
+  /// more, NVFP4 one for 16.
+  static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
+  static constexpr int kScaleWords = kv == DType::kE2M1 ? head_dim / 64
+                                     : kPacked          ? head_dim / 32
+                                                        : 1;
   /// Those of a warp's stages, and where the next ones of V are.
   static constexpr int kScaleBytes =
-      kTokenScales ? kKvTile * (2 * kStages * kScaleGroups * 4 + 8) : 0;
+      kTokenScales ? kKvTile * (2 * kStages * kScaleWords * 4 + 8) : 0;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;
