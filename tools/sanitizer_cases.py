@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,7 @@ TYPES = {
     "e5m2": "float8_e5m2",
     "i8": "int8",
     "i4": "int4",
+    "e2m1": "nvfp4",
 }
 # What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
 # that is long enough to be split; requests in one part and in two, with KV of their own and none.
@@ -151,15 +153,16 @@ def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool) -> tuple[Any, Any
     if not scaled:
         return normal(shape, dtype), None
     scales = shape[:-1]
-    if dtype == "int4":
+    if dtype in ("int4", "nvfp4"):
         *rows, dim = shape
-        scales = (*rows, dim // 32)
+        scales = (*rows, dim // (32 if dtype == "int4" else 16))
         codes = integers(np.random.default_rng(2).integers(0, 256, (*rows, dim // 2), np.uint8))
     elif dtype == "int8":
         codes = integers(np.random.default_rng(2).integers(-127, 128, shape, np.int8))
     else:
         codes = normal(shape, dtype)
-    return codes, normal(scales, "float32").abs() * 0.01
+    numbers = normal(scales, "float32").abs()
+    return codes, numbers.to(torch.float8_e4m3fn) if dtype == "nvfp4" else numbers * 0.01
 
 
 def integers(x: Any) -> Any:
@@ -204,12 +207,12 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
     scaled = family == "decode_scaled"
-    if kv_dtype.startswith("int"):
+    if scaled:
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
     latent = family == "latent"
-    exact = page_size or latent or kv_dtype == "int4"
+    exact = page_size or latent or kv_dtype in ("int4", "nvfp4")
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2
     fields = {"sm_scale": 0.05} if latent else {}
@@ -309,13 +312,18 @@ def quantize() -> None:
     """Head dims that fill a warp's turns and that do not; one row goes nowhere."""
     slots = torch.tensor([5, -1, 17, 31]).to(DEVICE)
     shape = (2, PAGE_SIZE, 2)
-    for dim in (64, 192):
+    kinds = (("int8", 0, "float32"), ("float8_e4m3fn", 0, "float16"), ("int4", 0, "float32"),
+             ("int4", 32, "float32"), ("nvfp4", 16, "float8_e4m3fn"))  # fmt: skip
+    for dim, (dtype, group, scale) in itertools.product((64, 192), kinds):
         rows = normal((4, 2, dim), "bfloat16")
-        cache = tuple(torch.zeros(*shape, dim, dtype=torch.int8).to(DEVICE) for _ in "kv")
-        scales = [torch.zeros(shape).to(DEVICE) for _ in "kv"]
+        packed = group > 0 or dtype == "int4"
+        held, row = ("uint8", dim // 2) if packed else (dtype, dim)
+        cache = [torch.zeros(*shape, row).to(getattr(torch, held)).to(DEVICE) for _ in "kv"]
+        groups = (*shape, dim // group) if group else shape
+        scales = [torch.zeros(groups).to(getattr(torch, scale)).to(DEVICE) for _ in "kv"]
         flashbsr.append_paged_kv_cache(
-            rows, rows, paged_kv_cache=cache, slot_mapping=slots, k_scale=scales[0],
-            v_scale=scales[1],
+            rows, rows, paged_kv_cache=tuple(cache), slot_mapping=slots, k_scale=scales[0],
+            v_scale=scales[1], kv_dtype=dtype,
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from harness import Device, attention_for
 from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
 
-SERVED = [INT8, FP8, E5M2, INT4, INT4_64, INT4_32]
+SERVED = [INT8, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4]
 LONG = Case(
     "long", (1, 3, 1), (7001, 40, 2000), heads=(8, 2), dims=(128, 128), variant=Variant(causal=True)
 )
@@ -39,8 +39,10 @@ def moved(gpu: Device, x: Any) -> Any:
     return gpu.put(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
 
 
-def run(gpu: Device, case: Case, kind: Kind, **task: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    coded = build(gpu.adapt(case), kind, kind)
+def run(
+    gpu: Device, case: Case, kind: Kind, *others: Kind, **task: Any
+) -> tuple[np.ndarray, np.ndarray, str]:
+    coded = build(gpu.adapt(case), kind, *(others or [kind]))
     problem = coded.problem
     attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype, **task)
     problem.plan(attention)
@@ -54,7 +56,7 @@ def run(gpu: Device, case: Case, kind: Kind, **task: Any) -> tuple[np.ndarray, n
     (out, lse), (again, lse_again) = found
     np.testing.assert_array_equal(out, again)
     np.testing.assert_array_equal(lse, lse_again)
-    work = case.dtypes[0]
+    work = "bfloat16"  # of weights times V's scales, whatever q is: they may be of any size
     assert_attention(out, lse, problem.reference(), problem.reference(work), work, case.name)
     return out, lse, attention.explain().kernel
 
@@ -70,7 +72,7 @@ def test_codes(
     assert kernel.startswith("decode_scaled_")
 
 
-@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64], ids=str)
+@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64, NVFP4], ids=str)
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -81,7 +83,7 @@ def test_layouts(gpu: Device, page_size: int, kv_layout: str, layout: str, kind:
     run(gpu, case, kind)
 
 
-@pytest.mark.parametrize("kind", [INT8, FP8, E5M2, INT4_32], ids=str)
+@pytest.mark.parametrize("kind", [INT8, FP8, E5M2, INT4_32, NVFP4], ids=str)
 def test_split_requests(gpu: Device, kind: Kind) -> None:
     for dtypes in (BF16, F16):
         run(gpu, dataclasses.replace(LONG, dtypes=dtypes), kind)
@@ -104,18 +106,34 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64], ids=str)
+@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64, NVFP4], ids=str)
 def test_variants(gpu: Device, kind: Kind, name: str) -> None:
     case = dataclasses.replace(MIXED, dtypes=BF16, dims=(128, 128), layout="paged")
     run(gpu, dataclasses.replace(case, **VARIANTS[name]), kind)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [(NVFP4, "decode_scaled"), (INT8_HALF, "float32 scales")], ids=str
-)
-def test_what_is_not_there_says_so(gpu: Device, kind: Kind, said: str) -> None:
-    with pytest.raises(UnsupportedError, match=said):
-        run(gpu, dataclasses.replace(DECODE, dtypes=BF16), kind)
+@pytest.mark.parametrize(("kinds", "dims"), [
+    ((INT8_HALF, INT8_HALF), (64, 64)), ((INT8, INT4), (64, 64)), ((INT4, INT4), (96, 96)),
+    ((NVFP4, NVFP4), (128, 64)),
+], ids=str)  # fmt: skip
+def test_what_is_not_there_says_so(
+    gpu: Device, kinds: tuple[Kind, Kind], dims: tuple[int, int]
+) -> None:
+    with pytest.raises(UnsupportedError, match="codes for q in bfloat16"):
+        run(gpu, dataclasses.replace(DECODE, dtypes=BF16, dims=dims), *kinds)
+
+
+def test_scales_of_nvfp4_lie_in_words(gpu: Device) -> None:
+    coded = build(dataclasses.replace(DECODE, dtypes=BF16), NVFP4, NVFP4)
+    problem = coded.problem
+    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype)
+    problem.plan(attention)
+    scale = np.ascontiguousarray(coded.options["k_scale"])
+    wide = np.zeros((*scale.shape[:-1], scale.shape[-1] + 1), scale.dtype)
+    wide[..., :-1] = scale
+    options = {"k_scale": gpu.put(wide)[..., :-1], "v_scale": moved(gpu, coded.options["v_scale"])}
+    with pytest.raises(UnsupportedError, match="k_scale: .*4 bytes"):
+        attention.run(gpu.put(problem.q), moved(gpu, coded.kv), **options)
 
 
 def test_a_float8_without_scales_goes_to_the_other_kernel(gpu: Device) -> None:

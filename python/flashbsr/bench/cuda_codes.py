@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import flashbsr
 
 from .codes import code_scale
@@ -27,16 +25,19 @@ def _side(w: Workload, gpu: Gpu, pages: Pages) -> tuple[Any, Any]:
     assert w.kv_dtype is not None
     assert w.page_size is not None
     shape = (pages.count, w.page_size, w.num_kv_heads)
+    if w.kv_dtype == "float8_e4m3fn":
+        scale = torch.full(shape, 0.5, dtype=torch.float32, device=gpu.device)
+        return normal(gpu, (*shape, w.head_dim), w.kv_dtype), scale
     whole = w.kv_dtype == "int8"
     row = w.head_dim // (1 if whole else 2)
     codes = torch.randint(0, 256, (*shape, row), dtype=torch.uint8, device=gpu.device)
     groups = SCALES[w.kv_dtype](w.head_dim)[0]
-    scale = torch.full(
-        shape if groups == 1 else (*shape, groups),
-        float(code_scale(w.kv_dtype)),
-        dtype=torch.float32,
-        device=gpu.device,
-    )
+    sizes = shape if groups == 1 else (*shape, groups)
+    one = code_scale(w.kv_dtype)
+    if w.kv_dtype == "nvfp4":
+        bits = torch.full(sizes, int(one), dtype=torch.uint8, device=gpu.device)
+        return codes, bits.view(torch.float8_e4m3fn)
+    scale = torch.full(sizes, float(one), dtype=torch.float32, device=gpu.device)
     return codes.view(torch.int8) if whole else codes, scale
 
 
@@ -47,12 +48,12 @@ def _kv_of(w: Workload, gpu: Gpu, cache: Any, pages: Pages) -> Callable[[int], t
         page, slot = (x.tolist() for x in pages.tokens(request, w.kv_lens[request]))
         k, v = (
             flashbsr.dequantize_kv_cache(
-                codes[page, slot].cpu().numpy(), scale[page, slot].cpu().numpy(),
-                kv_dtype=w.kv_dtype, dtype=np.float32,
+                codes[page, slot].cpu(), scale[page, slot].cpu(), kv_dtype=w.kv_dtype,
+                dtype="float32",
             )
             for codes, scale in cache
         )  # fmt: skip
-        return gpu.torch.from_numpy(k).to(gpu.device), gpu.torch.from_numpy(v).to(gpu.device)
+        return k.to(gpu.device), v.to(gpu.device)
 
     return of
 

@@ -77,7 +77,9 @@ def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = Fa
 
 
 def _codes(name: str, kv_lens: tuple[int, ...], us: float) -> Workload:
-    kv_dtype = {"kv8": "int8", "kv4": "int4"}[name.split("-")[0]]
+    kv_dtype = {"kv8": "int8", "kv4": "int4", "nvfp4": "nvfp4"}[name.split("-")[0]]
+    if "-e4m3-" in name:
+        kv_dtype = "float8_e4m3fn"
     return _decode(name, kv_lens, us, kind="gpu-codes", kv_dtype=kv_dtype)
 
 
@@ -295,8 +297,12 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _fp8("fp8-zipf", ZIPF_1024, 13.5),
     _codes("kv8-16x8192", (8192,) * 16, 68.0),
     _codes("kv8-64x4096", (4096,) * 64, 134.0),
+    _codes("kv8-e4m3-16x8192", (8192,) * 16, 68.0),
+    _codes("kv8-e4m3-64x4096", (4096,) * 64, 134.0),
     _codes("kv4-16x8192", (8192,) * 16, 42.0),
     _codes("kv4-64x4096", (4096,) * 64, 80.0),
+    _codes("nvfp4-16x8192", (8192,) * 16, 44.0),
+    _codes("nvfp4-64x4096", (4096,) * 64, 84.0),
     *_both("1x8192", (8192,), 785.0, 775.0),
     *_both("4x4096", _LONG, 755.0, 745.0, _PAGED, quick=True),
     *_both("1x32768", (32768,), 745.0, 735.0),

@@ -94,6 +94,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "gpu-decode": _GPU_DECODE,
     "gpu-fp8": _GPU_DECODE,
+    "gpu-codes": _GPU_DECODE,
     "gpu-prefill": _GPU_PREFILL,
     "gpu-variants": _GPU_PREFILL,
     # The product that is measured is one of bf16.
