@@ -30,7 +30,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 #: Codes -> scales of a row of so many dims, and bytes of each.
 SCALES: dict[str, Callable[[int], tuple[int, int]]] = {
     "int8": lambda _: (1, 4),
-    "int4": lambda dim: (dim // 64, 4),
+    "int4": lambda dim: (max(1, dim // 64), 4),
     "nvfp4": lambda dim: (dim // 16, 1),
 }
 
