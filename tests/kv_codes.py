@@ -74,7 +74,8 @@ def encode(x: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
             codes = np.clip(np.rint((_divided(g, scale) + zero).astype(np.float32)), 0, 15)
             scale = (scale.view(np.uint32) | zero.astype(np.uint32)).view(np.float32)
         else:
-            scale = np.maximum(high, -low) / np.float32(MOST[kind.dtype])
+            # NumPy may take the negative zero of two; a row of zeros has a scale of +0.
+            scale = (np.maximum(high, -low) + np.float32(0)) / np.float32(MOST[kind.dtype])
             if kind.dtype == "nvfp4":
                 scale = np.minimum(scale, 448).astype(E4M3).astype(np.float32)
             elif kind.scale == "float16":

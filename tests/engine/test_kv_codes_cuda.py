@@ -130,8 +130,8 @@ def test_scales_of_nvfp4_lie_in_words(gpu: Device) -> None:
     problem.plan(attention)
     scale = np.ascontiguousarray(coded.options["k_scale"])
     wide = np.zeros((*scale.shape[:-1], scale.shape[-1] + 1), scale.dtype)
-    wide[..., :-1] = scale
-    options = {"k_scale": gpu.put(wide)[..., :-1], "v_scale": moved(gpu, coded.options["v_scale"])}
+    wide[..., 1:] = scale
+    options = {"k_scale": gpu.put(wide)[..., 1:], "v_scale": moved(gpu, coded.options["v_scale"])}
     with pytest.raises(UnsupportedError, match="k_scale: .*4 bytes"):
         attention.run(gpu.put(problem.q), moved(gpu, coded.kv), **options)
 
