@@ -5,7 +5,6 @@ than a phone, search, and the clicks of a newcomer. Needs Selenium, Chromium and
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.server
 import shutil
@@ -37,10 +36,11 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine; gives the address."""
-    handler = functools.partial(Quiet, directory=str(folder))
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Serve the site on this machine. One server outlives every page: a browser asks for icons when
+    a page has loaded, and a server that has gone then is an error in the next test's console."""
+    handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -49,7 +49,8 @@ def served(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(address: str) -> Iterator[Any]:
+    assert address  # serves for as long as there is a browser
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
         pytest.skip("no Chromium with its driver")
@@ -69,6 +70,14 @@ def said_nothing(browser: Any) -> bool:
     return True
 
 
+def has_loaded(browser: Any, wanted: str) -> bool:
+    """Say whether a page is there as a whole: its address comes before its text."""
+    here: str = browser.current_url
+    return here.split("#")[0] == wanted and bool(
+        browser.execute_script("return document.readyState === 'complete'")
+    )
+
+
 def width(browser: Any, pixels: int | None) -> None:
     if pixels is None:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -79,32 +88,30 @@ def width(browser: Any, pixels: int | None) -> None:
         )
 
 
-def test_pages_on_a_phone(browser: Any, site: Path, pages: dict[Path, Page]) -> None:
+def test_pages_on_a_phone(browser: Any, address: str, site: Path, pages: dict[Path, Page]) -> None:
     """Every page: no error in the console, nothing missing, nothing to scroll sideways."""
     width(browser, PHONE)
     wide = []
-    with served(site) as address:
-        for path in pages:
-            browser.get(f"{address}/{path.relative_to(site.resolve())}")
-            said_nothing(browser)
-            found = browser.execute_script("return document.documentElement.scrollWidth")
-            if found > PHONE:
-                wide.append((path.name, found))
+    for path in pages:
+        browser.get(f"{address}/{path.relative_to(site.resolve())}")
+        said_nothing(browser)
+        found = browser.execute_script("return document.documentElement.scrollWidth")
+        if found > PHONE:
+            wide.append((path.name, found))
     width(browser, None)
     assert not wide
 
 
-def test_search(browser: Any, site: Path, pages: dict[Path, Page]) -> None:
+def test_search(browser: Any, address: str, pages: dict[Path, Page]) -> None:
     assert pages
-    with served(site) as address:
-        for words, finds in (("window", True), ("xyzzyplugh", False)):
-            browser.get(f"{address}/search.html?q={words}")
-            summary = WebDriverWait(browser, 20).until(
-                lambda b: b.find_element(By.CSS_SELECTOR, "#search-results .search-summary").text
-            )
-            results = browser.find_elements(By.CSS_SELECTOR, "#search-results ul.search li a")
-            assert bool(results) == finds, summary
-        said_nothing(browser)
+    for words, finds in (("window", True), ("xyzzyplugh", False)):
+        browser.get(f"{address}/search.html?q={words}")
+        summary = WebDriverWait(browser, 20).until(
+            lambda b: b.find_element(By.CSS_SELECTOR, "#search-results .search-summary").text
+        )
+        results = browser.find_elements(By.CSS_SELECTOR, "#search-results ul.search li a")
+        assert bool(results) == finds, summary
+    said_nothing(browser)
 
 
 def clicks_to(question: str, pages: dict[Path, Page]) -> list[Path]:
@@ -126,24 +133,21 @@ def clicks_to(question: str, pages: dict[Path, Page]) -> list[Path]:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_newcomer_clicks(
-    browser: Any, site: Path, pages: dict[Path, Page], question: str
+    browser: Any, address: str, site: Path, pages: dict[Path, Page], question: str
 ) -> None:
     """Two clicks on links that are there, in a browser, lead to a page that shows the answer."""
     way = clicks_to(question, pages)
     assert len(way) <= 3
-    with served(site) as address:
-        browser.get(f"{address}/{way[0].relative_to(site.resolve())}")
-        for page in way[1:]:
-            wanted = f"{address}/{page.relative_to(site.resolve())}"
-            links = browser.find_elements(By.CSS_SELECTOR, "a[href]")
-            link = next(x for x in links if x.get_property("href").split("#")[0] == wanted)
-            browser.execute_script("arguments[0].click()", link)
-            WebDriverWait(browser, 20).until(
-                lambda b, wanted=wanted: b.current_url.split("#")[0] == wanted
-            )
-        text = browser.execute_script("return document.body.textContent")
-        assert all(word in " ".join(text.split()) for word in QUESTIONS[question])
-        said_nothing(browser)
+    browser.get(f"{address}/{way[0].relative_to(site.resolve())}")
+    for page in way[1:]:
+        wanted = f"{address}/{page.relative_to(site.resolve())}"
+        links = browser.find_elements(By.CSS_SELECTOR, "a[href]")
+        link = next(x for x in links if x.get_property("href").split("#")[0] == wanted)
+        browser.execute_script("arguments[0].click()", link)
+        WebDriverWait(browser, 20).until(lambda b, wanted=wanted: has_loaded(b, wanted))
+    text = browser.execute_script("return document.body.textContent")
+    assert all(word in " ".join(text.split()) for word in QUESTIONS[question])
+    said_nothing(browser)
 
 
 def test_a_page_of_a_plan(browser: Any, tmp_path: Path) -> None:
