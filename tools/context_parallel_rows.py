@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 
 from flashbsr import Attention, AttentionSpec, BlockTable, ContextParallel, FlashbsrError, Ragged
 from flashbsr import TaskInfo as Task
-from flashbsr.distributed import Cost, PeerError, PrefillOverRanks, merge_over_ranks
+from flashbsr.distributed import Cost, PeerError, PeerMerge, PrefillOverRanks, merge_over_ranks
 from flashbsr.distributed import merge as merging
 from flashbsr.distributed import prefill as prefilling
 
+Merge = Callable[..., tuple[Any, Any]]
 PAGE = 64
 SAMPLES = 10
 DECODES, PREFILLS = 20, 2  # in a sample: 2 ms and more, of which events are 0.1 %
@@ -57,9 +59,11 @@ class Row:
         """All tokens are queries."""
         return self.q_len == self.kv_len
 
-    def methods(self) -> tuple[str, ...]:
-        """How ranks may work together."""
-        return prefilling.METHODS if self.prefill else merging.METHODS
+    def methods(self, device: str = "cuda") -> tuple[str, ...]:
+        """How ranks may work together there: "peers" is `PeerMerge`."""
+        if self.prefill:
+            return prefilling.METHODS
+        return merging.METHODS + ("peers",) * (device == "cuda")
 
     def predicted(self, ranks: int) -> dict[str, float]:
         """Give microseconds by the model, for every method; of one GPU under "one"."""
@@ -214,6 +218,13 @@ def _alone(here: Here, attention: Attention, q: Any, kv: Any, *, graph: bool) ->
     return expected, here.seconds(run, graph=graph)
 
 
+def _merge(row: Row, method: str, travel: Any) -> Merge:
+    if method == "peers":
+        dim = row.latent or row.head_dim
+        return PeerMerge(row.batch * row.q_len, row.num_qo_heads, dim, dtype=travel).merge
+    return functools.partial(merge_over_ranks, method=method, dtype=travel)
+
+
 def _decode(row: Row, here: Here) -> dict[str, Any]:
     import numpy as np
     import torch
@@ -244,12 +255,12 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
     mine = mine.flatten(0, 1)
     attend = here.seconds(lambda: attention.run(q, mine, return_lse=True), graph=True)
     times, errors = {}, {}
-    for method in row.methods():
+    for method in row.methods(here.device):
         for travel in TRAVEL:
+            merge = _merge(row, method, getattr(torch, travel))
 
-            def step(method: str = method, travel: str = travel) -> Any:
-                part = attention.run(q, mine, return_lse=True)
-                return merge_over_ranks(*part, method=method, dtype=getattr(torch, travel))[0]
+            def step(merge: Merge = merge) -> Any:
+                return merge(*attention.run(q, mine, return_lse=True))[0]
 
             name = f"{method} {travel}"
             errors[name] = _worst(here, _apart(step(), expected))
@@ -264,7 +275,7 @@ def _prefill(row: Row, here: Here) -> dict[str, Any]:
     alone.plan(Ragged([0, row.kv_len], [0, row.kv_len]))
     expected, one = _alone(here, alone, q, (k, v), graph=False)
     times, errors = {}, {}
-    for method in row.methods():
+    for method in row.methods(here.device):
         spread = PrefillOverRanks(row.task(here), CAUSAL, method=method)
         rows = spread.plan([row.kv_len]).rows
         own = [x[rows] for x in (q, k, v)]

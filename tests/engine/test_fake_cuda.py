@@ -23,6 +23,7 @@ torch = framework("torch")
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
         (["fake_cuda/xla_nodes.py"], "", {}),
+        (["fake_cuda/peer_merges.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
@@ -44,6 +45,7 @@ torch = framework("torch")
         "bounds, captured",
         "vLLM",
         "XLA",
+        "merges of GPUs",
         "bounds",
         "tensor maps",
         "every kernel",

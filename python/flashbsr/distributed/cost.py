@@ -22,10 +22,13 @@ class Link:
     latency_us : float
         Microseconds of a collective of no bytes, in a CUDA graph. Default: 10, NCCL's between two
         H200s.
+    peer_us : float
+        Microseconds of a merge of no bytes by `PeerMerge`, its launch included.
     """
 
     bandwidth: float = 450e9
     latency_us: float = 10.0
+    peer_us: float = 5.0
 
     def exchange_us(self, sent: float) -> float:
         """Microseconds of a collective in which each GPU sends so many bytes."""
@@ -85,14 +88,14 @@ class Cost:
         ranks : int
         q_len : int
             Query tokens of each request.
-        method : {"reduce_scatter", "all_to_all"}
-            As of `merge_over_ranks`.
+        method : {"reduce_scatter", "all_to_all", "peers"}
+            As of `merge_over_ranks`; "peers" is `PeerMerge`, for GPUs of one host.
         all_heads : bool
             Whether every rank gets all heads in the end.
         travel_bytes : int
             Of an element of partial outputs.
         """
-        check_name("method", method, ("reduce_scatter", "all_to_all"))
+        check_name("method", method, ("reduce_scatter", "all_to_all", "peers"))
         for name, value in (("batch", batch), ("kv_len", kv_len), ("ranks", ranks)):
             check_int(name, value, 1)
         per_token = (self.head_dim_kv or 2 * self.head_dim) * self.num_kv_heads * self.kv_bytes
@@ -104,6 +107,9 @@ class Cost:
         state = rows * self.head_dim * travel_bytes
         others = (ranks - 1) / ranks
         lses = rows * 4
+        if method == "peers":  # everything to everybody, or their heads, and nothing else
+            sent = (state + lses) * (ranks - 1) / (1 if all_heads else ranks)
+            return attend + self.link.peer_us + sent / self.link.bandwidth * 1e6
         if method == "all_to_all":
             merge = self.link.exchange_us(state * others) + self.link.exchange_us(lses * others)
         else:
