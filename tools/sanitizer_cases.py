@@ -36,15 +36,17 @@ TOKENS = {
     ("decode", 16): (4, 3, 4, 3),
     ("decode_scaled", 8): (1, 1, 1, 1),
     ("prefill", 64): FEW,
+    ("prefill_scaled", 64): FEW,
     ("prefill", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
     ("hopper_fast", 192): MANY,
+    ("hopper_scaled", 192): MANY,
     ("latent", 64): FEW,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
-HOPPER = ("hopper", "hopper_fast", "latent", "mixed", "mixed_gather")
+HOPPER = ("hopper", "hopper_fast", "hopper_scaled", "latent", "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -207,8 +209,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
-    scaled = family == "decode_scaled"
-    if scaled:
+    scaled = family.endswith("_scaled")
+    if scaled and not q_type:
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]

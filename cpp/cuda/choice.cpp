@@ -3,7 +3,8 @@
 #include "choice.h"
 
 #include <array>
-#include <iterator>
+#include <ranges>
+#include <span>
 #include <string_view>
 
 #include <flashbsr/core/error.h>
@@ -28,16 +29,20 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
-/// Codes with scales of every token: requests of more rows take several tiles.
-constexpr Tile kScaledTile = {"decode_scaled", 8};
+/// Codes with scales of every token. What has no kernel of more rows takes several tiles of few.
+constexpr Tile kScaledTiles[] = {{"decode_scaled", 8},
+                                 {"hopper_scaled", 192},
+                                 {"prefill_scaled", 64}};
 /// V is a part of K: a family of its own.
 constexpr Tile kLatentTile = {"latent", 64};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
   if (need.q == need.kv) return kv_name(need.kv);
-  if (need.kv != DType::kE4M3) return "none";
-  return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
+  const bool half = need.q == DType::kF16;
+  if (need.kv == DType::kE4M3) return half ? "f16xe4m3" : "bf16xe4m3";
+  if (need.kv == DType::kI8) return half ? "f16xi8" : "bf16xi8";
+  return "none";
 }
 
 /// RoPE inside attention: of the kernels with hooks, not on padded head dims; only prefill kernels
@@ -149,11 +154,11 @@ bool holds(const Tile& tile, const Need& need) {
 KernelQuery nearest_query(const Need& need) {
   const bool fa3 = need.family == api::Family::kFa3 || need.q == DType::kE4M3;
   if (need.scaled) {
-    return {.family = kScaledTile.family,
+    return {.family = kScaledTiles[0].family,
             .head_dim = need.head_dim_qk,
             .head_dim_vo = need.head_dim_vo,
             .kv = kv_name(need.kv),
-            .rows = kScaledTile.rows,
+            .rows = kScaledTiles[0].rows,
             .variant = variant_name(need)};
   }
   return {.family = fa3 ? "hopper" : "prefill",
@@ -166,21 +171,20 @@ KernelQuery nearest_query(const Need& need) {
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
   if (need.latent) return source == Source::kBuild ? try_latent(need, device) : nullptr;
-  if (need.scaled) {
-    if (need.tile_rows > 0 && need.tile_rows != kScaledTile.rows) return nullptr;
-    return try_tile(source, kScaledTile, need, device);
-  }
-  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom) {
+  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom &&
+      !need.scaled) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
-  for (const Tile& tile : kTiles) {
+  const std::span<const Tile> tiles =
+      need.scaled ? std::span<const Tile>(kScaledTiles) : std::span<const Tile>(kTiles);
+  for (const Tile& tile : tiles) {
     if (need.tile_rows > 0 ? need.tile_rows != tile.rows : !holds(tile, need)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
   }
   if (need.tile_rows > 0) return nullptr;
   // None holds them: the largest there is, of which a request takes several.
-  for (size_t i = std::size(kTiles); i-- > 0;) {
-    if (const KernelRow* row = try_tile(source, kTiles[i], need, device)) return row;
+  for (const Tile& tile : tiles | std::views::reverse) {
+    if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
   }
   return nullptr;
 }

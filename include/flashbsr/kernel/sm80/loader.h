@@ -75,7 +75,8 @@ class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kRowBytes = Traits::kHeadDim * kSize;
   static constexpr int kTokens = Traits::kKvTile;
-  static constexpr int kNotes = 2 * kTokens;  ///< addresses of a tile: K's rows, then V's
+  /// Addresses of a tile: K's rows, then V's, then those of their scales.
+  static constexpr int kNotes = Traits::kSources * kTokens;
   using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
   static_assert(kTokens <= Traits::kThreads);
 
@@ -85,6 +86,7 @@ class KvLoader {
 
   FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
       : rows_(state.kv_rows),
+        token_scales_(state.token_scales),
         sources_(state.sources),
         pages_(state.pages),
         thread_(thread),
@@ -93,11 +95,14 @@ class KvLoader {
   /// Notes what all rows of the item have in common; a barrier follows.
   FLASHBSR_DEVICE static void describe_sources(const KernelArgs& args, const Task& task,
                                                const BlockState& state, int32_t thread) {
-    if (thread >= 2) return;
-    const PagedView& view = thread == 0 ? args.params.k : args.params.v;
-    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
-    state.sources[thread] = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
-                             bytes(view.stride_page), bytes(view.stride_token)};
+    if (thread >= Traits::kSources) return;
+    const Params& p = args.params;
+    if (thread < 2) {
+      describe_source(thread == 0 ? p.k : p.v, kSize, task, state.sources[thread]);
+    } else {
+      describe_source(thread == 2 ? p.k_scales : p.v_scales, kScaleSize, task,
+                      state.sources[thread]);
+    }
   }
 
   /// Reads the page ids of the tile at KV position `first`, each thread what it will note. Arrived
@@ -136,7 +141,7 @@ class KvLoader {
 #pragma unroll
     for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
       const uint32_t n = i * Traits::kThreads + thread;
-      const KvSource source = sources_[n / kTokens % 2];
+      const KvSource source = sources_[n / kTokens % Traits::kSources];
       found.address[i] = source.base + static_cast<uint32_t>(page) * source.page_bytes +
                          static_cast<uint32_t>(token) * source.token_bytes;
     }
@@ -169,6 +174,18 @@ class KvLoader {
     visit(rows_ + slot * kNotes + kTokens, args.params.v.dim, task.item.kv_end - first, copy);
   }
 
+  /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
+  /// are zeros, so that weights of nothing stay nothing.
+  FLASHBSR_DEVICE void copy_scales(uint32_t slot, int32_t count) const {
+    if constexpr (Traits::kTokenScales) {
+      static_assert(2 * kTokens <= Traits::kThreads);
+      const int32_t thread = ptx::thread_index();
+      if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
+      ptx::cp_async_4_if(ptx::shared_address(token_scales_ + slot * 2 * kTokens + thread),
+                         rows_[slot * kNotes + 2 * kTokens + thread], thread % kTokens < count);
+    }
+  }
+
   /// Where this thread's row `i` of a whole tile is: of K, or of V.
   FLASHBSR_DEVICE const char* source(uint32_t slot, bool value, int i) const {
     return rows_[slot * kNotes + (value ? kTokens : 0) + Shape::row(thread_) + i * Shape::kDown] +
@@ -184,8 +201,14 @@ class KvLoader {
   }
 
  private:
-  FLASHBSR_DEVICE static uint64_t bytes(int64_t stride) {
-    return static_cast<uint64_t>(stride) * kSize;
+  static constexpr int kScaleSize = 4;
+
+  FLASHBSR_DEVICE static void describe_source(const PagedView& view, int size, const Task& task,
+                                              KvSource& source) {
+    const auto bytes = [&](int64_t stride) { return static_cast<uint64_t>(stride) * size; };
+    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
+    source = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
+              bytes(view.stride_page), bytes(view.stride_token)};
   }
 
   /// Of this thread's token; outside the item that of its nearest, which is not copied.
@@ -229,6 +252,7 @@ class KvLoader {
   }
 
   const char** rows_;
+  float* token_scales_;
   const KvSource* sources_;
   int32_t* pages_;
   int32_t thread_;
