@@ -86,7 +86,9 @@ def test_layouts(gpu: Device, page_size: int, kv_layout: str, layout: str, kind:
     run(gpu, case, kind)
 
 
-@pytest.mark.parametrize("kind", [INT8, INT8_HALF, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4], ids=str)
+@pytest.mark.parametrize(
+    "kind", [INT8, INT8_HALF, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4], ids=str
+)
 def test_split_requests(gpu: Device, kind: Kind) -> None:
     for dtypes in (BF16, F16):
         run(gpu, dataclasses.replace(LONG, dtypes=dtypes), kind)
