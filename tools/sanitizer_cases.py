@@ -328,6 +328,12 @@ def quantize() -> None:
             rows, rows, paged_kv_cache=tuple(cache), slot_mapping=slots, k_scale=scales[0],
             v_scale=scales[1], kv_dtype=dtype,
         )  # fmt: skip
+        flashbsr.rope_append_paged_kv_cache(
+            rows, rows, rows, positions=torch.arange(4, dtype=torch.int32).to(DEVICE),
+            paged_kv_cache=tuple(cache), slot_mapping=slots, rotary_dim=36, k_scale=scales[0],
+            v_scale=scales[1], kv_dtype=dtype,
+        )  # fmt: skip
+        flashbsr.dequantize_kv_cache(cache[0], scales[0], kv_dtype=dtype)
 
 
 def merge() -> None:
@@ -421,6 +427,7 @@ OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv_quantize": quantize,
     "check_pages": check_pages,
     "clear_rows": bounds,
+    "dequantize_kv": quantize,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
     "merge_peers": merge_peers,
@@ -429,6 +436,7 @@ OPS: dict[str, Callable[[], None]] = {
     "packbits": pack,
     "resolve": bounds,
     "rope": rotate,
+    "rope_append_quantize": quantize,
     "segment_indptr": pack,
     "segment_packbits": pack,
 }
