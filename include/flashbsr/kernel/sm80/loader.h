@@ -24,9 +24,10 @@ struct CopyShape {
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kAcross = kChunks < 8 ? kChunks : 8;  // a whole line of a row per 8 threads
   static constexpr int kDown = kThreads / kAcross;
-  static constexpr int kRowsEach = kTileRows / kDown;
+  static constexpr bool kShort = kTileRows < kDown;  ///< threads with later rows copy nothing
+  static constexpr int kRowsEach = kShort ? 1 : kTileRows / kDown;
   static constexpr int kChunksEach = kChunks / kAcross;
-  static_assert(kTileRows % kDown == 0 && kDown % Swizzle<kRowBytes>::kPeriod == 0);
+  static_assert((kShort || kTileRows % kDown == 0) && kDown % Swizzle<kRowBytes>::kPeriod == 0);
 
   FLASHBSR_DEVICE static int32_t row(uint32_t thread) { return thread / kAcross; }
   FLASHBSR_DEVICE static int32_t chunk(uint32_t thread) { return thread % kAcross; }
@@ -45,6 +46,7 @@ FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
   using Shape = CopyShape<Traits::kThreads, Traits::kRows, kRowBytes>;
   const RaggedView& q = args.params.q;
   const int32_t row = Shape::row(thread), chunk = Shape::chunk(thread);
+  if (Shape::kShort && row >= Traits::kRows) return;
   const uint32_t dst = Swizzle<kRowBytes>::offset(row, chunk);
 #pragma unroll
   for (int i = 0; i < Shape::kRowsEach; ++i) {
@@ -76,6 +78,7 @@ class KvLoader {
   static constexpr int kRowBytes = Traits::kHeadDim * kSize;
   static constexpr int kTokens = Traits::kKvTile;
   static constexpr int kNotes = 2 * kTokens;  ///< addresses of a tile: K's rows, then V's
+  static constexpr int kSlots = Traits::kPageSlots;
   using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
   static_assert(kTokens <= Traits::kThreads);
 
@@ -94,7 +97,8 @@ class KvLoader {
   FLASHBSR_DEVICE static void describe_sources(const KernelArgs& args, const Task& task,
                                                const BlockState& state, int32_t thread) {
     if (thread >= 2) return;
-    const PagedView& view = thread == 0 ? args.params.k : args.params.v;
+    const PagedView& second = Traits::kLatent ? args.params.k_tail : args.params.v;
+    const PagedView& view = thread == 0 ? args.params.k : second;
     const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
     state.sources[thread] = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
                              bytes(view.stride_page), bytes(view.stride_token)};
@@ -105,10 +109,11 @@ class KvLoader {
   FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first,
                                uint32_t slot) {
     const int32_t thread = ptx::thread_index();
+    if (kSlots < Traits::kThreads && thread >= kSlots) return;
     const int32_t page = args.page_size.quotient(position_of(task, first, thread));
     const int32_t* src = args.kv_indices + task.request.kv_begin + page;
     if constexpr (Traits::kArch >= 80) {
-      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * Traits::kThreads + thread), src,
+      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * kSlots + thread), src,
                            args.kv_indices != nullptr);
     } else {
       page_ = args.kv_indices ? __ldg(src) : 0;
@@ -130,7 +135,7 @@ class KvLoader {
     const int32_t token = args.page_size.remainder(position, quotient);
     int32_t page = task.request.kv_begin + quotient;
     if (args.kv_indices) {
-      page = Traits::kArch >= 80 ? pages_[slot * Traits::kThreads + thread] : page_;
+      page = Traits::kArch >= 80 ? pages_[slot * kSlots + thread] : page_;
     }
     Found found;
 #pragma unroll
@@ -153,6 +158,7 @@ class KvLoader {
   }
   FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
                             uint32_t slot) const {
+    if (kSlots < Traits::kThreads && ptx::thread_index() >= kSlots) return;
     note(find(args, task, first, slot), slot);
   }
 
@@ -167,6 +173,34 @@ class KvLoader {
   FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
                                     uint32_t slot, const Copy& copy) const {
     visit(rows_ + slot * kNotes + kTokens, args.params.v.dim, task.item.kv_end - first, copy);
+  }
+
+  /// Whole rows of a latent cache, noted as its latents and, in the place of V, its tails.
+  template <class Copy>
+  FLASHBSR_DEVICE void visit_latents(const Task& task, int32_t first, uint32_t slot,
+                                     const Copy& copy) const {
+    constexpr int kLatentChunks = Traits::kValueDim * kSize / 16 / Shape::kAcross;
+    const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
+    const int32_t count = task.item.kv_end - first;
+    const char* const* const rows = rows_ + slot * kNotes + row;
+    const auto copy_all = [&](const auto& inside) {
+#pragma unroll
+      for (int i = 0; i < Shape::kRowsEach; ++i) {
+        const char* const latent = rows[i * Shape::kDown] + chunk * 16;
+        const char* const tail = rows[kTokens + i * Shape::kDown] + chunk * 16;
+#pragma unroll
+        for (int j = 0; j < Shape::kChunksEach; ++j) {
+          const int k = j - kLatentChunks;
+          const char* const src = (k < 0 ? latent : tail) + (k < 0 ? j : k) * Shape::kAcross * 16;
+          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j), src, inside(i));
+        }
+      }
+    };
+    if (count >= kTokens) {
+      copy_all([](int) { return Inside{}; });
+    } else {
+      copy_all([&](int i) { return row + i * Shape::kDown < count; });
+    }
   }
 
   /// Where this thread's row `i` of a whole tile is: of K, or of V.
