@@ -43,6 +43,9 @@ TOKENS = {
     ("hopper_fast", 192): MANY,
     ("hopper_scaled", 192): MANY,
     ("latent", 64): FEW,
+    ("latent_mma", 16): (1, 2, 2, 1),
+    ("latent_mma", 32): (4, 3, 4, 3),
+    ("latent_mma", 64): FEW,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
@@ -202,7 +205,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     q_lens = MIXED_SHARING[rows] if shares_mixed else TOKENS[family, rows]
     # Splits and merges in one half of the problems, whole tiles in the other. Fixed splits choose
     # the kernel too: the smallest, or one for 64 rows.
-    chosen_by_rows = rows == 16 or q_lens in (MANY, *MIXED.values()) or by_price(kernel)
+    chosen_by_rows = rows in (16, 32) or q_lens in (MANY, *MIXED.values()) or by_price(kernel)
     fixed = page_size is not None and not chosen_by_rows and not levels
     kv_lens = LONG if page_size and not fixed and not by_price(kernel) else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
@@ -214,7 +217,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    latent = family == "latent"
+    latent = family in ("latent", "latent_mma")
     exact = page_size or latent or kv_dtype in ("int4", "nvfp4")
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import flashbsr
@@ -11,11 +13,23 @@ import numpy as np
 import pytest
 import reference
 from compare import assert_attention
-from harness import Device
+from harness import DEVICES, Device
 from reference import DTYPES, State, Variant
 
 LATENT, TAIL = 512, 64
 SCALE = 192**-0.5
+# On a GPU the kernels of compute capability 9.0, and those of all from 8.0 on.
+MMA = [
+    dataclasses.replace(device, name="cuda-fa2", backend="fa2")
+    for device in DEVICES
+    if device.is_cuda
+]
+
+
+@pytest.fixture(params=[*DEVICES, *MMA], ids=lambda device: device.name)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Each backend's device, a GPU with either family of kernels."""
+    yield from request.param.lend(request.node.nodeid)
 
 
 class Batch(NamedTuple):
@@ -235,8 +249,10 @@ def test_parts_that_lengths_leave_empty(lens: tuple[int, ...], heads: int, devic
     sinks = rng.standard_normal(heads).astype(np.float32)
     late = engine(device, heads, {"causal": True})
     late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
-    if device.is_cuda:
+    if device.backend == "cuda":
         assert late.plan_info.policy == "cluster"
+    if device.backend == "fa2":
+        assert late.plan_info.header.num_merges > 0
     q, cache = device.put(b.q), device.put(b.cache)
     table = device.put(np.pad(b.table(), ((0, 0), (0, 16)), constant_values=-1))
     outs = [
