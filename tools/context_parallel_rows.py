@@ -235,11 +235,11 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
     q = here.draw(row.batch * row.q_len, row.num_qo_heads, row.head_dim, seed=2)
     starts = np.arange(row.batch + 1) * row.q_len
 
-    def planned(share: ContextParallel | None, pages: int) -> Attention:
+    def planned(share: ContextParallel | None, pages: int, o_dtype: str = "bfloat16") -> Attention:
         lens = np.full(row.batch, row.kv_len)
         more: dict[str, Any] = {}
         if share is not None:
-            more = {"context_parallel": share, "o_dtype": "float32"}
+            more = {"context_parallel": share, "o_dtype": o_dtype}
         attention = Attention(row.spec(), row.task(here, **more))
         table = np.arange(row.batch * pages, dtype=np.int32).reshape(row.batch, pages)
         local = lens if share is None else share.local_lens(lens)
@@ -251,21 +251,34 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
     # A page is what a rank has in a row, so that its share is every so many pages.
     mine = cache.unflatten(0, (row.batch, pages))[:, here.rank :: here.size].contiguous()
     del cache
-    attention = planned(ContextParallel(here.size, here.rank, PAGE), mine.shape[1])
-    mine = mine.flatten(0, 1)
-    attend = here.seconds(lambda: attention.run(q, mine, return_lse=True), graph=True)
-    times, errors = {}, {}
-    for method in row.methods(here.device):
-        for travel in TRAVEL:
+    share = ContextParallel(here.size, here.rank, PAGE)
+    width, mine = mine.shape[1], mine.flatten(0, 1)
+    heads = row.num_qo_heads // here.size
+    own = slice(here.rank * heads, (here.rank + 1) * heads)
+    found: dict[str, dict[str, float]] = {"attend_us": {}, "us": {}, "own_heads_us": {}}
+    errors = {}
+    # Partial results are of the type that travels, and so is the merged one.
+    for travel in TRAVEL:
+        attention = planned(share, width, travel)
+        attend = functools.partial(attention.run, q, mine, return_lse=True)
+        found["attend_us"][travel] = here.seconds(attend, graph=True) * 1e6
+        for method in row.methods(here.device):
             merge = _merge(row, method, getattr(torch, travel))
+            for kind, wanted, options in (
+                ("us", expected, {}),
+                ("own_heads_us", expected[:, own], {"scatter_heads": True}),
+            ):
 
-            def step(merge: Merge = merge) -> Any:
-                return merge(*attention.run(q, mine, return_lse=True))[0]
+                def step(
+                    merge: Merge = merge, attend: Merge = attend, options: Any = options
+                ) -> Any:
+                    return merge(*attend(), **options)[0]
 
-            name = f"{method} {travel}"
-            errors[name] = _worst(here, _apart(step(), expected))
-            times[name] = here.seconds(step, graph=True) * 1e6
-    return {"one_us": one * 1e6, "attend_us": attend * 1e6, "us": times, "errors": errors}
+                name = f"{method} {travel}"
+                error = _worst(here, _apart(step(), wanted))
+                errors[name] = max(error, errors.get(name, 0.0))
+                found[kind][name] = here.seconds(step, graph=True) * 1e6
+    return {"one_us": one * 1e6, **found, "errors": errors}
 
 
 def _prefill(row: Row, here: Here) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any
 
 import flashbsr
 import numpy as np
+import sanitizer_merges
 import torch
-from flashbsr import _core
 from flashbsr.info import engine_info
 
 DEVICE = "cuda"
@@ -339,43 +339,6 @@ def quantize() -> None:
         flashbsr.dequantize_kv_cache(cache[0], scales[0], kv_dtype=dtype)
 
 
-def merge() -> None:
-    """Two states, several, and one into another."""
-    v, s = normal((19, 3, 2, 72), "float16"), normal((19, 3, 2), "float32")
-    flashbsr.merge_states(v, s)
-    flashbsr.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])
-    mask = (torch.arange(19) % 2 > 0).to(DEVICE)
-    flashbsr.merge_state_in_place(
-        v[:, 0].clone(), s[:, 0].clone(), v[:, 1], s[:, 1], mask
-    )  # fmt: skip
-
-
-def merge_peers() -> None:
-    """Be rank 0 of two, to which the other one has sent already, in each half of the inbox."""
-    tokens, heads, dim = 19, 4, 72
-    v, s = normal((tokens, heads, dim), "float16"), normal((tokens, heads), "float32")
-    rows, row_bytes = tokens * heads, dim * 2
-    count = _core.inbox_bytes(2, rows, row_bytes)
-    inboxes = torch.full((2, count), 255, dtype=torch.uint8).to(DEVICE)
-    lses = -(-rows * row_bytes // 128) * 128
-    for half in range(2):
-        sent = inboxes[0].view(2, 2, -1)[half, 1]
-        sent[: rows * row_bytes] = v.reshape(-1).view(torch.uint8)
-        sent[lses : lses + rows * 4] = s.reshape(-1).view(torch.uint8)
-    control = torch.zeros(4, dtype=torch.int32).to(DEVICE)
-    missed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    addresses = [x.data_ptr() for x in (*inboxes, control, missed)]
-    peers = _core.Peers(addresses[:2], 0, rows, row_bytes, *addresses[2:], 1000)
-    stream = torch.cuda.current_stream().cuda_stream
-    for _ in range(2):
-        out, lse = torch.empty_like(v), torch.empty_like(s)
-        _core.merge_peers(v, s, out, lse, peers, "float16", False, stream)
-        if not torch.equal(out, v):  # with itself
-            raise RuntimeError("the merge of two equal states is another one")
-    if int(missed):
-        raise RuntimeError("a rank was missed that had sent")
-
-
 def rotate() -> None:
     """Every way to say positions."""
     q, k = normal((21, 4, 80), "bfloat16"), normal((21, 1, 80), "bfloat16")
@@ -433,9 +396,9 @@ OPS: dict[str, Callable[[], None]] = {
     "dequantize_kv": quantize,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
-    "merge_peers": merge_peers,
-    "merge_state": merge,
-    "merge_states": merge,
+    "merge_peers": lambda: sanitizer_merges.through_peers(normal),
+    "merge_state": lambda: sanitizer_merges.here(normal),
+    "merge_states": lambda: sanitizer_merges.here(normal),
     "packbits": pack,
     "resolve": bounds,
     "rope": rotate,

@@ -42,6 +42,11 @@ FLASHBSR_DEVICE uint32_t atomic_add_relaxed(uint32_t* counter, uint32_t value) {
   return before;
 }
 
+/// Lets the thread rest for up to twice so many nanoseconds.
+FLASHBSR_DEVICE void rest(uint32_t nanoseconds) {
+  asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
+}
+
 /// Nanoseconds of a clock that all SMs have; it steps by up to a microsecond.
 FLASHBSR_DEVICE uint64_t global_time() {
   uint64_t x;

@@ -20,15 +20,16 @@ class Link:
     bandwidth : float
         Bytes per second of one GPU in one direction. Default: NVLink 4, 450e9.
     latency_us : float
-        Microseconds of a collective of no bytes, in a CUDA graph. Default: 10, NCCL's between two
+        Microseconds of a collective of no bytes, in a CUDA graph. Default: 15, NCCL's between two
         H200s.
     peer_us : float
-        Microseconds of a merge of no bytes by `PeerMerge`, its launch included.
+        Microseconds of a merge of no bytes by `PeerMerge`, its launch and what the ranks wait for
+        each other included. Default: 6, between two H200s.
     """
 
     bandwidth: float = 450e9
-    latency_us: float = 10.0
-    peer_us: float = 5.0
+    latency_us: float = 15.0
+    peer_us: float = 6.0
 
     def exchange_us(self, sent: float) -> float:
         """Microseconds of a collective in which each GPU sends so many bytes."""
@@ -49,9 +50,9 @@ class Cost:
         Elements of the cache per token and KV head. Default: K and V, ``2 * head_dim``; latent
         attention has 576.
     bandwidth : float
-        Bytes per second that decode reads. Default: 4.45e12, H200.
+        Bytes per second that decode reads. Default: 4.57e12, H200.
     flops : float
-        Of prefill. Default: 750e12, H200, bfloat16.
+        Of prefill. Default: 730e12, H200, bfloat16.
     launch_us : float
         What a kernel takes beside its bytes.
     link : Link
@@ -63,9 +64,9 @@ class Cost:
     kv_bytes: int = 2
     q_bytes: int = 2
     head_dim_kv: int | None = None
-    bandwidth: float = 4.45e12
-    flops: float = 750e12
-    launch_us: float = 5.0
+    bandwidth: float = 4.57e12
+    flops: float = 730e12
+    launch_us: float = 3.5
     link: Link = Link()
 
     def decode_us(
@@ -118,6 +119,7 @@ class Cost:
             )
         if all_heads:
             merge += self.link.exchange_us(rows * self.head_dim * self.q_bytes * others)
+            merge += self.link.exchange_us(lses * others)
         # What is weighed, added and cast between the collectives: two passes over the states.
         passes = 2 * self.launch_us + 3 * state / self.bandwidth * 1e6
         return attend + merge + passes

@@ -104,6 +104,7 @@ class PeerMerge:
             raise UnsupportedError("PeerMerge", "a machine without a GPU", f"GPUs; {WAY_OUT}")
         self.heads, self.dim, self.dtype, self.timeout = num_qo_heads, head_dim, dtype, timeout
         self._max_tokens = max_tokens
+        self._checked: Any = None  # shapes, types and device of the last merge, which passed
         self._group = group
         self._device = torch.device("cuda", torch.cuda.current_device())
         rows, row_bytes = max_tokens * num_qo_heads, head_dim * dtype.itemsize
@@ -163,26 +164,21 @@ class PeerMerge:
             A rank did not answer a merge before this one. Rows that lacked it are NaN.
         ShapeError, DTypeError, DeviceError, CapacityError
         """
-        check_states(out, lse)
+        shapes = (out.shape, lse.shape, out.dtype, lse.dtype, out.device)
+        if shapes != self._checked:
+            self._check(out, lse)
+            self._checked = shapes
         check_name("lse_base", lse_base, ("e", "2"))
-        if out.shape[1:] != (self.heads, self.dim):
-            raise ShapeError(
-                "out", f"shape {tuple(out.shape)}", f"(tokens, {self.heads}, {self.dim})"
-            )
-        if out.shape[0] > self._max_tokens:
-            raise CapacityError(
-                "out", f"{out.shape[0]} tokens", f"at most max_tokens={self._max_tokens}"
-            )
-        if out.device != self._device:
-            raise UnsupportedError("out", f"on {out.device}", f"on {self._device}; {WAY_OUT}")
-        if out.dtype != torch.float32 and self.dtype not in (torch.float32, out.dtype):
-            raise DTypeError("out", str(out.dtype), f"float32 or {self.dtype}, which travels")
         self._raise_if_missed()
         if self.size == 1:
             return out, lse
-        heads = self.heads // self.size if scatter_heads else self.heads
-        merged = out.new_empty((out.shape[0], heads, self.dim))
-        total = lse.new_empty((out.shape[0], heads))
+        if scatter_heads:
+            heads = self.heads // self.size
+            merged = out.new_empty((out.shape[0], heads, self.dim))
+            total = lse.new_empty((out.shape[0], heads))
+        else:
+            merged = torch.empty_like(out, memory_format=torch.contiguous_format)
+            total = torch.empty_like(lse, memory_format=torch.contiguous_format)
         travel = self.dtype if out.dtype == torch.float32 else out.dtype
         call = Call(out, "out")
         _core.merge_peers(
@@ -196,6 +192,21 @@ class PeerMerge:
             call.stream,
         )
         return merged, total
+
+    def _check(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        check_states(out, lse)
+        if out.shape[1:] != (self.heads, self.dim):
+            raise ShapeError(
+                "out", f"shape {tuple(out.shape)}", f"(tokens, {self.heads}, {self.dim})"
+            )
+        if out.shape[0] > self._max_tokens:
+            raise CapacityError(
+                "out", f"{out.shape[0]} tokens", f"at most max_tokens={self._max_tokens}"
+            )
+        if out.device != self._device:
+            raise UnsupportedError("out", f"on {out.device}", f"on {self._device}; {WAY_OUT}")
+        if out.dtype != torch.float32 and self.dtype not in (torch.float32, out.dtype):
+            raise DTypeError("out", str(out.dtype), f"float32 or {self.dtype}, which travels")
 
     def check(self) -> None:
         """Wait for the merges on the current stream, and raise if one has missed a rank.

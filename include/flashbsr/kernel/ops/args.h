@@ -209,6 +209,8 @@ struct PeerMergeArgs {
   /// In memory of the host: 1 + a rank that was missed.
   uint32_t* missed = nullptr;
   uint64_t timeout_ns = 0;
+  /// Between two looks at what has not come, where many lanes look.
+  uint32_t pause_ns = 0;
   int32_t rank = 0;
   int32_t head_step = 0;  ///< heads of a rank, where each gets its own only; else 0
   DType travel = DType::kF32;

@@ -74,9 +74,7 @@ class PeerMerge {
 
   /// Blocks of all launches of a rank come here, and the last one turns to the other half.
   FLASHBSR_DEVICE void run() {
-    if (!broken()) {
-      for_rows([&](int32_t row, int64_t token, int32_t head) { send(row, token, head); });
-    }
+    for_rows([&](int32_t row, int64_t token, int32_t head) { send(row, token, head); });
     __syncthreads();  // all have read which half it is
     if (threadIdx.x == 0 && ptx::atomic_add_relaxed(&args_.control->arrived, 1) + 1 == gridDim.x) {
       args_.control->arrived = 0;
@@ -88,13 +86,13 @@ class PeerMerge {
   // What merge_units asks of the states of a row.
 
   FLASHBSR_DEVICE float lse(int32_t i) const {
-    return bits_float(i == args_.rank ? own_lse_ : ptx::load_system(inbox_lse(i, row_)));
+    return bits_float(i == args_.rank ? own_lse_ : ptx::load_system(lse_of(received(i), row_)));
   }
 
   template <class Unit>
   FLASHBSR_DEVICE Unit unit(int32_t i, int64_t index) const {
     if (i == args_.rank) return Unit::template own<kArch>(own_ + index * Unit::kOutBytes);
-    return {{ptx::load_system(inbox_unit(args_.rank, i, row_, index))}};
+    return {{ptx::load_system(unit_of(received(i), row_, index))}};
   }
 
   /// Whether some of the states have not come and may still do. After the time-out those are NaN.
@@ -116,7 +114,10 @@ class PeerMerge {
     if (!broken()) {
       const uint64_t now = ptx::global_time();
       if (deadline_ == 0) deadline_ = now + args_.timeout_ns;
-      if (now < deadline_) return true;
+      if (now < deadline_) {
+        if (args_.pause_ns) ptx::rest(args_.pause_ns);
+        return true;
+      }
       args_.control->broken = 1;
       ptx::store_system(args_.missed, static_cast<uint32_t>(first + __ffs(states)));
     }
@@ -135,11 +136,10 @@ class PeerMerge {
     const int32_t half = static_cast<int32_t>(control_.x & 1);
     return args_.inbox[of] + (half * args_.merge.count + source) * args_.source_bytes;
   }
-  FLASHBSR_DEVICE uint4* inbox_unit(int32_t of, int32_t source, int32_t row, int64_t index) const {
-    return reinterpret_cast<uint4*>(inbox(of, source)) + int64_t{row} * units_.count + index;
-  }
-  FLASHBSR_DEVICE uint32_t* inbox_lse(int32_t source, int32_t row) const {
-    return lse_of(inbox(args_.rank, source), row);
+  FLASHBSR_DEVICE char* sent(int32_t to) const { return inbox(to, args_.rank); }
+  FLASHBSR_DEVICE char* received(int32_t source) const { return inbox(args_.rank, source); }
+  FLASHBSR_DEVICE uint4* unit_of(char* source, int32_t row, int64_t index) const {
+    return reinterpret_cast<uint4*>(source) + int64_t{row} * units_.count + index;
   }
   FLASHBSR_DEVICE uint32_t* lse_of(char* source, int32_t row) const {
     return reinterpret_cast<uint32_t*>(source + args_.lse_offset) + row;
@@ -166,20 +166,30 @@ class PeerMerge {
     return sent_word(float_bits(a.s[token * a.s_stride_token + head * a.s_stride_head]));
   }
 
-  /// Everybody begins with the rank after its own, so that no link has all of the traffic.
+  /// Everybody begins with the rank after its own, so that no link has all of the traffic. Who is
+  /// broken sends to itself, where nobody looks: loads need not wait for a branch.
   FLASHBSR_DEVICE void send(int32_t row, int64_t token, int32_t head) const {
     if (row >= args_.merge.rows) return;
     const int32_t ranks = args_.merge.count;
     for (int32_t step = 1; step < ranks; ++step) {
-      const int32_t to = args_.rank + step - (args_.rank + step < ranks ? 0 : ranks);
-      const int32_t of = head + to * args_.head_step;
+      const int32_t other = args_.rank + step - (args_.rank + step < ranks ? 0 : ranks);
+      const int32_t of = head + other * args_.head_step;
       const char* from = own_row(token, of);
-      for (int64_t i = units_.first; i < units_.count; i += units_.group) {
-        ptx::store_system(inbox_unit(to, args_.rank, row, i),
-                          MUnit::template own<kArch>(from + i * MUnit::kOutBytes).bits);
-      }
-      if (units_.first == 0) {
-        ptx::store_system(lse_of(inbox(to, args_.rank), row), own_lse(token, of));
+      const uint32_t lse = own_lse(token, of);
+      LaneUnits units = units_;
+      for (; units.first < units.count; units.first += units.group * kMergeUnits) {
+        MUnit own[kMergeUnits];
+#pragma unroll
+        for (int i = 0; i < kMergeUnits; ++i) {  // without a branch: all are under way at once
+          const int64_t at = min_of<int64_t>(units.index(i), units.count - 1);
+          own[i] = MUnit::template own<kArch>(from + at * MUnit::kOutBytes);
+        }
+        char* const there = sent(broken() ? args_.rank : other);
+#pragma unroll
+        for (int i = 0; i < kMergeUnits; ++i) {
+          if (units.live(i)) ptx::store_system(unit_of(there, row, units.index(i)), own[i].bits);
+        }
+        if (units.first == 0) ptx::store_system(lse_of(there, row), lse);
       }
     }
   }
@@ -201,7 +211,7 @@ class PeerMerge {
     if (live && units_.first == 0) {
       args_.merge.s_out[token * out.s_stride_token + head * out.s_stride_head] = lse;
       for (int32_t i = 0; i < args_.merge.count; ++i) {
-        if (i != args_.rank) *inbox_lse(i, row) = kNothing;
+        if (i != args_.rank) *lse_of(received(i), row) = kNothing;
       }
     }
   }
@@ -211,7 +221,7 @@ class PeerMerge {
     for (int32_t i = 0; i < args_.merge.count; ++i) {
       if (i == args_.rank) continue;
       for (int64_t at = units_.first; at < units_.count; at += units_.group) {
-        *inbox_unit(args_.rank, i, row, at) = nothing;
+        *unit_of(received(i), row, at) = nothing;
       }
     }
   }

@@ -125,7 +125,8 @@ struct InboxShape {
 };
 
 /// Fills in what follows from the views. While few blocks are busy a lane has one unit, so that
-/// more of them send.
+/// more of them send. Many lanes would read all that the L2 cache gives while they wait, beside
+/// what is coming.
 FLASHBSR_FN void prepare(PeerMergeArgs& a) {
   constexpr int64_t kLanes = int64_t{256} * kThreads;
   MergeArgs& m = a.merge;
@@ -135,6 +136,7 @@ FLASHBSR_FN void prepare(PeerMergeArgs& a) {
   while (m.group_log2 < 5 && ((few ? 1 : kMergeUnits) << m.group_log2) < units) ++m.group_log2;
   m.per_unit = 1.0f / m.unit;
   m.heads = FastDiv(static_cast<uint32_t>(max_of(m.out.v.heads, 1)));
+  a.pause_ns = few ? 0 : 200;
 }
 FLASHBSR_FN uint32_t blocks_for(const MergeArgs& a) {
   return blocks_for(ceil_div<int64_t>(a.rows, 32 >> a.group_log2));
