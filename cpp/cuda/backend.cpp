@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <flashbsr/core/error.h>
+#include <flashbsr/core/latent_row.h>
 
 #include "captured.h"
 #include "choice.h"
@@ -327,7 +328,7 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float32");
   }
   if (!kernel_ || params.k.dtype != kv_) return false;
-  if (need_.scaled != (params.k_scales.data != nullptr)) return false;
+  if (need_.scaled != has_token_scales(params)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

@@ -109,6 +109,26 @@ def test_function(device: Device, q_len: int) -> None:
         np.testing.assert_allclose(found, expected_lse, atol=2e-3)
 
 
+def test_appended_rows_of_656_bytes() -> None:
+    """By a page table, into one array: what `append_packed_latents` writes by slots."""
+    rng = np.random.default_rng(4)
+    latent, rotated = (rng.standard_normal((5, n)).astype(np.float32) for n in (512, 64))
+    indices, indptr, last = np.array([2, 0, 1]), np.array([0, 1, 3]), np.array([3, 2])
+    batch, positions = np.array([0, 0, 1, 1, -1]), np.array([1, 2, 15, 17, 0])
+    found, expected = np.zeros((2, 3, 16, 656), np.uint8)
+    flashinfer.append_paged_mla_kv_cache(
+        latent, rotated, batch, positions, found, None, indices, indptr, last
+    )
+    slots = np.array([2 * 16 + 1, 2 * 16 + 2, 15, 1 * 16 + 1, -1])
+    flashbsr.append_packed_latents(latent, rotated, cache=expected, slot_mapping=slots)
+    np.testing.assert_array_equal(found, expected)
+    assert found.any()
+    with pytest.raises(flashbsr.FlashbsrError, match="append_ckv"):
+        flashinfer.append_paged_mla_kv_cache(
+            latent[:, :8], rotated, batch, positions, found, None, indices, indptr, last
+        )
+
+
 def test_refusals() -> None:
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper()
     with pytest.raises(flashbsr.PlanError, match="plan"):
