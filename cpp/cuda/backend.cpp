@@ -174,7 +174,9 @@ Workers CudaBackend::limits(const Batch& batch) {
   q_ = q;
   kv_ = batch.kv;
   const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
-  const int bytes_per_token = static_cast<int>(row_bytes(kv_, dims));
+  const bool packed = o_.latent && need.scaled;
+  const int bytes_per_token =
+      packed ? PackedLatent::kBytes : static_cast<int>(row_bytes(kv_, dims));
   if (row.takes_clusters() && clusters_of_ != &row) {
     cluster_blocks_ = cluster_blocks(row, device_);
     clusters_of_ = &row;

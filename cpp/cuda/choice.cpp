@@ -30,8 +30,9 @@ constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
 /// Codes with scales of every token: requests of more rows take several tiles.
 constexpr Tile kScaledTile = {"decode_scaled", 8};
-/// V is a part of K: a family of its own.
-constexpr Tile kLatentTile = {"latent", 64};
+/// V is a part of K: families of their own, of Q's type, of e4m3, and of rows with scales.
+constexpr Tile kLatentTile = {"latent", 64}, kLatentCodeTile = {"latent_codes", 64},
+               kPackedLatentTile = {"latent_packed", 64};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -75,7 +76,8 @@ bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
 
 /// The row of the build.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  const bool hopper = tile.family[0] == 'h';
+  // Families whose rows name the type of Q, where it is another.
+  const bool hopper = tile.family[0] == 'h' || (tile.family[0] == 'l' && need.q != need.kv);
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
@@ -127,13 +129,14 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
 
 /// Rows of a latent kernel hold these dims and no others: the tail of Q is a column of its own.
 const KernelRow* try_latent(const Need& need, const DeviceInfo& device) {
-  const int rows = kLatentTile.rows;
-  if (need.sigmoid || need.rotates || need.spread || need.q != need.kv ||
-      need.family == api::Family::kFa2) {
+  const Tile& tile = need.scaled         ? kPackedLatentTile
+                     : need.q != need.kv ? kLatentCodeTile
+                                         : kLatentTile;
+  if (need.sigmoid || need.rotates || need.spread || need.family == api::Family::kFa2) {
     return nullptr;
   }
-  if (need.group > rows && need.group % rows) return nullptr;
-  const KernelRow* row = try_build(kLatentTile, need, device);
+  if (need.group > tile.rows && need.group % tile.rows) return nullptr;
+  const KernelRow* row = try_build(tile, need, device);
   const bool same =
       row && row->head_dim == need.head_dim_qk && row->head_dim_vo == need.head_dim_vo;
   return same ? row : nullptr;
@@ -218,14 +221,15 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                 "all keys of the share; backend='cpu'");
   }
   if (need.latent) {
-    throw Error(ErrorCode::kUnsupported, "latent",
-                "head_dim_qk " + std::to_string(need.head_dim_qk) + ", head_dim_vo " +
-                    std::to_string(need.head_dim_vo) + ", " + std::to_string(need.group) +
-                    " heads, q " + dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
-                    std::to_string(device.cc),
-                "on a GPU head dims 576 and 512, 16-bit q and KV of one type, heads up to 64 or a "
-                "multiple of 64, softmax without RoPE, compute capability 9.0; backend='cpu' runs "
-                "every one");
+    throw Error(
+        ErrorCode::kUnsupported, "latent",
+        "head_dim_qk " + std::to_string(need.head_dim_qk) + ", head_dim_vo " +
+            std::to_string(need.head_dim_vo) + ", " + std::to_string(need.group) + " heads, q " +
+            dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
+            std::to_string(device.cc),
+        "on a GPU head dims 576 and 512, 16-bit q, KV of its type or float8_e4m3fn, heads up "
+        "to 64 or a multiple of 64, softmax without RoPE, compute capability 9.0; "
+        "backend='cpu' runs every one");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

@@ -43,7 +43,7 @@ class ItemKernel {
         first_position_(flashbsr::first_position(plan.requests()[item_.request])),
         variant_(params),
         keys_(joined_keys<Op>(params)),
-        values_(joined_values<Op>(params)),
+        v_(joined_values<Op>(params)),
         mem_(memory, item_.row_count, keys_.dim, params.v.dim),
         q_ld_(padded_words<Op>(keys_.dim)),
         dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord),
@@ -179,7 +179,7 @@ class ItemKernel {
 
   void multiply_values() {
     const ValueEdit edit{*this};
-    if (!in_place<Op>(values_) || edit.active()) {
+    if (!in_place<Op>(v_) || edit.active()) {
       stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
                      reinterpret_cast<char*>(mem_.vp));
     }
@@ -225,9 +225,7 @@ class ItemKernel {
 
   bool rotates() const { return p_.rope.fine != nullptr; }
   Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
-  Operand value_rows() const {
-    return {values_, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values};
-  }
+  Operand value_rows() const { return {v_, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
 
   /// Logits of `rows` rows take the scales of one group of K's dims.
   void add_group(int g, int rows, int vec_begin, int vec_end) {
@@ -488,10 +486,9 @@ class ItemKernel {
   const Request request_;
   const int32_t first_position_;
   const Variant variant_;
-  const PagedView keys_, values_;
+  const PagedView keys_, v_;
   const Scratch<Op> mem_;
-  const int64_t q_ld_;
-  const int64_t dv_padded_;
+  const int64_t q_ld_, dv_padded_;
   char* const joined_;  ///< joined_bytes()
   Folding fold_;
   const TileMemory tiles_;
