@@ -26,6 +26,7 @@ from flashbsr.info import engine_info
 
 DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
+LATENT = ("latent", "latent_codes", "latent_packed")
 # Family and rows of a tile -> query tokens of a request that fill it on average.
 FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
 # Requests that tiles of so many rows hold best.
@@ -42,14 +43,14 @@ TOKENS = {
     ("hopper", 192): MANY,
     ("hopper_fast", 192): MANY,
     ("hopper_scaled", 192): MANY,
-    ("latent", 64): FEW,
+    **{(family, 64): FEW for family in LATENT},
     ("latent_mma", 16): (1, 2, 2, 1),
     ("latent_mma", 32): (4, 3, 4, 3),
     ("latent_mma", 64): FEW,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
-HOPPER = ("hopper", "hopper_fast", "hopper_scaled", "latent", "mixed", "mixed_gather")
+HOPPER = ("hopper", "hopper_fast", "hopper_scaled", *LATENT, "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -156,6 +157,12 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
 
 def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool) -> tuple[Any, Any]:
     """K or V, and where it is codes, their scales."""
+    if dtype == "fp8_ds_mla":
+        rows = np.zeros((1, int(np.prod(shape[:-1])), 656), np.uint8)
+        slots = np.arange(rows.shape[1])
+        latents = (torch.randn(len(slots), n).numpy() for n in (512, 64))
+        flashbsr.append_packed_latents(*latents, cache=rows, slot_mapping=slots)
+        return integers(rows.reshape(*shape[:-1], 656)), None
     if not scaled:
         return normal(shape, dtype), None
     scales = shape[:-1]
@@ -217,7 +224,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    latent = family in ("latent", "latent_mma")
+    latent = family in (*LATENT, "latent_mma")
+    kv_dtype = "fp8_ds_mla" if family == "latent_packed" else kv_dtype
     exact = page_size or latent or kv_dtype in ("int4", "nvfp4")
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2
