@@ -73,7 +73,8 @@ struct Inside {
 template <class Traits>
 class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
-  static constexpr int kRowBytes = Traits::kHeadDim * kSize;
+  static constexpr int kRowBytes = Traits::kRowBytes;
+  static constexpr int kChunkDims = Traits::kHeadDim / (kRowBytes / 16);  ///< of 16 bytes
   static constexpr int kTokens = Traits::kKvTile;
   /// Addresses of a tile: K's rows, then V's, then those of their scales.
   static constexpr int kNotes = Traits::kSources * kTokens;
@@ -100,7 +101,7 @@ class KvLoader {
     if (thread < 2) {
       describe_source(thread == 0 ? p.k : p.v, kSize, task, state.sources[thread]);
     } else {
-      describe_source(thread == 2 ? p.k_scales : p.v_scales, kScaleSize, task,
+      describe_source(thread == 2 ? p.k_scales : p.v_scales, Traits::kScaleSize, task,
                       state.sources[thread]);
     }
   }
@@ -176,13 +177,22 @@ class KvLoader {
 
   /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
   /// are zeros, so that weights of nothing stay nothing.
-  FLASHBSR_DEVICE void copy_scales(uint32_t slot, int32_t count) const {
+  FLASHBSR_DEVICE void copy_scales(const Params& p, uint32_t slot, int32_t count) const {
     if constexpr (Traits::kTokenScales) {
       static_assert(2 * kTokens <= Traits::kThreads);
+      constexpr int kWords = Traits::kScaleWords;
       const int32_t thread = ptx::thread_index();
       if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
-      ptx::cp_async_4_if(ptx::shared_address(token_scales_ + slot * 2 * kTokens + thread),
-                         rows_[slot * kNotes + 2 * kTokens + thread], thread % kTokens < count);
+      const uint32_t to =
+          ptx::shared_address(token_scales_ + (slot * 2 * kTokens + thread) * kWords);
+      const char* from = rows_[slot * kNotes + 2 * kTokens + thread];
+      const int32_t bytes =
+          (thread < kTokens ? p.k_scales.dim : p.v_scales.dim) * Traits::kScaleSize;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        if (i > 0 && 4 * i >= bytes) break;
+        ptx::cp_async_4_if(to + 4 * i, from + 4 * i, thread % kTokens < count);
+      }
     }
   }
 
@@ -201,8 +211,6 @@ class KvLoader {
   }
 
  private:
-  static constexpr int kScaleSize = 4;
-
   FLASHBSR_DEVICE static void describe_source(const PagedView& view, int size, const Task& task,
                                               KvSource& source) {
     const auto bytes = [&](int64_t stride) { return static_cast<uint64_t>(stride) * size; };
@@ -243,7 +251,7 @@ class KvLoader {
         const bool inside = row + i * Shape::kDown < count;
 #pragma unroll
         for (int j = 0; j < Shape::kChunksEach; ++j) {
-          const bool mine = (chunk + j * Shape::kAcross) * (16 / kSize) < dim;
+          const bool mine = (chunk + j * Shape::kAcross) * kChunkDims < dim;
           copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
                src[i] + j * Shape::kAcross * 16, inside && mine);
         }
