@@ -46,35 +46,34 @@ struct PackedCodes<kArch, kHeadDim, DType::kI4> {
   }
 };
 
-/// NVFP4: a word is four e4m3 scales, of half a chunk each. Codes take them, exactly.
+/// NVFP4: a word is four e4m3 scales, of half a chunk each. Codes take them, exactly, and nothing
+/// else does: all products are in fp16.
 template <int kArch, int kHeadDim>
 struct PackedCodes<kArch, kHeadDim, DType::kE2M1> {
   static constexpr bool kByProducts = false;
   static constexpr int kWords = kHeadDim / 64;
-  static constexpr float kKeyUnit = ptx::kE2M1Unit<DType::kF16>,
-                         kValueUnit = ptx::kE2M1Unit<DType::kBF16>;
+  static constexpr float kKeyUnit = ptx::kE2M1Unit<DType::kF16>, kValueUnit = kKeyUnit;
 
   FLASHBSR_DEVICE static int word_of(int chunk, int) { return chunk / 2; }
   FLASHBSR_DEVICE static void widen_key(uint32_t codes, float scale, int chunk, int32_t lane,
                                         uint32_t (&pairs)[4]) {
     const uint32_t byte = chunk % 2 * 2 + (lane >> 1 & 1);  // dims 8 t are of one or the other
-    const uint32_t both = ptx::permute_bytes(float_bits(scale), 0, byte * 0x1111u);
-    ptx::e2m1_by_scales<DType::kF16>(codes, ptx::e2m1_scales<DType::kF16>(halves(both)), pairs);
+    by_scales(codes, ptx::permute_bytes(float_bits(scale), 0, byte * 0x1111u), pairs);
   }
   FLASHBSR_DEVICE static void widen_values(uint32_t codes, float first, float second, int chunk,
                                            int32_t lane, uint32_t (&pairs)[4]) {
     const uint32_t byte = chunk % 2 * 2 + (lane >> 4 & 1);  // and dims 4 g
-    const uint32_t both =
-        ptx::permute_bytes(float_bits(first), float_bits(second), byte * 0x0011u + 0x40u);
-    ptx::e2m1_by_scales<DType::kBF16>(codes, ptx::e2m1_scales<DType::kBF16>(halves(both)), pairs);
+    by_scales(codes,
+              ptx::permute_bytes(float_bits(first), float_bits(second), byte * 0x0011u + 0x40u),
+              pairs);
   }
 
  private:
-  /// Two bytes of e4m3 to fp16.
-  FLASHBSR_DEVICE static uint32_t halves(uint32_t bytes) {
-    uint32_t low, high;
-    ptx::float8_to_f16<kArch, DType::kE4M3>(bytes, low, high);
-    return low;
+  /// The first two bytes are the scales of codes 0 to 3, and of 4 to 7.
+  FLASHBSR_DEVICE static void by_scales(uint32_t codes, uint32_t bytes, uint32_t (&pairs)[4]) {
+    uint32_t scales, other;
+    ptx::float8_to_f16<kArch, DType::kE4M3>(bytes, scales, other);
+    ptx::e2m1_by_scales<DType::kF16>(codes, ptx::e2m1_scales<DType::kF16>(scales), pairs);
   }
 };
 

@@ -167,6 +167,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         const int32_t lowest = max_of(loop.whole_begin(), kv_begin);
         for (;;) {
           ptx::cp_async_wait_all();
+          loader.settle_scales(args.params, slot);
           __syncthreads();
           Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
               args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
@@ -192,6 +193,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
       } else {
         ptx::cp_async_wait_all();
+        loader.settle_scales(args.params, slot);
         __syncthreads();  // K is there, and nobody reads the buffers of before any more
         const bool more = first - kTile >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin);
         const int32_t next = first - kTile;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <flashbsr/kernel/sm80/item.h>
+#include <flashbsr/ptx/convert.h>
 #include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/swizzle.h>
@@ -101,8 +102,8 @@ class KvLoader {
     if (thread < 2) {
       describe_source(thread == 0 ? p.k : p.v, kSize, task, state.sources[thread]);
     } else {
-      describe_source(thread == 2 ? p.k_scales : p.v_scales, Traits::kScaleSize, task,
-                      state.sources[thread]);
+      const PagedView& view = thread == 2 ? p.k_scales : p.v_scales;
+      describe_source(view, dtype_size(view.dtype), task, state.sources[thread]);
     }
   }
 
@@ -185,14 +186,32 @@ class KvLoader {
       if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
       const uint32_t to =
           ptx::shared_address(token_scales_ + (slot * 2 * kTokens + thread) * kWords);
-      const char* from = rows_[slot * kNotes + 2 * kTokens + thread];
+      // No copy has two bytes: of a half the word comes that has it, which never reaches beyond the
+      // memory. settle_scales() takes the half.
+      const uint64_t from =
+          reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]) & ~uint64_t{3};
       const int32_t bytes =
           (thread < kTokens ? p.k_scales.dim : p.v_scales.dim) * Traits::kScaleSize;
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         if (i > 0 && 4 * i >= bytes) break;
-        ptx::cp_async_4_if(to + 4 * i, from + 4 * i, thread % kTokens < count);
+        ptx::cp_async_4_if(to + 4 * i, reinterpret_cast<const char*>(from + 4 * i),
+                           thread % kTokens < count);
       }
+    }
+  }
+
+  /// Scales in fp16 that this thread has copied, once they have arrived, become floats; a barrier
+  /// follows.
+  FLASHBSR_DEVICE void settle_scales(const Params& p, uint32_t slot) const {
+    if constexpr (Traits::kTokenScales && !Traits::kPacked) {
+      const int32_t thread = ptx::thread_index();
+      if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
+      if ((thread < kTokens ? p.k_scales : p.v_scales).dtype != DType::kF16) return;
+      float& scale = token_scales_[slot * 2 * kTokens + thread];
+      const uint32_t word = float_bits(scale);
+      const auto from = reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]);
+      scale = from & 2 ? ptx::unpack_high<DType::kF16>(word) : ptx::unpack_low<DType::kF16>(word);
     }
   }
 

@@ -53,14 +53,14 @@ struct PrefillTraits {
   static_assert(scaled || (kv != DType::kI8 && !kPacked));
   /// What the tensor cores multiply with Q: codes are exact in fp16.
   static constexpr DType kKeyCompute = dtype_size(kv) == 1 ? DType::kF16 : kv;
-  /// And with weights. V's scales make these of any size, and so bf16.
-  static constexpr DType kCompute = scaled ? DType::kBF16 : kKeyCompute;
+  /// And with weights. V's scales make these of any size, and so bf16; NVFP4's are in its codes.
+  static constexpr DType kCompute = scaled && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
   /// What K and V are divided by where they are multiplied (ptx/codes.h).
   static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1            ? 256.0f
-                                      : kPacked || kv == DType::kI8 ? 64.0f
-                                                                    : 1.0f;
-  /// Bytes of a scale, and words of those of a row of K or V at most.
+  static constexpr float kValueUnit = kv == DType::kE2M1                     ? 128.0f
+                                      : kv == DType::kI4 || kv == DType::kI8 ? 64.0f
+                                                                             : 1.0f;
+  /// Bytes of a scale of packed codes, and words of those of a row of K or V at most.
   static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
   static constexpr int kScaleWords = kv == DType::kE2M1 ? head_dim / 64
                                      : kPacked          ? head_dim / 32
