@@ -103,7 +103,7 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
 
 
 def compiled() -> list[dict[str, Any]]:
-    """Rows that no build has and 9.0 compiles: head dim 512, where warps share; codes with hooks."""
+    """Rows that no build has and 9.0 compiles: head dim 512, codes with hooks."""
     wide = [
         (family, arch, 512, kv, rows, variant)
         for family, arch, rows in (("decode", "sm90", 8), ("prefill", "sm80", 64))
