@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include <flashbsr/core/latent_row.h>
 #include <flashbsr/core/math.h>
 
 #include "overlap.h"
@@ -178,6 +179,9 @@ class Checker {
   void latent_cache(const RunArrays& a, Params& p) const {
     const int32_t tail = o_.head_dim_qk - o_.head_dim_vo;
     const Array k = with_head(a.k, cache_);
+    const bool packed =
+        !a.v && k.shape[k.ndim - 1] == PackedLatent::kBytes && element_bytes(k.element) == 1;
+    if (packed || o_.packed_latents) return packed_cache(k, packed, p);
     p.k = api::detail::one_view(k, cache_, float_dtype(k, true));
     half(p.k, k, a.v ? o_.head_dim_vo : o_.head_dim_qk);
     p.v = p.k;
@@ -205,6 +209,35 @@ class Checker {
     } else {
       p.k.dim = o_.head_dim_qk;
     }
+  }
+
+  /// Rows of 656 bytes: codes, their scales, and rotated keys in bf16.
+  void packed_cache(const Array& k, bool packed, Params& p) const {
+    using Row = PackedLatent;
+    if (!packed) {
+      bad_shape(k,
+                "one array of uint8 with 656 bytes of each token: the task's kv_dtype is "
+                "'fp8_ds_mla'");
+    }
+    if (o_.head_dim_vo != Row::kDim || o_.head_dim_qk != Row::kDim + Row::kTailDim) {
+      bad_shape(k, "head dims 576 and 512 with rows of 656 bytes");
+    }
+    p.k = api::detail::one_view(k, cache_, DType::kE4M3);
+    half(p.k, k, Row::kBytes);
+    const auto odd = [](int64_t stride, int64_t count) { return count > 1 && stride % 2 != 0; };
+    if (odd(p.k.stride_page, p.k.pages) || odd(p.k.stride_token, p.k.page_size)) {
+      throw Error(ErrorCode::kUnsupported, k.name, "an odd number of bytes between rows",
+                  "strides that are even");
+    }
+    p.k.dim = Row::kDim;
+    p.v = p.k;
+    p.k_tail = p.k;
+    p.k_tail.data = static_cast<char*>(p.k.data) + Row::kTailOffset;
+    p.k_tail.dtype = DType::kBF16;
+    p.k_tail.dim = Row::kTailDim;
+    p.k_tail.stride_page /= 2;
+    p.k_tail.stride_token /= 2;
+    p.k_tail.stride_head /= 2;
   }
 
   void outputs(const RunArrays& a, Params& p) const {

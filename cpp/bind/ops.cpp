@@ -7,6 +7,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <flashbsr/kernel/ops/args.h>
 
 #include "../api/ops.h"
 #include "array.h"
@@ -285,6 +288,26 @@ void bind_ops(nb::module_& m) {
                           stream_of(stream));
       },
       "v"_a, "s"_a, "v_out"_a, "s_out"_a, "base2"_a, "stream"_a);
+  nb::class_<api::Peers>(m, "Peers")
+      .def(
+          "__init__",
+          [](api::Peers* self, const std::vector<uintptr_t>& inboxes, int32_t rank, int64_t rows,
+             int64_t row_bytes, uintptr_t control, uintptr_t missed, int64_t timeout_ms) {
+            new (self) api::Peers{inboxes, rank, rows, row_bytes, control, missed, timeout_ms};
+          },
+          "inboxes"_a, "rank"_a, "rows"_a, "row_bytes"_a, "control"_a, "missed"_a, "timeout_ms"_a);
+  m.def("inbox_bytes", &api::inbox_bytes, "ranks"_a, "rows"_a, "row_bytes"_a);
+  m.attr("MAX_PEERS") = ops::kMaxPeers;
+  m.def(
+      "merge_peers",
+      [](nb::handle v, nb::handle s, nb::handle v_out, nb::handle s_out, const api::Peers& peers,
+         const std::string& travel, bool base2, uintptr_t stream) {
+        const In vi(v, "out"), si(s, "lse");
+        const Out vo(v_out, "merged"), so(s_out, "merged_lse");
+        api::merge_peers({vi.array(), si.array()}, {vo.array(), so.array()}, peers,
+                         *codes_named(travel), base2, stream_of(stream));
+      },
+      "out"_a, "lse"_a, "merged"_a, "merged_lse"_a, "peers"_a, "travel"_a, "base2"_a, "stream"_a);
 }
 
 }  // namespace flashbsr::bind

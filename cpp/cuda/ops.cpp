@@ -91,6 +91,15 @@ void merge(MergeArgs args, bool stacked, int64_t tokens, const Queue& queue) {
   });
 }
 
+void merge_peers(PeerMergeArgs args, const Queue& queue) {
+  prepare(args);
+  // Blocks that wait for those of other GPUs must all run. Launched early: they send as soon as
+  // attention ends.
+  launch_op("merge_peers", queue,
+            {.blocks = blocks_for(args.merge), .blocks_per_sm = kPeerBlocks, .overlap = true},
+            args);
+}
+
 void packbits(const PackArgs& args, int32_t* out_indptr, const Queue& queue) {
   if (!out_indptr) {
     const int64_t blocks = args.size ? blocks_for_threads(ceil_div<int64_t>(args.size, 8)) : 0;
