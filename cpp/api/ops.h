@@ -58,7 +58,7 @@ struct DequantizeArrays {
   Array out;
 };
 
-void dequantize_kv_cache(const DequantizeArrays& a);
+void dequantize_kv_cache(const DequantizeArrays& a, void* stream);
 
 /// Every head of x [nnz, heads, D] times a symmetric orthonormal matrix. `out` may be `x`.
 void hadamard(const Array& x, const Array& out);

@@ -123,12 +123,13 @@ void append(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_c
 }
 
 void dequantize(nb::handle cache, nb::handle scales, const std::string& codes, double number,
-                nb::handle out) {
+                nb::handle out, uintptr_t stream) {
   const In cache_in(cache, "cache"), scales_in(scales, "scale");
   const Out to(out, "out");
   const nb::gil_scoped_release unlocked;
   api::dequantize_kv_cache({cache_in.array(), scales_in.array(), codes_named(codes),
-                            static_cast<float>(number), to.array()});
+                            static_cast<float>(number), to.array()},
+                           stream_of(stream));
 }
 
 api::RopeSettings settings(int32_t rotary_dim, bool interleave, double scale, double theta,
@@ -198,8 +199,8 @@ void bind_ops(nb::module_& m) {
   m.def("append_paged_kv_cache", &append, "append_key"_a, "append_value"_a, "k_cache"_a,
         "v_cache"_a.none(), "positions"_a.none(), "places"_a, "kv_layout"_a, "k_scale"_a,
         "v_scale"_a, "codes"_a, "stream"_a);
-  m.def("dequantize_kv_cache", &dequantize, "cache"_a, "scale"_a, "kv_dtype"_a, "number"_a,
-        "out"_a);
+  m.def("dequantize_kv_cache", &dequantize, "cache"_a, "scale"_a, "kv_dtype"_a, "number"_a, "out"_a,
+        "stream"_a);
   m.def(
       "hadamard",
       [](nb::handle x, nb::handle out) {

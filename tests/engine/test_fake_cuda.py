@@ -34,7 +34,13 @@ torch = framework("torch")
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (["engine/test_latent.py"], "cuda and (parts or bounds)", {"FAKE_CUDA_SMS": "132"}),
+        (
+            ["engine/test_latent_float8.py"],
+            "cuda and (bounds or masks or wrong)",
+            {"FAKE_CUDA_SMS": "132"},
+        ),
         (["engine/test_kv_codes_cuda.py", "engine/test_kv_codes_ends_cuda.py"], "cuda", {}),
+        (["engine/test_kv_codes_prefill_cuda.py"], "chunks or few_rows or rope", {}),
         (["engine/test_plan_of.py"], "cuda and its_own", {"FAKE_CUDA_SMS": "132"}),
         (["engine/test_float8_q.py"], "without_kernels or families", {}),
         (["layout/test_block_mask.py", "layout/test_layouts.py"], "cuda and (mask or bsr)", {}),
@@ -54,7 +60,9 @@ torch = framework("torch")
         "jit, other GPU",
         "cases",
         "latent",
+        "latent, eight bits",
         "ends of codes",
+        "chunks over codes",
         "plans of others",
         "float8 queries",
         "block-sparse",

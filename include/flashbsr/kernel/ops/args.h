@@ -94,6 +94,17 @@ struct QuantizeArgs {
   int32_t tokens = 0;
 };
 
+/// A cache of codes that is read back.
+struct DequantizeArgs {
+  PagedView cache;
+  PagedView scales;     ///< of every token and head; dim: groups of a row
+  PagedView out;        ///< floats
+  float number = 1.0f;  ///< on all of them
+  FastDiv heads{};
+  int64_t first_token = 0;  ///< slots of this launch
+  int32_t tokens = 0;
+};
+
 /// Angles of a rotary embedding: of a table, or computed.
 struct Rotation {
   static constexpr int kMaxPairs = 256;
@@ -106,6 +117,13 @@ struct Rotation {
   /// Turns of pair i per position, as a fraction of 2^64. position x turns, which wraps, is the
   /// angle exactly: no range reduction, and no loss at large positions.
   uint64_t turns[kMaxPairs] = {};
+};
+
+/// An append that quantises, with keys by RoPE.
+struct RopeQuantizeArgs {
+  QuantizeArgs append;
+  Indices positions{};  ///< one per token
+  Rotation rotation;
 };
 
 /// Rows of one array that are rotated, converted or copied: q, k or v.

@@ -81,9 +81,9 @@ FLASHBSR_FN int64_t items_per_token(const AppendArgs& a) {
 /// Fills in what follows from the views, for launches of up to `tokens` tokens.
 FLASHBSR_FN void prepare(RopeArgs& a, int64_t tokens) {
   const int32_t half = a.rotation.rotary_dim / 2;
-  bool units = half % kUnit == 0 && has_units(a.q.in) && has_units(a.q.out) && has_units(a.k.in);
-  units = units && (a.append ? has_units(a.v.in) && has_units(a.k_cache) && has_units(a.v_cache)
-                             : has_units(a.k.out));
+  const auto fits = [](const auto& x) { return x.heads == 0 || has_units(x); };
+  bool units = half % kUnit == 0 && fits(a.q.in) && fits(a.q.out) && fits(a.k.in);
+  units = units && (a.append ? fits(a.v.in) && fits(a.k_cache) && fits(a.v_cache) : fits(a.k.out));
   a.unit = units ? kUnit : 1;
   // Four rounds of a warp keep the cosines and sines busy; with few tokens, more warps are better.
   const int32_t heads = units ? max_of(32 / max_of(half / kUnit, 1), 1) : 1;

@@ -12,11 +12,11 @@ namespace flashbsr::sm80 {
 
 namespace detail {
 
-/// Gives store(d, x) the values of a thread's row, in runs of 4 (float8) or 2 neighbouring dims.
+/// Gives store(d, x) the values of a thread's row, in runs of 4 (bytes) or 2 neighbouring dims.
 template <class Traits, int kDimTiles, class Store>
 FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int32_t lane,
                                   float factor, const Store& store) {
-  if constexpr (Traits::kFloat8) {  // tiles 2c and 2c + 1 hold even and odd dims
+  if constexpr (Traits::kBytes) {  // tiles 2c and 2c + 1 hold even and odd dims
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 2) {
       const float x[4] = {o[n][2 * half] * factor, o[n + 1][2 * half] * factor,
@@ -34,12 +34,12 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
 
 }  // namespace detail
 
-/// Every thread of the block calls it. `memory` is the block's, whose tiles are not read any more
-/// where the variant transforms outputs.
-template <class Traits, class Variant>
+/// Every thread of the block calls it, with its share of O and what it refers to, of a Mainloop or
+/// the like. `memory` is the block's, whose tiles are not read any more where the variant
+/// transforms outputs.
+template <class Traits, class Variant, class Loop>
 FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const PrefillRow* rows,
-                                const Mainloop<Traits, Variant>& loop, char* memory) {
-  using Loop = Mainloop<Traits, Variant>;
+                                const Loop& loop, char* memory) {
   if constexpr (Variant::transforms_outputs) __syncthreads();
   const Params& p = args.params;
   const WorkItem& item = task.item;
@@ -63,6 +63,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         const PrefillRow row = rows[r];
         RowEnd end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
         if constexpr (!Variant::use_softmax) end.factor *= kUnit;
+        if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
         if constexpr (Variant::transforms_outputs) {
           const OutputRow<Traits> out(memory, r);
@@ -84,6 +85,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       } else {
         float factor = kUnit;
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
+        if constexpr (Traits::kTokenScales) factor *= Traits::kValueUnit;
         char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
         detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
           store_typed<DType::kF32>(out, first_dim + d, p.v.dim, x);

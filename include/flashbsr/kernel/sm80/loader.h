@@ -24,9 +24,10 @@ struct CopyShape {
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kAcross = kChunks < 8 ? kChunks : 8;  // a whole line of a row per 8 threads
   static constexpr int kDown = kThreads / kAcross;
-  static constexpr int kRowsEach = kTileRows / kDown;
+  static constexpr bool kShort = kTileRows < kDown;  ///< threads with later rows copy nothing
+  static constexpr int kRowsEach = kShort ? 1 : kTileRows / kDown;
   static constexpr int kChunksEach = kChunks / kAcross;
-  static_assert(kTileRows % kDown == 0 && kDown % Swizzle<kRowBytes>::kPeriod == 0);
+  static_assert((kShort || kTileRows % kDown == 0) && kDown % Swizzle<kRowBytes>::kPeriod == 0);
 
   FLASHBSR_DEVICE static int32_t row(uint32_t thread) { return thread / kAcross; }
   FLASHBSR_DEVICE static int32_t chunk(uint32_t thread) { return thread % kAcross; }
@@ -45,6 +46,7 @@ FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
   using Shape = CopyShape<Traits::kThreads, Traits::kRows, kRowBytes>;
   const RaggedView& q = args.params.q;
   const int32_t row = Shape::row(thread), chunk = Shape::chunk(thread);
+  if (Shape::kShort && row >= Traits::kRows) return;
   const uint32_t dst = Swizzle<kRowBytes>::offset(row, chunk);
 #pragma unroll
   for (int i = 0; i < Shape::kRowsEach; ++i) {
@@ -75,7 +77,9 @@ class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kRowBytes = Traits::kHeadDim * kSize;
   static constexpr int kTokens = Traits::kKvTile;
-  static constexpr int kNotes = 2 * kTokens;  ///< addresses of a tile: K's rows, then V's
+  /// Addresses of a tile: K's rows, then V's, then those of their scales.
+  static constexpr int kNotes = Traits::kSources * kTokens;
+  static constexpr int kSlots = Traits::kPageSlots;
   using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
   static_assert(kTokens <= Traits::kThreads);
 
@@ -85,6 +89,7 @@ class KvLoader {
 
   FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
       : rows_(state.kv_rows),
+        token_scales_(state.token_scales),
         sources_(state.sources),
         pages_(state.pages),
         thread_(thread),
@@ -93,11 +98,15 @@ class KvLoader {
   /// Notes what all rows of the item have in common; a barrier follows.
   FLASHBSR_DEVICE static void describe_sources(const KernelArgs& args, const Task& task,
                                                const BlockState& state, int32_t thread) {
-    if (thread >= 2) return;
-    const PagedView& view = thread == 0 ? args.params.k : args.params.v;
-    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
-    state.sources[thread] = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
-                             bytes(view.stride_page), bytes(view.stride_token)};
+    if (thread >= Traits::kSources) return;
+    const Params& p = args.params;
+    if (thread < 2) {
+      const PagedView& second = Traits::kLatent ? p.k_tail : p.v;
+      describe_source(thread == 0 ? p.k : second, kSize, task, state.sources[thread]);
+    } else {
+      describe_source(thread == 2 ? p.k_scales : p.v_scales, kScaleSize, task,
+                      state.sources[thread]);
+    }
   }
 
   /// Reads the page ids of the tile at KV position `first`, each thread what it will note. Arrived
@@ -105,10 +114,11 @@ class KvLoader {
   FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first,
                                uint32_t slot) {
     const int32_t thread = ptx::thread_index();
+    if (kSlots < Traits::kThreads && thread >= kSlots) return;
     const int32_t page = args.page_size.quotient(position_of(task, first, thread));
     const int32_t* src = args.kv_indices + task.request.kv_begin + page;
     if constexpr (Traits::kArch >= 80) {
-      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * Traits::kThreads + thread), src,
+      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * kSlots + thread), src,
                            args.kv_indices != nullptr);
     } else {
       page_ = args.kv_indices ? __ldg(src) : 0;
@@ -130,13 +140,13 @@ class KvLoader {
     const int32_t token = args.page_size.remainder(position, quotient);
     int32_t page = task.request.kv_begin + quotient;
     if (args.kv_indices) {
-      page = Traits::kArch >= 80 ? pages_[slot * Traits::kThreads + thread] : page_;
+      page = Traits::kArch >= 80 ? pages_[slot * kSlots + thread] : page_;
     }
     Found found;
 #pragma unroll
     for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
       const uint32_t n = i * Traits::kThreads + thread;
-      const KvSource source = sources_[n / kTokens % 2];
+      const KvSource source = sources_[n / kTokens % Traits::kSources];
       found.address[i] = source.base + static_cast<uint32_t>(page) * source.page_bytes +
                          static_cast<uint32_t>(token) * source.token_bytes;
     }
@@ -153,6 +163,7 @@ class KvLoader {
   }
   FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
                             uint32_t slot) const {
+    if (kSlots < Traits::kThreads && ptx::thread_index() >= kSlots) return;
     note(find(args, task, first, slot), slot);
   }
 
@@ -167,6 +178,46 @@ class KvLoader {
   FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
                                     uint32_t slot, const Copy& copy) const {
     visit(rows_ + slot * kNotes + kTokens, args.params.v.dim, task.item.kv_end - first, copy);
+  }
+
+  /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
+  /// are zeros, so that weights of nothing stay nothing.
+  FLASHBSR_DEVICE void copy_scales(uint32_t slot, int32_t count) const {
+    if constexpr (Traits::kTokenScales) {
+      static_assert(2 * kTokens <= Traits::kThreads);
+      const int32_t thread = ptx::thread_index();
+      if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
+      ptx::cp_async_4_if(ptx::shared_address(token_scales_ + slot * 2 * kTokens + thread),
+                         rows_[slot * kNotes + 2 * kTokens + thread], thread % kTokens < count);
+    }
+  }
+
+  /// Whole rows of a latent cache, noted as its latents and, in the place of V, its tails.
+  template <class Copy>
+  FLASHBSR_DEVICE void visit_latents(const Task& task, int32_t first, uint32_t slot,
+                                     const Copy& copy) const {
+    constexpr int kLatentChunks = Traits::kValueDim * kSize / 16 / Shape::kAcross;
+    const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
+    const int32_t count = task.item.kv_end - first;
+    const char* const* const rows = rows_ + slot * kNotes + row;
+    const auto copy_all = [&](const auto& inside) {
+#pragma unroll
+      for (int i = 0; i < Shape::kRowsEach; ++i) {
+        const char* const latent = rows[i * Shape::kDown] + chunk * 16;
+        const char* const tail = rows[kTokens + i * Shape::kDown] + chunk * 16;
+#pragma unroll
+        for (int j = 0; j < Shape::kChunksEach; ++j) {
+          const int k = j - kLatentChunks;
+          const char* const src = (k < 0 ? latent : tail) + (k < 0 ? j : k) * Shape::kAcross * 16;
+          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j), src, inside(i));
+        }
+      }
+    };
+    if (count >= kTokens) {
+      copy_all([](int) { return Inside{}; });
+    } else {
+      copy_all([&](int i) { return row + i * Shape::kDown < count; });
+    }
   }
 
   /// Where this thread's row `i` of a whole tile is: of K, or of V.
@@ -184,8 +235,14 @@ class KvLoader {
   }
 
  private:
-  FLASHBSR_DEVICE static uint64_t bytes(int64_t stride) {
-    return static_cast<uint64_t>(stride) * kSize;
+  static constexpr int kScaleSize = 4;
+
+  FLASHBSR_DEVICE static void describe_source(const PagedView& view, int size, const Task& task,
+                                              KvSource& source) {
+    const auto bytes = [&](int64_t stride) { return static_cast<uint64_t>(stride) * size; };
+    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
+    source = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
+              bytes(view.stride_page), bytes(view.stride_token)};
   }
 
   /// Of this thread's token; outside the item that of its nearest, which is not copied.
@@ -229,6 +286,7 @@ class KvLoader {
   }
 
   const char** rows_;
+  float* token_scales_;
   const KvSource* sources_;
   int32_t* pages_;
   int32_t thread_;

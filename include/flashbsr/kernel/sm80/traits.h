@@ -28,14 +28,15 @@ FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int a
 FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
-/// @tparam kv        type of K and V: that of Q, or float8
+/// @tparam kv        type of K and V: that of Q, float8 or int8
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
 /// @tparam kv_tile   tokens of a tile of K or V
 /// @tparam stages    buffers for K, and for V: 1 or 2
+/// @tparam scaled    K and V have scales of every token and head: logits take K's, weights V's
 template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
-          int stages = prefill_stages(head_dim, kv, rows, arch)>
+          int stages = prefill_stages(head_dim, kv, rows, arch), bool scaled = false>
 struct PrefillTraits {
   /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that
   /// is more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
@@ -44,9 +45,17 @@ struct PrefillTraits {
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
 
-  static constexpr bool kFloat8 = dtype_size(kv) == 1;
-  /// What the tensor cores multiply: float8 is exact in fp16.
-  static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
+  /// Elements of a byte, which are widened on their way to the tensor cores.
+  static constexpr bool kBytes = dtype_size(kv) == 1;
+  static constexpr bool kTokenScales = scaled;
+  static_assert(scaled || kv != DType::kI8);
+  static_assert(!is_packed(kv));
+  /// What the tensor cores multiply with Q: bytes are exact in fp16.
+  static constexpr DType kKeyCompute = kBytes ? DType::kF16 : kv;
+  /// And with weights. V's scales make these of any size, and so bf16.
+  static constexpr DType kCompute = scaled ? DType::kBF16 : kKeyCompute;
+  /// What V is divided by where it is multiplied (ptx/codes.h).
+  static constexpr float kValueUnit = kv == DType::kI8 ? 64.0f : 1.0f;
 
   static constexpr int kRowWarps = 4;  ///< that rows are dealt to
   static constexpr int kParts = prefill_parts(head_dim);
@@ -55,25 +64,98 @@ struct PrefillTraits {
   static constexpr int kBlocksPerSM = 2 / kParts;
   static constexpr int kKvTile = kv_tile;
   static constexpr int kStages = stages;
+  static constexpr int kScoreTokens = kKvTile;  ///< of S that a warp makes weights of
+  static constexpr int kPageSlots = kThreads;   ///< threads that look up pages
+  static constexpr bool kLatent = false;        ///< V is a part of K
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
+  /// Arrays that a token has a row in: K, V and the scales of both.
+  static constexpr int kSources = scaled ? 4 : 2;
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
   static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  /// [Q][K ...][V ...][where K and V rows are, of two tiles][and in general][pages][rows]
-  /// [scale of every row][what each warp sees][this item and the next]
+  static constexpr int kTokenScaleBytes = scaled ? 2 * 2 * kKvTile * 4 : 0;  ///< of two tiles
+  /// [Q][K ...][V ...][where rows of K and V, and their scales, are, of two tiles][and in general]
+  /// [pages][rows][scale of every row][scales of two tiles' tokens][what each warp sees][this item
+  /// and the next]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
   static constexpr int kKvRowOffset = kValueOffset + kStages * kTileBytes;
-  static constexpr int kSourceOffset = kKvRowOffset + 2 * 2 * kKvTile * 8;
-  static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
+  static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
+  static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kThreads * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
-  static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
+  static constexpr int kTokenScaleOffset = kScaleOffset + rows * 4;
+  static constexpr int kVisibleOffset = kTokenScaleOffset + kTokenScaleBytes;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kSmemBytes = kTaskOffset + 2 * kTaskBytes;
+};
+
+/// A kernel for codes with scales of every token.
+template <int head_dim, DType kv, int rows, int arch = 80>
+using ScaledPrefillTraits =
+    PrefillTraits<head_dim, kv, rows, arch, prefill_kv_tile(head_dim, rows),
+                  prefill_stages(head_dim, kv, rows, arch), true>;
+
+/// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
+/// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
+/// to 32 rows and its share of the dims.
+/// @tparam latent_dim, tail_dim  512 and 64
+/// @tparam rows  packed rows of an item: 16, of which two blocks find room on an SM, 32 or 64
+template <int latent_dim, int tail_dim, DType type, int rows>
+struct LatentTraits {
+  static constexpr int kArch = max_of(FLASHBSR_ARCH, 80);
+  static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
+  static constexpr int kValueDim = latent_dim;
+  static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
+  static constexpr bool kBytes = false, kTokenScales = false, kLatent = true;
+  static constexpr float kValueUnit = 1.0f;
+  static constexpr int kRows = rows;
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocksPerSM = rows == 16 ? 2 : 1;
+  static constexpr int kKvTile = 32;
+  static constexpr int kStages = 2;  ///< with 64 rows 156 KB of the 163 of sm_80
+
+  static constexpr int kRowWarps = rows / 16;             ///< whose rows are others
+  static constexpr int kParts = kWarps / kRowWarps;       ///< warps that share 16 rows of S
+  static constexpr int kTokenWarps = rows == 16 ? 2 : 1;  ///< of these: whose tokens are others
+  static constexpr int kKeyWarps = kParts / kTokenWarps;  ///< of those: whose dims are others
+  static constexpr int kWarpTokens = kKvTile / kTokenWarps;
+  static constexpr int kScoreTokens = 16;  ///< of S that a warp makes weights of
+  static constexpr int kBlocks = kKvTile / kScoreTokens;
+  /// Steps of the product of S, of a warp, whose part of Q stays in registers.
+  static constexpr int kKeptSteps = rows == 16 ? 4 : 8;
+  static constexpr int kPageSlots = 2 * kKvTile;
+  static constexpr int kOutputBands = rows == 16 ? 1 : 2;  ///< of 16 rows, of O in a warp
+  static constexpr int kDimWarps = kWarps / (kRowWarps / kOutputBands);
+  static_assert(kHeadDim % 64 == 0 && latent_dim % (64 * kDimWarps) == 0 && dtype_size(type) == 2);
+
+  static constexpr int kQueryBytes = rows * kHeadDim * 2;
+  static constexpr int kTileBytes = kKvTile * kHeadDim * 2;
+  /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
+  static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
+  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;
+  static constexpr int kSources = 2;
+  static constexpr int kSourceBytes = 32, kRowRecordBytes = 16, kVisibilityBytes = 16;
+  static constexpr int kTaskBytes = 80;
+  /// [Q][K ...][units][as in PrefillTraits][of every row: maxima or sums of each block of tokens,
+  /// what O shrinks by, its reference]
+  static constexpr int kKeyOffset = kQueryBytes;
+  static constexpr int kExchangeOffset = kKeyOffset + kStages * kTileBytes;
+  static constexpr int kKvRowOffset = kExchangeOffset + kExchangeBytes;
+  static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
+  static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
+  static constexpr int kRowOffset = kPageOffset + 2 * kPageSlots * 4;
+  static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
+  static constexpr int kTokenScaleOffset = kScaleOffset + rows * 4;  ///< of none
+  static constexpr int kVisibleOffset = kTokenScaleOffset;
+  static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
+  static constexpr int kStateOffset = kTaskOffset + 2 * kTaskBytes;
+  static constexpr int kSmemBytes = kStateOffset + (kBlocks + 2) * rows * 4;
+  static_assert(kSmemBytes <= (rows == 16 ? 99 : 163) * 1024);
 };
 
 }  // namespace flashbsr::sm80
