@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers_speed
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+transformers_speed = importlib.import_module("transformers_speed")
 
 
 def row(**changes: Any) -> dict[str, Any]:
