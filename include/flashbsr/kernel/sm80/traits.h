@@ -120,8 +120,8 @@ struct LatentTraits {
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
   static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
-  static constexpr bool kBytes = false, kTokenScales = false, kLatent = true;
-  static constexpr float kValueUnit = 1.0f;
+  static constexpr bool kBytes = false, kPacked = false, kTokenScales = false, kLatent = true;
+  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
@@ -144,7 +144,8 @@ struct LatentTraits {
   static_assert(kHeadDim % 64 == 0 && latent_dim % (64 * kDimWarps) == 0 && dtype_size(type) == 2);
 
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
-  static constexpr int kTileBytes = kKvTile * kHeadDim * 2;
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kTileBytes = kKvTile * kRowBytes;
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
   static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;
