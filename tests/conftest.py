@@ -17,7 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 from closing import closing_line
-from harness import DEVICES, Device, cuda_fault, leave
+from harness import DEVICES, Device
 
 # The suite says the same thing twice; `--hypothesis-profile=explore` searches.
 hypothesis.settings.register_profile(
@@ -29,10 +29,8 @@ hypothesis.settings.load_profile("suite")
 
 @pytest.fixture(params=DEVICES, ids=lambda device: device.name)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Each backend's device. After a kernel that faulted nothing in this process can go on."""
-    yield request.param
-    if request.param.is_cuda and (problem := cuda_fault()):
-        leave(request.node.nodeid, problem)
+    """Each backend's device."""
+    yield from request.param.lend(request.node.nodeid)
 
 
 @pytest.fixture

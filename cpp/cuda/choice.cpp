@@ -30,10 +30,15 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
 /// Codes with scales of every token. What has no kernel of more rows takes several tiles of few.
-constexpr Tile kScaledTiles[] = {
-    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}};
-/// V is a part of K: a family of its own.
-constexpr Tile kLatentTile = {"latent", 64};
+constexpr Tile kScaledTiles[] = {{"decode_scaled", 8},
+                                 {"hopper_scaled", 192},
+                                 {"prefill_scaled", 64}};
+/// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
+/// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
+/// the device has room for: 64 rows and two tiles of K are 158 KB.
+constexpr Tile kLatentTile = {"latent", 64}, kLatentCodeTile = {"latent_codes", 64},
+               kPackedLatentTile = {"latent_packed", 64};
+constexpr Tile kLatentMmaTiles[] = {{"latent_mma", 16}, {"latent_mma", 32}, {"latent_mma", 64}};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -79,7 +84,8 @@ bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
 
 /// The row of the build.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  const bool hopper = tile.family[0] == 'h';
+  // Families whose rows name the type of Q, where it is another.
+  const bool hopper = tile.family[0] == 'h' || (tile.family[0] == 'l' && need.q != need.kv);
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
@@ -129,24 +135,38 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                                   : try_provider(tile, need, device);
 }
 
+/// Whether a tile holds all rows of a request, on average. Hopper's holds any number: its
+/// warpgroups without rows only pass over tiles.
+bool holds(const Tile& tile, const Need& need) {
+  return tile.family[0] == 'h' || need.rows <= tile.rows;
+}
+
 /// Rows of a latent kernel hold these dims and no others: the tail of Q is a column of its own.
-const KernelRow* try_latent(const Need& need, const DeviceInfo& device) {
-  const int rows = kLatentTile.rows;
-  if (need.sigmoid || need.rotates || need.spread || need.q != need.kv ||
-      need.family == api::Family::kFa2) {
-    return nullptr;
-  }
-  if (need.group > rows && need.group % rows) return nullptr;
-  const KernelRow* row = try_build(kLatentTile, need, device);
+const KernelRow* try_latent_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
+  const KernelRow* row = try_build(tile, need, device);
   const bool same =
       row && row->head_dim == need.head_dim_qk && row->head_dim_vo == need.head_dim_vo;
   return same ? row : nullptr;
 }
 
-/// Whether a tile holds all rows of a request, on average. Hopper's holds any number: its
-/// warpgroups without rows only pass over tiles.
-bool holds(const Tile& tile, const Need& need) {
-  return tile.family[0] == 'h' || need.rows <= tile.rows;
+const KernelRow* try_latent(const Need& need, const DeviceInfo& device) {
+  if (need.sigmoid || need.rotates || need.spread) return nullptr;
+  const bool codes = need.scaled || need.q != need.kv;
+  const Tile& tile = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
+  const bool whole = need.group <= tile.rows || need.group % tile.rows == 0;
+  if (need.family != api::Family::kFa2 && whole) {
+    if (const KernelRow* row = try_latent_tile(tile, need, device)) return row;
+  }
+  if (codes) return nullptr;
+  if (need.family == api::Family::kFa3) return nullptr;
+  const KernelRow* largest = nullptr;
+  for (const Tile& tile : kLatentMmaTiles) {
+    if (need.tile_rows > 0 && need.tile_rows != tile.rows) continue;
+    const KernelRow* row = try_latent_tile(tile, need, device);
+    if (row) largest = row;
+    if (row && (holds(tile, need) || need.tile_rows > 0)) break;
+  }
+  return largest;
 }
 
 /// What to name where there is no kernel.
@@ -225,9 +245,9 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                     std::to_string(need.head_dim_vo) + ", " + std::to_string(need.group) +
                     " heads, q " + dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
                     std::to_string(device.cc),
-                "on a GPU head dims 576 and 512, 16-bit q and KV of one type, heads up to 64 or a "
-                "multiple of 64, softmax without RoPE, compute capability 9.0; backend='cpu' runs "
-                "every one");
+                "on a GPU head dims 576 and 512, 16-bit q, softmax without RoPE, KV of q's type "
+                "(compute capability 8.0 or later) or float8_e4m3fn (9.0; for it, and for "
+                "backend='fa3', heads up to 64 or a multiple of 64); backend='cpu' runs every one");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

@@ -60,9 +60,10 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
 inline bool is_mixed(const KernelRow& row) { return row.family[0] == 'm'; }
+/// Of sm_90a, or from sm_80 on.
 inline bool is_latent(const KernelRow& row) { return row.family[0] == 'l'; }
 inline bool is_hopper(const KernelRow& row) {
-  return row.family[0] == 'h' || is_mixed(row) || is_latent(row);
+  return row.family[0] == 'h' || is_mixed(row) || (is_latent(row) && row.exact);
 }
 
 /// Most packed rows of an item: as many as the kernel holds. Hopper's copies of Q take whole query

@@ -48,7 +48,7 @@ struct KernelRow {
   /// own major version from its minor version on.
   bool runs_on(int cc) const;
   /// Whether blocks of a cluster may work together (sm90a/cluster_merge.h).
-  bool takes_clusters() const { return family[0] == 'l'; }
+  bool takes_clusters() const { return family[0] == 'l' && exact; }
   /// "sm_80 sm_90 compute_90"
   std::string targets() const;
 };

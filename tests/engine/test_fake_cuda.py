@@ -23,6 +23,7 @@ torch = framework("torch")
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
         (["fake_cuda/xla_nodes.py"], "", {}),
+        (["fake_cuda/peer_merges.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
         (["fake_cuda/hopper_args.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
@@ -33,6 +34,11 @@ torch = framework("torch")
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (["engine/test_latent.py"], "cuda and (parts or bounds)", {"FAKE_CUDA_SMS": "132"}),
+        (
+            ["engine/test_latent_float8.py"],
+            "cuda and (bounds or masks or wrong)",
+            {"FAKE_CUDA_SMS": "132"},
+        ),
         (["engine/test_kv_codes_cuda.py", "engine/test_kv_codes_ends_cuda.py"], "cuda", {}),
         (["engine/test_kv_codes_prefill_cuda.py"], "chunks or few_rows or rope", {}),
         (["engine/test_plan_of.py"], "cuda and its_own", {"FAKE_CUDA_SMS": "132"}),
@@ -45,6 +51,7 @@ torch = framework("torch")
         "bounds, captured",
         "vLLM",
         "XLA",
+        "merges of GPUs",
         "bounds",
         "tensor maps",
         "every kernel",
@@ -53,6 +60,7 @@ torch = framework("torch")
         "jit, other GPU",
         "cases",
         "latent",
+        "latent, eight bits",
         "ends of codes",
         "chunks over codes",
         "plans of others",

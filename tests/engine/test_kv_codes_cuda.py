@@ -19,7 +19,8 @@ from harness import Device, attention_for
 from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
 
-SERVED = [INT8, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4]
+FP8_HALF = Kind("float8_e4m3fn", scale="float16")
+SERVED = [INT8, INT8_HALF, FP8, FP8_HALF, E5M2, INT4, INT4_64, INT4_32, NVFP4]
 LONG = Case(
     "long", (1, 3, 1), (7001, 40, 2000), heads=(8, 2), dims=(128, 128), variant=Variant(causal=True)
 )
@@ -57,6 +58,8 @@ def run(
     np.testing.assert_array_equal(out, again)
     np.testing.assert_array_equal(lse, lse_again)
     work = "bfloat16"  # of weights times V's scales, whatever q is: they may be of any size
+    if kind.dtype == "nvfp4" and len({kind, *others}) == 1:  # whose codes take the scales
+        work = case.dtypes[0]
     kernel = attention.explain().kernel
     exact, working = problem.reference(), problem.reference(work)
     assert_attention(out, lse, exact, working, work, case.name, kernel)
@@ -74,7 +77,7 @@ def test_codes(
     assert kernel.startswith("decode_scaled_") == (case is DECODE)  # 14 rows are many
 
 
-@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64, NVFP4], ids=str)
+@pytest.mark.parametrize("kind", [INT8, INT8_HALF, FP8, INT4_64, NVFP4], ids=str)
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -85,7 +88,9 @@ def test_layouts(gpu: Device, page_size: int, kv_layout: str, layout: str, kind:
     run(gpu, case, kind)
 
 
-@pytest.mark.parametrize("kind", [INT8, FP8, E5M2, INT4_32, NVFP4], ids=str)
+@pytest.mark.parametrize(
+    "kind", [INT8, INT8_HALF, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4], ids=str
+)
 def test_split_requests(gpu: Device, kind: Kind) -> None:
     for dtypes in (BF16, F16):
         run(gpu, dataclasses.replace(LONG, dtypes=dtypes), kind)
@@ -115,14 +120,37 @@ def test_variants(gpu: Device, kind: Kind, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kinds", "dims"), [
-    ((INT8_HALF, INT8_HALF), (64, 64)), ((INT8, INT4), (64, 64)), ((INT4, INT4), (96, 96)),
-    ((NVFP4, NVFP4), (128, 64)),
+    ((INT8, INT4), (64, 64)), ((INT4, INT4), (96, 96)), ((NVFP4, NVFP4), (128, 64)),
 ], ids=str)  # fmt: skip
 def test_what_is_not_there_says_so(
     gpu: Device, kinds: tuple[Kind, Kind], dims: tuple[int, int]
 ) -> None:
     with pytest.raises(UnsupportedError, match="codes for q in bfloat16"):
         run(gpu, dataclasses.replace(DECODE, dtypes=BF16, dims=dims), *kinds)
+
+
+@pytest.mark.parametrize("kind", [INT8_HALF, INT4, INT4_64, INT4_32, NVFP4], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_scales_of_any_alignment(gpu: Device, dim: int, kind: Kind) -> None:
+    """Rows of scales beside other things: every second one is aligned to no more than a word."""
+    case = dataclasses.replace(gpu.adapt(MIXED), dtypes=BF16, dims=(dim, dim), layout="paged")
+    coded = build(case, kind, kind)
+    problem = coded.problem
+    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype)
+    problem.plan(attention)
+    q, kv = gpu.put(problem.q), moved(gpu, coded.kv)
+    plain, shifted = {}, {}
+    for name, x in coded.options.items():
+        x = np.ascontiguousarray(x)
+        plain[name] = gpu.put(x)
+        rows = x if kind.group else x[..., None]
+        more = 4 if kind.dtype == "nvfp4" else 1
+        wide = np.zeros((*rows.shape[:-1], rows.shape[-1] + more), x.dtype)
+        wide[..., more:] = rows
+        view = gpu.put(wide)[..., more:]
+        shifted[name] = view if kind.group else view[..., 0]
+    wanted, found = (gpu.get(attention.run(q, kv, **options)) for options in (plain, shifted))
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_scales_of_nvfp4_lie_in_words(gpu: Device) -> None:

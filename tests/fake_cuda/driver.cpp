@@ -245,7 +245,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   }
   state().last_path = -1;
   Op op;
-  const bool latent = starts_with(name, "latent_");
+  const bool older = starts_with(name, "decode_") || starts_with(name, "prefill_") ||
+                     starts_with(name, "latent_mma_");
+  const bool latent = !older && starts_with(name, "latent_");
   const bool hopper = latent || starts_with(name, "hopper_") || starts_with(name, "mixed_");
   if (hopper) {
     const auto& args = *static_cast<const flashbsr::HopperArgs*>(params[0]);
@@ -253,7 +255,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     state().last_path = static_cast<int>(args.path);
     state().last_box = args.box_tokens;
   }
-  if (hopper || starts_with(name, "decode_") || starts_with(name, "prefill_")) {
+  if (hopper || older) {
     const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);  // they begin with it
     state().last_pages = args.kv_indices;
     state().last_overlap = static_cast<int>(args.overlap);

@@ -119,12 +119,12 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
 }
 
 /// Latent attention on sm_90a: one block per SM, tiles of 64 rows whatever the number of heads. A
-/// token of 1152 bytes takes 26 ns of products, an item 6 us (its Q are 73 KB), a part of a split
+/// token takes 26 ns of products, an item 6 us (its Q are 73 KB), a part of a split
 /// tile 2 us: its state is 131 KB, written and read at 4.5 TB/s. All blocks merge, which takes 4
 /// us; within a cluster 3 (H200).
 inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   DeviceLimits limits = gpu_hopper_limits(k);
-  const double product_us = 26e-3 * k.bytes_per_token / 1152;
+  constexpr double product_us = 26e-3;  // of 576 and 512 dims, whatever they are in memory
   limits.min_chunk = 2 * k.kv_tile;
   limits.cost_per_item = detail::gpu_units(6.0);
   limits.cost_per_kv =
@@ -138,6 +138,19 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.idle_merge = limits.sliced_merges = true;
   limits.cost_in_cluster = detail::gpu_units(3.0);
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
+  return limits;
+}
+
+/// Latent attention on mma.sync, sm_80 and later: a block of 64 rows takes 56 ns for a token (H200,
+/// by shared memory's bandwidth), one of 32 half of that, and one of 16, of which two share an SM,
+/// what the memory gives. All blocks merge, as above.
+inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
+  DeviceLimits limits = gpu_latent_limits(k);
+  const double product_us = 56e-3 * max_of(k.rows, 32) / 64 * k.bytes_per_token / 1152;
+  limits.cost_per_kv =
+      detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
+  limits.min_chunk = 4 * k.kv_tile;
+  for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
   return limits;
 }
 

@@ -105,7 +105,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       }
     }
 
-    sm80::write_rows(args, task, state.rows, loop, memory);
+    sm80::write_rows<Traits, Variant>(args, task, state.rows, loop, memory);
     if (task.item.slot >= 0) {
       sm80::finish_split<Traits, Variant>(args, task, state.rows, memory, ptx::thread_index());
     }

@@ -33,6 +33,8 @@ struct PrefillTraits {
   static constexpr int kBlocksPerSM = head_dim == 256 ? 1 : 2;
   /// Tokens of a tile of K or V.
   static constexpr int kKvTile = head_dim == 256 ? 16 : 32;
+  static constexpr int kScoreTokens = kKvTile, kPageSlots = kThreads;
+  static constexpr bool kLatent = false;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kRowBytes = head_dim * 2;

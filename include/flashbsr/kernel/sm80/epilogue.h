@@ -43,12 +43,12 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
 
 }  // namespace detail
 
-/// Every thread of the block calls it. `memory` is the block's, whose tiles are not read any more
-/// where the variant transforms outputs.
-template <class Traits, class Variant>
+/// Every thread of the block calls it, with its share of O and what it refers to, of a Mainloop or
+/// the like. `memory` is the block's, whose tiles are not read any more where the variant
+/// transforms outputs.
+template <class Traits, class Variant, class Loop>
 FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const PrefillRow* rows,
-                                const Mainloop<Traits, Variant>& loop, char* memory) {
-  using Loop = Mainloop<Traits, Variant>;
+                                const Loop& loop, char* memory) {
   if constexpr (Variant::transforms_outputs) __syncthreads();
   const Params& p = args.params;
   const WorkItem& item = task.item;

@@ -244,7 +244,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     }
 
     ptx::cp_async_wait_all();  // page ids of tiles that do not exist
-    write_rows(args, task, state.rows, loop, memory);
+    write_rows<Traits, Variant>(args, task, state.rows, loop, memory);
     if (task.item.slot >= 0) {
       finish_split<Traits, Variant>(args, task, state.rows, memory, ptx::thread_index());
     }

@@ -25,9 +25,10 @@ struct CopyShape {
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kAcross = kChunks < 8 ? kChunks : 8;  // a whole line of a row per 8 threads
   static constexpr int kDown = kThreads / kAcross;
-  static constexpr int kRowsEach = kTileRows / kDown;
+  static constexpr bool kShort = kTileRows < kDown;  ///< threads with later rows copy nothing
+  static constexpr int kRowsEach = kShort ? 1 : kTileRows / kDown;
   static constexpr int kChunksEach = kChunks / kAcross;
-  static_assert(kTileRows % kDown == 0 && kDown % Swizzle<kRowBytes>::kPeriod == 0);
+  static_assert((kShort || kTileRows % kDown == 0) && kDown % Swizzle<kRowBytes>::kPeriod == 0);
 
   FLASHBSR_DEVICE static int32_t row(uint32_t thread) { return thread / kAcross; }
   FLASHBSR_DEVICE static int32_t chunk(uint32_t thread) { return thread % kAcross; }
@@ -46,6 +47,7 @@ FLASHBSR_DEVICE void visit_queries(const KernelArgs& args, const WorkItem& item,
   using Shape = CopyShape<Traits::kThreads, Traits::kRows, kRowBytes>;
   const RaggedView& q = args.params.q;
   const int32_t row = Shape::row(thread), chunk = Shape::chunk(thread);
+  if (Shape::kShort && row >= Traits::kRows) return;
   const uint32_t dst = Swizzle<kRowBytes>::offset(row, chunk);
 #pragma unroll
   for (int i = 0; i < Shape::kRowsEach; ++i) {
@@ -79,6 +81,7 @@ class KvLoader {
   static constexpr int kTokens = Traits::kKvTile;
   /// Addresses of a tile: K's rows, then V's, then those of their scales.
   static constexpr int kNotes = Traits::kSources * kTokens;
+  static constexpr int kSlots = Traits::kPageSlots;
   using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
   static_assert(kTokens <= Traits::kThreads);
 
@@ -100,7 +103,8 @@ class KvLoader {
     if (thread >= Traits::kSources) return;
     const Params& p = args.params;
     if (thread < 2) {
-      describe_source(thread == 0 ? p.k : p.v, kSize, task, state.sources[thread]);
+      const PagedView& second = Traits::kLatent ? p.k_tail : p.v;
+      describe_source(thread == 0 ? p.k : second, kSize, task, state.sources[thread]);
     } else {
       const PagedView& view = thread == 2 ? p.k_scales : p.v_scales;
       describe_source(view, dtype_size(view.dtype), task, state.sources[thread]);
@@ -112,10 +116,11 @@ class KvLoader {
   FLASHBSR_DEVICE void look_up(const KernelArgs& args, const Task& task, int32_t first,
                                uint32_t slot) {
     const int32_t thread = ptx::thread_index();
+    if (kSlots < Traits::kThreads && thread >= kSlots) return;
     const int32_t page = args.page_size.quotient(position_of(task, first, thread));
     const int32_t* src = args.kv_indices + task.request.kv_begin + page;
     if constexpr (Traits::kArch >= 80) {
-      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * Traits::kThreads + thread), src,
+      ptx::cp_async_4_when(ptx::shared_address(pages_ + slot * kSlots + thread), src,
                            args.kv_indices != nullptr);
     } else {
       page_ = args.kv_indices ? __ldg(src) : 0;
@@ -137,7 +142,7 @@ class KvLoader {
     const int32_t token = args.page_size.remainder(position, quotient);
     int32_t page = task.request.kv_begin + quotient;
     if (args.kv_indices) {
-      page = Traits::kArch >= 80 ? pages_[slot * Traits::kThreads + thread] : page_;
+      page = Traits::kArch >= 80 ? pages_[slot * kSlots + thread] : page_;
     }
     Found found;
 #pragma unroll
@@ -160,6 +165,7 @@ class KvLoader {
   }
   FLASHBSR_DEVICE void note(const KernelArgs& args, const Task& task, int32_t first,
                             uint32_t slot) const {
+    if (kSlots < Traits::kThreads && ptx::thread_index() >= kSlots) return;
     note(find(args, task, first, slot), slot);
   }
 
@@ -212,6 +218,34 @@ class KvLoader {
       const uint32_t word = float_bits(scale);
       const auto from = reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]);
       scale = from & 2 ? ptx::unpack_high<DType::kF16>(word) : ptx::unpack_low<DType::kF16>(word);
+    }
+  }
+
+  /// Whole rows of a latent cache, noted as its latents and, in the place of V, its tails.
+  template <class Copy>
+  FLASHBSR_DEVICE void visit_latents(const Task& task, int32_t first, uint32_t slot,
+                                     const Copy& copy) const {
+    constexpr int kLatentChunks = Traits::kValueDim * kSize / 16 / Shape::kAcross;
+    const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
+    const int32_t count = task.item.kv_end - first;
+    const char* const* const rows = rows_ + slot * kNotes + row;
+    const auto copy_all = [&](const auto& inside) {
+#pragma unroll
+      for (int i = 0; i < Shape::kRowsEach; ++i) {
+        const char* const latent = rows[i * Shape::kDown] + chunk * 16;
+        const char* const tail = rows[kTokens + i * Shape::kDown] + chunk * 16;
+#pragma unroll
+        for (int j = 0; j < Shape::kChunksEach; ++j) {
+          const int k = j - kLatentChunks;
+          const char* const src = (k < 0 ? latent : tail) + (k < 0 ? j : k) * Shape::kAcross * 16;
+          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j), src, inside(i));
+        }
+      }
+    };
+    if (count >= kTokens) {
+      copy_all([](int) { return Inside{}; });
+    } else {
+      copy_all([&](int i) { return row + i * Shape::kDown < count; });
     }
   }
 

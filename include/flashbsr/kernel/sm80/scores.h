@@ -38,7 +38,7 @@ class Scores {
  public:
   static constexpr int kRowsPerWarp = Traits::kRows / Traits::kRowWarps;
   static constexpr int kBands = kRowsPerWarp / 16;  ///< A operands that share each B operand
-  static constexpr int kTokenTiles = Traits::kKvTile / 8;
+  static constexpr int kTokenTiles = Traits::kScoreTokens / 8;
   /// log2 of what weights are multiplied by.
   static constexpr float kShift = Traits::kCompute != DType::kF16 ? 0.0f
                                   : Variant::use_softmax          ? 7.0f
@@ -52,13 +52,13 @@ class Scores {
       : lane_(static_cast<uint32_t>(thread) % 32),
         first_row_(first_row(static_cast<uint32_t>(thread) / 32)),
         key_tile_(query_tile + Traits::kKeyOffset),
+        queries_(query_tile, first_row_, lane_),
         args_(args),
         variant_(args.params),
         rows_(state.rows),
         scales_(state.scales),
         token_scales_(state.token_scales),
-        visible_(state.visible + static_cast<uint32_t>(thread) / 32),
-        queries_(query_tile, first_row_, lane_) {}
+        visible_(state.visible + static_cast<uint32_t>(thread) / 32) {}
 
   FLASHBSR_DEVICE static int32_t first_row(int32_t warp) {
     return (Traits::kParts == 1 ? warp : warp % Traits::kRowWarps) * kRowsPerWarp;
@@ -172,6 +172,7 @@ class Scores {
   const uint32_t key_tile_;
   bool transforms_;          ///< S goes the long way: factor_ is 1
   float factor_[kBands][2];  ///< from S to logits in base 2
+  const Queries queries_;
   float s_[kBands][kTokenTiles][4];
 
  private:
@@ -396,7 +397,6 @@ class Scores {
   const Task* task_;
   Visibility* const
       visible_;  ///< what this warp's rows see, and all of the block, in shared memory
-  const Queries queries_;
 };
 
 }  // namespace flashbsr::sm80

@@ -189,16 +189,22 @@ struct Shared {
     // of that, every thread that has read it, so that race detectors see who is done.
     const int copies = gather ? 32 * kGatherWarps : 1;
     const int preparers = gather ? 1 : 2, readers = gather ? 32 : 2;
-    const int writers = rotates ? readers : Traits::kPreparesKeys ? preparers : 1;
+    const int writers = Traits::kWideners       ? Traits::kWideners
+                        : rotates               ? readers
+                        : Traits::kPreparesKeys ? preparers
+                                                : 1;
     // The warps that are the last to read a stage: of latents one warpgroup's.
     const int last = Traits::kLatent ? 4 : consumers;
     key_pipeline.init(writers + sorts + (Traits::kTokenScales ? 32 : 0), last);
-    value_pipeline.init(Traits::kPreparesValues ? preparers : 1, last);
+    value_pipeline.init(Traits::kWideners         ? kTailWarps
+                        : Traits::kPreparesValues ? preparers
+                                                  : 1,
+                        last);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
-    place_pipeline.init(32, copies);
+    place_pipeline.init(32, Traits::kWideners ? 32 * (Traits::kWideners + kTailWarps) : copies);
     if constexpr (Traits::kMixed) ptx::mbarrier_init(narrow_done, 128 * Traits::kConsumers);
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
@@ -217,8 +223,9 @@ struct Shared {
   /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or 0 and 1
   /// gather K and V, and 2 makes them visible. Where V is prepared or K is rotated, 0 loads
   /// everything, or 0 and 1 gather it, and the others up to 2 widen, transpose or rotate. The last
-  /// one schedules.
-  static constexpr int kLoaderWarps = 3;
+  /// one schedules. Where there are wideners beside this warpgroup, 0 loads Q, 1 and 2 write tails.
+  static constexpr int kLoaderWarps = 3 + Traits::kWideners;
+  static constexpr int kTailWarps = 2;
   static constexpr int kGatherWarps = 2;
   static constexpr int kSchedulerWarp = 3;
 };

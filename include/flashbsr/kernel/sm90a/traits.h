@@ -51,6 +51,8 @@ struct HopperTraits {
   static constexpr int kOutputDims = head_dim_vo;  ///< of a warpgroup's O
   static constexpr bool kLatent = false;           ///< V is a part of K (latent.h)
   static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
+  static constexpr int kWideners = 0;              ///< warps that widen what memory has
+  static constexpr int kAskedRowBytes = 0, kAskedTailBytes = 0;  ///< that L2 is asked for, ahead
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
@@ -182,9 +184,17 @@ struct HopperTraits {
 /// that RoPE has turned, from an array of its own or from behind the latent. Two consumers have the
 /// same 64 rows and half of the latent dims of O each. The producers' "keys" are latents, their
 /// "values" tails: what a tail occupies holds the tile's weights once its products are done.
+///
+/// Of e4m3 there is no room for copies to land in. A third kind of warps, a warpgroup of them,
+/// reads codes to registers and writes what products read (latent_widen.h).
 /// @tparam latent_dim  512
 /// @tparam tail_dim    64
-template <int latent_dim, int tail_dim, DType type>
+/// @tparam type        of Q, and of the products
+/// @tparam kv_type     in memory: `type`, or e4m3
+/// @tparam packed      rows of 656 bytes with scales of their own (core/latent_row.h)
+/// @tparam hooks       the variant has hooks, which need registers
+template <int latent_dim, int tail_dim, DType type, DType kv_type = type, bool packed = false,
+          bool hooks = false>
 struct LatentTraits {
   static constexpr int kHeadDimQk = latent_dim + tail_dim;
   static constexpr int kHeadDimVo = latent_dim;
@@ -192,7 +202,14 @@ struct LatentTraits {
   static constexpr bool kLatent = true;
   /// Each warpgroup frees its half of the dims as soon as it is done with them.
   static constexpr int kKeyParts = 2;
-  static constexpr DType kType = type, kKvType = type, kWeightType = type;
+  static constexpr DType kType = type, kKvType = kv_type, kWeightType = type;
+  static constexpr bool kPacked = packed;
+  static constexpr int kWideners = kv_type == type ? 0 : 4;
+  static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
+  /// Who reads to registers has few loads under way: L2 is to have what they find. A packed row is
+  /// one piece.
+  static constexpr int kAskedRowBytes = !kWideners ? 0 : packed ? 656 : latent_dim;
+  static constexpr int kAskedTailBytes = kWideners && !packed ? kTailBytes : 0;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
@@ -200,11 +217,20 @@ struct LatentTraits {
   static constexpr int kRows = 64;
   static constexpr int kKvTile = 64;
   static_assert(latent_dim % 128 == 0 && tail_dim == 64 && dtype_size(type) == 2);
+  static_assert(!packed || (kv_type == DType::kE4M3 && latent_dim == 512));
 
   static constexpr int kConsumers = 2;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kThreads = 128 * (kConsumers + 1) + 32 * kWideners;
   static constexpr int kBlocksPerSM = 1;
-  static constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kLaunchRegisters = kWideners ? 128 : 168;
+  static constexpr int kProducerRegisters = kWideners && hooks ? 48 : 40;
+  static constexpr int kConsumerRegisters = !kWideners ? 232 : hooks ? 208 : 200;
+  static constexpr int kWidenerRegisters = hooks ? 48 : 72;
+  /// Rows of a widener that are under way to registers.
+  static constexpr int kWidenedAhead = hooks ? 8 : 16;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters +
+                    (kWideners ? kWidenerRegisters : 0) <=
+                kThreads / 128 * kLaunchRegisters);
 
   // Columns of 128 bytes, as in HopperTraits.
   static constexpr int kColumnDims = 64, kLandingDims = 64;
