@@ -49,7 +49,11 @@ class Widener {
   using Ring = typename Shared<Traits>::KvPipeline;
   static constexpr int kTileLines = Traits::kKvTile;
   static constexpr int kUnits = kTileLines / 8;
-  static constexpr int kBatch = 4;  ///< loads under way: as far as 32 registers go
+  /// Loads under way: as far as 32 registers go. Of int8, which becomes 16 bits in few of them, all
+  /// of a column: with four the widening warps waited for them a quarter of their time.
+  static constexpr int kBatch = Traits::kKvType == DType::kI8 ? (kUnits > 10 ? kUnits / 2 : kUnits)
+                                : Traits::kTokenScales        ? 5
+                                                              : 4;
   /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
   /// has another phase.
   static constexpr int kToNext = 2 * 128 + (2 << 4);
