@@ -306,8 +306,8 @@ class Mainloop : public Softmax<Traits, Variant> {
   /// Those of the tile whose S are at hand came with its K.
   FLASHBSR_DEVICE void find_scales() {
     if constexpr (Traits::kTokenScales) {
-      scores.token_scales = shared_.token_scales + key_.stage * Traits::kScaleBytes +
-                            ptx::thread_index() % 4 * 8;
+      scores.token_scales =
+          shared_.token_scales + key_.stage * Traits::kScaleBytes + ptx::thread_index() % 4 * 8;
     }
   }
 

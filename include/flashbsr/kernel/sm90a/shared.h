@@ -104,7 +104,7 @@ struct Shared {
   template <bool kKeys>
   using LandingOf = Pipeline<(kKeys ? Traits::kPreparesKeys : Traits::kPreparesValues)
                                  ? Traits::kLandingStages
-                                 : Traits::kStages*(kKeys ? Traits::kKeyParts : 1)>;
+                                 : Traits::kStages * (kKeys ? Traits::kKeyParts : 1)>;
   using QueryPipeline = Pipeline<Traits::kQueryStages>;
   using TilePipeline = Pipeline<Traits::kTileSlots>;
   using PlacePipeline = Pipeline<Traits::kPlaceSlots>;
@@ -125,8 +125,8 @@ struct Shared {
   uint32_t claimable;  ///< few tiles of the item are left to load: it is time for the next one
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
-  uint32_t places;  ///< of rows that are gathered
-  uint32_t sums;    ///< of O (long_sums.h)
+  uint32_t places;        ///< of rows that are gathered
+  uint32_t sums;          ///< of O (long_sums.h)
   uint32_t token_scales;  ///< of every stage of K: K's, then V's (token_scales.h)
   uint32_t scales_empty;  ///< by stage: nobody reads these any more
   PlacePipeline place_pipeline;
