@@ -4,8 +4,8 @@
 // e4m3 and int8 on their way to 16-bit products: copies land in one ring, two warps write the tiles
 // of another.
 //
-//   warp 0          K, V in bytes        -> landing pipelines; K that is multiplied as it is: its
-//   own warps 1 and 2   bytes -> fp16, bf16  -> key_, value_pipeline
+//   warp 0         K, V in bytes        -> landing pipelines; K multiplied as it is: its own
+//   warps 1 and 2  bytes -> fp16, bf16  -> key_, value_pipeline
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
