@@ -36,17 +36,12 @@ TOKENS = {
     ("decode", 8): (1, 1, 1, 1),
     ("decode", 16): (4, 3, 4, 3),
     ("decode_scaled", 8): (1, 1, 1, 1),
-    ("prefill", 64): FEW,
-    ("prefill_scaled", 64): FEW,
     ("prefill", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
-    ("hopper", 192): MANY,
-    ("hopper_fast", 192): MANY,
-    ("hopper_scaled", 192): MANY,
-    **{(family, 64): FEW for family in LATENT},
+    **{(family, 192): MANY for family in ("hopper", "hopper_fast", "hopper_scaled")},
+    **{(family, 64): FEW for family in ("prefill", "prefill_scaled", "latent_mma", *LATENT)},
     ("latent_mma", 16): (1, 2, 2, 1),
     ("latent_mma", 32): (4, 3, 4, 3),
-    ("latent_mma", 64): FEW,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
@@ -55,15 +50,8 @@ KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
 GATHERED = 7  # a page size whose boxes would be of too few tokens for the copy engine of sm_90
-TYPES = {
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2",
-    "i8": "int8",
-    "i4": "int4",
-    "e2m1": "nvfp4",
-}
+TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+TYPES |= {"i8": "int8", "i4": "int4", "e2m1": "nvfp4"}
 # What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
 # that is long enough to be split; requests in one part and in two, with KV of their own and none.
 SHARED, HALVES, OWN = 2100, (3, 0), (2, 0, 1, 5)
@@ -115,22 +103,18 @@ def compiled() -> list[dict[str, Any]]:
         for kv in ("bf16", "e4m3", "e5m2")
         for variant in ("plain", "standard", "sigmoid")
     ]
-    codes = [("prefill_scaled", "sm80", 128, kv, 64, "standard") for kv in ("i8", "i4", "e2m1")]
+    codes = [
+        ("prefill_scaled", "sm80", 128, kv, 64, "plain" if kv == "e5m2" else "standard")
+        for kv in ("i8", "i4", "e2m1", "e5m2")
+    ]
+    names = ("family", "arch", "head_dim", "kv", "rows", "variant")
     return [
-        {
-            "name": f"{family}_{arch}_d{dim}_{kv}_r{rows}_{variant}",
-            "family": family,
-            "head_dim": dim,
-            "head_dim_vo": dim,
-            "kv": kv,
-            "rows": rows,
-            "variant": variant,
-        }
-        for family, arch, dim, kv, rows, variant in (
-            *wide,
-            *codes,
-            ("prefill_scaled", "sm80", 128, "e5m2", 64, "plain"),
+        dict(
+            zip(names, row, strict=True),
+            head_dim_vo=row[2],
+            name="{}_{}_d{}_{}_r{}_{}".format(*row),
         )
+        for row in (*wide, *codes)
     ]
 
 

@@ -58,8 +58,8 @@ def run(
     np.testing.assert_array_equal(out, again)
     np.testing.assert_array_equal(lse, lse_again)
     work = "bfloat16"  # of weights times V's scales, whatever q is: they may be of any size
-    if kind.dtype == "nvfp4" and len({kind, *others}) == 1:  # whose codes take the scales
-        work = case.dtypes[0]
+    if kind.dtype == "nvfp4":  # whose codes take the scales, so that weights are in float16
+        work = "float16"
     kernel = attention.explain().kernel
     exact, working = problem.reference(), problem.reference(work)
     assert_attention(out, lse, exact, working, work, case.name, kernel)
@@ -116,6 +116,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", [INT8, FP8, INT4_64, NVFP4], ids=str)
 def test_variants(gpu: Device, kind: Kind, name: str) -> None:
     case = dataclasses.replace(MIXED, dtypes=BF16, dims=(128, 128), layout="paged")
+    if name == "large" and kind is FP8:
+        # Hopper splits q in bfloat16 into products of e4m3, which sum in 14 bits (sm90a_fp8.md).
+        case = dataclasses.replace(case, dtypes=F16)
     run(gpu, dataclasses.replace(case, **VARIANTS[name]), kind)
 
 

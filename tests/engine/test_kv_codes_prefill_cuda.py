@@ -15,9 +15,9 @@ import pytest
 from cases import BF16, F16, Case
 from flashbsr.errors import UnsupportedError
 from harness import DEVICES, Device, attention_for
-from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, NVFP4, Kind, build
+from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
-from test_kv_codes_cuda import moved, run
+from test_kv_codes_cuda import FP8_HALF, moved, run
 
 GPUS = [device for device in DEVICES if device.is_cuda]
 if not GPUS:
@@ -83,6 +83,16 @@ def test_layouts(
         pytest.skip("no pages")
     fields = {"layout": layout, "kv_layout": kv_layout, "page_size": page_size}
     check(gpu, dataclasses.replace(CHUNKS, **fields), kind, family)
+
+
+@everywhere
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [INT8_HALF, FP8_HALF], ids=str)
+@pytest.mark.parametrize(("layout", "page_size"), [("ragged", 1), ("paged", 1), ("paged", 16)])
+def test_scales_in_float16(
+    gpu: Device, layout: str, page_size: int, kind: Kind, family: str
+) -> None:
+    check(gpu, dataclasses.replace(CHUNKS, layout=layout, page_size=page_size), kind, family)
 
 
 @everywhere

@@ -3,9 +3,10 @@
 //
 // Operands of the matrix instructions, read from swizzled tiles. Layouts: ptx/mma.h.
 //
-// A tile of K or V in codes of a byte (float8, int8) is kept as it is and widened here. A thread then gets four
-// neighbouring bytes of a row, which are two pairs of operands only if the contraction runs over
-// the columns in another order: column_of() says which column of Q or O a position is.
+// A tile of K or V in codes of a byte (float8, int8) is kept as it is and widened here. A thread
+// then gets four neighbouring bytes of a row, which are two pairs of operands only if the
+// contraction runs over the columns in another order: column_of() says which column of Q or O a
+// position is.
 //
 //   16-bit:  position of a group of 16     0 1 2 3 4 5 6 7  8 9 ...
 //            column                        0 1 2 3 4 5 6 7  8 9 ...

@@ -177,7 +177,7 @@ def _short(
 ) -> Workload:
     """Ask for the last `q_len` tokens of each request."""
     fields: dict[str, Any] = {"kind": "gpu-short", "page_size": 16, "causal": True, **changes}
-    lens = {"q_lens": (q_len,) * batch, "kv_lens": (kv_len,) * batch}
+    lens: dict[str, Any] = {"q_lens": (q_len,) * batch, "kv_lens": (kv_len,) * batch}
     return Workload(name=name, dtype="bfloat16", goals=goals, **lens, **fields)
 
 

@@ -39,9 +39,9 @@ FLASHBSR_DEVICE int32_t last_claim(const Tile& tile) {
 /// blocks are not counted. Each block that had an item, and each of those, claims until nothing is
 /// left. The last of these claims resets the counter.
 ///
-/// Where a mask is bits it sorts an item's tiles, too, where tokens have scales it copies these, and
-/// where K and V are gathered it looks up their rows, before the next item is described: loaders hear of that a tile or two later then,
-/// and are ahead of the consumers by as many.
+/// Where a mask is bits it sorts an item's tiles, too, where tokens have scales it copies these,
+/// and where K and V are gathered it looks up their rows, before the next item is described:
+/// loaders hear of that a tile or two later then, and are ahead of the consumers by as many.
 template <class Traits, class Variant, KvCopies kCopies>
 class Scheduler {
  public:

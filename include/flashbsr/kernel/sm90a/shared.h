@@ -104,7 +104,7 @@ struct Shared {
   template <bool kKeys>
   using LandingOf = Pipeline<(kKeys ? Traits::kPreparesKeys : Traits::kPreparesValues)
                                  ? Traits::kLandingStages
-                                 : Traits::kStages*(kKeys ? Traits::kKeyParts : 1)>;
+                                 : Traits::kStages * (kKeys ? Traits::kKeyParts : 1)>;
   using QueryPipeline = Pipeline<Traits::kQueryStages>;
   using TilePipeline = Pipeline<Traits::kTileSlots>;
   using PlacePipeline = Pipeline<Traits::kPlaceSlots>;
@@ -125,9 +125,10 @@ struct Shared {
   uint32_t claimable;  ///< few tiles of the item are left to load: it is time for the next one
   /// Where copies of K and V land: the tiles themselves, or what is made into them.
   uint32_t landing_keys, landing_values;
-  uint32_t places;  ///< of rows that are gathered
-  uint32_t sums;    ///< of O (long_sums.h)
-  uint32_t token_scales;  ///< of every stage of K, and so of V: K's, then V's (token_scales.h)
+  uint32_t places;        ///< of rows that are gathered
+  uint32_t sums;          ///< of O (long_sums.h)
+  uint32_t token_scales;  ///< of every stage of K: K's, then V's (token_scales.h)
+  uint32_t scales_empty;  ///< by stage: nobody reads these any more
   PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
@@ -171,7 +172,10 @@ struct Shared {
     if constexpr (Traits::kPreparesValues) {
       constexpr int kPreparedBarriers = 256;  // behind all others
       constexpr int kLandingBarriers = LandingOf<false>::kBytes + LandingOf<true>::kBytes;
-      static_assert(kPreparedBarriers + kLandingBarriers <= Traits::kBarrierBytes - kKindBytes);
+      static_assert(kPreparedBarriers + kLandingBarriers +
+                        (Traits::kTokenScales ? 8 * Traits::kStages : 0) <=
+                    Traits::kBarrierBytes - kKindBytes);
+      scales_empty = landing_value_pipeline.barriers + kLandingBarriers;
       landing_values = queries + Traits::kLandingValueOffset;
       landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
       if constexpr (Traits::kPreparesKeys) {
@@ -202,6 +206,10 @@ struct Shared {
                         last);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
+    if constexpr (Traits::kTokenScales) {
+#pragma unroll
+      for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(scales_empty + 8 * i, consumers);
+    }
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
     place_pipeline.init(32, Traits::kWideners ? 32 * (Traits::kWideners + kTailWarps) : copies);

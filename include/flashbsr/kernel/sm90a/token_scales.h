@@ -3,8 +3,7 @@
 //
 // Scales of every token and head, beside the tiles of K and V: the warp that schedules looks tokens
 // up and copies their scales. Consumers multiply logits by K's, and weights by V's before these are
-// packed. They need no barriers of their own: a stage of K is full when its scales have arrived,
-// too, and they are free when V of the same stage is.
+// packed. A stage of K is full when its scales have arrived, too; consumers say when they are free.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
@@ -34,7 +33,7 @@ class ScaleCopier {
       if (args_.kv_indices) page[i] = args_.kv_indices[page[i]];
     }
     const Place at = Place::after(tiles_++);
-    shared_.value_pipeline.wait_empty(at);
+    ptx::mbarrier_wait<kArch>(shared_.scales_empty + 8 * at.stage, at.parity ^ 1);
     const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes;
     copy_side(args_.params.k_scales, tile, j, to, page, slot);
     copy_side(args_.params.v_scales, tile, j, to + Traits::kScaleBytes / 2, page, slot);

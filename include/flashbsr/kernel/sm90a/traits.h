@@ -11,8 +11,9 @@
 
 namespace flashbsr::sm90a {
 
-/// What P V is multiplied in, where K and V have no scales of their own. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that
-/// is made for products of e4m3. docs/kernels/sm90a_fp8.md.
+/// What P V is multiplied in, where K and V have no scales of their own. V of e4m3 is widened to
+/// fp16, whatever Q is, but in the kernel that is made for products of e4m3.
+/// docs/kernels/sm90a_fp8.md.
 constexpr DType hopper_weight_type(DType type, DType kv_type, int head_dim_qk, int head_dim_vo,
                                    int rows, bool hooks) {
   if (kv_type != DType::kE4M3) return type;
@@ -123,14 +124,12 @@ struct HopperTraits {
   static constexpr int kScaleBytes = scaled ? 2 * kv_tile * 4 : 0;
   /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
   static constexpr int kPlaceBytes = kv_tile * 4, kPlaceBarrierBytes = 16;
-  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) +
-                                    3 * kScaleBytes + kBarrierBytes + kPlaceBytes +
-                                    kPlaceBarrierBytes;
+  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + 3 * kScaleBytes +
+                                    kBarrierBytes + kPlaceBytes + kPlaceBarrierBytes;
 
   /// What decodes. Each consumer has memory of its own for it, where Q, K and V of wide items are
   /// afterwards.
-  using Narrow =
-      DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup, scaled>;
+  using Narrow = DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup, scaled>;
   static constexpr int kNarrowBytes = mixed ? round_up(Narrow::kSmemBytes, 1024) : 0;
 
   /// Sums of O in fp32, beside what the tensor cores are adding up.
@@ -254,7 +253,8 @@ struct LatentTraits {
   /// Barriers: what either consumer, or both, have written may be read.
   static constexpr int kHandBytes = 32;
   static constexpr int kMostBytes = 227 * 1024;
-  static constexpr int kQueryStages = 1, kStages = 2, kLandingStages = kStages;  // Q and two tiles are 216 KB
+  static constexpr int kQueryStages = 1, kStages = 2,
+                       kLandingStages = kStages;  // Q and two tiles are 216 KB
 
   static constexpr int kSumOffset = kQueryStages * kQueryBytes;
   static constexpr int kKeyOffset = kSumOffset;
