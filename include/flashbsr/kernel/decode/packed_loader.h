@@ -58,23 +58,18 @@ class PackedRing : public DecodeRing<Traits> {
     const int32_t later_end = more ? later.kv_end : 0, later_table = later.kv_table;
     const bool paged = args_.kv_indices != nullptr;
     const int rows = end - current_.position;  // others are copied from nowhere, as zeros
-    DecodePlace at[kLooks];
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
       const int32_t position = current_.position + row;
       const int32_t page = rows_.pages[stage_ & 1][row];
       const int32_t token = args_.page_size.remainder(position, args_.page_size.quotient(position));
-      at[i] = {static_cast<uint32_t>(paged ? page : table + position),
-               static_cast<uint32_t>(paged ? token : 0), head};
-      rows_.offsets[row] = {at[i].offset(p.k) * Base::kSize, at[i].offset(p.v) * Base::kSize};
+      const DecodePlace at{static_cast<uint32_t>(paged ? page : table + position),
+                           static_cast<uint32_t>(paged ? token : 0), head};
+      rows_.offsets[row] = {at.offset(p.k) * Base::kSize, at.offset(p.v) * Base::kSize};
+      copy_scales(row, at, row < rows);
     }
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i) {
-      const int row = lane_ + 32 * i;
-      copy_scales(row, at[i], row < rows);
-    }
     copy_codes(rows);
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
