@@ -21,6 +21,9 @@ from reference import Variant
 
 FP8_HALF = Kind("float8_e4m3fn", scale="float16")
 SERVED = [INT8, INT8_HALF, FP8, FP8_HALF, E5M2, INT4, INT4_64, INT4_32, NVFP4]
+#: Few rows stream through decode_scaled, many take prefill kernels.
+ONE = dataclasses.replace(DECODE, decode=False)
+few_and_many = pytest.mark.parametrize("case", [ONE, MIXED], ids=["few", "many"])
 LONG = Case(
     "long", (1, 3, 1), (7001, 40, 2000), heads=(8, 2), dims=(128, 128), variant=Variant(causal=True)
 )
@@ -81,11 +84,16 @@ def test_codes(
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_layouts(gpu: Device, page_size: int, kv_layout: str, layout: str, kind: Kind) -> None:
+@few_and_many
+def test_layouts(
+    gpu: Device, case: Case, page_size: int, kv_layout: str, layout: str, kind: Kind
+) -> None:
+    few = case is ONE
     case = dataclasses.replace(
-        MIXED, dtypes=BF16, dims=(64, 64), layout=layout, kv_layout=kv_layout, page_size=page_size
+        case, dtypes=BF16, dims=(64, 64), layout=layout, kv_layout=kv_layout, page_size=page_size
     )
-    run(gpu, case, kind)
+    kernel = run(gpu, case, kind)[2]
+    assert kernel.startswith("decode_scaled_") == few
 
 
 @pytest.mark.parametrize(
@@ -114,11 +122,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("kind", [INT8, FP8, INT4_64, NVFP4], ids=str)
-def test_variants(gpu: Device, kind: Kind, name: str) -> None:
-    case = dataclasses.replace(MIXED, dtypes=BF16, dims=(128, 128), layout="paged")
-    if name == "large" and kind is FP8:
-        # Hopper splits q in bfloat16 into products of e4m3, which sum in 14 bits (sm90a_fp8.md).
-        case = dataclasses.replace(case, dtypes=F16)
+@few_and_many
+def test_variants(gpu: Device, case: Case, kind: Kind, name: str) -> None:
+    # Hopper splits q in bfloat16 into products of e4m3, which sum in 14 bits (sm90a_fp8.md).
+    splits = name == "large" and kind is FP8 and case is MIXED
+    case = dataclasses.replace(case, dtypes=F16 if splits else BF16, dims=(128, 128))
+    case = dataclasses.replace(case, layout="paged")
     run(gpu, dataclasses.replace(case, **VARIANTS[name]), kind)
 
 
@@ -134,9 +143,10 @@ def test_what_is_not_there_says_so(
 
 @pytest.mark.parametrize("kind", [INT8_HALF, INT4, INT4_64, INT4_32, NVFP4], ids=str)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_scales_of_any_alignment(gpu: Device, dim: int, kind: Kind) -> None:
+@few_and_many
+def test_scales_of_any_alignment(gpu: Device, case: Case, dim: int, kind: Kind) -> None:
     """Rows of scales beside other things: every second one is aligned to no more than a word."""
-    case = dataclasses.replace(gpu.adapt(MIXED), dtypes=BF16, dims=(dim, dim), layout="paged")
+    case = dataclasses.replace(gpu.adapt(case), dtypes=BF16, dims=(dim, dim), layout="paged")
     coded = build(case, kind, kind)
     problem = coded.problem
     attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype)
