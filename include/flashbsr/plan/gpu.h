@@ -149,7 +149,6 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
   const double product_us = 56e-3 * max_of(k.rows, 32) / 64 * k.bytes_per_token / 1152;
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
-  limits.min_chunk = 4 * k.kv_tile;
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
   return limits;
 }

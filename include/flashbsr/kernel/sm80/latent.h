@@ -268,7 +268,9 @@ class LatentOutput {
 
  public:
   static constexpr int kBands = Traits::kOutputBands;
-  static constexpr int kDims = Traits::kValueDim / Traits::kDimWarps;
+  /// Of 16 dims, as many as lines of 64 that its warps take.
+  static constexpr int kChunks = ceil_div(Traits::kValueDim / 64, Traits::kDimWarps / 4);
+  static constexpr int kDims = 16 * kChunks;
   static constexpr int kDimTiles = kDims / 8;
   static constexpr float kShift = Scores<Traits, Variant>::kShift;
 
@@ -282,8 +284,10 @@ class LatentOutput {
     return static_cast<uint32_t>(warp) % kRowGroups * (16 * kBands);
   }
   FLASHBSR_DEVICE static int32_t first_dim(int32_t thread) {
-    return static_cast<uint32_t>(thread) / (32 * kRowGroups) * kDims;
+    const uint32_t part = static_cast<uint32_t>(thread) / (32 * kRowGroups);
+    return part % 4 * 16 + part / 4 * 64;
   }
+  FLASHBSR_DEVICE static constexpr int column(int dim) { return dim / 16 * kStride + dim % 16; }
 
   FLASHBSR_DEVICE void begin(const Task& task) {
     idle_ = first_row_ >= task.item.row_count;
@@ -317,8 +321,9 @@ class LatentOutput {
   FLASHBSR_DEVICE void accumulate(uint32_t tile) {
     if (idle_) return;
     using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
-    const Values values(memory_ + Traits::kKeyOffset + tile + first_dim(ptx::thread_index()) * 2,
-                        lane_);
+    const int32_t dim = first_dim(ptx::thread_index());
+    Values values(memory_ + Traits::kKeyOffset + tile + dim / 64 * 128, lane_);
+    values.base ^= dim % 64 * 2;  // as step_of() has it
 #pragma unroll
     for (int j = 0; j < Traits::kBlocks; ++j) {
       uint32_t p[kBands][4];
@@ -330,8 +335,10 @@ class LatentOutput {
       }
 #pragma unroll
       for (int d = 0; d < kDims; d += Values::kDims) {
+        // Of an odd number of lines some warps have one less; write_rows() knows.
+        if (column(d) + kStride > Traits::kValueDim && dim + column(d) >= Traits::kValueDim) break;
         uint32_t v[2][2];
-        values.load(v, j * 16, d);
+        values.load(v, j * 16, column(d));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -360,6 +367,7 @@ class LatentOutput {
 
  private:
   static constexpr int kRowGroups = Traits::kRowWarps / kBands;
+  static constexpr int kStride = Traits::kDimWarps / 4 * 64;  ///< dims from a chunk to the next
 
   /// Seldom: nothing of it is kept.
   FLASHBSR_DEVICE static int32_t row_of(int band, int half) {
@@ -377,8 +385,7 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
   static_assert(Variant::use_softmax);
   constexpr int kTile = Traits::kKvTile;
-  /// Of a merge, in a lane: as many as registers have room for.
-  constexpr int kQuads = Traits::kValueDim / 128, kLoads = Traits::kBlocksPerSM == 1 ? 32 : 16;
+  constexpr int kLoads = Traits::kBlocksPerSM == 1 ? 32 : 16;  // of a merge, in flight
   extern __shared__ __align__(1024) char memory[];
   const BlockState state(memory, Traits{});
   const uint32_t shared = ptx::shared_address(memory), keys = shared + Traits::kKeyOffset;
@@ -458,7 +465,7 @@ FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
     __syncthreads();
     next_task(state, ptx::thread_index());
   }
-  merges.template drain<true, Traits::kArch, Traits::kWarps, kQuads, kLoads>(ptx::thread_index());
+  merges.template drain<true, Traits::kArch, Traits::kWarps, 4, kLoads>(ptx::thread_index());
 }
 
 }  // namespace flashbsr::sm80

@@ -82,7 +82,8 @@ struct PrefillTraits {
 /// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
 /// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
 /// to 32 rows and its share of the dims.
-/// @tparam latent_dim, tail_dim  512 and 64
+/// @tparam latent_dim  256, 320, 384 or 512
+/// @tparam tail_dim    64 or 0
 /// @tparam rows  packed rows of an item: 16, of which two blocks find room on an SM, 32 or 64
 template <int latent_dim, int tail_dim, DType type, int rows>
 struct LatentTraits {
@@ -106,11 +107,11 @@ struct LatentTraits {
   static constexpr int kScoreTokens = 16;  ///< of S that a warp makes weights of
   static constexpr int kBlocks = kKvTile / kScoreTokens;
   /// Steps of the product of S, of a warp, whose part of Q stays in registers.
-  static constexpr int kKeptSteps = rows == 16 ? 4 : 8;
+  static constexpr int kKeptSteps = min_of(rows == 16 ? 4 : 8, kHeadDim / 16 / kKeyWarps);
   static constexpr int kPageSlots = 2 * kKvTile;
   static constexpr int kOutputBands = rows == 16 ? 1 : 2;  ///< of 16 rows, of O in a warp
   static constexpr int kDimWarps = kWarps / (kRowWarps / kOutputBands);
-  static_assert(kHeadDim % 64 == 0 && latent_dim % (64 * kDimWarps) == 0 && dtype_size(type) == 2);
+  static_assert(latent_dim % 64 == 0 && tail_dim % 64 == 0 && dtype_size(type) == 2);
 
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
   static constexpr int kTileBytes = kKvTile * kHeadDim * 2;
