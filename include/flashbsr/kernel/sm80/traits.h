@@ -85,9 +85,10 @@ struct PrefillTraits {
 /// @tparam latent_dim  256, 320, 384 or 512
 /// @tparam tail_dim    64 or 0
 /// @tparam rows  packed rows of an item: 16, of which two blocks find room on an SM, 32 or 64
-template <int latent_dim, int tail_dim, DType type, int rows>
+/// @tparam arch  as in PrefillTraits; from 90 on there is room for three tiles
+template <int latent_dim, int tail_dim, DType type, int rows, int arch = 80>
 struct LatentTraits {
-  static constexpr int kArch = max_of(FLASHBSR_ARCH, 80);
+  static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
   static constexpr DType kKv = type, kCompute = type;
@@ -97,7 +98,9 @@ struct LatentTraits {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = rows == 16 ? 2 : 1;
   static constexpr int kKvTile = 32;
-  static constexpr int kStages = 2;  ///< with 64 rows 156 KB of the 163 of sm_80
+  /// With three the weights of a tile are made between the products of the one before. With 64 rows
+  /// two take 156 KB of the 163 of sm_80, three 200 KB.
+  static constexpr int kStages = rows > 16 && arch >= 90 ? 3 : 2;
 
   static constexpr int kRowWarps = rows / 16;             ///< whose rows are others
   static constexpr int kParts = kWarps / kRowWarps;       ///< warps that share 16 rows of S
@@ -117,14 +120,14 @@ struct LatentTraits {
   static constexpr int kTileBytes = kKvTile * kHeadDim * 2;
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
-  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;
+  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;  ///< of a tile
   static constexpr int kSourceBytes = 32, kRowRecordBytes = 16, kVisibilityBytes = 16;
   static constexpr int kTaskBytes = 80;
   /// [Q][K ...][units][as in PrefillTraits][of every row: maxima or sums of each block of tokens,
   /// what O shrinks by, its reference]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kExchangeOffset = kKeyOffset + kStages * kTileBytes;
-  static constexpr int kKvRowOffset = kExchangeOffset + kExchangeBytes;
+  static constexpr int kKvRowOffset = kExchangeOffset + (kStages - 1) * kExchangeBytes;
   static constexpr int kSourceOffset = kKvRowOffset + 2 * 2 * kKvTile * 8;
   static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kPageSlots * 4;
@@ -133,7 +136,7 @@ struct LatentTraits {
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kStateOffset = kTaskOffset + 2 * kTaskBytes;
   static constexpr int kSmemBytes = kStateOffset + (kBlocks + 2) * rows * 4;
-  static_assert(kSmemBytes <= (rows == 16 ? 99 : 163) * 1024);
+  static_assert(kSmemBytes <= (rows == 16 ? 99 : kStages == 2 ? 163 : 227) * 1024);
 };
 
 }  // namespace flashbsr::sm80
