@@ -32,7 +32,7 @@ import engines
 import gpu_hash
 from context_parallel_rows import ROWS, Here, Row, measure
 
-SCHEMA = 1
+SCHEMA = 2
 RECORDS = gpu_hash.ROOT / "tests" / "records"
 SOURCES = ("python/flashbsr/distributed/*.py", "tools/context_parallel*.py")
 SECONDS = 300  # that ranks wait for each other

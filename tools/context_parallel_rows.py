@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 
 from flashbsr import Attention, AttentionSpec, BlockTable, ContextParallel, FlashbsrError, Ragged
 from flashbsr import TaskInfo as Task
-from flashbsr.distributed import Cost, PeerError, PrefillOverRanks, merge_over_ranks
+from flashbsr.distributed import Cost, PeerError, PeerMerge, PrefillOverRanks, merge_over_ranks
 from flashbsr.distributed import merge as merging
 from flashbsr.distributed import prefill as prefilling
 
+Merge = Callable[..., tuple[Any, Any]]
 PAGE = 64
 SAMPLES = 10
 DECODES, PREFILLS = 20, 2  # in a sample: 2 ms and more, of which events are 0.1 %
@@ -57,9 +59,11 @@ class Row:
         """All tokens are queries."""
         return self.q_len == self.kv_len
 
-    def methods(self) -> tuple[str, ...]:
-        """How ranks may work together."""
-        return prefilling.METHODS if self.prefill else merging.METHODS
+    def methods(self, device: str = "cuda") -> tuple[str, ...]:
+        """How ranks may work together there: "peers" is `PeerMerge`."""
+        if self.prefill:
+            return prefilling.METHODS
+        return merging.METHODS + ("peers",) * (device == "cuda")
 
     def predicted(self, ranks: int) -> dict[str, float]:
         """Give microseconds by the model, for every method; of one GPU under "one"."""
@@ -214,6 +218,13 @@ def _alone(here: Here, attention: Attention, q: Any, kv: Any, *, graph: bool) ->
     return expected, here.seconds(run, graph=graph)
 
 
+def _merge(row: Row, method: str, travel: Any) -> Merge:
+    if method == "peers":
+        dim = row.latent or row.head_dim
+        return PeerMerge(row.batch * row.q_len, row.num_qo_heads, dim, dtype=travel).merge
+    return functools.partial(merge_over_ranks, method=method, dtype=travel)
+
+
 def _decode(row: Row, here: Here) -> dict[str, Any]:
     import numpy as np
     import torch
@@ -224,11 +235,11 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
     q = here.draw(row.batch * row.q_len, row.num_qo_heads, row.head_dim, seed=2)
     starts = np.arange(row.batch + 1) * row.q_len
 
-    def planned(share: ContextParallel | None, pages: int) -> Attention:
+    def planned(share: ContextParallel | None, pages: int, o_dtype: str = "bfloat16") -> Attention:
         lens = np.full(row.batch, row.kv_len)
         more: dict[str, Any] = {}
         if share is not None:
-            more = {"context_parallel": share, "o_dtype": "float32"}
+            more = {"context_parallel": share, "o_dtype": o_dtype}
         attention = Attention(row.spec(), row.task(here, **more))
         table = np.arange(row.batch * pages, dtype=np.int32).reshape(row.batch, pages)
         local = lens if share is None else share.local_lens(lens)
@@ -240,21 +251,34 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
     # A page is what a rank has in a row, so that its share is every so many pages.
     mine = cache.unflatten(0, (row.batch, pages))[:, here.rank :: here.size].contiguous()
     del cache
-    attention = planned(ContextParallel(here.size, here.rank, PAGE), mine.shape[1])
-    mine = mine.flatten(0, 1)
-    attend = here.seconds(lambda: attention.run(q, mine, return_lse=True), graph=True)
-    times, errors = {}, {}
-    for method in row.methods():
-        for travel in TRAVEL:
+    share = ContextParallel(here.size, here.rank, PAGE)
+    width, mine = mine.shape[1], mine.flatten(0, 1)
+    heads = row.num_qo_heads // here.size
+    own = slice(here.rank * heads, (here.rank + 1) * heads)
+    found: dict[str, dict[str, float]] = {"attend_us": {}, "us": {}, "own_heads_us": {}}
+    errors = {}
+    # Partial results are of the type that travels, and so is the merged one.
+    for travel in TRAVEL:
+        attention = planned(share, width, travel)
+        attend = functools.partial(attention.run, q, mine, return_lse=True)
+        found["attend_us"][travel] = here.seconds(attend, graph=True) * 1e6
+        for method in row.methods(here.device):
+            merge = _merge(row, method, getattr(torch, travel))
+            for kind, wanted, options in (
+                ("us", expected, {}),
+                ("own_heads_us", expected[:, own], {"scatter_heads": True}),
+            ):
 
-            def step(method: str = method, travel: str = travel) -> Any:
-                part = attention.run(q, mine, return_lse=True)
-                return merge_over_ranks(*part, method=method, dtype=getattr(torch, travel))[0]
+                def step(
+                    merge: Merge = merge, attend: Merge = attend, options: Any = options
+                ) -> Any:
+                    return merge(*attend(), **options)[0]
 
-            name = f"{method} {travel}"
-            errors[name] = _worst(here, _apart(step(), expected))
-            times[name] = here.seconds(step, graph=True) * 1e6
-    return {"one_us": one * 1e6, "attend_us": attend * 1e6, "us": times, "errors": errors}
+                name = f"{method} {travel}"
+                error = _worst(here, _apart(step(), wanted))
+                errors[name] = max(error, errors.get(name, 0.0))
+                found[kind][name] = here.seconds(step, graph=True) * 1e6
+    return {"one_us": one * 1e6, **found, "errors": errors}
 
 
 def _prefill(row: Row, here: Here) -> dict[str, Any]:
@@ -264,7 +288,7 @@ def _prefill(row: Row, here: Here) -> dict[str, Any]:
     alone.plan(Ragged([0, row.kv_len], [0, row.kv_len]))
     expected, one = _alone(here, alone, q, (k, v), graph=False)
     times, errors = {}, {}
-    for method in row.methods():
+    for method in row.methods(here.device):
         spread = PrefillOverRanks(row.task(here), CAUSAL, method=method)
         rows = spread.plan([row.kv_len]).rows
         own = [x[rows] for x in (q, k, v)]

@@ -6,7 +6,8 @@
 
 Each case is a model of random weights (standard deviation 0.08, or greedy tokens are ties). Its own
 attention generates for each prompt alone. flashbsr generates for the same prompts alone, in a batch
-with padding on the left, over a static cache, and by continuous batching in chunks. Tokens must be
+with padding on the left, over a static cache, with drafts of another model, and by continuous
+batching in chunks. Tokens must be
 equal up to the first place where the two best logits are nearly a tie; what follows such a place
 has another past, and is not compared.
 """
@@ -124,6 +125,22 @@ def generate(model: Any, given: list[list[int]], **options: Any) -> tuple[list[l
     return found.sequences[:, longest:].tolist(), torch.stack(found.logits)
 
 
+def drafter_for(model: Any, kind: str) -> Any:
+    """Make a model that is a little other: some of its drafts are right, some are not.
+
+    None where layers have windows, whose caches transformers cannot cut back.
+    """
+    import torch
+
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        return None
+    drafter = model_of(kind)
+    head = drafter.get_output_embeddings().weight
+    with torch.no_grad():
+        head.add_(torch.randn(head.shape, generator=torch.Generator().manual_seed(1)), alpha=0.01)
+    return drafter
+
+
 def generate_paged(model: Any, given: list[list[int]]) -> list[list[int]]:
     """Greedy tokens by continuous batching, in chunks of 48 tokens."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -139,13 +156,17 @@ def generate_paged(model: Any, given: list[list[int]]) -> list[list[int]]:
     return [list(found[name].generated_tokens) for name in by_name]
 
 
-def dense(model: Any, given: list[list[int]]) -> Iterator[tuple[str, list[list[int]]]]:
+def dense(
+    model: Any, drafter: Any, given: list[list[int]]
+) -> Iterator[tuple[str, list[list[int]]]]:
     """Every way of ``generate``."""
     yield "alone", [generate(model, [x])[0][0] for x in given]
     yield "padded", generate(model, given)[0]
     static = {"cache_implementation": "static", "disable_compile": True}
     yield "static", [generate(model, [x], **static)[0][0] for x in given[:3]]
     yield "static padded", generate(model, given, **static)[0]
+    if drafter is not None:  # several query tokens over a cache that is cut back now and then
+        yield "drafts", [generate(model, [x], assistant_model=drafter)[0][0] for x in given[:3]]
 
 
 @contextmanager
@@ -202,7 +223,7 @@ def case(kind: str, paged: bool = True) -> dict[str, Any]:
     ways: dict[str, Any] = {}
     model.set_attn_implementation(door.register())
     with counted() as counts:
-        for name, tokens in dense(model, given):
+        for name, tokens in dense(model, drafter_for(model, kind), given):
             ways[name] = compare(own, leads, tokens) | counts
             ways[name]["ok"] &= counts["run"] > counts["plan"] > 0
             counts.update(plan=0, run=0)

@@ -18,7 +18,7 @@ HEADER = Path(__file__).parent.parent / "include/flashbsr/ptx/wgmma_shapes.h"
 SCORES = (48, 64, 80, 96, 128)
 OUTPUTS = (64, 128, 256)
 # Head dims where P is in shared memory, another warpgroup's.
-SHARED = (256,)
+SHARED = (128, 256)
 # Instruction's name of the type -> depth, and the tail of flags: 16-bit operands may be transposed.
 TYPES = {"bf16": 16, "f16": 16, "e4m3": 32}
 
@@ -67,7 +67,7 @@ def instruction(kind: str, columns: int, from_registers: bool, transposed: bool)
     a_type = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
     a_inputs = [f'"r"(a[{i}])' for i in range(4)] if from_registers else ['"l"(a)']
     inputs = ", ".join([*a_inputs, '"l"(b)', '"r"(static_cast<int32_t>(accumulate))'])
-    outputs = lines("          ", [f'"+f"(c[{i}])' for i in range(count)], 10)
+    outputs = lines("          ", [f'"+f"(c[{i}])' for i in range(count)], 12)
     shape = f"m64n{columns}k{depth}"
     text = lines("", registers, 16).replace(",\n", ', "\n        "')
     return f"""\

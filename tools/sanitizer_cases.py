@@ -20,11 +20,13 @@ from typing import Any
 
 import flashbsr
 import numpy as np
+import sanitizer_merges
 import torch
 from flashbsr.info import engine_info
 
 DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
+LATENT = ("latent", "latent_codes", "latent_packed")
 # Family and rows of a tile -> query tokens of a request that fill it on average.
 FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
 # Requests that tiles of so many rows hold best.
@@ -35,18 +37,20 @@ TOKENS = {
     ("decode", 16): (4, 3, 4, 3),
     ("decode_scaled", 8): (1, 1, 1, 1),
     ("prefill", 64): FEW,
+    ("prefill_scaled", 64): FEW,
     ("prefill", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     ("hopper", 192): MANY,
     ("hopper_fast", 192): MANY,
-    ("latent", 64): FEW,
+    ("hopper_scaled", 192): MANY,
+    **{(family, 64): FEW for family in LATENT},
     ("latent_mma", 16): (1, 2, 2, 1),
     ("latent_mma", 32): (4, 3, 4, 3),
     ("latent_mma", 64): FEW,
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
-HOPPER = ("hopper", "hopper_fast", "latent", "mixed", "mixed_gather")
+HOPPER = ("hopper", "hopper_fast", "hopper_scaled", *LATENT, "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
@@ -153,6 +157,12 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
 
 def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool) -> tuple[Any, Any]:
     """K or V, and where it is codes, their scales."""
+    if dtype == "fp8_ds_mla":
+        rows = np.zeros((1, int(np.prod(shape[:-1])), 656), np.uint8)
+        slots = np.arange(rows.shape[1])
+        latents = (torch.randn(len(slots), n).numpy() for n in (512, 64))
+        flashbsr.append_packed_latents(*latents, cache=rows, slot_mapping=slots)
+        return integers(rows.reshape(*shape[:-1], 656)), None
     if not scaled:
         return normal(shape, dtype), None
     scales = shape[:-1]
@@ -209,12 +219,13 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
-    scaled = family == "decode_scaled"
-    if scaled:
+    scaled = family.endswith("_scaled")
+    if scaled and not q_type:
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    latent = family in ("latent", "latent_mma")
+    latent = family in (*LATENT, "latent_mma")
+    kv_dtype = "fp8_ds_mla" if family == "latent_packed" else kv_dtype
     exact = page_size or latent or kv_dtype in ("int4", "nvfp4")
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2
@@ -328,17 +339,12 @@ def quantize() -> None:
             rows, rows, paged_kv_cache=tuple(cache), slot_mapping=slots, k_scale=scales[0],
             v_scale=scales[1], kv_dtype=dtype,
         )  # fmt: skip
-
-
-def merge() -> None:
-    """Two states, several, and one into another."""
-    v, s = normal((19, 3, 2, 72), "float16"), normal((19, 3, 2), "float32")
-    flashbsr.merge_states(v, s)
-    flashbsr.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])
-    mask = (torch.arange(19) % 2 > 0).to(DEVICE)
-    flashbsr.merge_state_in_place(
-        v[:, 0].clone(), s[:, 0].clone(), v[:, 1], s[:, 1], mask
-    )  # fmt: skip
+        flashbsr.rope_append_paged_kv_cache(
+            rows, rows, rows, positions=torch.arange(4, dtype=torch.int32).to(DEVICE),
+            paged_kv_cache=tuple(cache), slot_mapping=slots, rotary_dim=36, k_scale=scales[0],
+            v_scale=scales[1], kv_dtype=dtype,
+        )  # fmt: skip
+        flashbsr.dequantize_kv_cache(cache[0], scales[0], kv_dtype=dtype)
 
 
 def rotate() -> None:
@@ -395,13 +401,16 @@ OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv_quantize": quantize,
     "check_pages": check_pages,
     "clear_rows": bounds,
+    "dequantize_kv": quantize,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
-    "merge_state": merge,
-    "merge_states": merge,
+    "merge_peers": lambda: sanitizer_merges.through_peers(normal),
+    "merge_state": lambda: sanitizer_merges.here(normal),
+    "merge_states": lambda: sanitizer_merges.here(normal),
     "packbits": pack,
     "resolve": bounds,
     "rope": rotate,
+    "rope_append_quantize": quantize,
     "segment_indptr": pack,
     "segment_packbits": pack,
 }

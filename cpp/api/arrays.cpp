@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include <flashbsr/core/latent_row.h>
 #include <flashbsr/core/math.h>
 
 #include "overlap.h"
@@ -138,16 +139,15 @@ class Checker {
     here(*given);
   }
 
-  /// Codes that kernels of a GPU read: one type for K and V, with scales of every token in float32
-  /// or NVFP4's; packed ones in rows that kernels need not pad, since padding has no scale.
+  /// Codes that kernels of a GPU read: one type for K and V, with scales of every token; packed
+  /// ones in rows that kernels need not pad, since padding has no scale.
   void device_codes(const RunArrays& a, const Params& p) const {
     const bool some = p.k_scales.data || p.v_scales.data || p.k.dtype == DType::kI8;
     if (!place_.cuda || !some) return;
     const auto served = [](const PagedView& x, const PagedView& scales) {
       const bool one =
           dtype_size(x.dtype) == 1 && (!is_packed(x.dtype) || x.dim == 64 || x.dim == 128);
-      const DType wanted = x.dtype == DType::kE2M1 ? DType::kE4M3 : DType::kF32;
-      return one && scales.data && scales.dtype == wanted;
+      return one && scales.data;
     };
     const bool same = p.k.dtype == p.v.dtype && (!is_packed(p.k.dtype) || p.k.dim == p.v.dim);
     const bool half = p.q.dtype == DType::kBF16 || p.q.dtype == DType::kF16;
@@ -156,8 +156,8 @@ class Checker {
                   std::string(dtype_name(p.k.dtype)) + " and " + dtype_name(p.v.dtype) +
                       " codes for q in " + dtype_name(p.q.dtype) + " on " + place_text(place_),
                   "K and V there in one of int8, float8, int4 and nvfp4 (packed: of head dim 64 or "
-                  "128), both with scales of every token and head, in float32 but for nvfp4, and q "
-                  "in float16 or bfloat16; backend='cpu' has all");
+                  "128), both with scales of every token and head, and q in float16 or bfloat16; "
+                  "backend='cpu' has all");
     }
     word_scales("k_scale", p.k_scales);
     word_scales("v_scale", p.v_scales);
@@ -179,6 +179,9 @@ class Checker {
   void latent_cache(const RunArrays& a, Params& p) const {
     const int32_t tail = o_.head_dim_qk - o_.head_dim_vo;
     const Array k = with_head(a.k, cache_);
+    const bool packed =
+        !a.v && k.shape[k.ndim - 1] == PackedLatent::kBytes && element_bytes(k.element) == 1;
+    if (packed || o_.packed_latents) return packed_cache(k, packed, p);
     p.k = api::detail::one_view(k, cache_, float_dtype(k, true));
     half(p.k, k, a.v ? o_.head_dim_vo : o_.head_dim_qk);
     p.v = p.k;
@@ -206,6 +209,35 @@ class Checker {
     } else {
       p.k.dim = o_.head_dim_qk;
     }
+  }
+
+  /// Rows of 656 bytes: codes, their scales, and rotated keys in bf16.
+  void packed_cache(const Array& k, bool packed, Params& p) const {
+    using Row = PackedLatent;
+    if (!packed) {
+      bad_shape(k,
+                "one array of uint8 with 656 bytes of each token: the task's kv_dtype is "
+                "'fp8_ds_mla'");
+    }
+    if (o_.head_dim_vo != Row::kDim || o_.head_dim_qk != Row::kDim + Row::kTailDim) {
+      bad_shape(k, "head dims 576 and 512 with rows of 656 bytes");
+    }
+    p.k = api::detail::one_view(k, cache_, DType::kE4M3);
+    half(p.k, k, Row::kBytes);
+    const auto odd = [](int64_t stride, int64_t count) { return count > 1 && stride % 2 != 0; };
+    if (odd(p.k.stride_page, p.k.pages) || odd(p.k.stride_token, p.k.page_size)) {
+      throw Error(ErrorCode::kUnsupported, k.name, "an odd number of bytes between rows",
+                  "strides that are even");
+    }
+    p.k.dim = Row::kDim;
+    p.v = p.k;
+    p.k_tail = p.k;
+    p.k_tail.data = static_cast<char*>(p.k.data) + Row::kTailOffset;
+    p.k_tail.dtype = DType::kBF16;
+    p.k_tail.dim = Row::kTailDim;
+    p.k_tail.stride_page /= 2;
+    p.k_tail.stride_token /= 2;
+    p.k_tail.stride_head /= 2;
   }
 
   void outputs(const RunArrays& a, Params& p) const {

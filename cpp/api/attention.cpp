@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.h"
 
+#include <flashbsr/core/latent_row.h>
 #include <flashbsr/variant/alibi.h>
 
 #include "../cuda/backend.h"
@@ -28,7 +29,7 @@ Attention::Attention(const AttentionOptions& options)
       // Queries in float8 leave the KV no other type.
       kv_dtype_(options.kv_dtype.value_or(q_dtype_ == DType::kE4M3 ? DType::kE4M3 : DType::kF16)),
       // A float8 may have them or not: the first run says.
-      kv_scaled_(kv_dtype_ == DType::kI8 || is_packed(kv_dtype_)) {
+      kv_scaled_(kv_dtype_ == DType::kI8 || is_packed(kv_dtype_) || options.packed_latents) {
   Place place;
   if (options.backend == BackendChoice::kCpu) {
     settled_by_ = "backend='cpu'";
@@ -231,7 +232,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
     q_dtype_ = params.q.dtype;
     kv_dtype_ = params.k.dtype;
-    kv_scaled_ = params.k_scales.data != nullptr;
+    kv_scaled_ = has_token_scales(params);
     schedule(options.stream);
   }
   backend_->run(params, options);

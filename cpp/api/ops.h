@@ -58,7 +58,7 @@ struct DequantizeArrays {
   Array out;
 };
 
-void dequantize_kv_cache(const DequantizeArrays& a);
+void dequantize_kv_cache(const DequantizeArrays& a, void* stream);
 
 /// Every head of x [nnz, heads, D] times a symmetric orthonormal matrix. `out` may be `x`.
 void hadamard(const Array& x, const Array& out);
@@ -112,5 +112,23 @@ struct State {
 void merge_state(const State& a, const State& b, const State& out, const Array* mask, bool base2,
                  void* stream);
 void merge_states(const State& in, const State& out, bool base2, void* stream);
+
+/// What ranks that merge through each other's memory have agreed on; addresses are this device's.
+struct Peers {
+  std::vector<uintptr_t> inboxes;  ///< of every rank, inbox_bytes(...) each, filled with ones
+  int32_t rank = 0;
+  int64_t rows = 0;       ///< tokens x heads that an inbox has room for
+  int64_t row_bytes = 0;  ///< of a row on its way
+  uintptr_t control = 0;  ///< ops::PeerControl, zeros at first
+  uintptr_t missed = 0;   ///< a word of host memory that becomes 1 + a rank that did not answer
+  int64_t timeout_ms = 0;
+};
+
+/// Of a rank.
+int64_t inbox_bytes(int64_t ranks, int64_t rows, int64_t row_bytes);
+/// `in` has all heads; `out` too, or those of this rank where each gets its own. Rows travel as
+/// `travel`.
+void merge_peers(const State& in, const State& out, const Peers& peers, DType travel, bool base2,
+                 void* stream);
 
 }  // namespace flashbsr::api

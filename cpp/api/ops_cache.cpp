@@ -237,12 +237,8 @@ void append_paged_kv_cache(const AppendArrays& a, void* stream) {
   }
 }
 
-void dequantize_kv_cache(const DequantizeArrays& a) {
-  common_place({&a.cache, &a.scales, &a.out});
-  if (a.cache.place.cuda) {
-    throw Error(ErrorCode::kUnsupported, a.cache.name, "an array in " + place_text(a.cache.place),
-                "one in host memory");
-  }
+void dequantize_kv_cache(const DequantizeArrays& a, void* stream) {
+  const Place place = common_place({&a.cache, &a.scales, &a.out});
   const DType type = kv_dtype(a.cache, a.codes);
   if (a.cache.ndim != 3 && a.cache.ndim != 4) {
     check_rank(a.cache, 4, "[pages, page_size, heads, D], or 3 of [tokens, heads, D]");
@@ -260,6 +256,10 @@ void dequantize_kv_cache(const DequantizeArrays& a) {
     check_shape(a.out, {x.pages, x.heads, x.dim});
   }
   check_no_overlap(a.out);
+  if (place.cuda) {
+    return cuda::dequantize_kv({.cache = x, .scales = scales, .out = out, .number = a.number},
+                               {place.device, stream});
+  }
   std::vector<float> row(static_cast<size_t>(x.dim));
   for (int64_t page = 0; page < x.pages; ++page) {
     for (int32_t token = 0; token < x.page_size; ++token) {

@@ -170,22 +170,29 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
     check_table_rows(*table, positions.view(), &places.view());
   }
 
-  if (place.cuda && v.scales.k.data) {
-    throw Error(ErrorCode::kUnsupported, "k_scale", "scales of every token in " + place_text(place),
-                "apply_rope_pos_ids, then append_paged_kv_cache, which quantises");
-  }
   if (place.cuda) {
+    const cuda::Queue queue{place.device, stream};
     ops::RopeArgs args;
     args.q = {.in = q, .out = q_out};
-    args.k = {.in = v.key, .inverse_scale = 1.0f / a.k_scale};
-    args.v = {.in = v.value, .inverse_scale = 1.0f / a.v_scale};
-    args.k_cache = v.cache.k;
-    args.v_cache = v.cache.v;
     args.append = true;
     args.slots = device_slots(v);
     args.positions = device_indices(v.positions);
     args.rotation = device_rotation(rope, rotary_dim);
-    return cuda::rope(args, v.key.tokens, {place.device, stream});
+    const float k_inverse = 1.0f / a.k_scale, v_inverse = 1.0f / a.v_scale;
+    if (v.scales.k.data) {
+      ops::RopeQuantizeArgs coded{
+          .append = {}, .positions = args.positions, .rotation = args.rotation};
+      coded.append.k = {v.key, v.cache.k, v.scales.k, k_inverse};
+      coded.append.v = {v.value, v.cache.v, v.scales.v, v_inverse};
+      coded.append.slots = args.slots;
+      cuda::rope_append_quantize(coded, v.key.tokens, queue);
+    } else {
+      args.k = {.in = v.key, .inverse_scale = k_inverse};
+      args.v = {.in = v.value, .inverse_scale = v_inverse};
+      args.k_cache = v.cache.k;
+      args.v_cache = v.cache.v;
+    }
+    return cuda::rope(args, v.key.tokens, queue);
   }
   HostRotation rotation(rope, rotary_dim);
   // A key is rotated in float and rounded once, to the type of the cache.

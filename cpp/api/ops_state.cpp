@@ -6,6 +6,7 @@
 
 #include <flashbsr/cpu/bits.h>
 #include <flashbsr/cpu/cache_ops.h>
+#include <flashbsr/kernel/ops/prepare.h>
 
 #include "ops.h"
 #include "ops_common.h"
@@ -186,6 +187,64 @@ void merge_states(const State& in, const State& out, bool base2, void* stream) {
           rows.data(), lses.data(), static_cast<int>(states), vo.row(t, h), vo.dtype, vo.dim, unit);
     }
   }
+}
+
+int64_t inbox_bytes(int64_t ranks, int64_t rows, int64_t row_bytes) {
+  return 2 * ranks * ops::InboxShape(rows, row_bytes).source_bytes;
+}
+
+void merge_peers(const State& in, const State& out, const Peers& peers, DType travel, bool base2,
+                 void* stream) {
+  const Place place = common_place({&in.v, &in.s, &out.v, &out.s});
+  if (!place.cuda) {
+    throw Error(ErrorCode::kUnsupported, in.v.name, "an array in host memory",
+                "one on a GPU; merge_over_ranks(method=\"reduce_scatter\") merges these");
+  }
+  const RaggedView vi = ragged_view(in.v), vo = ragged_view(out.v);
+  const int32_t ranks = static_cast<int32_t>(peers.inboxes.size());
+  const int32_t heads = vo.heads == vi.heads ? vi.heads : vi.heads / ranks;
+  check_shape(out.v, {vi.tokens, heads, vi.dim});
+  check_element(out.v, {in.v.element});
+  check_shape(in.s, {vi.tokens, vi.heads});
+  check_shape(out.s, {vi.tokens, heads});
+  if (ranks > ops::kMaxPeers || vi.heads % ranks) {
+    throw Error(ErrorCode::kUnsupported, "ranks", std::to_string(ranks),
+                "at most " + std::to_string(ops::kMaxPeers) + ", which divide the " +
+                    std::to_string(vi.heads) + " heads");
+  }
+  for (const RaggedView* v : {&vi, &vo}) {
+    if (ops::alignment_of(*v) != 16) {
+      bad_shape(v == &vi ? in.v : out.v, "rows of whole 16 bytes that begin at such");
+    }
+  }
+  const int64_t rows = vi.tokens * heads, row_bytes = int64_t{vi.dim} * dtype_size(travel);
+  if (rows > peers.rows || row_bytes > peers.row_bytes || rows > ops::kMaxItems) {
+    throw Error(ErrorCode::kCapacity, in.v.name,
+                std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes",
+                "at most " + std::to_string(peers.rows) + " of " + std::to_string(peers.row_bytes) +
+                    ", for which there are inboxes");
+  }
+  const ops::InboxShape shape(peers.rows, peers.row_bytes);
+  ops::PeerMergeArgs args;
+  lse_rows(in.s);
+  args.merge.a = device_state(vi, in.s);
+  args.merge.out = device_state(vo, out.s);
+  args.merge.s_out = const_cast<float*>(lse_rows(out.s));
+  args.merge.count = ranks;
+  args.merge.rows = static_cast<int32_t>(rows);
+  args.merge.unit = base2 ? 1.0f : kLn2;
+  for (int32_t i = 0; i < ranks; ++i) {
+    args.inbox[i] = reinterpret_cast<char*>(peers.inboxes[static_cast<size_t>(i)]);
+  }
+  args.source_bytes = shape.source_bytes;
+  args.lse_offset = shape.lse_offset;
+  args.control = reinterpret_cast<ops::PeerControl*>(peers.control);
+  args.missed = reinterpret_cast<uint32_t*>(peers.missed);
+  args.timeout_ns = static_cast<uint64_t>(peers.timeout_ms) * 1000000;
+  args.rank = peers.rank;
+  args.head_step = heads == vi.heads ? 0 : heads;
+  args.travel = travel;
+  cuda::merge_peers(args, {place.device, stream});
 }
 
 }  // namespace flashbsr::api

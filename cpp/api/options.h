@@ -46,6 +46,7 @@ struct AttentionOptions {
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   bool latent = false;            ///< V are the first dims of K: one array, or K in two
+  bool packed_latents = false;    ///< they are rows of 656 bytes (core/latent_row.h)
   std::optional<DType> q_dtype;   ///< empty: that of the arrays
   std::optional<DType> kv_dtype;  ///< likewise; of K where V has another
   std::optional<DType> v_dtype;   ///< likewise

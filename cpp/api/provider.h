@@ -13,7 +13,8 @@ namespace flashbsr::api {
 /// A CUDA kernel, in the terms of a row of cpp/instances.txt.
 struct KernelWish {
   std::string name;    ///< of the extern "C" function
-  std::string family;  ///< "decode", "decode_scaled", "prefill", "hopper"
+  std::string family;  ///< "decode", "prefill", "hopper", and of codes with scales "decode_scaled"
+                       ///< and the like
   std::string arch;    ///< instruction set of its template: "sm80", "sm90a"
   std::string target;  ///< what machine code is for: "sm_86", "sm_90a"
   int head_dim = 0;    ///< of q and k

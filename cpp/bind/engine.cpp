@@ -315,6 +315,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
     if (v == dtype_name(type)) o.v_dtype = type;
     if (out == dtype_name(type)) o.o_dtype = type;
   }
+  o.packed_latents = boolean("packed_latents");
   o.custom_variant = boolean("custom_variant");
   o.rewrites_rows = boolean("rewrites_rows");
   o.row_hooks = boolean("row_hooks");

@@ -7,6 +7,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <flashbsr/kernel/ops/args.h>
 
 #include "../api/ops.h"
 #include "array.h"
@@ -120,12 +123,13 @@ void append(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_c
 }
 
 void dequantize(nb::handle cache, nb::handle scales, const std::string& codes, double number,
-                nb::handle out) {
+                nb::handle out, uintptr_t stream) {
   const In cache_in(cache, "cache"), scales_in(scales, "scale");
   const Out to(out, "out");
   const nb::gil_scoped_release unlocked;
   api::dequantize_kv_cache({cache_in.array(), scales_in.array(), codes_named(codes),
-                            static_cast<float>(number), to.array()});
+                            static_cast<float>(number), to.array()},
+                           stream_of(stream));
 }
 
 api::RopeSettings settings(int32_t rotary_dim, bool interleave, double scale, double theta,
@@ -195,8 +199,8 @@ void bind_ops(nb::module_& m) {
   m.def("append_paged_kv_cache", &append, "append_key"_a, "append_value"_a, "k_cache"_a,
         "v_cache"_a.none(), "positions"_a.none(), "places"_a, "kv_layout"_a, "k_scale"_a,
         "v_scale"_a, "codes"_a, "stream"_a);
-  m.def("dequantize_kv_cache", &dequantize, "cache"_a, "scale"_a, "kv_dtype"_a, "number"_a,
-        "out"_a);
+  m.def("dequantize_kv_cache", &dequantize, "cache"_a, "scale"_a, "kv_dtype"_a, "number"_a, "out"_a,
+        "stream"_a);
   m.def(
       "hadamard",
       [](nb::handle x, nb::handle out) {
@@ -284,6 +288,26 @@ void bind_ops(nb::module_& m) {
                           stream_of(stream));
       },
       "v"_a, "s"_a, "v_out"_a, "s_out"_a, "base2"_a, "stream"_a);
+  nb::class_<api::Peers>(m, "Peers")
+      .def(
+          "__init__",
+          [](api::Peers* self, const std::vector<uintptr_t>& inboxes, int32_t rank, int64_t rows,
+             int64_t row_bytes, uintptr_t control, uintptr_t missed, int64_t timeout_ms) {
+            new (self) api::Peers{inboxes, rank, rows, row_bytes, control, missed, timeout_ms};
+          },
+          "inboxes"_a, "rank"_a, "rows"_a, "row_bytes"_a, "control"_a, "missed"_a, "timeout_ms"_a);
+  m.def("inbox_bytes", &api::inbox_bytes, "ranks"_a, "rows"_a, "row_bytes"_a);
+  m.attr("MAX_PEERS") = ops::kMaxPeers;
+  m.def(
+      "merge_peers",
+      [](nb::handle v, nb::handle s, nb::handle v_out, nb::handle s_out, const api::Peers& peers,
+         const std::string& travel, bool base2, uintptr_t stream) {
+        const In vi(v, "out"), si(s, "lse");
+        const Out vo(v_out, "merged"), so(s_out, "merged_lse");
+        api::merge_peers({vi.array(), si.array()}, {vo.array(), so.array()}, peers,
+                         *codes_named(travel), base2, stream_of(stream));
+      },
+      "out"_a, "lse"_a, "merged"_a, "merged_lse"_a, "peers"_a, "travel"_a, "base2"_a, "stream"_a);
 }
 
 }  // namespace flashbsr::bind

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <flashbsr/core/error.h>
+#include <flashbsr/core/latent_row.h>
 
 #include "captured.h"
 #include "choice.h"
@@ -173,7 +174,9 @@ Workers CudaBackend::limits(const Batch& batch) {
   q_ = q;
   kv_ = batch.kv;
   const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
-  const int bytes_per_token = static_cast<int>(row_bytes(kv_, dims));
+  const bool packed = o_.latent && need.scaled;
+  const int bytes_per_token =
+      packed ? PackedLatent::kBytes : static_cast<int>(row_bytes(kv_, dims));
   if (row.takes_clusters() && clusters_of_ != &row) {
     cluster_blocks_ = cluster_blocks(row, device_);
     clusters_of_ = &row;
@@ -327,7 +330,7 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float32");
   }
   if (!kernel_ || params.k.dtype != kv_) return false;
-  if (need_.scaled != (params.k_scales.data != nullptr)) return false;
+  if (need_.scaled != has_token_scales(params)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

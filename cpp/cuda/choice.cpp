@@ -3,7 +3,8 @@
 #include "choice.h"
 
 #include <array>
-#include <iterator>
+#include <ranges>
+#include <span>
 #include <string_view>
 
 #include <flashbsr/core/error.h>
@@ -28,19 +29,24 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
-/// Codes with scales of every token: requests of more rows take several tiles.
-constexpr Tile kScaledTile = {"decode_scaled", 8};
-/// V is a part of K: families of their own, of Hopper and of the others, the best first. Of the
-/// others' tiles the smallest that holds a request's rows, or the largest that the device has room
-/// for: 64 rows and two tiles of K are 158 KB.
-constexpr Tile kLatentTile = {"latent", 64};
+/// Codes with scales of every token. What has no kernel of more rows takes several tiles of few.
+constexpr Tile kScaledTiles[] = {{"decode_scaled", 8},
+                                 {"hopper_scaled", 192},
+                                 {"prefill_scaled", 64}};
+/// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
+/// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
+/// the device has room for: 64 rows and two tiles of K are 158 KB.
+constexpr Tile kLatentTile = {"latent", 64}, kLatentCodeTile = {"latent_codes", 64},
+               kPackedLatentTile = {"latent_packed", 64};
 constexpr Tile kLatentMmaTiles[] = {{"latent_mma", 16}, {"latent_mma", 32}, {"latent_mma", 64}};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
   if (need.q == need.kv) return kv_name(need.kv);
-  if (need.kv != DType::kE4M3) return "none";
-  return need.q == DType::kF16 ? "f16xe4m3" : "bf16xe4m3";
+  const bool half = need.q == DType::kF16;
+  if (need.kv == DType::kE4M3) return half ? "f16xe4m3" : "bf16xe4m3";
+  if (need.kv == DType::kI8) return half ? "f16xi8" : "bf16xi8";
+  return "none";
 }
 
 /// RoPE inside attention: of the kernels with hooks, not on padded head dims; only prefill kernels
@@ -78,7 +84,8 @@ bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
 
 /// The row of the build.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  const bool hopper = tile.family[0] == 'h';
+  // Families whose rows name the type of Q, where it is another.
+  const bool hopper = tile.family[0] == 'h' || (tile.family[0] == 'l' && need.q != need.kv);
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
@@ -145,14 +152,14 @@ const KernelRow* try_latent_tile(Source source, const Tile& tile, const Need& ne
 }
 
 const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& device) {
-  if (need.sigmoid || need.rotates || need.spread || need.variant || need.q != need.kv) {
-    return nullptr;
-  }
-  const int rows = kLatentTile.rows;
-  const bool whole = need.group <= rows || need.group % rows == 0;
+  if (need.sigmoid || need.rotates || need.spread || need.variant) return nullptr;
+  const bool codes = need.scaled || need.q != need.kv;
+  const Tile& tile = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
+  const bool whole = need.group <= tile.rows || need.group % tile.rows == 0;
   if (need.family != api::Family::kFa2 && whole) {
-    if (const KernelRow* row = try_latent_tile(source, kLatentTile, need, device)) return row;
+    if (const KernelRow* row = try_latent_tile(source, tile, need, device)) return row;
   }
+  if (codes) return nullptr;
   if (need.family == api::Family::kFa3) return nullptr;
   const KernelRow* largest = nullptr;
   for (const Tile& tile : kLatentMmaTiles) {
@@ -168,11 +175,11 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
 KernelQuery nearest_query(const Need& need) {
   const bool fa3 = need.family == api::Family::kFa3 || need.q == DType::kE4M3;
   if (need.scaled) {
-    return {.family = kScaledTile.family,
+    return {.family = kScaledTiles[0].family,
             .head_dim = need.head_dim_qk,
             .head_dim_vo = need.head_dim_vo,
             .kv = kv_name(need.kv),
-            .rows = kScaledTile.rows,
+            .rows = kScaledTiles[0].rows,
             .variant = variant_name(need)};
   }
   return {.family = fa3 ? "hopper" : "prefill",
@@ -185,21 +192,20 @@ KernelQuery nearest_query(const Need& need) {
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
   if (need.latent) return try_latent(source, need, device);
-  if (need.scaled) {
-    if (need.tile_rows > 0 && need.tile_rows != kScaledTile.rows) return nullptr;
-    return try_tile(source, kScaledTile, need, device);
-  }
-  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom) {
+  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom &&
+      !need.scaled) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
-  for (const Tile& tile : kTiles) {
+  const std::span<const Tile> tiles =
+      need.scaled ? std::span<const Tile>(kScaledTiles) : std::span<const Tile>(kTiles);
+  for (const Tile& tile : tiles) {
     if (need.tile_rows > 0 ? need.tile_rows != tile.rows : !holds(tile, need)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
   }
   if (need.tile_rows > 0) return nullptr;
   // None holds them: the largest there is, of which a request takes several.
-  for (size_t i = std::size(kTiles); i-- > 0;) {
-    if (const KernelRow* row = try_tile(source, kTiles[i], need, device)) return row;
+  for (const Tile& tile : tiles | std::views::reverse) {
+    if (const KernelRow* row = try_tile(source, tile, need, device)) return row;
   }
   return nullptr;
 }
@@ -243,9 +249,9 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                     " heads, q " + dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
                     std::to_string(device.cc),
                 "on a GPU head_dim_vo 512, 384, 320 or 256 and head_dim_qk the same or 64 more, "
-                "16-bit q and KV of one type, softmax without RoPE, a variant of the library, "
-                "compute capability 8.0 or later (backend='fa3': 9.0, 576 and 512, heads up to 64 "
-                "or a multiple of 64); backend='cpu' runs every one");
+                "16-bit q, softmax without RoPE, a variant of the library, KV of q's type (compute "
+                "capability 8.0 or later) or float8_e4m3fn (9.0; for it, and for backend='fa3', "
+                "576 and 512, heads up to 64 or a multiple of 64); backend='cpu' runs every one");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

@@ -35,15 +35,41 @@ void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
   });
 }
 
-void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& queue) {
+namespace {
+
+void prepare(QuantizeArgs& args) {
   const auto aligned = [](const RaggedView& x) { return alignment_of(x) >= 8; };
   args.k.aligned = aligned(args.k.in);
   args.v.aligned = aligned(args.v.in);
-  const int64_t heads = args.k.in.heads;
-  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(heads, 1)));
-  cut(args, tokens, 2 * heads, [&](int64_t count) {
+  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(args.k.in.heads, 1)));
+}
+
+}  // namespace
+
+void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& queue) {
+  prepare(args);
+  const int64_t items = 2 * int64_t{args.k.in.heads};
+  cut(args, tokens, items, [&](int64_t count) {
     args.tokens = static_cast<int32_t>(count);
-    launch_op("append_paged_kv_quantize", queue, {.blocks = blocks_for(2 * count * heads)}, args);
+    launch_op("append_paged_kv_quantize", queue, {.blocks = blocks_for(count * items)}, args);
+  });
+}
+
+void rope_append_quantize(RopeQuantizeArgs args, int64_t tokens, const Queue& queue) {
+  prepare(args.append);
+  const int64_t items = 2 * int64_t{args.append.k.in.heads};
+  cut(args.append, tokens, items, [&](int64_t count) {
+    args.append.tokens = static_cast<int32_t>(count);
+    launch_op("rope_append_quantize", queue, {.blocks = blocks_for(count * items)}, args);
+  });
+}
+
+void dequantize_kv(DequantizeArgs args, const Queue& queue) {
+  const int64_t heads = args.cache.heads;
+  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(heads, 1)));
+  cut(args, args.cache.pages * args.cache.page_size, heads, [&](int64_t count) {
+    args.tokens = static_cast<int32_t>(count);
+    launch_op("dequantize_kv", queue, {.blocks = blocks_for(count * heads)}, args);
   });
 }
 
@@ -63,6 +89,15 @@ void merge(MergeArgs args, bool stacked, int64_t tokens, const Queue& queue) {
     args.rows = static_cast<int32_t>(count * heads);
     launch_op(stacked ? "merge_states" : "merge_state", queue, {.blocks = blocks_for(args)}, args);
   });
+}
+
+void merge_peers(PeerMergeArgs args, const Queue& queue) {
+  prepare(args);
+  // Blocks that wait for those of other GPUs must all run. Launched early: they send as soon as
+  // attention ends.
+  launch_op("merge_peers", queue,
+            {.blocks = blocks_for(args.merge), .blocks_per_sm = kPeerBlocks, .overlap = true},
+            args);
 }
 
 void packbits(const PackArgs& args, int32_t* out_indptr, const Queue& queue) {

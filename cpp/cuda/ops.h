@@ -21,9 +21,17 @@ struct Queue {
 void append_paged_kv(ops::AppendArgs args, int64_t tokens, const Queue& queue);
 /// To codes with scales of every token and head.
 void append_paged_kv_quantize(ops::QuantizeArgs args, int64_t tokens, const Queue& queue);
+
+/// Keys by RoPE before they are quantised.
+void rope_append_quantize(ops::RopeQuantizeArgs args, int64_t tokens, const Queue& queue);
+
+/// All slots of a cache.
+void dequantize_kv(ops::DequantizeArgs args, const Queue& queue);
 void rope(ops::RopeArgs args, int64_t tokens, const Queue& queue);
 /// The states a and b; or, with `stacked`, those along a dimension of a.
 void merge(ops::MergeArgs args, bool stacked, int64_t tokens, const Queue& queue);
+/// One rank's part of a merge of several. `args.merge.rows` is set.
+void merge_peers(ops::PeerMergeArgs args, const Queue& queue);
 /// With indptr, segment by segment: out_indptr is written first.
 void packbits(const ops::PackArgs& args, int32_t* out_indptr, const Queue& queue);
 void get_batch_indices_positions(const ops::BatchIndicesArgs& args, const Queue& queue);

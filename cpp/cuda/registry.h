@@ -32,7 +32,7 @@ struct KernelRow {
   bool exact;           ///< and for no other: sm_90a
   int head_dim;         ///< of Q and K; serves all up to this; 0: not applicable
   int head_dim_vo;      ///< of V and O
-  const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2", "i8", "i4", "e2m1"; "-": not applicable
+  const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2", "i8", "i4", "e2m1"; "bf16xi8": and Q; "-": none
   int rows;             ///< packed query rows of an item; 0: not applicable
   const char* variant;  ///< "plain", "standard", "sigmoid", a user's; "-": not applicable
   const unsigned char* image;

@@ -93,6 +93,23 @@ Found find_decode_scaled(const TemplateQuery& q, int cc) {
   }
 }
 
+/// Rows are rewritten in their tiles where a variant has hooks of them: codes have no room for that.
+Found find_prefill_scaled(const TemplateQuery& q, int cc) {
+  if (q.rows != 64 || q.q == DType::kE4M3 || q.row_hooks || cc < 80) return {};
+  const auto row = [&]<DType kKv>() -> Found {
+    const int dim = max_of(q.head_dim, q.head_dim_vo);
+    if (dim <= 64) return row_of<sm80::ScaledPrefillTraits<64, kKv, 64>>(80, false, 64, 64);
+    if (dim <= 128) return row_of<sm80::ScaledPrefillTraits<128, kKv, 64>>(80, false, 128, 128);
+    return {};
+  };
+  switch (q.kv) {
+    case DType::kE4M3: return row.template operator()<DType::kE4M3>();
+    case DType::kE5M2: return row.template operator()<DType::kE5M2>();
+    case DType::kI8: return row.template operator()<DType::kI8>();
+    default: return {};
+  }
+}
+
 Found find_prefill(const TemplateQuery& q, int cc) {
   if (q.rows != 64 || q.q == DType::kE4M3 || cc < 75) return {};
   // Rows are rewritten in their tiles: float8 has no room for that, and sm_75 none for outputs.
@@ -145,6 +162,30 @@ Found find_latent(const TemplateQuery& q, int cc) {
   }
 }
 
+template <int kDim, DType kQ, DType kKv>
+Found hopper_scaled_row(bool hooks) {
+  using sm90a::ScaledTraits;
+  if (hooks) return row_of<ScaledTraits<kDim, kDim, kQ, 192, true, kKv>>(90, true, kDim, kDim);
+  return row_of<ScaledTraits<kDim, kDim, kQ, 192, false, kKv>>(90, true, kDim, kDim);
+}
+
+/// Larger heads have no room for codes as they lie and as they are widened.
+Found find_hopper_scaled(const TemplateQuery& q, int cc) {
+  using enum DType;
+  if (cc != 90 || q.rows != 192) return {};
+  const auto row = [&]<int kDim>() -> Found {
+    if (q.q == kF16 && q.kv == kI8) return hopper_scaled_row<kDim, kF16, kI8>(q.hooks);
+    if (q.q == kBF16 && q.kv == kI8) return hopper_scaled_row<kDim, kBF16, kI8>(q.hooks);
+    if (q.q == kF16 && q.kv == kE4M3) return hopper_scaled_row<kDim, kF16, kE4M3>(q.hooks);
+    if (q.q == kBF16 && q.kv == kE4M3) return hopper_scaled_row<kDim, kBF16, kE4M3>(q.hooks);
+    return {};
+  };
+  const int dim = max_of(q.head_dim, q.head_dim_vo);
+  if (dim <= 64) return row.template operator()<64>();
+  if (dim <= 128) return row.template operator()<128>();
+  return {};
+}
+
 template <int kDimQk, int kDimVo, int kRows, DType kQ, DType kKv>
 Found hopper_row(bool hooks) {
   using sm90a::HopperTraits;
@@ -187,11 +228,13 @@ Found find_hopper(const TemplateQuery& q, int cc) {
 Found find_template(const TemplateQuery& query, int cc) {
   const std::string_view family = query.family;
   if (family == "prefill") return find_prefill(query, cc);
+  if (family == "prefill_scaled") return find_prefill_scaled(query, cc);
   if (query.row_hooks) return {};
   if (family == "decode") return find_decode(query, cc);
   if (family == "decode_scaled") return find_decode_scaled(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
   if (family == "latent_mma") return find_latent(query, cc);
+  if (family == "hopper_scaled") return find_hopper_scaled(query, cc);
   return {};
 }
 

@@ -11,7 +11,8 @@
 namespace flashbsr::cuda {
 
 struct TemplateQuery {
-  const char* family;  ///< "decode", "decode_scaled", "prefill", "hopper"
+  const char* family;  ///< "decode", "prefill", "hopper", and of codes with scales "decode_scaled"
+                       ///< and the like
   int head_dim = 0;
   int head_dim_vo = 0;
   DType q = DType::kF16;

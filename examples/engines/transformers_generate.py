@@ -66,8 +66,10 @@ def padded(model: Any, prompts: list[list[int]], tokens: int) -> tuple[Any, Any]
 def continuous(model: Any, prompts: list[list[int]], tokens: int) -> tuple[Any, Any]:
     """The same by ``generate_batch``, which gives no logits."""
     how = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=2)
+    size = 256  # tokens of a page; as many as the requests need, and some
+    needed = sum(-(-(len(x) + tokens) // size) for x in prompts)
     batching = ContinuousBatchingConfig(
-        num_blocks=1024, max_batch_tokens=1024, use_cuda_graph=False
+        block_size=size, num_blocks=needed + 8, max_batch_tokens=1024, use_cuda_graph=False
     )
     ours = model.config._attn_implementation == door.NAME
     with door.continuous(model) if ours else contextlib.nullcontext():

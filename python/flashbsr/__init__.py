@@ -43,6 +43,7 @@ from .layout.tree import DraftTrees, draft_trees
 from .ops.bits import packbits, segment_packbits
 from .ops.codes import dequantize_kv_cache
 from .ops.hadamard import hadamard
+from .ops.latent import append_packed_latents, unpack_latents
 from .ops.page import (
     append_paged_kv_cache,
     get_batch_indices_positions,
@@ -105,6 +106,7 @@ __all__ = [
     "UnsupportedError",
     "YarnScaling",
     "__version__",
+    "append_packed_latents",
     "append_paged_kv_cache",
     "apply_llama31_rope",
     "apply_llama31_rope_inplace",
@@ -142,6 +144,7 @@ __all__ = [
     "span_mask",
     "sqrt",
     "tanh",
+    "unpack_latents",
     "where",
 ]
 

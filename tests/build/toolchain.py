@@ -59,6 +59,8 @@ def run_tool(name: str, *arguments: str | Path) -> Outcome:
 
 def load_tool(name: str) -> ModuleType:
     """Import a script of tools/ for what it knows of the tree."""
+    if str(ROOT / "tools") not in sys.path:  # for what it imports from beside it
+        sys.path.append(str(ROOT / "tools"))
     spec = spec_from_file_location(name, ROOT / f"tools/{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -48,7 +48,7 @@ FLASHBSR_DEVICE void attend(const uint4* q, const uint4* k, const uint4* v, cons
     float c[Keys::kTokens / 8][4] = {};
     for (int step = 0; step < kDim / 16; ++step) {
       uint32_t a[4], b[Keys::kTokens / 8][2];
-      if constexpr (Keys::kFloat8) {  // Q's columns follow K's order
+      if constexpr (Keys::kBytes) {  // Q's columns follow K's order
         for (int i = 0; i < 4; ++i) {
           a[i] = pair(q_pairs, kDim, row + i % 2 * 8, Keys::column_of(step, i / 2, lane));
         }
@@ -82,7 +82,7 @@ FLASHBSR_DEVICE void attend(const uint4* q, const uint4* k, const uint4* v, cons
     for (int i = 0; i < Values::kDims / 8; ++i) {
       for (int e = 0; e < 4; ++e) {
         const int at = 2 * t + e % 2;  // float8: operands of even columns, operands of odd ones
-        const int column = Values::kFloat8 ? i / 2 * 16 + 2 * at + i % 2 : 8 * i + at;
+        const int column = Values::kBytes ? i / 2 * 16 + 2 * at + i % 2 : 8 * i + at;
         o[(row + e / 2 * 8) * kDim + d + column] = c[i][e];
       }
     }

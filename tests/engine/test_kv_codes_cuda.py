@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Decode on a GPU over codes with scales of every token and head, as tight as bfloat16.
+"""Attention on a GPU over codes with scales of every token and head, as tight as bfloat16.
 
 Held to float64 over what the codes mean; slots of no request have garbage, their scales are NaN.
 """
@@ -19,7 +19,8 @@ from harness import Device, attention_for
 from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
 
-SERVED = [INT8, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4]
+FP8_HALF = Kind("float8_e4m3fn", scale="float16")
+SERVED = [INT8, INT8_HALF, FP8, FP8_HALF, E5M2, INT4, INT4_64, INT4_32, NVFP4]
 LONG = Case(
     "long", (1, 3, 1), (7001, 40, 2000), heads=(8, 2), dims=(128, 128), variant=Variant(causal=True)
 )
@@ -40,11 +41,11 @@ def moved(gpu: Device, x: Any) -> Any:
 
 
 def run(
-    gpu: Device, case: Case, kind: Kind, *others: Kind, **task: Any
+    gpu: Device, case: Case, kind: Kind, *others: Kind, backend: str = "", **task: Any
 ) -> tuple[np.ndarray, np.ndarray, str]:
     coded = build(gpu.adapt(case), kind, *(others or [kind]))
     problem = coded.problem
-    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype, **task)
+    attention = attention_for(problem, backend or gpu.backend, kv_dtype=coded.kv_dtype, **task)
     problem.plan(attention)
     q, kv = gpu.put(problem.q), moved(gpu, coded.kv)
     options = {name: moved(gpu, x) for name, x in coded.options.items()}
@@ -57,8 +58,12 @@ def run(
     np.testing.assert_array_equal(out, again)
     np.testing.assert_array_equal(lse, lse_again)
     work = "bfloat16"  # of weights times V's scales, whatever q is: they may be of any size
-    assert_attention(out, lse, problem.reference(), problem.reference(work), work, case.name)
-    return out, lse, attention.explain().kernel
+    if kind.dtype == "nvfp4" and len({kind, *others}) == 1:  # whose codes take the scales
+        work = case.dtypes[0]
+    kernel = attention.explain().kernel
+    exact, working = problem.reference(), problem.reference(work)
+    assert_attention(out, lse, exact, working, work, case.name, kernel)
+    return out, lse, kernel
 
 
 @pytest.mark.parametrize("kind", SERVED, ids=str)
@@ -69,10 +74,11 @@ def test_codes(
     gpu: Device, case: Case, dims: tuple[int, int], dtypes: tuple[str, str, str], kind: Kind
 ) -> None:
     kernel = run(gpu, dataclasses.replace(case, dtypes=dtypes, dims=dims), kind)[2]
-    assert kernel.startswith("decode_scaled_")
+    few = case is DECODE or kind.dtype in ("int4", "nvfp4")  # 14 rows on average are many
+    assert kernel.startswith("decode_scaled_") == few
 
 
-@pytest.mark.parametrize("kind", [INT8, FP8, INT4_64, NVFP4], ids=str)
+@pytest.mark.parametrize("kind", [INT8, INT8_HALF, FP8, INT4_64, NVFP4], ids=str)
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -83,7 +89,9 @@ def test_layouts(gpu: Device, page_size: int, kv_layout: str, layout: str, kind:
     run(gpu, case, kind)
 
 
-@pytest.mark.parametrize("kind", [INT8, FP8, E5M2, INT4_32, NVFP4], ids=str)
+@pytest.mark.parametrize(
+    "kind", [INT8, INT8_HALF, FP8, E5M2, INT4, INT4_64, INT4_32, NVFP4], ids=str
+)
 def test_split_requests(gpu: Device, kind: Kind) -> None:
     for dtypes in (BF16, F16):
         run(gpu, dataclasses.replace(LONG, dtypes=dtypes), kind)
@@ -113,14 +121,37 @@ def test_variants(gpu: Device, kind: Kind, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kinds", "dims"), [
-    ((INT8_HALF, INT8_HALF), (64, 64)), ((INT8, INT4), (64, 64)), ((INT4, INT4), (96, 96)),
-    ((NVFP4, NVFP4), (128, 64)),
+    ((INT8, INT4), (64, 64)), ((INT4, INT4), (96, 96)), ((NVFP4, NVFP4), (128, 64)),
 ], ids=str)  # fmt: skip
 def test_what_is_not_there_says_so(
     gpu: Device, kinds: tuple[Kind, Kind], dims: tuple[int, int]
 ) -> None:
     with pytest.raises(UnsupportedError, match="codes for q in bfloat16"):
         run(gpu, dataclasses.replace(DECODE, dtypes=BF16, dims=dims), *kinds)
+
+
+@pytest.mark.parametrize("kind", [INT8_HALF, INT4, INT4_64, INT4_32, NVFP4], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_scales_of_any_alignment(gpu: Device, dim: int, kind: Kind) -> None:
+    """Rows of scales beside other things: every second one is aligned to no more than a word."""
+    case = dataclasses.replace(gpu.adapt(MIXED), dtypes=BF16, dims=(dim, dim), layout="paged")
+    coded = build(case, kind, kind)
+    problem = coded.problem
+    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype)
+    problem.plan(attention)
+    q, kv = gpu.put(problem.q), moved(gpu, coded.kv)
+    plain, shifted = {}, {}
+    for name, x in coded.options.items():
+        x = np.ascontiguousarray(x)
+        plain[name] = gpu.put(x)
+        rows = x if kind.group else x[..., None]
+        more = 4 if kind.dtype == "nvfp4" else 1
+        wide = np.zeros((*rows.shape[:-1], rows.shape[-1] + more), x.dtype)
+        wide[..., more:] = rows
+        view = gpu.put(wide)[..., more:]
+        shifted[name] = view if kind.group else view[..., 0]
+    wanted, found = (gpu.get(attention.run(q, kv, **options)) for options in (plain, shifted))
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_scales_of_nvfp4_lie_in_words(gpu: Device) -> None:

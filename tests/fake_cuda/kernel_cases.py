@@ -42,5 +42,7 @@ def test_problems_lead_to_the_kernel(
     monkeypatch.setattr(CASES, "integers", lambda x: torch.from_numpy(np.asarray(x)))
     assert CASES.run_kernel(kernel) == []
     every = {"ragged", "paged", "gather"} if kernel["family"] in CASES.HOPPER else {"none"}
-    expected = {"mixed": every - {"gather"}, "mixed_gather": {"gather"}}
+    expected = {"mixed": every - {"gather"}}
+    gathers = ("mixed_gather", "latent_codes", "latent_packed")
+    expected |= {family: {"gather"} for family in gathers}
     assert paths == expected.get(kernel["family"], every)

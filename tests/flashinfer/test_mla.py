@@ -15,6 +15,7 @@ from flashbsr.flashinfer.mla import (
     trtllm_batch_decode_with_kv_cache_mla,
 )
 from harness import Device
+from reference import DTYPES
 
 SCALE = 192**-0.5
 HEADS = 16
@@ -70,6 +71,25 @@ def test_wrapper(device: Device, page_size: int, natural: bool) -> None:
     np.testing.assert_array_equal(device.get(alone), device.get(out))
 
 
+def test_float8_latents(device: Device) -> None:
+    """One number for latents and rotated keys."""
+    kv_lens = [65, 700]
+    q, cache, indptr, indices, rows = problem(device, [1, 1], kv_lens, 64)
+    codes = (cache.astype(np.float32) / 0.25).astype(DTYPES["float8_e4m3fn"])
+    wrapper = BatchMLAPagedAttentionWrapper(None)
+    wrapper.plan(
+        np.arange(3), indptr, indices, np.array(kv_lens), HEADS, 512, 64, 64, False, SCALE,
+        str(q.dtype), "float8_e4m3fn",
+    )  # fmt: skip
+    parts = [device.put(np.ascontiguousarray(x)) for a in (q, codes)
+             for x in (a[..., :512], a[..., 512:])]  # fmt: skip
+    out = wrapper.run(*parts, ckv_scale=0.25, kpe_scale=0.25)
+    for i, row in enumerate(rows):
+        means = (row.astype(np.float32) / 0.25).astype(codes.dtype).astype(np.float32) * 0.25
+        expected, _ = attend(q[i : i + 1], means, False)
+        np.testing.assert_allclose(device.get(out)[i : i + 1], expected, atol=2e-3, rtol=2e-3)
+
+
 def test_lse_alone(device: Device) -> None:
     """An `lse` without `return_lse` is written, in either base."""
     q, cache, indptr, indices, _ = problem(device, [1], [70], 64)
@@ -109,6 +129,26 @@ def test_function(device: Device, q_len: int) -> None:
         np.testing.assert_allclose(found, expected_lse, atol=2e-3)
 
 
+def test_appended_rows_of_656_bytes() -> None:
+    """By a page table, into one array: what `append_packed_latents` writes by slots."""
+    rng = np.random.default_rng(4)
+    latent, rotated = (rng.standard_normal((5, n)).astype(np.float32) for n in (512, 64))
+    indices, indptr, last = np.array([2, 0, 1]), np.array([0, 1, 3]), np.array([3, 2])
+    batch, positions = np.array([0, 0, 1, 1, -1]), np.array([1, 2, 15, 17, 0])
+    found, expected = np.zeros((2, 3, 16, 656), np.uint8)
+    flashinfer.append_paged_mla_kv_cache(
+        latent, rotated, batch, positions, found, None, indices, indptr, last
+    )
+    slots = np.array([2 * 16 + 1, 2 * 16 + 2, 15, 1 * 16 + 1, -1])
+    flashbsr.append_packed_latents(latent, rotated, cache=expected, slot_mapping=slots)
+    np.testing.assert_array_equal(found, expected)
+    assert found.any()
+    with pytest.raises(flashbsr.FlashbsrError, match="append_ckv"):
+        flashinfer.append_paged_mla_kv_cache(
+            latent[:, :8], rotated, batch, positions, found, None, indices, indptr, last
+        )
+
+
 def test_refusals() -> None:
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper()
     with pytest.raises(flashbsr.PlanError, match="plan"):
@@ -118,7 +158,7 @@ def test_refusals() -> None:
         SCALE, "float32",
     )  # fmt: skip
     q, c = np.zeros((1, 16, 512), np.float32), np.zeros((2, 64, 512), np.float32)
-    for option in ({"o_scale": 2.0}, {"kv_len": q}, {"ckv_scale": 1.0}, {"profiler_buffer": q}):
+    for option in ({"o_scale": 2.0}, {"kv_len": q}, {"kpe_scale": 2.0}, {"profiler_buffer": q}):
         with pytest.raises(flashbsr.UnsupportedError, match=next(iter(option))):
             wrapper.run(q, q[..., :64], c, c[..., :64], **option)
     with pytest.raises(flashbsr.FlashbsrError, match="ckv_cache"):

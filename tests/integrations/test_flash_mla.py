@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flashbsr.integrations.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from harness import Device
+from reference import DTYPES
 
 SCALE = 192**-0.5
 
@@ -29,7 +30,24 @@ def softmax_rows(q: np.ndarray, kv: np.ndarray, seen: np.ndarray) -> tuple[np.nd
     ], lse
 
 
-def problem(device: Device, batch: int, q_len: int, lens: list[int], heads: int = 16) -> Any:
+def coded(cache: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Eight bits of a cache, and what they mean."""
+    rows = cache.reshape(-1, 576)
+    if kind == "float8":
+        with np.errstate(invalid="ignore"):
+            codes = cache.astype(DTYPES["float8_e4m3fn"])
+        return codes, codes.astype(np.float32)
+    packed = np.full((*cache.shape[:-1], 656), 255, np.uint8)
+    slots = np.flatnonzero(~np.isnan(rows[:, 0]))
+    flashbsr.append_packed_latents(
+        rows[slots, :512], rows[slots, 512:], cache=packed, slot_mapping=slots
+    )
+    return packed, flashbsr.unpack_latents(packed)[:, :, None]
+
+
+def problem(
+    device: Device, batch: int, q_len: int, lens: list[int], kind: str = "", heads: int = 16
+) -> Any:
     rng = np.random.default_rng(1)
     pages, size = sum(-(-n // 64) for n in lens) + 2, 64
     dtype = np.float16 if device.is_cuda else np.float32
@@ -45,18 +63,28 @@ def problem(device: Device, batch: int, q_len: int, lens: list[int], heads: int 
             cache[page, : len(part), 0] = part
         rows.append(kv)
     q = rng.standard_normal((batch, q_len, heads, 576)).astype(dtype)
+    if kind:
+        cache, means = coded(cache, kind)
+        rows = [
+            means[table[i, np.arange(n) // size], np.arange(n) % size, 0]
+            for i, n in enumerate(lens)
+        ]
     return q, cache, table, rows
+
+
+KINDS = ["", "float8", "packed"]
 
 
 @pytest.mark.parametrize("q_len", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_dense(device: Device, q_len: int, causal: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_dense(device: Device, q_len: int, causal: bool, kind: str) -> None:
     lens = [130, 64, 3, 700]
-    q, cache, table, rows = problem(device, 4, q_len, lens)
+    q, cache, table, rows = problem(device, 4, q_len, lens, kind)
     there = [device.put(x) for x in (q, cache, table, np.array(lens, np.int32))]
-    metadata, splits = get_mla_metadata(there[3], q_len * 16, 1)
+    metadata, splits = get_mla_metadata(there[3], q_len * 16, 1, is_fp8_kvcache=bool(kind))
     for _ in range(2):  # two layers
-        out, lse = flash_mla_with_kvcache(*there, 512, metadata, splits, SCALE, causal)
+        out, lse = flash_mla_with_kvcache(*there, 512, metadata, splits, SCALE, causal, bool(kind))
     assert tuple(out.shape) == (4, q_len, 16, 512)
     assert tuple(lse.shape) == (4, 16, q_len)
     for i, n in enumerate(lens):
@@ -67,27 +95,30 @@ def test_dense(device: Device, q_len: int, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("q_len", [1, 3])
-def test_chosen_tokens(device: Device, q_len: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_chosen_tokens(device: Device, q_len: int, kind: str) -> None:
     """Lists of their own, in any order, with -1 anywhere, and one without any token."""
     lens = [300, 90]
-    q, cache, table, _ = problem(device, 2, q_len, lens)
+    q, cache, table, rows = problem(device, 2, q_len, lens, kind)
     rng = np.random.default_rng(3)
+    chosen: dict[tuple[int, int], np.ndarray] = {}
     indices = np.full((2, q_len, 96), -1, np.int32)
     for i, n in enumerate(lens):
         for t in range(q_len):
             token = rng.permutation(n)[: 40 + 7 * t]
             slots = rng.permutation(96)[: len(token)]
             indices[i, t, slots] = table[i, token // 64] * 64 + token % 64
+            chosen[i, t] = token
     indices[1, -1] = -1
+    chosen[1, q_len - 1] = chosen[1, q_len - 1][:0]
     metadata, splits = get_mla_metadata(topk=96)
     out, lse = flash_mla_with_kvcache(
         device.put(q), device.put(cache), None, None, 512, metadata, splits, SCALE,
-        indices=device.put(indices),
+        is_fp8_kvcache=bool(kind), indices=device.put(indices),
     )  # fmt: skip
-    tokens = cache.reshape(-1, 576)
     for i in range(2):
         for t in range(q_len):
-            kv = tokens[indices[i, t][indices[i, t] >= 0]]
+            kv = rows[i][chosen[i, t]]
             seen = np.ones((1, len(kv)), bool)
             expected, expected_lse = softmax_rows(q[i, t : t + 1], kv, seen)
             np.testing.assert_allclose(device.get(out)[i, t], expected[0], atol=2e-3, rtol=2e-3)
@@ -109,8 +140,6 @@ def test_lengths_may_shrink(device: Device) -> None:
 
 def test_refusals() -> None:
     lens = np.array([3])
-    with pytest.raises(flashbsr.UnsupportedError, match="is_fp8_kvcache"):
-        get_mla_metadata(lens, 16, 1, is_fp8_kvcache=True)
     with pytest.raises(flashbsr.UnsupportedError, match="num_heads_k"):
         get_mla_metadata(lens, 16, 2)
     with pytest.raises(flashbsr.FlashbsrError, match="cache_seqlens"):
@@ -124,5 +153,7 @@ def test_refusals() -> None:
         flash_mla_with_kvcache(
             q, cache, None, None, 512, metadata, indices=np.zeros((1, 1, 5), np.int32)
         )
+    with pytest.raises(flashbsr.FlashbsrError, match="is_fp8_kvcache"):
+        flash_mla_with_kvcache(q, cache.astype(np.int8), table, lens, 512, metadata)
     with pytest.raises(flashbsr.ShapeError, match="k_cache"):
         flash_mla_with_kvcache(q, cache[:, :, 0], table, lens, 512, metadata)

@@ -1,8 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Appends that quantise on a GPU: the same bits as docs/kv-quantization.md's formulas give."""
+"""Appends that quantise on a GPU: the same bits as docs/kv-quantization.md's formulas give.
+
+Caches that are read back there: the same bits as on the host. Keys by RoPE: the codes of the host
+but where an angle's last bits decide.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import flashbsr
 import numpy as np
@@ -96,3 +103,106 @@ def test_a_row_that_is_not_finite_has_a_scale_of_nan(
 @everywhere
 def test_two_types(device: Device) -> None:
     check(device, INT8, INT4_32, 128, "bfloat16", False)
+
+
+@everywhere
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [64, 96, 192])
+def test_dequantize(device: Device, dim: int, dtype: str, kind: Kind) -> None:
+    """Of HND pages with garbage between rows, a slot of NaN, and scales times a number."""
+    x = rows(3, PAGES * SIZE, dim, "float32").reshape(PAGES, SIZE, HEADS, dim)
+    codes, scale = encode(x, kind)
+    scale[1, 2] = np.nan
+    wide = np.full((PAGES, HEADS, SIZE, codes.shape[-1] + 16), 0x11, np.uint8).view(codes.dtype)
+    wide[..., : codes.shape[-1]] = codes.swapaxes(1, 2)
+
+    def read(put: Callable[[np.ndarray], Any], **options: Any) -> Any:
+        held = put(wide)[..., : codes.shape[-1]]
+        return flashbsr.dequantize_kv_cache(
+            held.swapaxes(1, 2), (put(scale), 0.7), kv_dtype=kind.dtype, **options
+        )
+
+    wanted = read(lambda y: y, dtype=dtype)
+    assert np.isnan(wanted[1, 2].astype(np.float32)).all()
+    found = device.get(read(device.put, dtype=dtype))
+    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
+
+
+@everywhere
+def test_dequantize_tokens_into(device: Device) -> None:
+    """Rows without pages, into rows of other strides: nothing beside them is written."""
+    codes, scale = encode(rows(5, 37, 64, "float32"), INT8)
+    wanted = flashbsr.dequantize_kv_cache(codes, scale, dtype="float16")
+    room = device.put(np.full((37, HEADS, 80), 7, np.float16))
+    out = room[..., 8:72]
+    assert flashbsr.dequantize_kv_cache(device.put(codes), device.put(scale), out=out) is out
+    found = device.get(room)
+    np.testing.assert_array_equal(found[..., 8:72], wanted)
+    assert (found[..., :8] == 7).all()
+    assert (found[..., 72:] == 7).all()
+
+
+#: Codes that are neighbours mean values that differ by no more than this of a group's largest.
+STEP = {
+    "int8": 1 / 127,
+    "float8_e4m3fn": 1 / 14,
+    "float8_e5m2": 1 / 7,
+    "int4": 2 / 15,
+    "nvfp4": 1 / 3,
+}
+
+
+@everywhere
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("table", [False, True], ids=["angles", "table"])
+@pytest.mark.parametrize(("dim", "rotary", "interleave"), [
+    (64, 64, False), (128, 128, True), (192, 72, False), (64, 36, False), (128, 42, True),
+])  # fmt: skip
+def test_rope_append(
+    device: Device, dim: int, rotary: int, interleave: bool, table: bool, kind: Kind
+) -> None:
+    """Keys by RoPE, then codes, in one pass; a slot of -1 is written nowhere."""
+    count = PAGES * SIZE // 2
+    rng = np.random.default_rng(0)
+    slots = rng.permutation(PAGES * SIZE)[:count].astype(np.int64)
+    slots[1] = -1
+    q, k, v = (rows(seed, count, dim, "bfloat16") for seed in range(3))
+    positions = rng.integers(0, 500 if table else 100000, count).astype(np.int32)
+    options: dict[str, Any] = {"rotary_dim": rotary}
+    if table:
+        options = {"cos_sin_cache": rng.uniform(-1, 1, (500, rotary)).astype(np.float32)}
+
+    def run(put: Callable[[np.ndarray], Any]) -> tuple[Any, list[Any], list[Any]]:
+        caches, scales = [], []
+        for _ in range(2):
+            codes, scale = encode(np.ones((PAGES, SIZE, HEADS, dim), np.float32), kind)
+            for y in (codes, scale):
+                y.view(np.uint8)[...] = 0x2E
+            caches.append(put(codes))
+            scales.append(put(np.ascontiguousarray(scale)))
+        out = flashbsr.rope_append_paged_kv_cache(
+            put(q), put(k), put(v), paged_kv_cache=tuple(caches), slot_mapping=put(slots),
+            positions=put(positions), interleave=interleave, k_scale=scales[0], v_scale=scales[1],
+            kv_dtype=kind.dtype, **{n: put(y) if n[0] == "c" else y for n, y in options.items()},
+        )  # fmt: skip
+        return out, caches, scales
+
+    host_q, host, host_scales = run(np.copy)
+    out, caches, scales = run(device.put)
+    found, found_scales = ([device.get(y) for y in group] for group in (caches, scales))
+    np.testing.assert_array_equal(found[1].view(np.uint8), host[1].view(np.uint8))
+    np.testing.assert_array_equal(found_scales[1].view(np.uint8), host_scales[1].view(np.uint8))
+    size = max(float(np.abs(host_q.astype(np.float32)).max()), 1.0)
+    np.testing.assert_allclose(
+        device.get(out).astype(np.float32), host_q.astype(np.float32), rtol=2**-7, atol=1e-5 * size
+    )
+    different = found[0].view(np.uint8) != host[0].view(np.uint8)
+    assert different.mean() < 0.01
+    wanted, got = (
+        flashbsr.dequantize_kv_cache(codes, scale, kv_dtype=kind.dtype)
+        for codes, scale in ((host[0], host_scales[0]), (found[0], found_scales[0]))
+    )
+    groups = wanted.reshape(*wanted.shape[:-1], -1, kind.group or dim)
+    step = STEP[kind.dtype] * np.abs(groups).max(-1, keepdims=True)
+    assert (np.abs(got.reshape(groups.shape) - groups) <= 1.01 * step + 1e-9).all()

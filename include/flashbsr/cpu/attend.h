@@ -73,7 +73,7 @@ void attend(const Params& params, PlanView plan, int32_t first, int32_t count, c
 }
 
 inline int64_t scratch_bytes(int rows, const Params& p) {
-  const int dim_qk = joined_keys(p).dim, dim_vo = p.v.dim;
+  const int dim_qk = joined_keys<F32Op>(p).dim, dim_vo = p.v.dim;
   int64_t bytes = Scratch<F32Op>(nullptr, rows, dim_qk, dim_vo).bytes;
 #if defined(__AVX512BF16__)
   // Mostly half of it, but rows are padded to 32 elements instead of 16.

@@ -13,8 +13,8 @@
 
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/epilogue.h>
+#include <flashbsr/cpu/joined.h>
 #include <flashbsr/cpu/kernel_table.h>
-#include <flashbsr/cpu/loader.h>
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/rope.h>
 #include <flashbsr/cpu/scratch.h>
@@ -42,7 +42,8 @@ class ItemKernel {
         request_(counted(h_, plan.requests()[item_.request])),
         first_position_(flashbsr::first_position(plan.requests()[item_.request])),
         variant_(params),
-        keys_(joined_keys(params)),
+        keys_(joined_keys<Op>(params)),
+        v_(joined_values<Op>(params)),
         mem_(memory, item_.row_count, keys_.dim, params.v.dim),
         q_ld_(padded_words<Op>(keys_.dim)),
         dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord),
@@ -76,7 +77,7 @@ class ItemKernel {
     const int32_t count = min_of(kKvTile, item_.kv_end - begin);
     if (count <= 0) return false;
     locate(p_, plan_, request_, item_.kv_head, begin, count, tile_);
-    if (p_.k_tail.dim) join_keys(p_, plan_, request_, item_.kv_head, tile_, joined_);
+    if (p_.k_tail.dim) join_keys<Op>(p_, plan_, request_, item_.kv_head, tile_, joined_);
     if (p_.k_scales.data) {
       locate_scales(p_.k_scales, p_.k.dtype, plan_, request_, item_.kv_head, tile_, tile_.k_scale,
                     fold_.keys ? fold_.k_scale : nullptr);
@@ -178,7 +179,7 @@ class ItemKernel {
 
   void multiply_values() {
     const ValueEdit edit{*this};
-    if (!in_place<Op>(p_.v) || edit.active()) {
+    if (!in_place<Op>(v_) || edit.active()) {
       stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
                      reinterpret_cast<char*>(mem_.vp));
     }
@@ -223,9 +224,8 @@ class ItemKernel {
   }
 
   bool rotates() const { return p_.rope.fine != nullptr; }
-
   Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
-  Operand value_rows() const { return {p_.v, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
+  Operand value_rows() const { return {v_, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
 
   /// Logits of `rows` rows take the scales of one group of K's dims.
   void add_group(int g, int rows, int vec_begin, int vec_end) {
@@ -486,10 +486,9 @@ class ItemKernel {
   const Request request_;
   const int32_t first_position_;
   const Variant variant_;
-  const PagedView keys_;
+  const PagedView keys_, v_;
   const Scratch<Op> mem_;
-  const int64_t q_ld_;
-  const int64_t dv_padded_;
+  const int64_t q_ld_, dv_padded_;
   char* const joined_;  ///< joined_bytes()
   Folding fold_;
   const TileMemory tiles_;

@@ -100,37 +100,6 @@ FLASHBSR_FN void locate_scales(const PagedView& scales, DType codes, const PlanV
   }
 }
 
-/// Where K lies in two arrays: copies both parts of each row side by side, which the tile then has.
-/// @param joined  [kKvTile][D_qk] elements
-FLASHBSR_FN void join_keys(const Params& p, const PlanView& plan, const Request& request,
-                           int32_t kv_head, KvTile& tile, char* joined) {
-  const bool paged = plan.header().flags & kPlanPaged;
-  const int32_t page_size = plan.header().page_size;
-  const int32_t* pages = plan.kv_indices() + request.kv_begin;
-  const size_t head = static_cast<size_t>(p.k.dim) * dtype_size(p.k.dtype);
-  const size_t rest = static_cast<size_t>(p.k_tail.dim) * dtype_size(p.k.dtype);
-  for (int i = 0; i < tile.count; ++i, joined += head + rest) {
-    const int32_t at = tile.begin + i;
-    const char* tail = paged ? p.k_tail.row(pages[at / page_size], at % page_size, kv_head)
-                             : p.k_tail.row(request.kv_begin + at, 0, kv_head);
-    std::memcpy(joined, tile.k[i], head);
-    std::memcpy(joined + head, tail, rest);
-    tile.k[i] = joined;
-  }
-}
-
-/// K as it is after join_keys().
-FLASHBSR_FN PagedView joined_keys(const Params& p) {
-  PagedView k = p.k;
-  k.dim += p.k_tail.dim;
-  return k;
-}
-/// Bytes of its memory; 0: K lies in one array.
-FLASHBSR_FN int64_t joined_bytes(const Params& p) {
-  if (p.k_tail.dim == 0) return 0;
-  return round_up<int64_t>(int64_t{kKvTile} * joined_keys(p).dim * dtype_size(p.k.dtype), 64);
-}
-
 /// Reads one word of every cache line of `count` rows of `bytes` each, a multiple of 8, so that the
 /// arithmetic that follows finds them in L2.
 ///

@@ -119,12 +119,12 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
 }
 
 /// Latent attention on sm_90a: one block per SM, tiles of 64 rows whatever the number of heads. A
-/// token of 1152 bytes takes 26 ns of products, an item 6 us (its Q are 73 KB), a part of a split
+/// token takes 26 ns of products, an item 6 us (its Q are 73 KB), a part of a split
 /// tile 2 us: its state is 131 KB, written and read at 4.5 TB/s. All blocks merge, which takes 4
 /// us; within a cluster 3 (H200).
 inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   DeviceLimits limits = gpu_hopper_limits(k);
-  const double product_us = 26e-3 * k.bytes_per_token / 1152;
+  constexpr double product_us = 26e-3;  // of 576 and 512 dims, whatever they are in memory
   limits.min_chunk = 2 * k.kv_tile;
   limits.cost_per_item = detail::gpu_units(6.0);
   limits.cost_per_kv =

@@ -78,9 +78,21 @@ FLASHBSR_DEVICE void widen_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) 
   }
 }
 
+/// The lower or the upper half of a pair twice; the instruction that takes it does that too.
+FLASHBSR_DEVICE uint32_t twice_low(uint32_t pair) {
+  uint32_t r;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(r) : "r"(pair));
+  return r;
+}
+FLASHBSR_DEVICE uint32_t twice_high(uint32_t pair) {
+  uint32_t r;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(r) : "r"(pair));
+  return r;
+}
+
 /// What int4_to_f16 adds to codes: less their zero point, the last four bits of `scale`.
 FLASHBSR_DEVICE uint32_t int4_minus_f16(uint32_t scale) {
-  return fma2<DType::kF16>((scale & 15u) * 0x10001u, 0xf800f800u, 0x80008000u);  // x -2^15
+  return fma2<DType::kF16>(twice_low(scale & 15u), 0xf800f800u, 0x80008000u);  // x -2^15
 }
 
 /// Eight int4 codes of one zero point to four pairs of fp16 over kF16CodeUnit: pair i is codes i
@@ -133,6 +145,17 @@ FLASHBSR_DEVICE uint32_t e2m1_scales(uint32_t scales) {
 /// of exponent and one after them are such bits of a larger format, subnormals included.
 template <DType kTo>
 FLASHBSR_DEVICE void e2m1_by_scales(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
+  if constexpr (kTo == DType::kF16) {
+    // All bits of a code are in the upper byte of an fp16: four codes become such bytes at once.
+    const uint32_t even = and_or(word << 4, 0x80808080u, (word << 1) & 0x0e0e0e0eu);
+    const uint32_t odd = and_or(word, 0x80808080u, (word >> 3) & 0x0e0e0e0eu);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t code = permute_bytes(i % 2 ? odd : even, 0, i < 2 ? 0x2404 : 0x3414);
+      pairs[i] = fma2<kTo>(code, scales, 0x80008000u);
+    }
+    return;
+  }
   constexpr int kPlace = kTo == DType::kBF16 ? 6 : 9;  // of the last bit
   constexpr uint32_t kMask = 0x00070007u << kPlace;
 #pragma unroll

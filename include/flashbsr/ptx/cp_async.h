@@ -77,6 +77,15 @@ FLASHBSR_DEVICE void cp_async_4_if(uint32_t dst, const void* src, bool inside) {
       : "memory");
 }
 
+/// Copies 8 bytes, or writes zeros where not `inside`; then `src` is not read.
+FLASHBSR_DEVICE void cp_async_8_if(uint32_t dst, const void* src, bool inside) {
+  asm volatile(
+      "{.reg .pred outside; setp.eq.u32 outside, %2, 0;\n"
+      " cp.async.ca.shared.global [%0], [%1], 8, outside;}" ::"r"(dst),
+      "l"(src), "r"(static_cast<uint32_t>(inside))
+      : "memory");
+}
+
 /// Copies 4 bytes.
 FLASHBSR_DEVICE void cp_async_4(uint32_t dst, const void* src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");

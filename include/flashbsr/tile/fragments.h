@@ -3,17 +3,17 @@
 //
 // Operands of the matrix instructions, read from swizzled tiles. Layouts: ptx/mma.h.
 //
-// A tile of K or V in float8 is kept in bytes and widened here. A thread then gets four
+// A tile of K or V in codes of a byte (float8, int8) is kept as it is and widened here. A thread then gets four
 // neighbouring bytes of a row, which are two pairs of operands only if the contraction runs over
 // the columns in another order: column_of() says which column of Q or O a position is.
 //
 //   16-bit:  position of a group of 16     0 1 2 3 4 5 6 7  8 9 ...
 //            column                        0 1 2 3 4 5 6 7  8 9 ...
-//   float8:  column of Q's position        0 1 4 5 8 9 12 13   2 3 6 7 10 11 14 15
+//   bytes:   column of Q's position        0 1 4 5 8 9 12 13   2 3 6 7 10 11 14 15
 //            column of O's position        0 2 4 6 8 10 12 14  1 3 5 7 9 11 13 15
 #pragma once
 
-#include <flashbsr/ptx/convert.h>
+#include <flashbsr/ptx/codes.h>
 #include <flashbsr/ptx/mma.h>
 #include <flashbsr/tile/swizzle.h>
 
@@ -56,14 +56,14 @@ struct QueryFragments {
 /// K as B operands of Q K^T: the contraction runs along a row.
 template <int kArch, int kHeadDim, DType kKv>
 struct KeyFragments {
-  static constexpr bool kFloat8 = dtype_size(kKv) == 1;
+  static constexpr bool kBytes = dtype_size(kKv) == 1;
   static constexpr int kRowBytes = kHeadDim * dtype_size(kKv);
   /// Tokens that one load covers.
-  static constexpr int kTokens = kFloat8 ? 32 : 16;
+  static constexpr int kTokens = kBytes ? 32 : 16;
   uint32_t base;
 
   FLASHBSR_DEVICE KeyFragments(uint32_t tile, uint32_t lane) {
-    if constexpr (kFloat8) {
+    if constexpr (kBytes) {
       base = tile + Swizzle<kRowBytes>::offset(lane, 0);
     } else {
       base = tile + Swizzle<kRowBytes>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
@@ -73,10 +73,12 @@ struct KeyFragments {
   /// b[i]: tokens token + 8 i + [0, 8), dims [16 step, 16 step + 16).
   FLASHBSR_DEVICE void load(uint32_t (&b)[kTokens / 8][2], int token, int step) const {
     uint32_t r[4];
-    ptx::ldmatrix_x4(r, swizzled(base, step * (kFloat8 ? 16 : 32)) + token * kRowBytes);
-    if constexpr (kFloat8) {
+    ptx::ldmatrix_x4(r, swizzled(base, step * (kBytes ? 16 : 32)) + token * kRowBytes);
+    if constexpr (kBytes) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ptx::float8_to_f16<kArch, kKv>(r[i], b[i][0], b[i][1]);
+      for (int i = 0; i < 4; ++i) {
+        ptx::widen_bytes<kArch, kKv, DType::kF16>(r[i], b[i][0], b[i][1]);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = r[i];
@@ -85,17 +87,18 @@ struct KeyFragments {
 
   /// The first of the two columns that half `half` of a thread's operand holds.
   FLASHBSR_DEVICE static int column_of(int step, int half, int32_t lane) {
-    return 16 * step + (kFloat8 ? lane % 4 * 4 + half * 2 : lane % 4 * 2 + half * 8);
+    return 16 * step + (kBytes ? lane % 4 * 4 + half * 2 : lane % 4 * 2 + half * 8);
   }
 };
 
 /// V as B operands of P V: the contraction runs down a column.
-template <int kArch, int kHeadDim, DType kKv>
+/// @tparam kTo  what bytes are widened to
+template <int kArch, int kHeadDim, DType kKv, DType kTo = DType::kF16>
 struct ValueFragments {
-  static constexpr bool kFloat8 = dtype_size(kKv) == 1;
+  static constexpr bool kBytes = dtype_size(kKv) == 1;
   static constexpr int kRowBytes = kHeadDim * dtype_size(kKv);
   /// Dims that one load covers.
-  static constexpr int kDims = kFloat8 ? 32 : 16;
+  static constexpr int kDims = kBytes ? 32 : 16;
   uint32_t base;
 
   FLASHBSR_DEVICE ValueFragments(uint32_t tile, uint32_t lane)
@@ -105,12 +108,12 @@ struct ValueFragments {
   FLASHBSR_DEVICE void load(uint32_t (&b)[kDims / 8][2], int token, int d) const {
     uint32_t r[4];
     ptx::ldmatrix_x4_trans(r, swizzled(base, d * dtype_size(kKv)) + token * kRowBytes);
-    if constexpr (kFloat8) {
+    if constexpr (kBytes) {
       // A register holds [token 2t: d, d + 1][token 2t + 1: d, d + 1].
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t pairs = ptx::permute_bytes(r[i], 0, 0x3120);
-        ptx::float8_to_f16<kArch, kKv>(pairs, b[i / 2 * 2][i % 2], b[i / 2 * 2 + 1][i % 2]);
+        ptx::widen_bytes<kArch, kKv, kTo>(pairs, b[i / 2 * 2][i % 2], b[i / 2 * 2 + 1][i % 2]);
       }
     } else {
 #pragma unroll

@@ -97,6 +97,9 @@ class Adapter(Protocol):
     def as_bytes(self, x: Any) -> Any:
         """View a contiguous array as a vector of uint8; any other one is given back as it is."""
 
+    def of_bytes(self, x: Any, dtype_name: str) -> Any:
+        """View bytes, whose last dimension is contiguous, as elements of another type."""
+
     def cast(self, x: Any, dtype_name: str) -> Any:
         """Convert the elements, into a new array unless they are of that type."""
 

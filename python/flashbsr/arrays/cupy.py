@@ -104,6 +104,11 @@ def as_bytes(x: Any) -> Any:
     return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else x
 
 
+def of_bytes(x: Any, dtype_name: str) -> Any:
+    """View bytes as elements of another type."""
+    return x.view(dtype_name)
+
+
 def cast(x: Any, dtype_name: str) -> Any:
     """Convert the elements."""
     return x.astype(dtype_name, copy=False)

@@ -20,7 +20,9 @@ __all__ = [
     "OUTPUT_DTYPES",
     "O_DTYPES",
     "PACKED",
+    "PACKED_LATENTS",
     "Q_DTYPES",
+    "elements_of",
     "kv_dtypes",
     "normalize_dtype",
     "output_dtype",
@@ -42,6 +44,9 @@ PACKED = ("int4", "nvfp4")
 
 KV_DTYPES = (*O_DTYPES, *FLOAT8, "int8", *PACKED)
 """Element types of keys and values."""
+
+PACKED_LATENTS = "fp8_ds_mla"
+"""vLLM's name for latents in 656 bytes: 512 e4m3, four float32 scales of 128 each, 64 bfloat16."""
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 _KNOWN = frozenset((*KV_DTYPES, *_INTEGERS, "float64", "bool"))
@@ -112,6 +117,18 @@ def kv_dtypes(kv_dtype: Any, argument: str = "kv_dtype") -> tuple[str | None, st
         raise DTypeError(argument, repr(kv_dtype), "one type, or those of K and of V")
     k, v = (normalize_dtype(x, argument, KV_DTYPES) for x in pair)
     return k, v
+
+
+def elements_of(kv_dtype: Any) -> tuple[str | None, str | None]:
+    """Names of the types of K and V, whose codes may lie in packed rows.
+
+    Examples
+    --------
+    >>> elements_of("fp8_ds_mla"), elements_of("int8")
+    (('float8_e4m3fn', 'float8_e4m3fn'), ('int8', 'int8'))
+    """
+    packed = isinstance(kv_dtype, str) and kv_dtype == PACKED_LATENTS
+    return kv_dtypes("float8_e4m3fn" if packed else kv_dtype)
 
 
 def output_dtype(q_dtype: str) -> str:

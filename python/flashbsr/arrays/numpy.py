@@ -107,6 +107,11 @@ def as_bytes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else x
 
 
+def of_bytes(x: npt.NDArray[Any], dtype_name: str) -> npt.NDArray[Any]:
+    """View bytes as elements of another type."""
+    return x.view(_DTYPES.get(dtype_name) or _dtype(dtype_name))
+
+
 def cast(x: npt.NDArray[Any], dtype_name: str) -> npt.NDArray[Any]:
     """Convert the elements."""
     return x.astype(_DTYPES.get(dtype_name) or _dtype(dtype_name), copy=False)

@@ -163,6 +163,11 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
     return x.detach().view(-1).view(torch.uint8) if x.is_contiguous() else x
 
 
+def of_bytes(x: torch.Tensor, dtype_name: str) -> torch.Tensor:
+    """View bytes as elements of another type."""
+    return x.detach().view(_DTYPES[dtype_name])
+
+
 def cast(x: torch.Tensor, dtype_name: str) -> torch.Tensor:
     """Convert the elements."""
     return x.to(_DTYPES[dtype_name])

@@ -53,4 +53,4 @@ def _without_values(*args: Any) -> NoReturn:
     export(args[0])
 
 
-empty = finish = address = extend = as_bytes = cast = _without_values
+empty = finish = address = extend = as_bytes = of_bytes = cast = _without_values

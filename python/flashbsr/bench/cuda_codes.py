@@ -1,20 +1,22 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Decode over caches of codes with scales of every token and head."""
+"""Decode and chunks of prompts over caches of codes with scales of every token and head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import flashbsr
 
 from .codes import code_scale
-from .cuda_data import check_rows, io_bytes, normal, sample_rows, set_count
+from .cuda_data import check_rows, compute_bound, io_bytes, normal, sample_rows, set_count
+from .cuda_prefill import prefill_call
 from .cuda_timing import Gpu, measure
 from .data import Pages, page_table, task_info
 from .results import Result
-from .workloads import SCALES, Workload, kv_bytes
+from .workloads import SCALES, Workload, attention_flops, kv_bytes
 
 __all__ = ["run_codes"]
 
@@ -59,7 +61,7 @@ def _kv_of(w: Workload, gpu: Gpu, cache: Any, pages: Pages) -> Callable[[int], t
 
 
 def run_codes(w: Workload, gpu: Gpu) -> Result:
-    """Time a decode step over codes.
+    """Time a step over codes; of chunks of prompts also the same over K and V of 16 bits.
 
     Raises
     ------
@@ -69,9 +71,11 @@ def run_codes(w: Workload, gpu: Gpu) -> Result:
     assert w.page_size is not None
     pages = page_table(w.kv_lens, w.page_size)
     caches = [(_side(w, gpu, pages), _side(w, gpu, pages)) for _ in range(set_count(kv_bytes(w)))]
-    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, gpu.backend))
-    attention.plan(pages.layout())
-    q = normal(gpu, (len(w.kv_lens), w.num_qo_heads, w.head_dim), w.dtype)
+    chunks = max(w.q_lens) > 1
+    spec = flashbsr.AttentionSpec(causal=w.causal)
+    attention = flashbsr.Attention(spec, task_info(w, gpu.backend))
+    attention.plan(pages.layout(w.q_lens) if chunks else pages.layout())
+    q = normal(gpu, (sum(w.q_lens), w.num_qo_heads, w.head_dim), w.dtype)
     out = gpu.torch.full_like(q, float("nan"))
 
     def call(index: int) -> Any:
@@ -81,7 +85,13 @@ def run_codes(w: Workload, gpu: Gpu) -> Result:
     call(0)
     rows = sample_rows(w, q, out, _kv_of(w, gpu, caches[0], pages))
     check_rows(gpu, "flashbsr", rows, w)
-    result = Result(w, {"flashbsr": measure(gpu.clock, call, len(caches))})
+    bound = compute_bound(w)
+    result = Result(w, {"flashbsr": measure(gpu.clock, call, len(caches), compute_bound=bound)})
     seconds = result.times["flashbsr"].median
     result.metrics |= {"us": seconds * 1e6, "gbs": io_bytes(w) / seconds * 1e-9}
+    if chunks:
+        twin = prefill_call(replace(w, kind="gpu-short", kv_dtype=None), gpu)
+        samples = result.times["16-bit KV"] = measure(gpu.clock, *twin, compute_bound=bound)
+        result.metrics["tflops"] = attention_flops(w) / seconds * 1e-12
+        result.metrics["kv16_fraction"] = samples.median / seconds
     return result

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs multi-head latent attention: one KV head of 512 + 64 dims, whose values are the 512."""
+"""Runs multi-head latent attention: one KV head of 512 + 64 dims, whose values are the 512.
+
+Caches of the type of q, of float8, or of rows of 656 bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any
 import numpy as np
 
 import flashbsr
+from flashbsr.arrays.dtypes import PACKED_LATENTS
+from flashbsr.ops.latent import PACKED_BYTES
+from flashbsr.ops.latent import TAIL as PACKED_TAIL
 
 from .cuda_data import check_rows, normal, sample_rows, set_count
 from .cuda_timing import Gpu, measure
@@ -19,26 +25,51 @@ from .workloads import ITEMSIZE, Workload
 
 __all__ = ["run_latent"]
 
+_SOME = 4096  # packed tokens that differ
+
 
 def _latent(w: Workload) -> int:
     """Dims of the latent; what is behind them is the rotated key."""
     return min(w.head_dim, 512)
 
 
+def _row_bytes(w: Workload) -> int:
+    """Bytes of a token."""
+    if w.kv_dtype == PACKED_LATENTS:
+        return PACKED_BYTES
+    return w.head_dim * ITEMSIZE[w.kv_dtype or w.dtype]
+
+
 def _cache_bytes(w: Workload) -> int:
-    return sum(w.kv_lens) * w.head_dim * ITEMSIZE[w.dtype]
+    return sum(w.kv_lens) * _row_bytes(w)
+
+
+def _caches(w: Workload, gpu: Gpu, shape: tuple[int, int]) -> list[Any]:
+    """Pages of numbers; packed rows of a few tokens, over and over: quantised on the host."""
+    count = set_count(_cache_bytes(w))
+    if w.kv_dtype != PACKED_LATENTS:
+        return [normal(gpu, (*shape, w.head_dim), w.kv_dtype or w.dtype) for _ in range(count)]
+    torch = gpu.torch
+    some = torch.empty((1, _SOME, PACKED_BYTES), dtype=torch.uint8)
+    latent, rotated = torch.randn((_SOME, _latent(w))), torch.randn((_SOME, PACKED_TAIL))
+    flashbsr.append_packed_latents(latent, rotated, cache=some, slot_mapping=torch.arange(_SOME))
+    there = some[0].to(gpu.device)
+    tokens = shape[0] * shape[1]
+    return [
+        there[torch.randint(_SOME, (tokens,), device=gpu.device)].view(*shape, PACKED_BYTES)
+        for _ in range(count)
+    ]
 
 
 def _planned(w: Workload, gpu: Gpu, page_size: int) -> tuple[Callable[[int], Any], int]:
     """Plan, run and check; the call, and its sets of caches."""
     pages = page_table(w.kv_lens, page_size)
-    shape = (pages.count, page_size, w.head_dim)
-    caches = [normal(gpu, shape, w.dtype) for _ in range(set_count(_cache_bytes(w)))]
+    caches = _caches(w, gpu, (pages.count, page_size))
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(causal=w.causal, sm_scale=w.head_dim**-0.5),
         flashbsr.TaskInfo(
             w.num_qo_heads, 1, w.head_dim, head_dim_vo=_latent(w), latent=True, q_dtype=w.dtype,
-            kv_dtype=w.dtype, backend=gpu.backend,
+            kv_dtype=w.kv_dtype or w.dtype, backend=gpu.backend,
         ),
     )  # fmt: skip
     queries = None if max(w.q_lens) == 1 else np.cumsum([0, *w.q_lens]).astype(np.int32)
@@ -54,7 +85,10 @@ def _planned(w: Workload, gpu: Gpu, page_size: int) -> tuple[Callable[[int], Any
 
     def kv_of(request: int) -> tuple[Any, Any]:
         page, slot = (x.tolist() for x in pages.tokens(request, w.kv_lens[request]))
-        rows = caches[0][page, slot][:, None]
+        rows = caches[0].view(gpu.torch.uint8)[page, slot].view(caches[0].dtype)
+        if w.kv_dtype == PACKED_LATENTS:
+            rows = flashbsr.unpack_latents(rows[None].cpu())[0].to(gpu.device)
+        rows = rows[:, None]
         return rows, rows[..., : _latent(w)]
 
     call(0)

@@ -297,6 +297,7 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-decode": _run_decode,
     "gpu-fp8": _run_decode,
     "gpu-codes": _run_codes,
+    "gpu-codes-extend": _run_codes,
     "gpu-prefill": _run_prefill,
     "gpu-variants": _run_prefill,
     "gpu-prefill-fp8": _run_prefill,

@@ -25,6 +25,7 @@ CUDA_KINDS = {
     "gpu-decode": "Decode, bf16, paged",
     "gpu-fp8": "Decode, e4m3 K/V, paged",
     "gpu-codes": "Decode, K/V of 8 and 4 bits with scales of every token and head, paged",
+    "gpu-codes-extend": "Chunks of prompts over K/V of 8 and 4 bits with scales, causal, paged",
     "gpu-prefill": "Prefill, causal, bf16",
     "gpu-variants": "Prefill, other masks, head dims and variants, bf16, ragged",
     "gpu-prefill-fp8": "Prefill, causal, e4m3",
@@ -33,7 +34,7 @@ CUDA_KINDS = {
     "gpu-bounds": "Layers of a step, lengths and tables on the device, bf16, paged",
     "gpu-update": "update(), decode, host time",
     "gpu-mixed": "Prefill chunks and decodes in one launch, causal, bf16, paged",
-    "gpu-mla": "Multi-head latent attention, absorbed, bf16, paged",
+    "gpu-mla": "Multi-head latent attention, absorbed, paged, bf16 or caches of 8 bits",
     "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
@@ -77,10 +78,21 @@ def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = Fa
 
 
 def _codes(name: str, kv_lens: tuple[int, ...], us: float) -> Workload:
-    kv_dtype = {"kv8": "int8", "kv4": "int4", "nvfp4": "nvfp4"}[name.split("-")[0]]
-    if "-e4m3-" in name:
-        kv_dtype = "float8_e4m3fn"
-    return _decode(name, kv_lens, us, kind="gpu-codes", kv_dtype=kv_dtype)
+    return _decode(name, kv_lens, us, kind="gpu-codes", kv_dtype=_code_type(name))
+
+
+def _code_type(name: str) -> str:
+    if "e4m3" in name:
+        return "float8_e4m3fn"
+    return {"kv8": "int8", "kv4": "int4", "nvfp4": "nvfp4"}[name.split("-")[0]]
+
+
+def _extend_codes(name: str, fraction: float) -> Workload:
+    """4 x q512 on 8192 tokens, against K and V of 16 bits in the same run."""
+    changes = {"kind": "gpu-codes-extend", "kv_dtype": _code_type(name)}
+    return _short(
+        f"extend-{name}-4x512", 4, 512, 8192, _at_least("kv16_fraction", fraction), **changes
+    )
 
 
 def _mla(
@@ -164,17 +176,9 @@ def _short(
     name: str, batch: int, q_len: int, kv_len: int, goals: tuple[Goal, ...], **changes: Any
 ) -> Workload:
     """Ask for the last `q_len` tokens of each request."""
-    return Workload(
-        name=name,
-        kind="gpu-short",
-        dtype="bfloat16",
-        q_lens=(q_len,) * batch,
-        kv_lens=(kv_len,) * batch,
-        page_size=16,
-        causal=True,
-        goals=goals,
-        **changes,
-    )
+    fields: dict[str, Any] = {"kind": "gpu-short", "page_size": 16, "causal": True, **changes}
+    lens = {"q_lens": (q_len,) * batch, "kv_lens": (kv_len,) * batch}
+    return Workload(name=name, dtype="bfloat16", goals=goals, **lens, **fields)
 
 
 def _mixed(chunks: int, chunk: int, decodes: int, kv_len: int) -> Workload:
@@ -303,6 +307,10 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _codes("kv4-64x4096", (4096,) * 64, 80.0),
     _codes("nvfp4-16x8192", (8192,) * 16, 44.0),
     _codes("nvfp4-64x4096", (4096,) * 64, 84.0),
+    _extend_codes("kv8", 0.9),
+    _extend_codes("kv8-e4m3", 0.9),
+    _extend_codes("kv4", 0.8),
+    _extend_codes("nvfp4", 0.8),
     *_both("1x8192", (8192,), 785.0, 775.0),
     *_both("4x4096", _LONG, 755.0, 745.0, _PAGED, quick=True),
     *_both("1x32768", (32768,), 745.0, 735.0),
@@ -370,6 +378,9 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _mla("1x1024", 1, 1024, 9.0),
     _mla("page-1-64x8192", 64, 8192, None, page_size=1, goals=_at_most("page_penalty", 0.05)),
     _mla("h16-64x8192", 64, 8192, 148.0, 16),
+    _mla("e4m3-64x8192", 64, 8192, 236.0, kv_dtype="float8_e4m3fn"),
+    _mla("ds656-64x8192", 64, 8192, 236.0, kv_dtype="fp8_ds_mla"),
+    _mla("ds656-h16-64x8192", 64, 8192, 95.0, 16, kv_dtype="fp8_ds_mla"),
     replace(_mla("2-tokens-64x8192", 64, 8192, 390.0), q_lens=(2,) * 64, causal=True),
     _sparse(128, 128, 420.0, quick=True),
     _sparse(128, 16, 440.0),

@@ -95,6 +95,11 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "gpu-decode": _GPU_DECODE,
     "gpu-fp8": _GPU_DECODE,
     "gpu-codes": _GPU_DECODE,
+    "gpu-codes-extend": (
+        ("us", "us", "{:.1f}"),
+        ("tflops", "TFLOP/s", "{:.0f}"),
+        ("kv16_fraction", "of bf16 KV", "{:.0%}"),
+    ),
     "gpu-prefill": _GPU_PREFILL,
     "gpu-variants": _GPU_PREFILL,
     # The product that is measured is one of bf16.

@@ -20,12 +20,16 @@ class Link:
     bandwidth : float
         Bytes per second of one GPU in one direction. Default: NVLink 4, 450e9.
     latency_us : float
-        Microseconds of a collective of no bytes, in a CUDA graph. Default: 10, NCCL's between two
+        Microseconds of a collective of no bytes, in a CUDA graph. Default: 15, NCCL's between two
         H200s.
+    peer_us : float
+        Microseconds of a merge of no bytes by `PeerMerge`, its launch and what the ranks wait for
+        each other included. Default: 6, between two H200s.
     """
 
     bandwidth: float = 450e9
-    latency_us: float = 10.0
+    latency_us: float = 15.0
+    peer_us: float = 6.0
 
     def exchange_us(self, sent: float) -> float:
         """Microseconds of a collective in which each GPU sends so many bytes."""
@@ -46,9 +50,9 @@ class Cost:
         Elements of the cache per token and KV head. Default: K and V, ``2 * head_dim``; latent
         attention has 576.
     bandwidth : float
-        Bytes per second that decode reads. Default: 4.45e12, H200.
+        Bytes per second that decode reads. Default: 4.57e12, H200.
     flops : float
-        Of prefill. Default: 750e12, H200, bfloat16.
+        Of prefill. Default: 730e12, H200, bfloat16.
     launch_us : float
         What a kernel takes beside its bytes.
     link : Link
@@ -60,9 +64,9 @@ class Cost:
     kv_bytes: int = 2
     q_bytes: int = 2
     head_dim_kv: int | None = None
-    bandwidth: float = 4.45e12
-    flops: float = 750e12
-    launch_us: float = 5.0
+    bandwidth: float = 4.57e12
+    flops: float = 730e12
+    launch_us: float = 3.5
     link: Link = Link()
 
     def decode_us(
@@ -85,14 +89,14 @@ class Cost:
         ranks : int
         q_len : int
             Query tokens of each request.
-        method : {"reduce_scatter", "all_to_all"}
-            As of `merge_over_ranks`.
+        method : {"reduce_scatter", "all_to_all", "peers"}
+            As of `merge_over_ranks`; "peers" is `PeerMerge`, for GPUs of one host.
         all_heads : bool
             Whether every rank gets all heads in the end.
         travel_bytes : int
             Of an element of partial outputs.
         """
-        check_name("method", method, ("reduce_scatter", "all_to_all"))
+        check_name("method", method, ("reduce_scatter", "all_to_all", "peers"))
         for name, value in (("batch", batch), ("kv_len", kv_len), ("ranks", ranks)):
             check_int(name, value, 1)
         per_token = (self.head_dim_kv or 2 * self.head_dim) * self.num_kv_heads * self.kv_bytes
@@ -104,6 +108,9 @@ class Cost:
         state = rows * self.head_dim * travel_bytes
         others = (ranks - 1) / ranks
         lses = rows * 4
+        if method == "peers":  # everything to everybody, or their heads, and nothing else
+            sent = (state + lses) * (ranks - 1) / (1 if all_heads else ranks)
+            return attend + self.link.peer_us + sent / self.link.bandwidth * 1e6
         if method == "all_to_all":
             merge = self.link.exchange_us(state * others) + self.link.exchange_us(lses * others)
         else:
@@ -112,6 +119,7 @@ class Cost:
             )
         if all_heads:
             merge += self.link.exchange_us(rows * self.head_dim * self.q_bytes * others)
+            merge += self.link.exchange_us(lses * others)
         # What is weighed, added and cast between the collectives: two passes over the states.
         passes = 2 * self.launch_us + 3 * state / self.bandwidth * 1e6
         return attend + merge + passes

@@ -17,13 +17,15 @@ from .._check import check_name
 from ..errors import DTypeError, FlashbsrError, ShapeError
 from ..ops.state import merge_states
 
-__all__ = ["PeerError", "merge_over_ranks", "together"]
+__all__ = ["FLOATS", "PeerError", "check_states", "merge_over_ranks", "together"]
 
 # What the tensor forms are called since PyTorch 2.12, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 METHODS = ("reduce_scatter", "all_to_all")
+# Types of outputs, and of what travels.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class PeerError(FlashbsrError):
@@ -118,7 +120,7 @@ def merge_over_ranks(
     With ``m = logsumexp_r(lse_r)`` the output is ``sum_r exp(lse_r - m) out_r`` (FlashInfer, MLSys
     2025, section 2.2).
     """
-    _check(out, lse)
+    check_states(out, lse)
     check_name("method", method, METHODS)
     check_name("lse_base", lse_base, ("e", "2"))
     size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -137,14 +139,15 @@ def merge_over_ranks(
         return tuple(_all_heads(x, group, size, timeout) for x in mine)
 
 
-def _check(out: torch.Tensor, lse: torch.Tensor) -> None:
+def check_states(out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Raise unless shapes and types are those of partial results."""
     if out.ndim != 3:
         raise ShapeError("out", f"shape {tuple(out.shape)}", "(tokens, num_qo_heads, head_dim)")
     if lse.shape != out.shape[:2]:
         raise ShapeError("lse", f"shape {tuple(lse.shape)}", f"{tuple(out.shape[:2])}, that of out")
     if lse.dtype != torch.float32:
         raise DTypeError("lse", str(lse.dtype).removeprefix("torch."), "float32")
-    if out.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if out.dtype not in FLOATS:
         raise DTypeError(
             "out", str(out.dtype).removeprefix("torch."), "float32, float16 or bfloat16"
         )

@@ -92,12 +92,22 @@ def zigzag(seq_lens: npt.ArrayLike, size: int, rank: int) -> ZigZag:
 
 
 class _Run:
-    """Chunk `half` of the rank's queries of each prompt over a chunk of keys, or over all."""
+    """Chunk `half` of the rank's queries of each prompt over a chunk of keys, or over all.
+
+    `first`: nothing has been computed of those rows, so that the result is written, not merged.
+    """
 
     def __init__(
-        self, half: int, keys: slice, mine: ZigZag, key_lens: Ints, key_starts: Ints | int = 0
+        self,
+        half: int,
+        keys: slice,
+        mine: ZigZag,
+        key_lens: Ints,
+        key_starts: Ints | int = 0,
+        *,
+        first: bool,
     ) -> None:
-        self.rows, self.keys = mine.half(half), keys
+        self.rows, self.keys, self.first = mine.half(half), keys, first
         self.layout = Ragged(_indptr(mine.lens[half]), _indptr(key_lens))
         self.positions = mine.starts[half] - key_starts
 
@@ -109,7 +119,7 @@ class PrefillOverRanks:
     ----------
     task : TaskInfo
         Of this rank: all heads that it attends with. Its `kv_dtype` and `o_dtype` are those of the
-        arrays; partial results are float32.
+        arrays; what a ring merges is float32.
     spec : AttentionSpec, optional
         Default: causal. Causality is what the order is for, and asked for.
     group : process group, optional
@@ -152,6 +162,9 @@ class PrefillOverRanks:
         self._shards: list[ZigZag] = []
         self._runs: list[list[_Run]] = []
         self._engines: list[Attention] = []
+        # Where the rows of the batch are among those gathered, by device: once per plan, since a
+        # copy to a GPU waits for it.
+        self._places: dict[torch.device, torch.Tensor] = {}
 
     def plan(self, seq_lens: npt.ArrayLike) -> ZigZag:
         """Plan a batch, for any number of runs. Every rank brings the same lengths.
@@ -169,13 +182,18 @@ class PrefillOverRanks:
         self._shards = [zigzag(seq_lens, self.size, r) for r in range(self.size)]
         mine: ZigZag = self._shards[self.rank]
         if self.method == "ring":
-            runs = [list(self._ring_runs(mine, source)) for source in self._sources()]
+            begun: set[int] = set()
+            runs = [list(self._ring_runs(mine, source, begun)) for source in self._sources()]
+            o_dtype: str | None = "float32"
         else:
             lens = np.asarray(seq_lens).astype(np.int64)
-            runs = [[_Run(half, slice(0, int(lens.sum())), mine, lens) for half in (0, 1)]]
+            keys = slice(0, int(lens.sum()))
+            runs = [[_Run(half, keys, mine, lens, first=True) for half in (0, 1)]]
+            o_dtype = self.task.o_dtype  # written once
+            self._places.clear()
         count = sum(map(len, runs))
         while len(self._engines) < count:
-            self._engines.append(Attention(self.spec, replace(self.task, o_dtype="float32")))
+            self._engines.append(Attention(self.spec, replace(self.task, o_dtype=o_dtype)))
         for engine, run in zip(self._engines, (r for step in runs for r in step), strict=False):
             engine.plan(run.layout, q_positions=run.positions, share_prefixes="off")
         self._runs = runs
@@ -196,7 +214,7 @@ class PrefillOverRanks:
         Returns
         -------
         out : tensor, shape (tokens, num_qo_heads, head_dim_vo)
-            Of `o_dtype` of the task, or of the type of q.
+            Of `o_dtype` of the task, or of the type of q (bfloat16 where that is float8).
         lse : float32 tensor, shape (tokens, num_qo_heads)
 
         Raises
@@ -213,29 +231,40 @@ class PrefillOverRanks:
             if x.ndim != 3 or x.shape[0] != tokens:
                 raise ShapeError(name, f"shape {tuple(x.shape)}", f"({tokens}, heads, head_dim)")
         dim = self.task.head_dim_vo or self.task.head_dim_qk
-        out = torch.zeros((*q.shape[:2], dim), dtype=torch.float32, device=q.device)
-        lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+        default = "bfloat16" if q.dtype.itemsize == 1 else str(q.dtype).removeprefix("torch.")
+        wanted = getattr(torch, self.task.o_dtype or default)
+        partial = torch.float32 if self.method == "ring" else wanted
+        out = torch.empty((*q.shape[:2], dim), dtype=partial, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         engines = iter(self._engines)
         with together("PrefillOverRanks", self.timeout):
             for step, (keys, values) in zip(self._runs, self._travel(k, v), strict=True):
                 for run in step:
                     self._attend(run, next(engines), q, (keys, values), out, lse)
-        wanted = self.task.o_dtype or str(q.dtype).removeprefix("torch.")
-        return out.to(getattr(torch, wanted)), lse
+        return out.to(wanted), lse
 
     def _sources(self) -> list[int]:
         """Whose keys are met, one after another."""
         return [(self.rank - step) % self.size for step in range(self.size)]
 
-    def _ring_runs(self, mine: ZigZag, source: int) -> Iterator[_Run]:
-        """Pairs of a chunk of queries and one of keys of which some are seen."""
+    def _ring_runs(self, mine: ZigZag, source: int, begun: set[int]) -> Iterator[_Run]:
+        """Pairs of a chunk of queries and one of keys of which some are seen.
+
+        The rank's own keys come first, and are seen by both halves, which are `begun` by them.
+        """
         theirs = self._shards[source]
         for half in (0, 1):
             for keys in (0, 1):
                 if (theirs.starts[keys] < mine.starts[half] + mine.lens[half]).any():
                     yield _Run(
-                        half, theirs.half(keys), mine, theirs.lens[keys], theirs.starts[keys]
+                        half,
+                        theirs.half(keys),
+                        mine,
+                        theirs.lens[keys],
+                        theirs.starts[keys],
+                        first=half not in begun,
                     )
+                    begun.add(half)
 
     def _travel(
         self, k: torch.Tensor, v: torch.Tensor
@@ -270,13 +299,17 @@ class PrefillOverRanks:
         """Rows of all ranks in the order of the batch."""
         counts = [len(shard.rows) for shard in self._shards]
         most = max(counts)
-        padded = x.new_zeros((most, *x.shape[1:]))
-        padded[: x.shape[0]] = x
-        everyones = gather(padded, self.group, self.size, self.timeout)
-        place = np.empty(sum(counts), np.int64)
-        for rank, shard in enumerate(self._shards):
-            place[shard.rows] = rank * most + np.arange(counts[rank])
-        return everyones.flatten(0, 1)[torch.from_numpy(place).to(x.device)]
+        if x.shape[0] < most:
+            padded = x.new_zeros((most, *x.shape[1:]))
+            padded[: x.shape[0]] = x
+            x = padded
+        everyones = gather(x, self.group, self.size, self.timeout).flatten(0, 1)
+        if x.device not in self._places:
+            place = np.empty(sum(counts), np.int64)
+            for rank, shard in enumerate(self._shards):
+                place[shard.rows] = rank * most + np.arange(counts[rank])
+            self._places[x.device] = torch.from_numpy(place).to(x.device)
+        return everyones[self._places[x.device]]
 
     def _attend(
         self,
@@ -290,7 +323,11 @@ class PrefillOverRanks:
         rows = run.rows
         if rows.start == rows.stop:
             return
-        part, part_lse = engine.run(q[rows], (kv[0][run.keys], kv[1][run.keys]), return_lse=True)
+        keys = kv[0][run.keys], kv[1][run.keys]
+        if run.first:
+            engine.run(q[rows], keys, out=out[rows], lse=lse[rows])
+            return
+        part, part_lse = engine.run(q[rows], keys, return_lse=True)
         merge_state_in_place(out[rows], lse[rows], part, part_lse)
 
 

@@ -124,7 +124,8 @@ class Attention(Planned):
             float8_e5m2 or int8; codes of four bits (`TaskInfo.kv_dtype`) are uint8 with ``D / 2``
             in place of ``D``. The last dimension is contiguous. With `TaskInfo.latent`
             ``(pages, page_size, head_dim_qk)``, or a tuple of ``(pages, page_size, head_dim_vo)``
-            and ``(pages, page_size, head_dim_qk - head_dim_vo)``; ragged: without page_size.
+            and ``(pages, page_size, head_dim_qk - head_dim_vo)``; ragged: without page_size; or
+            uint8 ``(pages, page_size, 656)``, packed rows (docs/mla.md).
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
             Where to write; default: a new array of q's kind. Its type is the task's o_dtype, by
             default that of q; with float8 q it may be any of float32, float16 and bfloat16.

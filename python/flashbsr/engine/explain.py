@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays.dtypes import kv_dtypes, output_dtype
+from ..arrays.dtypes import elements_of, output_dtype
 from ..errors import FlashbsrError
 from .plan import Plan
 from .plan_parts import shared_text
@@ -252,7 +252,7 @@ def _types(attention: Planned, gpu: bool) -> tuple[list[float], str]:
     """Item sizes and names of q, K, V and out: of the last run, of the task, or assumed."""
     task = attention.task
     ran = attention._engine.run_dtypes()
-    names = ran or [task.q_dtype, *kv_dtypes(task.kv_dtype), task.o_dtype]
+    names = ran or [task.q_dtype, *elements_of(task.kv_dtype), task.o_dtype]
     guess = names[0] or ("float16" if gpu else "float32")
     guesses = guess, guess, guess, output_dtype(guess)
     q, k, v, out = (name or f"[{other}]" for name, other in zip(names, guesses, strict=True))

@@ -13,7 +13,7 @@ import flashbsr._core as _core
 
 from .._check import check_name, is_cuda
 from ..arrays import Adapter, adapter_for, device_of, operand, stream_handle, to_values
-from ..arrays.dtypes import kv_dtypes
+from ..arrays.dtypes import PACKED_LATENTS, elements_of
 from ..arrays.types import Array
 from ..errors import DTypeError, FlashbsrError, PlanError
 from ..jit.provider import Provider
@@ -370,8 +370,9 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "backend": task.backend,
         "device": -1 if task.device is None else task.device,
         "q_dtype": task.q_dtype or "",
-        "kv_dtype": kv_dtypes(task.kv_dtype)[0] or "",
-        "v_dtype": kv_dtypes(task.kv_dtype)[1] or "",
+        "kv_dtype": elements_of(task.kv_dtype)[0] or "",
+        "v_dtype": elements_of(task.kv_dtype)[1] or "",
+        "packed_latents": task.kv_dtype == PACKED_LATENTS,
         "o_dtype": task.o_dtype or "",
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": variant is not None,

@@ -12,8 +12,9 @@ from ..arrays.dtypes import (
     FLOAT8,
     O_DTYPES,
     OUTPUT_DTYPES,
+    PACKED_LATENTS,
     Q_DTYPES,
-    kv_dtypes,
+    elements_of,
     normalize_dtype,
 )
 from ..errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
@@ -54,7 +55,7 @@ class TaskInfo:
         float8 types, of which K and V may have two. None: the KV array's, which of uint8 arrays
         ("int4", "nvfp4") nobody can tell. On a GPU the first ``run`` with other types than the plan
         expected (float16 at first) plans once more; say them here where that run is captured into a
-        CUDA graph.
+        CUDA graph. "fp8_ds_mla" with `latent`: rows of 656 bytes (docs/mla.md).
     o_dtype : data type, optional
         float32, float16 or bfloat16, or on the CPU float8_e4m3fn: rounded once, beyond 448
         saturated (`o_scale` of ``run``). None: that of q; with float8 q that of a given ``out``,
@@ -194,8 +195,11 @@ class TaskInfo:
             raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
         check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
-        types = kv_dtypes(self.kv_dtype)
-        _set(self, "kv_dtype", types[0] if types[0] == types[1] else types)
+        types = elements_of(self.kv_dtype)
+        if isinstance(self.kv_dtype, str) and self.kv_dtype == PACKED_LATENTS:
+            self._check_packed_latents()
+        else:
+            _set(self, "kv_dtype", types[0] if types[0] == types[1] else types)
         _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", OUTPUT_DTYPES))
         if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
             raise DTypeError(
@@ -217,6 +221,12 @@ class TaskInfo:
             raise FlashbsrError("device", self.device, "None unless backend='cuda', 'fa2' or 'fa3'")
         _set(self, "check", bool(self.check))
         _set(self, "context_parallel", _share(self.context_parallel))
+
+    def _check_packed_latents(self) -> None:
+        if not self.latent or (self.head_dim_qk, self.head_dim_vo) != (576, 512):
+            raise UnsupportedError(
+                "kv_dtype", self.kv_dtype, "latent=True and head dims 576 and 512 with such rows"
+            )
 
     @property
     def share(self) -> ContextParallel:

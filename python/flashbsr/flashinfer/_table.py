@@ -102,8 +102,10 @@ q_nope q_pe | array [rows, num_heads, head_dim_ckv], [rows, num_heads, head_dim_
     Absorbed queries, and their rotated part. They are copied side by side.
 mla.ckv_cache mla.kpe_cache | array [pages, page_size, dim] | run | Latents, and rotated keys.
 return_lse_base_on_e | bool | run | The natural LSE, base 2 otherwise; another than last plans anew.
-ckv_scale ckv_scale_arr kpe_scale kv_len page_table | default only | refused | latents are 16-bit
-    here, and `plan` says lengths and pages.
+ckv_scale kpe_scale | float, optional | run | What float8 latents and rotated keys are multiplied
+    by: one number for both.
+ckv_scale_arr kv_len page_table | default only | refused | a scale is one number, and `plan` says
+    lengths and pages.
 sparse_mla_top_k sparse_mla_top_k_lens | default only | refused | `integrations.flash_mla` takes
     indices.
 is_var_seq cute_dsl_impl kv_scale_format | any | nothing | it chooses among FlashInfer's kernels.

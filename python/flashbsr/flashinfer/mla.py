@@ -85,8 +85,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         tail = task.head_dim_qk - tuple(q_nope.shape)[-1]
         q = adapter_for(q_nope, "q_nope").join([q_nope, q_pe], -1) if tail else q_nope
         kv = (ckv_cache, kpe_cache) if tail else ckv_cache
+        if kpe_scale is not None and kpe_scale != (1.0 if ckv_scale is None else ckv_scale):
+            raise UnsupportedError("kpe_scale", kpe_scale, "ckv_scale: one number for both")
         return self._run(
-            q, kv, out, lse, return_lse, None, None, None, None, enable_pdl=enable_pdl,
+            q, kv, out, lse, return_lse, None, ckv_scale, ckv_scale, None, enable_pdl=enable_pdl,
             stream=stream,
         )  # fmt: skip
 

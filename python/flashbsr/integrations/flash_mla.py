@@ -17,12 +17,17 @@ import numpy.typing as npt
 
 from .._check import check_int
 from ..arrays import adapter_for, device_of, to_numpy, to_values
+from ..arrays.dtypes import PACKED_LATENTS
 from ..arrays.types import Array
 from ..engine.kept import planned
 from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
 from ..layout.bounds import Bounds
+from ..ops.latent import PACKED_BYTES
 
 __all__ = ["MlaMetadata", "flash_mla_with_kvcache", "get_mla_metadata"]
+
+
+BYTES = ("uint8", "int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ def get_mla_metadata(
     num_q_tokens_per_head_k: int | None = None,  # noqa: ARG001
     num_heads_k: int = 1,
     num_heads_q: int | None = None,  # noqa: ARG001
-    is_fp8_kvcache: bool = False,
+    is_fp8_kvcache: bool = False,  # noqa: ARG001
     topk: int | None = None,
 ) -> tuple[MlaMetadata, None]:
     """Take the lengths of a step; once for all its layers.
@@ -53,7 +58,7 @@ def get_mla_metadata(
     num_heads_k : int
         Only 1.
     is_fp8_kvcache : bool
-        Only False: caches are 16-bit, or float32 on the CPU.
+        Read by nobody: the cache says it.
     topk : int, optional
         Tokens chosen for each query, where `flash_mla_with_kvcache` is given ``indices``.
 
@@ -65,12 +70,10 @@ def get_mla_metadata(
     Raises
     ------
     UnsupportedError
-        Several KV heads, or a float8 cache.
+        Several KV heads.
     """
     if check_int("num_heads_k", num_heads_k, 1) != 1:
         raise UnsupportedError("num_heads_k", num_heads_k, "1: latents are one KV head")
-    if is_fp8_kvcache:
-        raise UnsupportedError("is_fp8_kvcache", True, "False: a cache of 16 bits")
     if topk is None and cache_seqlens is None:
         raise FlashbsrError("cache_seqlens", None, "an array, or topk")
     lens = None
@@ -100,7 +103,9 @@ def flash_mla_with_kvcache(
     q : array, shape (B, s_q, num_heads, head_dim)
         Absorbed queries with their rotated part behind: 512 + 64 dims.
     k_cache : array, shape (pages, page_size, 1, head_dim)
-        Of the type of q.
+        Of the type of q. With `is_fp8_kvcache` float8_e4m3fn, one number of which counts as
+        itself; or float8_e4m3fn or uint8 with 656 bytes in place of head_dim: 512 codes of e4m3,
+        four float32 scales of 128 codes each, 64 bfloat16.
     block_table : int32 or int64 array, shape (B, max_pages)
         Not read with `indices`.
     cache_seqlens : int32 or int64 array, shape (B,)
@@ -117,7 +122,7 @@ def flash_mla_with_kvcache(
     causal : bool
         Among the s_q tokens of a request, which are its last.
     is_fp8_kvcache : bool
-        Only False.
+        Whether `k_cache` has 8 bits.
     indices : int32 array, shape (B, s_q, topk), optional
         Tokens of the cache that each query attends to, ``page * page_size + offset``; -1: none.
         `block_table`, `cache_seqlens` and `causal` have no meaning then.
@@ -137,8 +142,6 @@ def flash_mla_with_kvcache(
     ShapeError, DTypeError, DeviceError, UnsupportedError
         Arrays that do not fit each other; no kernel for this on the GPU.
     """
-    if is_fp8_kvcache:
-        raise UnsupportedError("is_fp8_kvcache", True, "False: a cache of 16 bits")
     if len(q.shape) != 4 or len(k_cache.shape) != 4:
         wrong = "q" if len(q.shape) != 4 else "k_cache"
         shape = tuple(q.shape if wrong == "q" else k_cache.shape)
@@ -149,8 +152,13 @@ def flash_mla_with_kvcache(
     batch, q_len, heads, dim = tuple(q.shape)
     scale = dim**-0.5 if softmax_scale is None else float(softmax_scale)
     spec = {"causal": bool(causal) and indices is None, "sm_scale": scale}
+    row, kv_dtype = int(k_cache.shape[-1]), None
+    if is_fp8_kvcache:
+        kv_dtype = PACKED_LATENTS if row == PACKED_BYTES else "float8_e4m3fn"
+    elif adapter_for(k_cache, "k_cache").dtype_name(k_cache, "k_cache") in BYTES:
+        raise FlashbsrError("is_fp8_kvcache", False, "True with a cache of 8 bits")
     task = {"num_qo_heads": heads, "num_kv_heads": 1, "head_dim_qk": dim, "latent": True,
-            "head_dim_vo": head_dim_v}  # fmt: skip
+            "head_dim_vo": head_dim_v, "kv_dtype": kv_dtype}  # fmt: skip
     meta = tile_scheduler_metadata
     if indices is None:
         if meta.kv_lens is None or len(meta.kv_lens) != batch:
@@ -164,7 +172,7 @@ def flash_mla_with_kvcache(
             raise PlanError("tile_scheduler_metadata", meta, f"topk={int(indices.shape[-1])}")
         page_size, bounds, rows = 1, np.full(batch * q_len, meta.topk, np.int64), 1
         tables, lens = _chosen(indices, batch * q_len)
-        cache = k_cache.reshape(-1, 1, dim)
+        cache = k_cache.reshape(-1, 1, row)
     qo_indptr = None if rows == 1 else np.arange(len(bounds) + 1) * rows
     attention = planned(
         q, (*spec.values(), *task.values()), lambda: (spec, task), (bounds, rows, page_size),

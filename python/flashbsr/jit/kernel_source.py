@@ -72,7 +72,7 @@ def kernel_source(
     paths = [templates / f"{name}.cu.in" for name in names]
     template = next((path for path in paths if path.is_file()), paths[-1]).read_text()
     if wish.variant.startswith("custom"):
-        if wish.family == "hopper":
+        if wish.family.startswith("hopper"):
             text += "\n#include <flashbsr/kernel/sm90a/per_logit.h>\n"
             math = "FloatMath" if floats else "LogitMath"
             struct = f"flashbsr::sm90a::PerLogit<{struct}, flashbsr::sm90a::{math}>"

@@ -85,7 +85,7 @@ def dequantize_kv_cache(
     ------
     ShapeError, DTypeError, DeviceError, FlashbsrError
     UnsupportedError
-        Arrays on a GPU.
+        Tensors of a compiled program.
 
     Examples
     --------
@@ -121,5 +121,7 @@ def dequantize_kv_cache(
         name,
         number,
         to.export(result, True, "out"),
+        call.stream,
     )
+    call.done()
     return to.finish(result)

@@ -57,6 +57,10 @@ struct DecodeShared {
     return ptx::shared_address(base) + Traits::kRingBarrierOffset +
            warp * Traits::kRingBarrierBytes;
   }
+  /// Items of the queue. Beside packed codes there is no register for it.
+  FLASHBSR_DEVICE int* length() const {
+    return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 36);
+  }
   /// One word that the epilogue warps share.
   FLASHBSR_DEVICE int* flag() const {
     return reinterpret_cast<int*>(base + Traits::kBarrierOffset + 32);

@@ -49,10 +49,14 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
   DecodeMath<Traits, Variant> math(args, lane);
   DecodeQuery<Traits> query;
   DecodeState<Traits> state;
+  const auto length = [&] {
+    if constexpr (Traits::kPacked) return *shared.length();
+    return end - begin;
+  };
   // One counter: beside wide items there is no register for two.
 #pragma unroll 1
-  for (int turn = 0; begin + turn * Traits::kItems < end; ++turn) {
-    const int done = turn * Traits::kItems, count = min_of(Traits::kItems, end - begin - done);
+  for (int turn = 0; turn * Traits::kItems < length(); ++turn) {
+    const int done = turn * Traits::kItems, count = min_of(Traits::kItems, length() - done);
     // Nobody needs the items before.
     if (turn > 0) ptx::named_barrier_sync(shared.all_barrier(), Traits::kThreads);
     ring.begin(count, turn == 0 ? 1 : 0, turn, turn == 0 && args.overlap == Overlap::kPrologue);
@@ -136,6 +140,9 @@ FLASHBSR_DEVICE void begin_decode(const KernelArgs& args, const DecodeShared<Tra
                                   int queue) {
   const WorkerStart start = args.starts[queue];
   shared.items()[0] = decode_item(start.item, start.request);
+  if constexpr (Traits::kPacked) {
+    *shared.length() = args.queue_indptr[queue + 1] - args.queue_indptr[queue];
+  }
   ptx::mbarrier_init(shared.empty(), 32 * Traits::kEpilogueWarps);
   ptx::mbarrier_init(shared.staged(), 32 * Traits::kEpilogueWarps);
   ptx::mbarrier_init(shared.ready_barrier(0), 32);

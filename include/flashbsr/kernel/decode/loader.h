@@ -8,48 +8,11 @@
 #pragma once
 
 #include <flashbsr/core/launch.h>
-#include <flashbsr/kernel/decode/traits.h>
+#include <flashbsr/kernel/decode/scales.h>
 #include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/mbarrier.h>
 
 namespace flashbsr {
-
-/// Where 16-byte chunk `chunk` of token `row` lies in a tile of shared memory: rows of 128 bytes
-/// (64 or 32 for shorter ones), chunks exchanged so that ldmatrix meets every bank once.
-template <class Traits>
-FLASHBSR_DEVICE uint32_t decode_tile_offset(int row, int chunk) {
-  if constexpr (Traits::kRowBytes >= 128) {
-    return (chunk >> 3) * (Traits::kKvTile * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
-  } else if constexpr (Traits::kRowBytes == 64) {
-    return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
-  } else {
-    static_assert(Traits::kRowBytes == 32);
-    return row * 32 + ((chunk ^ ((row >> 2) & 1)) << 4);
-  }
-}
-
-/// Byte offsets of a token's rows from the beginning of K and of V.
-struct alignas(16) DecodeOffsets {
-  int64_t k;
-  int64_t v;
-};
-
-/// Scales of the tokens of every stage in the ring.
-template <class Traits, bool = Traits::kTokenScales>
-struct DecodeScales {};
-template <class Traits>
-struct DecodeScales<Traits, true> {
-  float k_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleWords];
-  float v_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleWords];
-  int64_t v_scale_offsets[Traits::kKvTile];  // of the stage that is being copied, in scales
-};
-
-/// Where a warp's next rows are, in shared memory.
-template <class Traits>
-struct DecodeRows : DecodeScales<Traits> {
-  DecodeOffsets offsets[Traits::kKvTile];  // of the stage that is being copied
-  int32_t pages[2][Traits::kKvTile];       // of it and the one after it
-};
 
 template <class Traits>
 class DecodeRing {
@@ -105,23 +68,34 @@ class DecodeRing {
 
   /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
   FLASHBSR_DEVICE void produce_keys() {
-    __syncwarp();  // nobody reads the offsets of the stage before any more
-    if (current_.item < count_) {
-      note();
-      if constexpr (Traits::kTokenScales) copy_key_scales();
-      __syncwarp();
-      copy_tile(true);
-      look_up(ahead_, stage_ & 1);
+    if constexpr (!Traits::kTogether) {
+      __syncwarp();  // nobody reads the offsets of the stage before any more
+      if (current_.item < count_) {
+        if constexpr (Traits::kTokenScales) {
+          note_and_copy_key_scales();
+        } else {
+          note();
+        }
+        __syncwarp();
+        copy_tile(true);
+        look_up(ahead_, stage_ & 1);
+      }
+      ptx::cp_async_commit();
     }
-    ptx::cp_async_commit();
   }
 
-  /// The same for its V; then goes on to the stage after it.
+  /// The same for its V, or of both where they are copied together; then goes on to the stage after
+  /// it.
   FLASHBSR_DEVICE void produce_values() {
     __syncwarp();
     if (current_.item < count_) {
-      if constexpr (Traits::kTokenScales) copy_value_scales();
-      copy_tile(false);
+      if constexpr (Traits::kTogether) {
+        copy_together();
+        look_up(ahead_, stage_ & 1);
+      } else {
+        if constexpr (Traits::kTokenScales) copy_value_scales();
+        copy_tile(false);
+      }
       advance(current_);
       advance(ahead_);
       ++stage_;
@@ -132,27 +106,32 @@ class DecodeRing {
 
   /// Waits for the oldest K tile and gives its address. It is handed back by produce_keys().
   FLASHBSR_DEVICE uint32_t wait_for_keys() {
-    ptx::cp_async_wait<2 * Traits::kStages - 1>();  // with it came the pages of two stages later
+    ptx::cp_async_wait<kGroups - 1>();  // with it came the pages of two stages later
+    settle_scales(true);
     __syncwarp();
-    return ring_ + read_slot_ * Traits::kStageBytes;
+    return ring_ + read_slot() * Traits::kStageBytes;
   }
 
   /// Scales of the oldest tile's tokens, [kKvTile][kScaleWords]: of K until produce_keys(), of V
   /// until produce_values().
-  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot_][0]; }
+  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot()][0]; }
   /// Asked for before wait_for_values(), and read after it.
-  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[read_slot_][0]; }
+  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[read_slot()][0]; }
 
   /// Waits for the V tile that belongs to it. It is handed back by produce_values().
   FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem&, int32_t, bool) {
-    ptx::cp_async_wait<2 * Traits::kStages - 1>();
-    __syncwarp();
-    const uint32_t tile = ring_ + read_slot_ * Traits::kStageBytes + kValues;
+    if constexpr (!Traits::kTogether) {
+      ptx::cp_async_wait<kGroups - 1>();
+      settle_scales(false);
+      __syncwarp();
+    }
+    const uint32_t tile = ring_ + read_slot() * Traits::kStageBytes + kValues;
     read_slot_ = read_slot_ + 1 == Traits::kStages ? 0 : read_slot_ + 1;
     return tile;
   }
 
  private:
+  static constexpr int kGroups = Traits::kTogether ? Traits::kStages : 2 * Traits::kStages;
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kStep = Traits::kWarps * Traits::kKvTile;  // from a stage to the next
   static constexpr int kChunks = Traits::kRowBytes / 16;          // of a row
@@ -167,6 +146,10 @@ class DecodeRing {
     int item;
     int32_t position;  // first token of the stage
   };
+  /// Where K and V are copied together, the next place to copy to is that of the stage which is
+  /// read.
+  FLASHBSR_DEVICE int read_slot() const { return Traits::kTogether ? write_slot_ : read_slot_; }
+
   FLASHBSR_DEVICE const char* k_data() const {
     return static_cast<const char*>(args_.params.k.data);
   }
@@ -254,28 +237,98 @@ class DecodeRing {
     }
   }
 
-  /// Copies the scales of the current stage's keys, and writes down where those of its values are.
-  /// Scales of tokens past its end are zeros, so that weights of nothing stay nothing.
-  FLASHBSR_DEVICE void copy_key_scales() {
-    const PagedView& k = args_.params.k_scales;
-    const PagedView& v = args_.params.v_scales;
+  /// Outside, of the first token.
+  FLASHBSR_DEVICE DecodePlace place_of(const DecodeItem& item, int row, bool inside) const {
+    const int32_t position = current_.position + row;
+    const uint32_t head = static_cast<uint32_t>(item.kv_head);
+    if (!inside) return {0, 0, head};
+    if (!args_.kv_indices) return {static_cast<uint32_t>(item.kv_table + position), 0, head};
+    const int32_t quotient = args_.page_size.quotient(position);
+    return {static_cast<uint32_t>(rows_.pages[stage_ & 1][row]),
+            static_cast<uint32_t>(args_.page_size.remainder(position, quotient)), head};
+  }
+
+  /// note() where tokens have scales: writes down where those of values are too, and copies those
+  /// of keys. Scales of tokens past the stage's end are zeros, so that weights of nothing stay
+  /// nothing.
+  FLASHBSR_DEVICE void note_and_copy_key_scales() {
+    const Params& p = args_.params;
     const DecodeItem& item = items_[current_.item];
-    const int64_t head = item.kv_head;
+    const int rows = current_rows();
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
       if (row >= Traits::kKvTile) continue;
-      const bool inside = row < current_rows();
-      const int32_t position = current_.position + row;
-      int64_t page = inside ? item.kv_table + position : 0, token = 0;
-      if (args_.kv_indices && inside) {
-        page = rows_.pages[stage_ & 1][row];
-        token = args_.page_size.remainder(position, args_.page_size.quotient(position));
+      const bool inside = row < rows;
+      const DecodePlace at = place_of(item, row, inside);
+      rows_.offsets[row] = {at.offset(p.k) * kSize, at.offset(p.v) * kSize};
+      rows_.v_scale_offsets[row] = at.offset(p.v_scales);
+      copy_scales(true, i, at.offset(p.k_scales), inside);
+    }
+  }
+
+  /// All of a stage at once, K and V and their scales. Rows of packed codes are whole: no chunk of
+  /// one lies beyond its dims.
+  FLASHBSR_DEVICE void copy_together() {
+    static_assert(kColumns == 1);
+    const Params& p = args_.params;
+    const DecodeItem& item = items_[current_.item];
+    const int rows = current_rows();
+    DecodePlace at[kLooks];
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int row = lane_ + 32 * i;
+      at[i] = place_of(item, row, row < rows);
+      rows_.offsets[row] = {at[i].offset(p.k) * kSize, at[i].offset(p.v) * kSize};
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int row = lane_ + 32 * i;
+      copy_scales(true, i, at[i].offset(p.k_scales), row < rows);
+      copy_scales(false, i, at[i].offset(p.v_scales), row < rows);
+    }
+    const int chunk = lane_ % kAcross, first = lane_ / kAcross;
+    const uint32_t tile = ring_ + write_slot_ * Traits::kStageBytes;
+    const char *k = k_data() + chunk * 16, *v = v_data() + chunk * 16;
+    const uint64_t policy = ptx::evict_first_policy();  // it costs less than to keep it
+    DecodeOffsets from[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      from[pass] = rows_.offsets[first + pass * kRowsAtOnce];
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = first + pass * kRowsAtOnce;
+      const uint32_t to = tile + decode_tile_offset<Traits>(row, chunk);
+      ptx::cp_async_16_if(to, k + from[pass].k, row < rows, policy);
+      ptx::cp_async_16_if(to + kValues, v + from[pass].v, row < rows, policy);
+    }
+  }
+
+  /// Of this lane's `i`-th token of the stage that is being copied.
+  FLASHBSR_DEVICE void copy_scales(bool keys, int i, int64_t offset, bool inside) {
+    const PagedView& view = keys ? args_.params.k_scales : args_.params.v_scales;
+    auto& stage = keys ? rows_.k_scales[write_slot_] : rows_.v_scales[write_slot_];
+    float (&to)[Traits::kScaleWords] = stage[lane_ + 32 * i];
+    if constexpr (Traits::kPacked) {
+      copy_packed_scales<Traits>(to, view, offset, inside);
+    } else {
+      halves_.copy(to[0], view, offset, inside, (2 * write_slot_ + !keys) * kLooks + i);
+    }
+  }
+
+  /// Makes floats of this lane's scales in the stage that has arrived, if they are halves.
+  FLASHBSR_DEVICE void settle_scales(bool keys) {
+    if constexpr (Traits::kTokenScales && !Traits::kPacked) {
+      const PagedView& view = keys ? args_.params.k_scales : args_.params.v_scales;
+      if (view.dtype != DType::kF16) return;
+      auto& stage = keys ? rows_.k_scales[read_slot_] : rows_.v_scales[read_slot_];
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) {
+        if (lane_ + 32 * i >= Traits::kKvTile) continue;
+        halves_.settle(stage[lane_ + 32 * i][0], (2 * read_slot_ + !keys) * kLooks + i);
       }
-      rows_.v_scale_offsets[row] =
-          page * v.stride_page + token * v.stride_token + head * v.stride_head;
-      copy_scales_of(rows_.k_scales[write_slot_][row], k,
-                     page * k.stride_page + token * k.stride_token + head * k.stride_head, inside);
     }
   }
 
@@ -284,19 +337,7 @@ class DecodeRing {
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
       if (row >= Traits::kKvTile) continue;
-      copy_scales_of(rows_.v_scales[write_slot_][row], args_.params.v_scales,
-                     rows_.v_scale_offsets[row], row < current_rows());
-    }
-  }
-
-  FLASHBSR_DEVICE static void copy_scales_of(const float (&to)[Traits::kScaleWords],
-                                             const PagedView& view, int64_t offset, bool inside) {
-    const char* from = static_cast<const char*>(view.data) + offset * Traits::kScaleSize;
-#pragma unroll
-    for (int word = 0; word < Traits::kScaleWords; ++word) {
-      if (word == 0 || word * 4 < view.dim * Traits::kScaleSize) {
-        ptx::cp_async_4_if(ptx::shared_address(&to[word]), from + 4 * word, inside);
-      }
+      copy_scales(false, i, rows_.v_scale_offsets[row], row < current_rows());
     }
   }
 
@@ -353,6 +394,7 @@ class DecodeRing {
   int read_slot_ = 0;
   int stage_ = 0;
   uint64_t policy_;
+  HalfScales halves_;
   Cursor current_;  // the next stage to copy
   Cursor ahead_;    // the stage whose pages are looked up next: two after it
 };

@@ -12,47 +12,12 @@
 #include <flashbsr/kernel/decode/packed.h>
 #include <flashbsr/kernel/decode/query.h>
 #include <flashbsr/kernel/decode/rotate.h>
+#include <flashbsr/kernel/decode/state.h>
 #include <flashbsr/ptx/math.h>
 #include <flashbsr/ptx/mma.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr {
-
-/// Softmax state of the rows of one lane.
-template <class Traits>
-struct DecodeState {
-  static constexpr int kSteps = Traits::kHeadDim / 16;
-  static constexpr int kTiles = Traits::kRows / 8;
-
-  float o[kSteps][kTiles][4];
-  float max[kTiles][2];  ///< base 2
-  float sum[kTiles][2];  ///< this lane's part
-
-  FLASHBSR_DEVICE void clear() {
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j) o[j][n][0] = o[j][n][1] = o[j][n][2] = o[j][n][3] = 0;
-      max[n][0] = max[n][1] = -infinity();
-      sum[n][0] = sum[n][1] = 0;
-    }
-  }
-
-  /// Dim of o[j][n][0] and [1]; [2] and [3] are at dim + kPairStep.
-  static constexpr int kPairStep = dtype_size(Traits::kKv) == 1 ? 1 : 8;
-  FLASHBSR_DEVICE static int value_dim(int j, int g) {
-    if constexpr (Traits::kPacked) return 32 * (j / 2) + 4 * g + 2 * (j % 2);
-    return 16 * j + (Traits::kBytes ? 2 * g : g);
-  }
-};
-
-/// What weights without softmax are multiplied by: fp16 ones that are at most one are kept larger,
-/// so that small ones are not lost as subnormals.
-template <class Traits, class Variant>
-inline constexpr float kWeightUnit =
-    !Variant::use_softmax && Variant::weights_at_most_one && Traits::kCompute == DType::kF16
-        ? 32768.0f
-        : 1.0f;
 
 template <class Traits, class Variant>
 class DecodeMath {
@@ -85,7 +50,9 @@ class DecodeMath {
     float s[kSubTiles][kTiles][4];
     const uint32_t tile = keys(ring, position);
     if constexpr (Traits::kPacked) {
-      packed_scores(query, tile, ring.key_scales(), args_.params.k_scales.dim, lane_, s);
+      with_packed_run<Traits>(args_.params.k_scales.dim, [&]<int kRun>() {
+        packed_scores<Traits, kRun>(query, tile, ring.key_scales(), lane_, s);
+      });
     } else {
       scores(query, tile, s);
       if constexpr (Traits::kTokenScales) scale_logits(ring.key_scales(), s);
@@ -308,26 +275,18 @@ class DecodeMath {
   /// @param scales  of the values, where there are any
   FLASHBSR_DEVICE void accumulate(uint32_t values, const float* scales,
                                   const float (&s)[kSubTiles][kTiles][4], State& state) const {
+    if constexpr (Traits::kPacked) {
+      with_packed_run<Traits>(args_.params.v_scales.dim, [&]<int kRun>() {
+        float p[kSubTiles][kTiles][4];
 #pragma unroll
-    for (int u = 0; u < kSubTiles; ++u) {
-      float p[kTiles][4];
+        for (int u = 0; u < kSubTiles; ++u) weights(s[u], p[u], state);
+        packed_values<Traits, kRun>(values, scales, lane_, p, state.o);
+      });
+    } else {
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if constexpr (Variant::use_softmax) {
-            const float top = state.max[n][i & 1];
-            p[n][i] = ptx::exp2(s[u][n][i] - (top == -infinity() ? 0.0f : top) + kShift);
-          } else {
-            p[n][i] = s[u][n][i];
-          }
-        }
-        state.sum[n][0] += p[n][0] + p[n][2];
-        state.sum[n][1] += p[n][1] + p[n][3];
-      }
-      if constexpr (Traits::kPacked) {
-        packed_values<Traits>(values, u, scales, args_.params.v_scales.dim, lane_, p, state.o);
-      } else {
+      for (int u = 0; u < kSubTiles; ++u) {
+        float p[kTiles][4];
+        weights(s[u], p, state);
         if constexpr (Traits::kTokenScales) {
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
@@ -337,6 +296,25 @@ class DecodeMath {
         }
         multiply(values, u, p, state);
       }
+    }
+  }
+
+  /// Of 16 tokens' logits, whose sums they join.
+  FLASHBSR_DEVICE void weights(const float (&s)[kTiles][4], float (&p)[kTiles][4],
+                               State& state) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (Variant::use_softmax) {
+          const float top = state.max[n][i & 1];
+          p[n][i] = ptx::exp2(s[n][i] - ((top == -infinity() ? 0.0f : top) - kShift));
+        } else {
+          p[n][i] = s[n][i];
+        }
+      }
+      state.sum[n][0] += p[n][0] + p[n][2];
+      state.sum[n][1] += p[n][1] + p[n][3];
     }
   }
 

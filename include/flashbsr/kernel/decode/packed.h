@@ -13,6 +13,10 @@
 //
 // Scales of int4 are of groups of one chunk, of two or of all, which is known at run time: logits
 // of a group and its weights take them. NVFP4's are of half a chunk, and the codes take them.
+//
+// Four bits are read faster than they are multiplied, so instructions count, and that none waits
+// for the one before it: there is no branch between two of a stage's products, and every scale of a
+// token is read at once.
 #pragma once
 
 #include <flashbsr/kernel/decode/loader.h>
@@ -22,24 +26,54 @@
 
 namespace flashbsr {
 
+/// Words of scales of a row of K or V, one for every `kRun` chunks. Two are read at once, four when
+/// they are asked for: there are no registers for those.
+template <class Traits, int kRun>
+class PackedScales {
+ public:
+  static constexpr int kWords = Traits::kHeadDim / 32 / kRun;
+
+  FLASHBSR_DEVICE explicit PackedScales(const float* at) : at_(at) {
+    if constexpr (kWords == 2) pair_ = *reinterpret_cast<const uint2*>(at);
+  }
+  FLASHBSR_DEVICE uint32_t word(int i) const {
+    if constexpr (kWords == 2) return i == 0 ? pair_.x : pair_.y;
+    return float_bits(at_[i]);
+  }
+
+ private:
+  const float* at_;
+  uint2 pair_;
+};
+
+/// Calls f.operator()<kRun>(): chunks of a word of scales. A single scale of int4 is there as often
+/// as scales of two chunks would be (loader.h).
+template <class Traits, class F>
+FLASHBSR_DEVICE void with_packed_run(int groups, const F& f) {
+  constexpr int kChunks = Traits::kHeadDim / 32;
+  if constexpr (Traits::kKv == DType::kI4) {
+    if (groups == kChunks) return f.template operator()<1>();
+  }
+  f.template operator()<2>();
+}
+
 /// What a lane needs of the scales of a token's keys.
 /// @tparam Traits  of int4; the units of ptx/codes.h are theirs
-template <class Traits, DType = Traits::kKv>
+template <class Traits, int kRun, DType = Traits::kKv>
 class PackedKeys {
   static_assert(Traits::kKeyUnit == ptx::kF16CodeUnit);
 
  public:
-  static constexpr bool kByCodes = false;  ///< products of a chunk take the scale
+  static constexpr bool kByCodes = false;  ///< products of a run take the scale
 
   /// `scales`: the token's.
   FLASHBSR_DEVICE PackedKeys(const float* scales, int) : scales_(scales) {}
 
-  /// Goes on to a chunk; `first`: of a group.
-  FLASHBSR_DEVICE void begin(bool first, int) {
-    if (!first) return;
-    const float packed = *scales_++;
-    scale_ = int4_scale(packed);
-    minus_ = ptx::int4_minus_f16(float_bits(packed));
+  /// Goes on to the run of a chunk.
+  FLASHBSR_DEVICE void begin(int chunk) {
+    const uint32_t packed = scales_.word(chunk / kRun);
+    scale_ = int4_scale(bits_float(packed));
+    minus_ = ptx::int4_minus_f16(packed);
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int, uint32_t (&pairs)[4]) const {
     ptx::int4_to_f16(word, minus_, pairs);
@@ -47,69 +81,77 @@ class PackedKeys {
   FLASHBSR_DEVICE float scale() const { return scale_; }
 
  private:
-  const float* scales_;
+  PackedScales<Traits, kRun> scales_;
   float scale_ = 0;
   uint32_t minus_ = 0;
 };
 
 /// A word has the scales of two chunks, two of each.
-template <class Traits>
-class PackedKeys<Traits, DType::kE2M1> {
-  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit<DType::kF16>);
+template <class Traits, int kRun>
+class PackedKeys<Traits, kRun, DType::kE2M1> {
+  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
 
  public:
   static constexpr bool kByCodes = true;
 
   FLASHBSR_DEVICE PackedKeys(const float* scales, int lane)
-      : of_chunks_(scales), picks_(lane & 2 ? 0x3311 : 0x2200) {}
+      : scales_(scales), picks_(lane & 2 ? 0x31 : 0x20) {}
 
-  FLASHBSR_DEVICE void begin(bool, int chunk) {
-    if (chunk % 2) return;
-    const uint32_t word = float_bits(of_chunks_[chunk / 2]);
-    ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(ptx::permute_bytes(word, 0, picks_), scales_[0],
-                                                    scales_[1]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) scales_[i] = ptx::e2m1_scales<DType::kF16>(scales_[i]);
+  FLASHBSR_DEVICE void begin(int chunk) {
+    const uint32_t bytes = ptx::permute_bytes(scales_.word(chunk / 2), 0, picks_);
+    uint32_t unused;
+    ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_, unused);
+    of_chunks_ = ptx::e2m1_scales<DType::kF16>(of_chunks_);
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int chunk, uint32_t (&pairs)[4]) const {
-    ptx::e2m1_by_scales<DType::kF16>(word, scales_[chunk % 2], pairs);
+    const uint32_t scale = chunk % 2 ? ptx::twice_high(of_chunks_) : ptx::twice_low(of_chunks_);
+    ptx::e2m1_by_scales<DType::kF16>(word, scale, pairs);
   }
 
  private:
-  const float* of_chunks_;
-  uint32_t picks_;      // dims 8 t of a chunk are of its first scale or of its second
-  uint32_t scales_[2];  // of the current two chunks
+  PackedScales<Traits, 2> scales_;
+  uint32_t picks_;          // dims 8 t of a chunk are of its first scale or of its second
+  uint32_t of_chunks_ = 0;  // of the current two
 };
 
 /// What a lane needs of the scales of 16 tokens' values; its weights are those of tokens g and
 /// g + 8, and the codes it has are of 2 t, 2 t + 1 and both of these plus 8.
-template <class Traits, DType = Traits::kKv>
+template <class Traits, int kRun, DType = Traits::kKv>
 class PackedValues {
   static_assert(Traits::kValueUnit == ptx::kBf16CodeUnit);
   static constexpr int kStride = Traits::kScaleWords;
+  using Scales = PackedScales<Traits, kRun>;
 
  public:
-  FLASHBSR_DEVICE PackedValues(const float* scales, int lane)
-      : of_weights_(scales + (lane >> 2) * kStride), of_codes_(scales + 2 * (lane & 3) * kStride) {}
+  static constexpr int kOperands = Scales::kWords;  ///< that weights make, one for each run
 
-  /// Goes on to a chunk, and gives weights for the products where they are others than before.
+  FLASHBSR_DEVICE PackedValues(const float* scales, int lane)
+      : of_codes_(scales + 2 * (lane & 3) * kStride) {}
+
+  /// Weights by the scales of their values, as the products' B operands.
   template <int kTiles>
-  FLASHBSR_DEVICE void begin(bool first, int, const float (&p)[kTiles][4],
-                             uint32_t (&b)[kTiles][2]) {
-    if (!first) return;
-    const float low = int4_scale(of_weights_[0]), high = int4_scale(of_weights_[8 * kStride]);
+  FLASHBSR_DEVICE static void weights(const float* scales, int lane, const float (&p)[kTiles][4],
+                                      uint32_t (&b)[kOperands][kTiles][2]) {
+    const float* of_token = scales + (lane >> 2) * kStride;
+    const Scales low(of_token), high(of_token + 8 * kStride);
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      b[n][0] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][0] * low, p[n][1] * low));
-      b[n][1] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][2] * high, p[n][3] * high));
+    for (int i = 0; i < kOperands; ++i) {
+      const float x = int4_scale(bits_float(low.word(i)));
+      const float y = int4_scale(bits_float(high.word(i)));
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        b[i][n][0] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][0] * x, p[n][1] * x));
+        b[i][n][1] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][2] * y, p[n][3] * y));
+      }
     }
+  }
+
+  /// Goes on to the run of a chunk.
+  FLASHBSR_DEVICE void begin(int chunk) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      minus_[k] = ptx::int4_minus_bf16(float_bits(of_codes_[8 * k * kStride]),
-                                       float_bits(of_codes_[(8 * k + 1) * kStride]));
+      minus_[k] = ptx::int4_minus_bf16(first_[k].word(chunk / kRun), second_[k].word(chunk / kRun));
     }
-    ++of_weights_;
-    ++of_codes_;
   }
   /// Of tokens 2 t + 8 k and the next.
   FLASHBSR_DEVICE void widen(uint32_t word, int k, int, uint32_t (&pairs)[4]) const {
@@ -117,70 +159,71 @@ class PackedValues {
   }
 
  private:
-  const float* of_weights_;
   const float* of_codes_;
+  Scales first_[2] = {Scales(of_codes_), Scales(of_codes_ + 8 * kStride)};
+  Scales second_[2] = {Scales(of_codes_ + kStride), Scales(of_codes_ + 9 * kStride)};
   uint32_t minus_[2];
 };
 
-template <class Traits>
-class PackedValues<Traits, DType::kE2M1> {
-  static_assert(Traits::kValueUnit == ptx::kE2M1Unit<DType::kBF16>);
+template <class Traits, int kRun>
+class PackedValues<Traits, kRun, DType::kE2M1> {
+  static_assert(Traits::kValueUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
+  static constexpr int kStride = Traits::kScaleWords;
+  using Scales = PackedScales<Traits, 2>;
 
  public:
+  static constexpr int kOperands = 1;
+
   FLASHBSR_DEVICE PackedValues(const float* scales, int lane)
-      : of_codes_(scales + 2 * (lane & 3) * Traits::kScaleWords),
-        picks_(lane & 16 ? 0x7351 : 0x6240) {}
+      : of_codes_(scales + 2 * (lane & 3) * kStride), picks_(lane & 16 ? 0x7351 : 0x6240) {}
 
   template <int kTiles>
-  FLASHBSR_DEVICE void begin(bool, int chunk, const float (&p)[kTiles][4],
-                             uint32_t (&b)[kTiles][2]) {
-    if (chunk == 0) {
+  FLASHBSR_DEVICE static void weights(const float*, int, const float (&p)[kTiles][4],
+                                      uint32_t (&b)[1][kTiles][2]) {
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        b[n][0] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][0], p[n][1]));
-        b[n][1] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][2], p[n][3]));
-      }
+    for (int n = 0; n < kTiles; ++n) {
+      b[0][n][0] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][0], p[n][1]));
+      b[0][n][1] = ptx::movmatrix_trans(ptx::pack2<Traits::kCompute>(p[n][2], p[n][3]));
     }
-    if (chunk % 2) return;
+  }
+
+  FLASHBSR_DEVICE void begin(int chunk) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const float* at = of_codes_ + 8 * k * Traits::kScaleWords + chunk / 2;
       const uint32_t bytes =
-          ptx::permute_bytes(float_bits(at[0]), float_bits(at[Traits::kScaleWords]), picks_);
-      uint32_t pairs[2];
-      ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, pairs[0], pairs[1]);
+          ptx::permute_bytes(first_[k].word(chunk / 2), second_[k].word(chunk / 2), picks_);
+      ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_[k][0], of_chunks_[k][1]);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) scales_[k][i] = ptx::e2m1_scales<DType::kBF16>(pairs[i]);
+      for (int i = 0; i < 2; ++i) {
+        of_chunks_[k][i] = ptx::e2m1_scales<DType::kF16>(of_chunks_[k][i]);
+      }
     }
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int k, int chunk, uint32_t (&pairs)[4]) const {
-    ptx::e2m1_by_scales<DType::kBF16>(word, scales_[k][chunk % 2], pairs);
+    ptx::e2m1_by_scales<DType::kF16>(word, of_chunks_[k][chunk % 2], pairs);
   }
 
  private:
   const float* of_codes_;
-  uint32_t picks_;         // dims 4 g of a chunk are of its first scale or of its second
-  uint32_t scales_[2][2];  // of the current two chunks, each of two tokens
+  uint32_t picks_;  // dims 4 g of a chunk are of its first scale or of its second
+  Scales first_[2] = {Scales(of_codes_), Scales(of_codes_ + 8 * kStride)};
+  Scales second_[2] = {Scales(of_codes_ + kStride), Scales(of_codes_ + 9 * kStride)};
+  uint32_t of_chunks_[2][2];  // of the current two, each of two tokens
 };
-
-/// Chunks of a group, less one: 0, 1 or 3.
-template <class Traits>
-FLASHBSR_DEVICE int packed_run_mask(int groups) {
-  return (Traits::kHeadDim / 32 >> (groups >> 1)) - 1;
-}
 
 /// Logits of a stage, over Traits::kKeyUnit: s[u] of tokens 16 u to 16 u + 15.
 /// @param scales  [tokens][Traits::kScaleWords]
-template <class Traits, int kSubTiles, int kTiles>
+template <class Traits, int kRun, int kSubTiles, int kTiles>
 FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t tile,
-                                   const float* scales, int groups, int lane,
+                                   const float* scales, int lane,
                                    float (&s)[kSubTiles][kTiles][4]) {
+  using Keys = PackedKeys<Traits, kRun>;
   constexpr int kWords = Traits::kScaleWords, kChunks = Traits::kHeadDim / 32;
-  const int run = packed_run_mask<Traits>(groups);
 #pragma unroll
   for (int u = 0; u < kSubTiles; ++u) {
     const float* of_token = scales + (16 * u + (lane >> 2)) * kWords;
-    PackedKeys<Traits> low(of_token, lane), high(of_token + 8 * kWords, lane);
+    Keys low(of_token, lane), high(of_token + 8 * kWords, lane);
+    float sum[kTiles][4];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) s[u][n][0] = s[u][n][1] = s[u][n][2] = s[u][n][3] = 0;
 #pragma unroll
@@ -191,8 +234,10 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int chunk = 2 * i + h;
-        low.begin((chunk & run) == 0, chunk);
-        high.begin((chunk & run) == 0, chunk);
+        if (chunk % kRun == 0) {
+          low.begin(chunk);
+          high.begin(chunk);
+        }
         uint32_t a[4], b[4];
         low.widen(raw[2 * h], chunk, a);
         high.widen(raw[2 * h + 1], chunk, b);
@@ -200,17 +245,18 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
           const uint4 q = query.operands(n, chunk);
-          if constexpr (PackedKeys<Traits>::kByCodes) {
+          if constexpr (Keys::kByCodes) {
             ptx::mma_m16n8k16<Traits::kKeyCompute>(s[u][n], first, q.x, q.y);
             ptx::mma_m16n8k16<Traits::kKeyCompute>(s[u][n], second, q.z, q.w);
           } else {
-            float sum[4] = {};
-            ptx::mma_m16n8k16<Traits::kKeyCompute>(sum, first, q.x, q.y);
-            ptx::mma_m16n8k16<Traits::kKeyCompute>(sum, second, q.z, q.w);
-            s[u][n][0] += low.scale() * sum[0];
-            s[u][n][1] += low.scale() * sum[1];
-            s[u][n][2] += high.scale() * sum[2];
-            s[u][n][3] += high.scale() * sum[3];
+            if (chunk % kRun == 0) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
+            ptx::mma_m16n8k16<Traits::kKeyCompute>(sum[n], first, q.x, q.y);
+            ptx::mma_m16n8k16<Traits::kKeyCompute>(sum[n], second, q.z, q.w);
+            if ((chunk + 1) % kRun != 0) continue;
+            s[u][n][0] += low.scale() * sum[n][0];
+            s[u][n][1] += low.scale() * sum[n][1];
+            s[u][n][2] += high.scale() * sum[n][2];
+            s[u][n][3] += high.scale() * sum[n][3];
           }
         }
       }
@@ -218,33 +264,40 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
   }
 }
 
-/// O += V^T P^T of tokens 16 u to 16 u + 15, over Traits::kValueUnit, with weights `p` as
-/// DecodeMath has them.
-template <class Traits, int kTiles>
-FLASHBSR_DEVICE void packed_values(uint32_t tile, int u, const float* scales, int groups, int lane,
-                                   const float (&p)[kTiles][4],
+/// O += V^T P^T of a stage, over Traits::kValueUnit, with weights p[u] of tokens 16 u to 16 u + 15
+/// as DecodeMath has them.
+template <class Traits, int kRun, int kSubTiles, int kTiles>
+FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
+                                   const float (&p)[kSubTiles][kTiles][4],
                                    float (&o)[Traits::kHeadDim / 16][kTiles][4]) {
-  constexpr int kChunks = Traits::kHeadDim / 32;
-  const int run = packed_run_mask<Traits>(groups);
-  PackedValues<Traits> values(scales + 16 * u * Traits::kScaleWords, lane);
-  uint32_t b[kTiles][2];
+  using Values = PackedValues<Traits, kRun>;
+  constexpr int kChunks = Traits::kHeadDim / 32, kBlock = 16 * Traits::kScaleWords;
+  uint32_t b[kSubTiles][Values::kOperands][kTiles][2];
 #pragma unroll
-  for (int i = 0; i < kChunks / 2; ++i) {
-    uint32_t raw[4];
-    const int row = 16 * u + (lane & 15);
-    ptx::ldmatrix_x4_trans(raw, tile + decode_tile_offset<Traits>(row, 2 * i + (lane >> 4)));
+  for (int u = 0; u < kSubTiles; ++u) Values::weights(scales + u * kBlock, lane, p[u], b[u]);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int chunk = 2 * i + h;
-      values.begin((chunk & run) == 0, chunk, p, b);
-      uint32_t a[4], c[4];
-      values.widen(raw[2 * h], 0, chunk, a);
-      values.widen(raw[2 * h + 1], 1, chunk, c);
-      const uint32_t first[4] = {a[0], a[1], c[0], c[1]}, second[4] = {a[2], a[3], c[2], c[3]};
+  for (int u = 0; u < kSubTiles; ++u) {
+    Values values(scales + u * kBlock, lane);
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk][n], first, b[n][0], b[n][1]);
-        ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk + 1][n], second, b[n][0], b[n][1]);
+    for (int i = 0; i < kChunks / 2; ++i) {
+      uint32_t raw[4];
+      const int row = 16 * u + (lane & 15);
+      ptx::ldmatrix_x4_trans(raw, tile + decode_tile_offset<Traits>(row, 2 * i + (lane >> 4)));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int chunk = 2 * i + h;
+        if (chunk % kRun == 0) values.begin(chunk);
+        uint32_t a[4], c[4];
+        values.widen(raw[2 * h], 0, chunk, a);
+        values.widen(raw[2 * h + 1], 1, chunk, c);
+        const uint32_t first[4] = {a[0], a[1], c[0], c[1]}, second[4] = {a[2], a[3], c[2], c[3]};
+        const int run = Values::kOperands == 1 ? 0 : chunk / kRun;
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          const uint32_t (&w)[2] = b[u][run][n];
+          ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk][n], first, w[0], w[1]);
+          ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk + 1][n], second, w[0], w[1]);
+        }
       }
     }
   }

@@ -52,24 +52,28 @@ struct DecodeTraits {
   /// Two of them in a byte, and scales of groups of them.
   static constexpr bool kPacked = is_packed(kv);
   static constexpr bool kTokenScales = scaled;
+  /// K and V of a stage are copied together: fewer instructions, which limit there. Otherwise K's
+  /// place is reloaded as soon as K has been multiplied.
+  static constexpr bool kTogether = kPacked;
   static_assert(scaled || (kv != DType::kI8 && !kPacked));
 
   /// What the tensor cores multiply with Q: all codes are exact in fp16, and take fewest
   /// instructions to it.
   static constexpr DType kKeyCompute = dtype_size(kv) == 1 ? DType::kF16 : kv;
-  /// And with weights. V's scales make these of any size, and so bf16.
-  static constexpr DType kCompute = kTokenScales ? DType::kBF16 : kKeyCompute;
+  /// And with weights. V's scales make these of any size, and so bf16, but NVFP4's codes take them.
+  static constexpr DType kCompute = kTokenScales && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
 
   /// What codes are divided by where they are multiplied (ptx/codes.h).
   static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1            ? 256.0f
+  static constexpr float kValueUnit = kv == DType::kE2M1            ? 128.0f
                                       : kPacked || kv == DType::kI8 ? 64.0f
                                                                     : 1.0f;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
   static constexpr bool kOwnsBlock = host == DecodeHost::kBlock;
-  static constexpr int kWarps = !kOwnsBlock ? 3
+  static constexpr int kWarps = !kOwnsBlock             ? 3
+                                : kPacked && arch >= 90 ? 12
                                 : rows > 8
                                     ? (arch >= 90 ? 6 : 4)
                                     : (arch >= 90 ? 8 : 4) / max_of(ceil_div(head_dim, 128), 1);
@@ -84,7 +88,7 @@ struct DecodeTraits {
   /// sm_86 hold no more.
   static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
   static constexpr int kKvTile =
-      kPacked ? min_of(64, (arch < 90 ? 2048 : 4096) / kRowBytes) : max_of(16, 4096 / kRowBytes);
+      kPacked ? min_of(64, 2048 / kRowBytes) : max_of(16, 4096 / kRowBytes);
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
   /// Bytes of a scale, and words of those of a row of K or V at most: int4 has one for 32 codes or
@@ -95,7 +99,7 @@ struct DecodeTraits {
                                                         : 1;
   /// Those of a warp's stages, and where the next ones of V are.
   static constexpr int kScaleBytes =
-      kTokenScales ? kKvTile * (2 * kStages * kScaleWords * 4 + 8) : 0;
+      kTokenScales ? kKvTile * (2 * kStages * kScaleWords * 4 + (kTogether ? 0 : 8)) : 0;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;

@@ -25,6 +25,8 @@ inline constexpr int kMergeBlocks = 4;  ///< of two states
 /// Of any number of states: what fits the registers without spills.
 template <int kArch>
 inline constexpr int kMergeManyBlocks = kArch >= 90 ? 3 : 2;
+/// Of those of several GPUs, and as many run at once: they wait for each other.
+inline constexpr int kPeerBlocks = 2;
 inline constexpr int kConvertBlocks = 3;
 inline constexpr int kQuantizeBlocks = 2;
 inline constexpr int kRopeBlocks = 2;
@@ -92,6 +94,17 @@ struct QuantizeArgs {
   int32_t tokens = 0;
 };
 
+/// A cache of codes that is read back.
+struct DequantizeArgs {
+  PagedView cache;
+  PagedView scales;     ///< of every token and head; dim: groups of a row
+  PagedView out;        ///< floats
+  float number = 1.0f;  ///< on all of them
+  FastDiv heads{};
+  int64_t first_token = 0;  ///< slots of this launch
+  int32_t tokens = 0;
+};
+
 /// Angles of a rotary embedding: of a table, or computed.
 struct Rotation {
   static constexpr int kMaxPairs = 256;
@@ -104,6 +117,13 @@ struct Rotation {
   /// Turns of pair i per position, as a fraction of 2^64. position x turns, which wraps, is the
   /// angle exactly: no range reduction, and no loss at large positions.
   uint64_t turns[kMaxPairs] = {};
+};
+
+/// An append that quantises, with keys by RoPE.
+struct RopeQuantizeArgs {
+  QuantizeArgs append;
+  Indices positions{};  ///< one per token
+  Rotation rotation;
 };
 
 /// Rows of one array that are rotated, converted or copied: q, k or v.
@@ -158,6 +178,42 @@ struct MergeArgs {
   int64_t first_token = 0;
   int32_t rows = 0;  ///< tokens x heads of this launch
   FastDiv heads{};
+};
+
+/// GPUs that merge through each other's memory at most: their addresses are kernel parameters.
+inline constexpr int kMaxPeers = 16;
+/// A word of an inbox to which nothing has come. As a float it is a NaN, which is sent as another.
+inline constexpr uint32_t kNothing = 0xffffffffu;
+inline constexpr uint32_t kSentNan = 0x7fff7fffu;  ///< a NaN in all types of partial results
+
+/// What a rank keeps on its device from one merge to the next.
+struct PeerControl {
+  uint32_t merges = 0;   ///< that have begun; its lowest bit chooses the half of every inbox
+  uint32_t broken = 0;   ///< not 0: a peer was missed. Nothing is sent or waited for any more
+  uint32_t arrived = 0;  ///< blocks of this merge
+  uint32_t padding = 0;
+};
+
+/// A partial result of each rank, merged by all of them (kernel/ops/peers.h).
+///
+/// An inbox is [2 halves][ranks] of `source_bytes`: rows of what travels from that rank, then, from
+/// `lse_offset` on, an LSE of each.
+struct PeerMergeArgs {
+  /// a: this rank's, all heads. out: what it gets, all heads or its own. count: ranks. rows: of
+  /// out, which inboxes have room for.
+  MergeArgs merge;
+  char* inbox[kMaxPeers] = {};  ///< of every rank, as this device addresses them
+  int64_t source_bytes = 0;
+  int64_t lse_offset = 0;
+  PeerControl* control = nullptr;
+  /// In memory of the host: 1 + a rank that was missed.
+  uint32_t* missed = nullptr;
+  uint64_t timeout_ns = 0;
+  /// Between two looks at what has not come, where many lanes look.
+  uint32_t pause_ns = 0;
+  int32_t rank = 0;
+  int32_t head_step = 0;  ///< heads of a rank, where each gets its own only; else 0
+  DType travel = DType::kF32;
 };
 
 struct PackArgs {

@@ -20,6 +20,7 @@ inline constexpr int kMergeChunk = 4;
 template <DType kType, bool kAligned>
 struct MergeUnit {
   static constexpr int kElements = 16 / dtype_size(kType);
+  static constexpr int kOutBytes = 16;
   uint4 bits;
 
   FLASHBSR_DEVICE static MergeUnit load(const char* p) {
@@ -57,6 +58,7 @@ struct MergeUnit {
 template <DType kType>
 struct MergeUnit<kType, false> {
   static constexpr int kElements = 1;
+  static constexpr int kOutBytes = dtype_size(kType);
   float x;
 
   FLASHBSR_DEVICE static MergeUnit load(const char* p) { return {load_as_float(p, 0, kType)}; }
@@ -67,22 +69,39 @@ struct MergeUnit<kType, false> {
   }
 };
 
+/// What states in memory have in common: units lie where they are, and are there.
+template <class States>
+struct StatesInMemory {
+  template <class MUnit>
+  FLASHBSR_DEVICE MUnit unit(int32_t i, int64_t index) const {
+    return MUnit::load(static_cast<const States*>(this)->row(i) + index * MUnit::kOutBytes);
+  }
+  template <class... Loaded>
+  FLASHBSR_DEVICE bool missing(Loaded&&...) const {
+    return false;
+  }
+};
+
 /// State i of a row in one array.
-struct StackedStates {
+struct StackedStates : StatesInMemory<StackedStates> {
   const char* v;
   const float* s;
   int64_t v_stride;  ///< bytes
   int64_t s_stride;
 
+  FLASHBSR_DEVICE StackedStates(const char* rows, const float* lses, int64_t v_step, int64_t s_step)
+      : v(rows), s(lses), v_stride(v_step), s_stride(s_step) {}
   FLASHBSR_DEVICE const char* row(int32_t i) const { return v + i * v_stride; }
   FLASHBSR_DEVICE float lse(int32_t i) const { return s[i * s_stride]; }
 };
 
 /// Two states of two arrays.
-struct TwoStates {
+struct TwoStates : StatesInMemory<TwoStates> {
   const char* v[2];
   const float* s[2];
 
+  FLASHBSR_DEVICE TwoStates(const char* v_a, const float* s_a, const char* v_b, const float* s_b)
+      : v{v_a, v_b}, s{s_a, s_b} {}
   FLASHBSR_DEVICE const char* row(int32_t i) const { return i ? v[1] : v[0]; }
   FLASHBSR_DEVICE float lse(int32_t i) const { return i ? *s[1] : *s[0]; }
 };
@@ -99,28 +118,29 @@ struct LaneUnits {
 
 /// Merges `count` states of a lane's units. Returns the merged LSE.
 ///
+/// States that travel are asked for until they are there.
 /// A state of weight 0 is skipped, not multiplied: where its LSE is -inf its O may be anything.
-template <int kArch, class MUnit, int kChunk, int kSize, class States>
-FLASHBSR_DEVICE float merge_units(const States& states, int32_t count, const LaneUnits& units,
-                                  char* out, const MergeArgs& a) {
+template <int kArch, class MUnit, int kChunk, class States>
+FLASHBSR_DEVICE float merge_units(States& states, int32_t count, const LaneUnits& units, char* out,
+                                  const MergeArgs& a) {
   constexpr int kElements = MUnit::kElements;
-  constexpr int kBytes = kElements * kSize;
   float acc[kMergeUnits][kElements] = {};
   float top = -infinity(), sum = 0.0f;
   for (int32_t first = 0; first < count; first += kChunk) {
     float lse[kChunk];
     MUnit in[kChunk][kMergeUnits];
+    do {
 #pragma unroll
-    for (int s = 0; s < kChunk; ++s) {
-      lse[s] = -infinity();
-      if (first + s >= count) continue;
-      lse[s] = states.lse(first + s);
-      const char* row = states.row(first + s);
+      for (int s = 0; s < kChunk; ++s) {
+        lse[s] = -infinity();
+        if (first + s >= count) continue;
+        lse[s] = states.lse(first + s);
 #pragma unroll
-      for (int i = 0; i < kMergeUnits; ++i) {
-        if (units.live(i)) in[s][i] = MUnit::load(row + units.index(i) * kBytes);
+        for (int i = 0; i < kMergeUnits; ++i) {
+          if (units.live(i)) in[s][i] = states.template unit<MUnit>(first + s, units.index(i));
+        }
       }
-    }
+    } while (states.missing(first, count, units, lse, in));
     float chunk_top = top;
 #pragma unroll
     for (int s = 0; s < kChunk; ++s) chunk_top = ptx::max(chunk_top, lse[s]);
@@ -151,18 +171,18 @@ FLASHBSR_DEVICE float merge_units(const States& states, int32_t count, const Lan
     if (!units.live(i)) continue;
 #pragma unroll
     for (int j = 0; j < kElements; ++j) acc[i][j] *= inverse;
-    MUnit::template store<kArch>(out + units.index(i) * kBytes, acc[i]);
+    MUnit::template store<kArch>(out + units.index(i) * MUnit::kOutBytes, acc[i]);
   }
   return sum == 0.0f ? -infinity() : top + log2f(sum) * a.unit;
 }
 
 /// The same for a whole row, however long.
-template <int kArch, class MUnit, int kChunk, int kSize, class States>
-FLASHBSR_DEVICE float merge_row(const States& states, int32_t count, LaneUnits units, char* out,
+template <int kArch, class MUnit, int kChunk, class States>
+FLASHBSR_DEVICE float merge_row(States& states, int32_t count, LaneUnits units, char* out,
                                 const MergeArgs& a) {
   float lse = 0.0f;
   for (; units.first < units.count; units.first += units.group * kMergeUnits) {
-    lse = merge_units<kArch, MUnit, kChunk, kSize>(states, count, units, out, a);
+    lse = merge_units<kArch, MUnit, kChunk>(states, count, units, out, a);
   }
   return lse;
 }
@@ -171,7 +191,6 @@ FLASHBSR_DEVICE float merge_row(const States& states, int32_t count, LaneUnits u
 template <int kArch, DType kType, bool kAligned, bool kStacked>
 FLASHBSR_DEVICE void merge_rows(const MergeArgs& a) {
   using MUnit = MergeUnit<kType, kAligned>;
-  constexpr int kSize = dtype_size(kType);
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t group = 1 << a.group_log2;
   const int32_t in_group = lane & (group - 1);
@@ -192,12 +211,12 @@ FLASHBSR_DEVICE void merge_rows(const MergeArgs& a) {
       const float* s = a.a.s + token * a.a.s_stride_token + head * a.a.s_stride_head;
       const LaneUnits lane_units{in_group, group, units};
       if constexpr (kStacked) {
-        const StackedStates states{v, s, a.v_step, a.s_stride_state};
-        lse = merge_row<kArch, MUnit, kMergeChunk, kSize>(states, a.count, lane_units, out, a);
+        StackedStates states(v, s, a.v_step, a.s_stride_state);
+        lse = merge_row<kArch, MUnit, kMergeChunk>(states, a.count, lane_units, out, a);
       } else {
-        const TwoStates states{{v, a.b.v.row(token, head)},
-                               {s, a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head}};
-        lse = merge_row<kArch, MUnit, 2, kSize>(states, 2, lane_units, out, a);
+        TwoStates states(v, s, a.b.v.row(token, head),
+                         a.b.s + token * a.b.s_stride_token + head * a.b.s_stride_head);
+        lse = merge_row<kArch, MUnit, 2>(states, 2, lane_units, out, a);
       }
     }
     __syncwarp();  // in place, the LSE written is what the other lanes of the group have read

@@ -81,9 +81,9 @@ FLASHBSR_FN int64_t items_per_token(const AppendArgs& a) {
 /// Fills in what follows from the views, for launches of up to `tokens` tokens.
 FLASHBSR_FN void prepare(RopeArgs& a, int64_t tokens) {
   const int32_t half = a.rotation.rotary_dim / 2;
-  bool units = half % kUnit == 0 && has_units(a.q.in) && has_units(a.q.out) && has_units(a.k.in);
-  units = units && (a.append ? has_units(a.v.in) && has_units(a.k_cache) && has_units(a.v_cache)
-                             : has_units(a.k.out));
+  const auto fits = [](const auto& x) { return x.heads == 0 || has_units(x); };
+  bool units = half % kUnit == 0 && fits(a.q.in) && fits(a.q.out) && fits(a.k.in);
+  units = units && (a.append ? fits(a.v.in) && fits(a.k_cache) && fits(a.v_cache) : fits(a.k.out));
   a.unit = units ? kUnit : 1;
   // Four rounds of a warp keep the cosines and sines busy; with few tokens, more warps are better.
   const int32_t heads = units ? max_of(32 / max_of(half / kUnit, 1), 1) : 1;
@@ -113,6 +113,30 @@ FLASHBSR_FN void prepare(MergeArgs& a, bool stacked) {
   a.per_unit = 1.0f / a.unit;
   a.v_step = a.v_stride_state * dtype_size(a.out.v.dtype);
   a.heads = FastDiv(static_cast<uint32_t>(max_of(a.out.v.heads, 1)));
+}
+/// Bytes of an inbox's part for one rank and one half: rows of `row_bytes` and their LSEs.
+struct InboxShape {
+  int64_t lse_offset = 0;
+  int64_t source_bytes = 0;
+
+  FLASHBSR_FN InboxShape(int64_t rows, int64_t row_bytes)
+      : lse_offset(round_up<int64_t>(rows * row_bytes, 128)),
+        source_bytes(lse_offset + round_up<int64_t>(rows * 4, 128)) {}
+};
+
+/// Fills in what follows from the views. While few blocks are busy a lane has one unit, so that
+/// more of them send. Many lanes would read all that the L2 cache gives while they wait, beside
+/// what is coming.
+FLASHBSR_FN void prepare(PeerMergeArgs& a) {
+  constexpr int64_t kLanes = int64_t{256} * kThreads;
+  MergeArgs& m = a.merge;
+  const int32_t units = m.out.v.dim * dtype_size(a.travel) / 16;
+  const bool few = int64_t{m.rows} * units <= kLanes;
+  m.group_log2 = 0;
+  while (m.group_log2 < 5 && ((few ? 1 : kMergeUnits) << m.group_log2) < units) ++m.group_log2;
+  m.per_unit = 1.0f / m.unit;
+  m.heads = FastDiv(static_cast<uint32_t>(max_of(m.out.v.heads, 1)));
+  a.pause_ns = few ? 0 : 200;
 }
 FLASHBSR_FN uint32_t blocks_for(const MergeArgs& a) {
   return blocks_for(ceil_div<int64_t>(a.rows, 32 >> a.group_log2));

@@ -74,9 +74,10 @@ FLASHBSR_DEVICE void store_codes(char* row, int32_t d, DType t, const float (&x)
   }
 }
 
-/// One head of a token, by a warp.
+/// One head of a token, by a warp. `change(row, d, x)` may change elements d to d + 3 before.
+template <class Change>
 FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int64_t token,
-                                   int32_t head, int lane) {
+                                   int32_t head, int lane, const Change& change) {
   constexpr int kPasses = 5;  // of 128 elements: head dims up to 640
   const char* in = r.in.row(token, head);
   char* out = r.cache.row(slot.page, slot.token, head);
@@ -105,6 +106,7 @@ FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int6
     for (int i = 0; i < 4; ++i) x[pass][i] = 0;
     if (inside) {
       load_four(in, d, r.in.dtype, r.aligned, x[pass]);
+      change(in, d, x[pass]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[pass][i] *= r.inverse_scale;
     }
@@ -133,7 +135,9 @@ FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int6
   if (lane == 0) store_from_float(scales, 0, r.scales.dtype, s.stored);
 }
 
-FLASHBSR_DEVICE void append_paged_kv_quantize(const QuantizeArgs& a) {
+/// Heads of K, then those of V, a warp each: `body(rows, is_v, slot, token, head, lane)`.
+template <class Body>
+FLASHBSR_DEVICE void for_each_head(const QuantizeArgs& a, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int32_t heads = a.k.in.heads;
   const int32_t k_items = a.tokens * heads;
@@ -146,8 +150,15 @@ FLASHBSR_DEVICE void append_paged_kv_quantize(const QuantizeArgs& a) {
     const int64_t token = a.first_token + t;
     const Slot slot = find_slot(a.slots, token);
     if (!slot.valid) continue;
-    quantize_head(is_v ? a.v : a.k, slot, token, a.heads.remainder(of_rows, t), lane);
+    body(is_v ? a.v : a.k, is_v, slot, token, a.heads.remainder(of_rows, t), lane);
   }
+}
+
+FLASHBSR_DEVICE void append_paged_kv_quantize(const QuantizeArgs& a) {
+  for_each_head(a, [](const QuantizeRows& rows, bool, const Slot& slot, int64_t token, int32_t head,
+                      int lane) {
+    quantize_head(rows, slot, token, head, lane, [](const char*, int32_t, float (&)[4]) {});
+  });
 }
 
 }  // namespace flashbsr::ops

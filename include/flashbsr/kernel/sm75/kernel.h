@@ -95,7 +95,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         if (next > task.item.kv_begin) loader.look_up(args, task, next - Traits::kKvTile, 0);
       }
       const sm80::TileSight sight = loop.sight(first);
-      if (sight.any) loop.score(first, 0, sm80::Nothing{});
+      if (sight.any) loop.score(first, 0, 0, sm80::Nothing{});
       staging.store(Traits::kValueOffset);
       __syncthreads();  // V is there, and nobody reads K any more
       if (next >= task.item.kv_begin) loader.visit_keys(args, task, next, buffer, staging.fetch());

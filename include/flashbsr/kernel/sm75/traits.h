@@ -20,8 +20,11 @@ struct PrefillTraits {
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
-  static constexpr bool kFloat8 = false;
-  static constexpr DType kCompute = kv;
+  static constexpr bool kBytes = false;
+  static constexpr bool kTokenScales = false;
+  static constexpr DType kKeyCompute = kv, kCompute = kv;
+  static constexpr float kValueUnit = 1.0f;
+  static constexpr int kSources = 2;
 
   static constexpr int kWarps = 4;
   static constexpr int kRowWarps = kWarps, kParts = 1;  ///< as in kernel/sm80/traits.h
@@ -47,7 +50,8 @@ struct PrefillTraits {
   static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kThreads * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
-  static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
+  static constexpr int kTokenScaleOffset = kScaleOffset + rows * 4;  ///< there are none
+  static constexpr int kVisibleOffset = kTokenScaleOffset;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kSmemBytes = kTaskOffset + 2 * kTaskBytes;
 };

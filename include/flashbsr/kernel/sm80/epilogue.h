@@ -12,11 +12,11 @@ namespace flashbsr::sm80 {
 
 namespace detail {
 
-/// Gives store(d, x) the values of a thread's row, in runs of 4 (float8) or 2 neighbouring dims.
+/// Gives store(d, x) the values of a thread's row, in runs of 4 (bytes) or 2 neighbouring dims.
 template <class Traits, class Loop, int kDimTiles, class Store>
 FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int32_t lane,
                                   float factor, const Store& store) {
-  if constexpr (Traits::kFloat8) {  // tiles 2c and 2c + 1 hold even and odd dims
+  if constexpr (Traits::kBytes) {  // tiles 2c and 2c + 1 hold even and odd dims
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 2) {
       const float x[4] = {o[n][2 * half] * factor, o[n + 1][2 * half] * factor,
@@ -63,6 +63,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         const PrefillRow row = rows[r];
         RowEnd end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
         if constexpr (!Variant::use_softmax) end.factor *= kUnit;
+        if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
         if constexpr (Variant::transforms_outputs) {
           const OutputRow<Traits> out(memory, r);
@@ -84,6 +85,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       } else {
         float factor = kUnit;
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
+        if constexpr (Traits::kTokenScales) factor *= Traits::kValueUnit;
         char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
         detail::for_each_run<Traits, Loop>(
             loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {

@@ -19,7 +19,7 @@ struct Task {
   int32_t pad[2];
 };
 
-/// Where the item's rows of K, or of V, are: of token t of page p at base + p page_bytes +
+/// Where the item's rows of K, of V or of their scales are: of token t of page p at base + p page_bytes +
 /// t token_bytes, modulo 2^64.
 struct alignas(16) KvSource {
   uint64_t base;
@@ -30,10 +30,11 @@ struct alignas(16) KvSource {
 /// A block's shared memory besides the tiles.
 struct BlockState {
   const char** kv_rows;  ///< addresses of two tiles' rows
-  KvSource* sources;     ///< of K and V
+  KvSource* sources;     ///< of K and V, and of their scales
   int32_t* pages;        ///< of the tokens of two tiles
   PrefillRow* rows;
   float* scales;        ///< natural logits per dot product, of every row
+  float* token_scales;  ///< of two tiles' tokens: K's, then V's
   Visibility* visible;  ///< of every warp's rows
   Task* task;           ///< this one, and behind it the next
 
@@ -44,6 +45,7 @@ struct BlockState {
         pages(reinterpret_cast<int32_t*>(memory + Traits::kPageOffset)),
         rows(reinterpret_cast<PrefillRow*>(memory + Traits::kRowOffset)),
         scales(reinterpret_cast<float*>(memory + Traits::kScaleOffset)),
+        token_scales(reinterpret_cast<float*>(memory + Traits::kTokenScaleOffset)),
         visible(reinterpret_cast<Visibility*>(memory + Traits::kVisibleOffset)),
         task(reinterpret_cast<Task*>(memory + Traits::kTaskOffset)) {
     static_assert(sizeof(KvSource) == Traits::kSourceBytes);

@@ -73,6 +73,7 @@ struct Feed {
     }
   }
   FLASHBSR_DEVICE void block_begin(int block) {
+    if (block == 0 && more) loader.copy_scales(slot ^ 1, Traits::kKvTile);
     if (Traits::kStages == 1 && block == 0) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -138,6 +139,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     if (thread == 0) claim_task(args, state.task[1]);
     __syncthreads();
     if (!empty) {
+      loader.copy_scales(0, task.item.kv_end - first);
       loader.visit_keys(args, task, first, 0, AsyncCopy{keys});
       if (kTwo) loader.visit_values(args, task, first, 0, AsyncCopy{values});
     }
@@ -147,7 +149,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       rewrite_queries<Traits, Variant>(args, task, state.rows, memory, thread);
       __syncthreads();
     }
-    if (Traits::kFloat8 || (Variant::takes_rope && args.params.rope.fine)) {
+    if (Traits::kBytes || (Variant::takes_rope && args.params.rope.fine)) {
       ptx::cp_async_wait_all();
       __syncthreads();
       prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
@@ -169,7 +171,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
           Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
               args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
           const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
-          loop.score(first, tile, feed);
+          loop.score(first, tile, slot, feed);
           if constexpr (!kTwo) {
             ptx::cp_async_wait_all();
             __syncthreads();
@@ -198,6 +200,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         // Hooks leave no registers to keep a thread's share in.
         const KvLoader<Traits> copier =
             kHasHooks<Variant> ? KvLoader<Traits>(state, ptx::thread_index()) : loader;
+        if (more) copier.copy_scales(slot ^ 1, kTile);
         if constexpr (kTwo) {
           if (more) {
             copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys + next_tile});
@@ -216,7 +219,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
           }
           __syncthreads();
         }
-        if (sight.any) loop.score(first, tile, Nothing{});
+        if (sight.any) loop.score(first, tile, slot, Nothing{});
         if constexpr (!kTwo) {
           ptx::cp_async_wait_all();
           __syncthreads();  // V is there, and nobody reads K any more

@@ -77,7 +77,8 @@ class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kRowBytes = Traits::kHeadDim * kSize;
   static constexpr int kTokens = Traits::kKvTile;
-  static constexpr int kNotes = 2 * kTokens;  ///< addresses of a tile: K's rows, then V's
+  /// Addresses of a tile: K's rows, then V's, then those of their scales.
+  static constexpr int kNotes = Traits::kSources * kTokens;
   static constexpr int kSlots = Traits::kPageSlots;
   using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
   static_assert(kTokens <= Traits::kThreads);
@@ -88,6 +89,7 @@ class KvLoader {
 
   FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
       : rows_(state.kv_rows),
+        token_scales_(state.token_scales),
         sources_(state.sources),
         pages_(state.pages),
         thread_(thread),
@@ -96,12 +98,15 @@ class KvLoader {
   /// Notes what all rows of the item have in common; a barrier follows.
   FLASHBSR_DEVICE static void describe_sources(const KernelArgs& args, const Task& task,
                                                const BlockState& state, int32_t thread) {
-    if (thread >= 2) return;
-    const PagedView& second = Traits::kLatent ? args.params.k_tail : args.params.v;
-    const PagedView& view = thread == 0 ? args.params.k : second;
-    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
-    state.sources[thread] = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
-                             bytes(view.stride_page), bytes(view.stride_token)};
+    if (thread >= Traits::kSources) return;
+    const Params& p = args.params;
+    if (thread < 2) {
+      const PagedView& second = Traits::kLatent ? p.k_tail : p.v;
+      describe_source(thread == 0 ? p.k : second, kSize, task, state.sources[thread]);
+    } else {
+      describe_source(thread == 2 ? p.k_scales : p.v_scales, kScaleSize, task,
+                      state.sources[thread]);
+    }
   }
 
   /// Reads the page ids of the tile at KV position `first`, each thread what it will note. Arrived
@@ -141,7 +146,7 @@ class KvLoader {
 #pragma unroll
     for (int i = 0; i * Traits::kThreads < kNotes; ++i) {
       const uint32_t n = i * Traits::kThreads + thread;
-      const KvSource source = sources_[n / kTokens % 2];
+      const KvSource source = sources_[n / kTokens % Traits::kSources];
       found.address[i] = source.base + static_cast<uint32_t>(page) * source.page_bytes +
                          static_cast<uint32_t>(token) * source.token_bytes;
     }
@@ -173,6 +178,18 @@ class KvLoader {
   FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
                                     uint32_t slot, const Copy& copy) const {
     visit(rows_ + slot * kNotes + kTokens, args.params.v.dim, task.item.kv_end - first, copy);
+  }
+
+  /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
+  /// are zeros, so that weights of nothing stay nothing.
+  FLASHBSR_DEVICE void copy_scales(uint32_t slot, int32_t count) const {
+    if constexpr (Traits::kTokenScales) {
+      static_assert(2 * kTokens <= Traits::kThreads);
+      const int32_t thread = ptx::thread_index();
+      if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
+      ptx::cp_async_4_if(ptx::shared_address(token_scales_ + slot * 2 * kTokens + thread),
+                         rows_[slot * kNotes + 2 * kTokens + thread], thread % kTokens < count);
+    }
   }
 
   /// Whole rows of a latent cache, noted as its latents and, in the place of V, its tails.
@@ -218,8 +235,14 @@ class KvLoader {
   }
 
  private:
-  FLASHBSR_DEVICE static uint64_t bytes(int64_t stride) {
-    return static_cast<uint64_t>(stride) * kSize;
+  static constexpr int kScaleSize = 4;
+
+  FLASHBSR_DEVICE static void describe_source(const PagedView& view, int size, const Task& task,
+                                              KvSource& source) {
+    const auto bytes = [&](int64_t stride) { return static_cast<uint64_t>(stride) * size; };
+    const uint64_t head = static_cast<uint32_t>(task.item.kv_head);
+    source = {reinterpret_cast<uint64_t>(view.data) + head * bytes(view.stride_head),
+              bytes(view.stride_page), bytes(view.stride_token)};
   }
 
   /// Of this thread's token; outside the item that of its nearest, which is not copied.
@@ -263,6 +286,7 @@ class KvLoader {
   }
 
   const char** rows_;
+  float* token_scales_;
   const KvSource* sources_;
   int32_t* pages_;
   int32_t thread_;

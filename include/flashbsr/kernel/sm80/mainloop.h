@@ -84,10 +84,11 @@ class Mainloop : public Scores<Traits, Variant> {
 
  private:
   using Base::factor_, Base::s_, Base::kTokenTiles;
-  using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+  using Values =
+      ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv, Traits::kCompute>;
   static constexpr int kPairs = 4 * kBands;  ///< of weights that a thread has of 16 tokens
-  /// Loads of V that the weights stay behind. More cost registers: float8 spends them on widening.
-  static constexpr int kLag = Traits::kFloat8 ? 1 : 2;
+  /// Loads of V that the weights stay behind. More cost registers: bytes spend them on widening.
+  static constexpr int kLag = Traits::kBytes ? 1 : 2;
   /// What four of a row's weights may add up to, so that each fits its type with room to spare.
   static constexpr float kMost = 32768.0f;
 
@@ -178,6 +179,11 @@ class Mainloop : public Scores<Traits, Variant> {
       x = ptx::exp2(__fmaf_rn(x, factor_[b][h], base[b][h]));
       y = ptx::exp2(__fmaf_rn(y, factor_[b][h], base[b][h]));
       part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
+    }
+    if constexpr (Traits::kTokenScales) {
+      const float2 scale = Base::token_scales(Traits::kKvTile + 16 * block + i / 2 * 8);
+      x *= scale.x;
+      y *= scale.y;
     }
     p[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
   }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to Q between its load and its use: RoPE; and for float8 K, the conversion to fp16
+// What happens to Q between its load and its use: RoPE; and for K of bytes, the conversion to fp16
 // and the order of columns that tile/fragments.h asks for. In place, in shared memory.
 #pragma once
 
@@ -30,7 +30,7 @@ template <int kRowBytes, bool kPermuted>
 FLASHBSR_DEVICE void write_group(char* tile, int32_t row, int group, const uint32_t (&pair)[8]) {
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    // float8: pairs 0, 2, 4, 6 go first (columns 0 1, 4 5, 8 9, 12 13), then 1, 3, 5, 7.
+    // Bytes: pairs 0, 2, 4, 6 go first (columns 0 1, 4 5, 8 9, 12 13), then 1, 3, 5, 7.
     const uint4 x = kPermuted
                         ? uint4{pair[c], pair[c + 2], pair[c + 4], pair[c + 6]}
                         : uint4{pair[4 * c], pair[4 * c + 1], pair[4 * c + 2], pair[4 * c + 3]};
@@ -55,7 +55,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
   constexpr int kRowBytes = Traits::kHeadDim * 2;
   constexpr int kGroups = Traits::kHeadDim / 16;
   constexpr int kHalfEach = (kGroups / 2 + 3) / 4;  // groups of the lower half that a thread has
-  const bool convert = Traits::kFloat8 && p.q.dtype == DType::kBF16;
+  const bool convert = Traits::kBytes && p.q.dtype == DType::kBF16;
   const bool rotate = p.rope.fine != nullptr;
   const int32_t lane = thread % 4;
   const int32_t position = task.request.kv_len - task.request.q_len;  // of query token 0
@@ -76,7 +76,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
         }
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          const bool bf16 = Traits::kFloat8 ? convert : Traits::kCompute == DType::kBF16;
+          const bool bf16 = Traits::kBytes ? convert : Traits::kKeyCompute == DType::kBF16;
           x[i][h][2 * e] =
               bf16 ? ptx::unpack_low<DType::kBF16>(pair[e]) : ptx::unpack_low<DType::kF16>(pair[e]);
           x[i][h][2 * e + 1] = bf16 ? ptx::unpack_high<DType::kBF16>(pair[e])
@@ -117,10 +117,10 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
         uint32_t pair[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          pair[e] = ptx::pack2<Traits::kCompute, Traits::kArch>(x[i][h][2 * e] * factor,
-                                                                x[i][h][2 * e + 1] * factor);
+          pair[e] = ptx::pack2<Traits::kKeyCompute, Traits::kArch>(x[i][h][2 * e] * factor,
+                                                                   x[i][h][2 * e + 1] * factor);
         }
-        detail::write_group<kRowBytes, Traits::kFloat8>(tile, r, h ? groups.second : groups.first,
+        detail::write_group<kRowBytes, Traits::kBytes>(tile, r, h ? groups.second : groups.first,
                                                         pair);
       }
     }

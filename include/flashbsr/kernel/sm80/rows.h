@@ -19,7 +19,7 @@ namespace detail {
 /// Row `row` of a 16-bit tile through f(floats). The columns past `dim` stay zeros.
 template <class Traits, class F>
 FLASHBSR_DEVICE void rewrite_row(char* tile, int32_t row, int32_t dim, const F& f) {
-  static_assert(!Traits::kFloat8, "float8 has no room for what a variant makes of a row");
+  static_assert(!Traits::kBytes, "float8 has no room for what a variant makes of a row");
   constexpr DType kType = Traits::kCompute;
   using Place = Swizzle<Traits::kHeadDim * 2>;
   float x[Traits::kHeadDim];

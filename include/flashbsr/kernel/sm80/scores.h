@@ -56,6 +56,7 @@ class Scores {
         variant_(args.params),
         rows_(state.rows),
         scales_(state.scales),
+        token_scales_(state.token_scales),
         visible_(state.visible + static_cast<uint32_t>(thread) / 32) {}
 
   FLASHBSR_DEVICE static int32_t first_row(int32_t warp) {
@@ -107,10 +108,64 @@ class Scores {
     return {v.sees(begin, begin + Traits::kKvTile), v.whole(begin, begin + Traits::kKvTile)};
   }
 
-  /// S = Q K^T, for the tile of K at KV position `begin`, `tile` bytes from the first. Calls
-  /// between.step(n), n < kSteps, on the way.
+  /// S = Q K^T, for the tile of K at KV position `begin`, `tile` bytes from the first, whose scales
+  /// are in `slot`. Calls between.step(n), n < kSteps, on the way.
   template <class Between>
-  FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, Between&& between) {
+  FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, uint32_t slot, Between&& between) {
+    multiply_queries(begin, tile, between);
+    if constexpr (Traits::kTokenScales) {
+      slot_ = slot;
+#pragma unroll
+      for (int n = 0; n < kTokenTiles; ++n) {
+        const float2 scale = token_scales(8 * n);
+#pragma unroll
+        for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s_[b][n][e] *= e % 2 ? scale.y : scale.x;
+        }
+      }
+    }
+  }
+
+  /// S becomes logits (without softmax: weights), where it is not already. Tiles that a mask cuts
+  /// are not whole.
+  FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
+    if (transforms_ || !whole) transform(begin);
+  }
+
+ protected:
+  using Queries = QueryFragments<Traits::kHeadDim * 2>;
+  using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+
+  /// Of the thread's two tokens of eight from `token` on, of the tile at hand: of K, or from
+  /// kKvTile on of V.
+  FLASHBSR_DEVICE float2 token_scales(int token) const {
+    const float* of_tile = token_scales_ + slot_ * 2 * Traits::kKvTile;
+    return *reinterpret_cast<const float2*>(of_tile + token + lane_ % 4 * 2);
+  }
+
+  /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
+  /// in.
+  template <class Operands>
+  FLASHBSR_DEVICE Operands operands(uint32_t tile) const {
+    if constexpr (kHasHooks<Variant>) {
+      return Operands(tile, ptx::thread_index() % 32);
+    } else {
+      return Operands(tile, lane_);
+    }
+  }
+
+  const int32_t lane_;
+  const int32_t first_row_;
+  const uint32_t key_tile_;
+  bool transforms_;          ///< S goes the long way: factor_ is 1
+  float factor_[kBands][2];  ///< from S to logits in base 2
+  const Queries queries_;
+  float s_[kBands][kTokenTiles][4];
+
+ private:
+  template <class Between>
+  FLASHBSR_DEVICE void multiply_queries(int32_t begin, uint32_t tile, Between&& between) {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -139,36 +194,6 @@ class Scores {
     }
   }
 
-  /// S, whose first token is at KV position `begin`, becomes logits (without softmax: weights),
-  /// where it is not already. Tiles that a mask cuts are not whole.
-  FLASHBSR_DEVICE void soften(int32_t begin, bool whole) {
-    if (transforms_ || !whole) transform(begin);
-  }
-
- protected:
-  using Queries = QueryFragments<Traits::kHeadDim * 2>;
-  using Keys = KeyFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
-
-  /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
-  /// in.
-  template <class Operands>
-  FLASHBSR_DEVICE Operands operands(uint32_t tile) const {
-    if constexpr (kHasHooks<Variant>) {
-      return Operands(tile, ptx::thread_index() % 32);
-    } else {
-      return Operands(tile, lane_);
-    }
-  }
-
-  const int32_t lane_;
-  const int32_t first_row_;
-  const uint32_t key_tile_;
-  bool transforms_;          ///< S goes the long way: factor_ is 1
-  float factor_[kBands][2];  ///< from S to logits in base 2
-  const Queries queries_;
-  float s_[kBands][kTokenTiles][4];
-
- private:
   template <int kCount>
   FLASHBSR_DEVICE void multiply(const uint32_t (&a)[kBands][4], const uint32_t (&k)[kCount][2],
                                 int first) {
@@ -176,7 +201,7 @@ class Scores {
     for (int i = 0; i < kCount; ++i) {
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
-        mma_16x8x16<Traits::kArch, Traits::kCompute>(s_[b][first + i], a[b], k[i][0], k[i][1]);
+        mma_16x8x16<Traits::kArch, Traits::kKeyCompute>(s_[b][first + i], a[b], k[i][0], k[i][1]);
       }
     }
   }
@@ -229,7 +254,7 @@ class Scores {
 
   FLASHBSR_DEVICE static void turn_pair(const RopeRow& angles, int column, uint32_t& x,
                                         uint32_t& y) {
-    constexpr DType kType = Traits::kCompute;
+    constexpr DType kType = Traits::kKeyCompute;
     float x0 = ptx::unpack_low<kType>(x), x1 = ptx::unpack_high<kType>(x);
     float y0 = ptx::unpack_low<kType>(y), y1 = ptx::unpack_high<kType>(y);
     angles.at(column).turn(x0, y0);
@@ -296,6 +321,8 @@ class Scores {
   const Variant variant_;
   const PrefillRow* rows_;
   const float* scales_;
+  const float* token_scales_;
+  uint32_t slot_ = 0;  ///< of the tile's scales
   const Task* task_;
   Visibility* const
       visible_;  ///< what this warp's rows see, and all of the block, in shared memory

@@ -28,14 +28,15 @@ FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int a
 FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
-/// @tparam kv        type of K and V: that of Q, or float8
+/// @tparam kv        type of K and V: that of Q, float8 or int8
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
 /// @tparam kv_tile   tokens of a tile of K or V
 /// @tparam stages    buffers for K, and for V: 1 or 2
+/// @tparam scaled    K and V have scales of every token and head: logits take K's, weights V's
 template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
-          int stages = prefill_stages(head_dim, kv, rows, arch)>
+          int stages = prefill_stages(head_dim, kv, rows, arch), bool scaled = false>
 struct PrefillTraits {
   /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that
   /// is more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
@@ -44,9 +45,17 @@ struct PrefillTraits {
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
 
-  static constexpr bool kFloat8 = dtype_size(kv) == 1;
-  /// What the tensor cores multiply: float8 is exact in fp16.
-  static constexpr DType kCompute = kFloat8 ? DType::kF16 : kv;
+  /// Elements of a byte, which are widened on their way to the tensor cores.
+  static constexpr bool kBytes = dtype_size(kv) == 1;
+  static constexpr bool kTokenScales = scaled;
+  static_assert(scaled || kv != DType::kI8);
+  static_assert(!is_packed(kv));
+  /// What the tensor cores multiply with Q: bytes are exact in fp16.
+  static constexpr DType kKeyCompute = kBytes ? DType::kF16 : kv;
+  /// And with weights. V's scales make these of any size, and so bf16.
+  static constexpr DType kCompute = scaled ? DType::kBF16 : kKeyCompute;
+  /// What V is divided by where it is multiplied (ptx/codes.h).
+  static constexpr float kValueUnit = kv == DType::kI8 ? 64.0f : 1.0f;
 
   static constexpr int kRowWarps = 4;  ///< that rows are dealt to
   static constexpr int kParts = prefill_parts(head_dim);
@@ -61,23 +70,34 @@ struct PrefillTraits {
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
+  /// Arrays that a token has a row in: K, V and the scales of both.
+  static constexpr int kSources = scaled ? 4 : 2;
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
   static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  /// [Q][K ...][V ...][where K and V rows are, of two tiles][and in general][pages][rows]
-  /// [scale of every row][what each warp sees][this item and the next]
+  static constexpr int kTokenScaleBytes = scaled ? 2 * 2 * kKvTile * 4 : 0;  ///< of two tiles
+  /// [Q][K ...][V ...][where rows of K and V, and their scales, are, of two tiles][and in general]
+  /// [pages][rows][scale of every row][scales of two tiles' tokens][what each warp sees][this item
+  /// and the next]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
   static constexpr int kKvRowOffset = kValueOffset + kStages * kTileBytes;
-  static constexpr int kSourceOffset = kKvRowOffset + 2 * 2 * kKvTile * 8;
-  static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
+  static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
+  static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kThreads * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
-  static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
+  static constexpr int kTokenScaleOffset = kScaleOffset + rows * 4;
+  static constexpr int kVisibleOffset = kTokenScaleOffset + kTokenScaleBytes;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kSmemBytes = kTaskOffset + 2 * kTaskBytes;
 };
+
+/// A kernel for codes with scales of every token.
+template <int head_dim, DType kv, int rows, int arch = 80>
+using ScaledPrefillTraits =
+    PrefillTraits<head_dim, kv, rows, arch, prefill_kv_tile(head_dim, rows),
+                  prefill_stages(head_dim, kv, rows, arch), true>;
 
 /// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
 /// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
@@ -91,8 +111,9 @@ struct LatentTraits {
   static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
-  static constexpr DType kKv = type, kCompute = type;
-  static constexpr bool kFloat8 = false, kLatent = true;
+  static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
+  static constexpr bool kBytes = false, kTokenScales = false, kLatent = true;
+  static constexpr float kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
@@ -121,6 +142,7 @@ struct LatentTraits {
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
   static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;  ///< of a tile
+  static constexpr int kSources = 2;
   static constexpr int kSourceBytes = 32, kRowRecordBytes = 16, kVisibilityBytes = 16;
   static constexpr int kTaskBytes = 80;
   /// [Q][K ...][units][as in PrefillTraits][of every row: maxima or sums of each block of tokens,
@@ -128,11 +150,12 @@ struct LatentTraits {
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kExchangeOffset = kKeyOffset + kStages * kTileBytes;
   static constexpr int kKvRowOffset = kExchangeOffset + (kStages - 1) * kExchangeBytes;
-  static constexpr int kSourceOffset = kKvRowOffset + 2 * 2 * kKvTile * 8;
-  static constexpr int kPageOffset = kSourceOffset + 2 * kSourceBytes;
+  static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
+  static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kPageSlots * 4;
   static constexpr int kScaleOffset = kRowOffset + rows * kRowRecordBytes;
-  static constexpr int kVisibleOffset = kScaleOffset + rows * 4;
+  static constexpr int kTokenScaleOffset = kScaleOffset + rows * 4;  ///< of none
+  static constexpr int kVisibleOffset = kTokenScaleOffset;
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kStateOffset = kTaskOffset + 2 * kTaskBytes;
   static constexpr int kSmemBytes = kStateOffset + (kBlocks + 2) * rows * 4;

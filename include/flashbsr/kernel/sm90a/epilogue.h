@@ -212,6 +212,7 @@ FLASHBSR_DEVICE RowStates row_states(const KernelArgs& args, const Tile& tile, i
       row.factor[h] = split ? kUnit : row.factor[h] * kUnit;
       row.lse[h] = 0.0f;
     }
+    if constexpr (Loop::kValueUnit != 1.0f) row.factor[h] *= Loop::kValueUnit;
   }
   return row;
 }

@@ -156,8 +156,8 @@ class Gather {
   const Shared<Traits>& shared_;
   const uint32_t query_barriers_;
   const int32_t warp_;
-  typename Shared<Traits>::KvPipeline::Place at_;
-  typename Shared<Traits>::KeyPipeline::Place key_at_;
+  typename Shared<Traits>::template LandingOf<false>::Place at_;
+  typename Shared<Traits>::template LandingOf<true>::Place key_at_;
   typename Shared<Traits>::PlacePipeline::Place entry_;
   typename Shared<Traits>::QueryPipeline::Place query_;
 };

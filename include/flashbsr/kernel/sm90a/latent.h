@@ -14,8 +14,7 @@
 // (softmax.h) go along with the weights: where one grew, both rescale. docs/kernels/mla.md.
 #pragma once
 
-#include <flashbsr/kernel/sm90a/cluster_merge.h>
-#include <flashbsr/kernel/sm90a/kernel.h>
+#include <flashbsr/kernel/sm90a/softmax.h>
 
 namespace flashbsr::sm90a {
 
@@ -58,18 +57,40 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     } else {
       run_odd();
     }
-    ++items_;
+    steps_ ^= 2;
     add_sums();
   }
 
+  /// Where the item is, and the next one.
+  FLASHBSR_DEVICE auto item_place() const {
+    return Shared<Traits>::TilePipeline::Place::after(steps_ >> 2);
+  }
+  FLASHBSR_DEVICE void advance() { steps_ += 4; }
+
  private:
+  static_assert(Traits::kQueryStages == 1);
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn =
       4;  ///< a named barrier: the odd one's Q K comes behind the even one's
   static constexpr int kBoth = 256;  ///< threads
 
+  /// ptxas takes no product whose registers are more than the launch has: beside wideners a half.
+  static constexpr int kProducts = Traits::kLaunchRegisters < Traits::kOutputDims / 2 + 32 ? 2 : 1;
+  static constexpr int kProductFloats = Traits::kOutputDims / 2 / kProducts;
+
+  /// Part `n` of O.
+  FLASHBSR_DEVICE auto output(int n) -> float (&)[kProductFloats] {
+    return reinterpret_cast<float (&)[kProductFloats]>(o[n * kProductFloats]);
+  }
+  /// To V of the 16 tokens of step `k` and the dims of part `n`.
+  FLASHBSR_DEVICE static constexpr uint64_t value_step(int k, int n) {
+    return ptx::descriptor_step(k * 16 * 128 + n * (kProductFloats / 32) * Traits::kKvTile * 128);
+  }
+
   FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
-  FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
+  FLASHBSR_DEVICE auto query() const {
+    return typename Shared<Traits>::QueryPipeline::Place{0, steps_ >> 1 & 1};
+  }
 
   /// Tiles 0, 2, ... of an item, from its last one.
   FLASHBSR_DEVICE void run_even() {
@@ -175,14 +196,16 @@ class LatentMainloop : public Softmax<Traits, Variant> {
 
   /// O += P V with this warpgroup's weights, of its own tile.
   FLASHBSR_DEVICE void multiply_own(const Place& at) {
-    using ptx::descriptor_step;
-    const uint64_t value = value_ + at.stage * descriptor_step(Traits::kKeyBytes);
+    const uint64_t value = value_ + at.stage * ptx::descriptor_step(Traits::kKeyBytes);
     ptx::pin(o);
     Base::pin_weights();
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Base::kWeightSteps; ++k) {
-      ptx::wgmma_registers<Traits::kType>(o, p[k], value + descriptor_step(k * 16 * 128), true);
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+        ptx::wgmma_registers<Traits::kType>(output(n), p[k], value + value_step(k, n), true);
+      }
     }
     ptx::wgmma_commit();
   }
@@ -196,8 +219,11 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Base::kWeightSteps; ++k) {
-      ptx::wgmma_shared_rows<Traits::kType>(o, weights + descriptor_step(k * 32),
-                                            value + descriptor_step(k * 16 * 128), true);
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+        ptx::wgmma_shared_rows<Traits::kType>(output(n), weights + descriptor_step(k * 32),
+                                              value + value_step(k, n), true);
+      }
     }
     ptx::wgmma_commit();
   }
@@ -227,7 +253,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE bool follow() {
     // No __syncwarp here: behind one, ptxas takes the products' descriptors for values of each
     // lane, 60 R2UR between their instructions. The vote below brings the lanes together.
-    ptx::mbarrier_wait<kArch>(handed_ + 8 * (1 - group_), taken_++ & 1);
+    ptx::mbarrier_wait<kArch>(handed_ + 8 * (1 - group_), steps_ & 1);
+    steps_ ^= 1;
     bool grew = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -254,7 +281,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], lanes);
     }
     // In turn, so that the next item's do not overwrite what the other still reads.
-    const uint32_t sums = references_ + 4 * Traits::kRows * (1 + 2 * (items_ & 1));
+    const uint32_t sums = references_ + 4 * Traits::kRows * (1 + (steps_ & 2));
     const auto place = [&](int32_t group, int h) {
       return sums + 4 * (group * Traits::kRows + first_row(0) + 8 * h);
     };
@@ -264,7 +291,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     }
     const uint32_t added = handed_ + 16;
     ptx::mbarrier_arrive(added);
-    ptx::mbarrier_wait<kArch>(added, items_ - 1 & 1);
+    ptx::mbarrier_wait<kArch>(added, (steps_ >> 1 & 1) ^ 1);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] = __uint_as_float(ptx::load_shared(place(0, h))) +
@@ -298,105 +325,10 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   const uint32_t references_, handed_;
   const uint64_t query_, key_, tail_, value_;
   Place at_;
-  uint32_t items_ = 0, taken_ = 0;
+  /// In one register. Bit 0: parity of what was taken of the other's; bit 1: of items with tiles;
+  /// above: items.
+  uint32_t steps_ = 0;
   int32_t count_, start_, whole_top_, whole_bottom_;
 };
-
-/// Every thread of both warpgroups calls it, with the dims that are its own.
-template <class Traits>
-FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile, int32_t group,
-                                       const float (&o)[Traits::kOutputDims / 2],
-                                       const RowStates& states) {
-  const Params& p = args.base.params;
-  const int32_t first = first_row(0), dims = group * Traits::kOutputDims;
-  if (group == 0) write_states<Traits>(args.base, tile, first, states.lse);
-  const bool split = tile.item.slot >= 0;
-  detail::RowPair rows;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int32_t r = first + 8 * h;
-    const RowName row(args.base, tile.item, r);
-    rows.factor[h] = states.factor[h];
-    rows.out[h] =
-        split ? reinterpret_cast<char*>(partial_out_row(p, tile.item.slot, r) + dims)
-              : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head) +
-                    dims * dtype_size(p.out.dtype);
-    if (r >= tile.item.row_count) rows.out[h] = nullptr;
-  }
-  if (!split && p.out.dtype != DType::kF32) {
-    with_half_type(p.out.dtype,
-                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim - dims, o); });
-  } else {
-    detail::store_floats(rows, p.v.dim - dims, o);
-  }
-}
-
-template <class Traits, class Variant>
-FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>& shared,
-                                    int32_t group) {
-  constexpr int kItemBarrier = 8;
-  LatentMainloop<Traits, Variant> loop(args.base, shared, group);
-  const MergeQueue<kMergeSlices> merges(args.base);
-  if (args.cluster == 1) merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
-  using Place = typename Shared<Traits>::TilePipeline::Place;
-  for (uint32_t n = 0;; ++n) {
-    shared.tile_pipeline.wait_full(Place::after(n));
-    const int32_t stage = Place::after(n).stage;
-    const Tile& tile = shared.tiles[stage];
-    if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
-    loop.run(tile, shared.spans + stage * Traits::kRows);
-    const RowStates states = row_states<Variant>(args.base, tile, first_row(0), loop, loop.sum);
-    if (args.cluster > 1) {  // its only item
-      return merge_in_cluster(args, shared, tile, group, loop, states);
-    }
-    write_latent_rows<Traits>(args, tile, group, loop.o, states);
-    if (tile.item.slot >= 0) {
-      ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
-      if (ptx::thread_index() / 32 == 4) {
-        merges.arrive_and_push_slices(tile.item.merge, tile.item.merge_count,
-                                      ptx::thread_index() % 32);
-      }
-    }
-    __syncwarp();
-    shared.tile_pipeline.release(Place::after(n));
-  }
-  ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
-  // A warp has a row of 512 dims, 8 states of it in flight.
-  merges.template drain<true, kArch, 4 * Traits::kConsumers, 4, 32>(ptx::thread_index() - 128);
-}
-
-template <class Traits, class Variant>
-FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
-  static_assert(Variant::use_softmax);
-  extern __shared__ __align__(1024) char memory[];
-  const Shared<Traits> shared(memory);
-  if (threadIdx.x == 0) {
-    ptx::prefetch_tensor_map(args.q);
-    ptx::prefetch_tensor_map(args.k);
-    ptx::prefetch_tensor_map(args.v);
-    shared.init_barriers(gathers<KvCopies::kEither>(args), false,
-                         kMasksByBits<Variant> && args.base.params.custom_mask);
-    const uint32_t handed = shared.queries + Traits::kHandOffset;
-    ptx::mbarrier_init(handed, 128);
-    ptx::mbarrier_init(handed + 8, 128);
-    ptx::mbarrier_init(handed + 16, 256);
-    ptx::fence_mbarrier_init();
-    ptx::fence_async_proxy();
-  }
-  let_next_start(args.base);
-  __syncthreads();
-  if (threadIdx.x >= 128) {
-    ptx::take_registers<Traits::kConsumerRegisters>();
-    ptx::wait_for_prerequisites<kArch>();
-    consume_latent<Traits, Variant>(args, shared, uniform_warp() / 4 - 1);
-  } else {
-    ptx::give_registers<Traits::kProducerRegisters>();
-    produce<Traits, Variant, KvCopies::kEither, false>(args, shared, false, uniform_warp());
-    // The merge overwrites what the producers have written. The consumers have waited for all of
-    // it, but a race detector sees that of one lane of each warp.
-    __syncwarp();
-    if (args.cluster > 1) ptx::cluster_sync();
-  }
-}
 
 }  // namespace flashbsr::sm90a

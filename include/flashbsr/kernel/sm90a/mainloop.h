@@ -156,7 +156,9 @@ class Mainloop : public Softmax<Traits, Variant> {
       const bool begun = j != first, masked = j > sight.whole_top || j < sight.whole_bottom;
       multiply(begin, begun);
       release(shared_.key_pipeline, key_);
+      find_scales();
       const bool grew = Base::soften(begin, masked);
+      scores.scale_weights();
       finish_values(begun);
       Base::pack();
       if (Variant::use_softmax && grew) Base::rescale();
@@ -225,7 +227,9 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
     release(shared_.key_pipeline, key_);
+    find_scales();
     const bool grew = Base::soften(begin, true);
+    scores.scale_weights();
     Base::pack();
     if (kMasksByBits<Variant> && Variant::use_softmax && grew) Base::rescale();
   }
@@ -260,6 +264,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   template <bool kMasked>
   FLASHBSR_DEVICE void step(int32_t begin) {
     [[maybe_unused]] const Operands at = multiply(begin);
+    find_scales();
     float slack = Base::kSlack;
     if constexpr (!kMasked && kTriesWithoutMaxima) {
       if (wary_ > 0) {
@@ -267,6 +272,7 @@ class Mainloop : public Softmax<Traits, Variant> {
       } else if (!scores.cut()) {
         if (accepts(Base::soften_as_before(begin))) {
           release(shared_.key_pipeline, key_);
+          scores.scale_weights();
           finish_values();
           Base::pack();
           if constexpr (Traits::kLongSums) sums_.count(o);
@@ -282,10 +288,19 @@ class Mainloop : public Softmax<Traits, Variant> {
     }
     release(shared_.key_pipeline, key_);
     const bool grew = Base::soften(begin, kMasked, slack);
+    scores.scale_weights();
     finish_values();
     Base::pack();
     if (Variant::use_softmax && grew) rescale();
     if constexpr (Traits::kLongSums) sums_.count(o);
+  }
+
+  /// Those of the tile whose S are at hand came with its K, and are there as long as its V.
+  FLASHBSR_DEVICE void find_scales() {
+    if constexpr (Traits::kTokenScales) {
+      scores.token_scales = shared_.token_scales + key_.stage * Traits::kScaleBytes +
+                            ptx::thread_index() % 4 * 8;
+    }
   }
 
   FLASHBSR_DEVICE void rescale() {

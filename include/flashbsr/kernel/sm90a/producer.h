@@ -10,6 +10,7 @@
 #include <flashbsr/kernel/sm90a/mask.h>
 #include <flashbsr/kernel/sm90a/narrow.h>
 #include <flashbsr/kernel/sm90a/places.h>
+#include <flashbsr/kernel/sm90a/token_scales.h>
 #include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
@@ -38,8 +39,8 @@ FLASHBSR_DEVICE int32_t last_claim(const Tile& tile) {
 /// blocks are not counted. Each block that had an item, and each of those, claims until nothing is
 /// left. The last of these claims resets the counter.
 ///
-/// Where a mask is bits it sorts an item's tiles, too, and where K and V are gathered it looks up
-/// their rows, before the next item is described: loaders hear of that a tile or two later then,
+/// Where a mask is bits it sorts an item's tiles, too, where tokens have scales it copies these, and
+/// where K and V are gathered it looks up their rows, before the next item is described: loaders hear of that a tile or two later then,
 /// and are ahead of the consumers by as many.
 template <class Traits, class Variant, KvCopies kCopies>
 class Scheduler {
@@ -56,17 +57,17 @@ class Scheduler {
         narrow.here ? claim(num_items, late) : static_cast<int32_t>(blockIdx.x) - narrow.before;
     TileSorter<Traits, Variant> sorter(base, shared_, lane_);
     RowFinder<Traits> finder(args_, shared_, lane_);
+    ScaleCopier<Traits> scales(base, shared_, lane_);
     int32_t word = index < num_items ? record_word(index) : 0;
-    const bool walks = gathers<kCopies>(args_) || sorter.active();
-    uint32_t loaded = 0;  // items
-    for (typename Shared<Traits>::TilePipeline::Place at;; at.advance()) {
+    const bool walks = Traits::kTokenScales || gathers<kCopies>(args_) || sorter.active();
+    for (uint32_t n = 0;; ++n) {  // items
+      const auto at = Shared<Traits>::TilePipeline::Place::after(n);
       shared_.tile_pipeline.wait_empty(at);
       // Who gathers says nothing. Who has walked through the item has claimed the next one.
-      if (!gathers<kCopies>(args_) && loaded > 0) {
-        ptx::mbarrier_wait<kArch>(shared_.claimable, loaded - 1 & 1);
+      if (!gathers<kCopies>(args_) && n > 0) {
+        ptx::mbarrier_wait<kArch>(shared_.claimable, n - 1 & 1);
       }
-      if (!walks && loaded > 0) word = next_word(index, num_items, late);
-      ++loaded;
+      if (!walks && n > 0) word = next_word(index, num_items, late);
       Tile& tile = shared_.tiles[at.stage];
       if (index < num_items) {
         if (lane_ < kWords) reinterpret_cast<int32_t*>(&tile)[lane_] = word;
@@ -91,6 +92,7 @@ class Scheduler {
 #pragma unroll 1
       for (; j >= 0; --j) {
         if (j == last_claim(tile)) word = next_word(index, num_items, late);
+        if constexpr (Traits::kTokenScales) scales.copy(tile, j);
         if (sorter.active()) sorter.sort(tile, j);
         if (finds && j > 0) finder.find(tile, j - 1);
       }
@@ -336,7 +338,7 @@ class TmaLoader {
   const Shared<Traits>& shared_;
   const int32_t lane_;
   const int32_t boxes_;  ///< of a tile
-  typename Shared<Traits>::template PipelineOf<kKeys>::Place at_;
+  typename Shared<Traits>::template LandingOf<kKeys>::Place at_;
   typename Shared<Traits>::QueryPipeline::Place query_;
   bool begun_ = false;
 };

@@ -8,6 +8,7 @@
 #include <flashbsr/kernel/sm90a/exponents.h>
 #include <flashbsr/kernel/sm90a/mask.h>
 #include <flashbsr/kernel/sm90a/shared.h>
+#include <flashbsr/ptx/shared.h>
 #include <flashbsr/variant/standard.h>
 
 namespace flashbsr::sm90a {
@@ -41,6 +42,9 @@ class Scores {
 
   FLASHBSR_DEVICE explicit Scores(const KernelArgs& args) : args_(args), variant_(args.params) {}
 
+  /// Where tokens have scales: shared address of this thread's first two of K, of the tile at hand.
+  uint32_t token_scales;
+
   /// s[4 i + e]: column 8 i + lane % 4 * 2 + e % 2 of row lane / 4 + e / 2 * 8 of the warp.
   float s[4 * kGroups];
   /// From S to logits in base 2. Not positive: every tile goes the long way. 0: no such row.
@@ -58,6 +62,7 @@ class Scores {
       if (scaled_by_head()) {
         scale = logit_scale(args_.params, RowName(args_, tile.item, r).q_head, tile.item.kv_head);
       }
+      scale *= Traits::kKeyUnit;
       factor[h] = scale * kLog2e;
       if constexpr (kHasHooks<Variant>) {
         // Of a missing row there are no mask bits either.
@@ -164,6 +169,12 @@ class Scores {
     }
   }
 
+  /// S of codes becomes S of keys.
+  FLASHBSR_DEVICE void scale_keys() { scale(0); }
+  /// Weights become those of codes. Before the wait for the products under way, which read packed
+  /// ones: behind it these 50 instructions are in the way of the next products.
+  FLASHBSR_DEVICE void scale_weights() { scale(Traits::kScaleBytes / 2); }
+
   /// Whether exponents() are to be tried. The same in all threads.
   FLASHBSR_DEVICE bool exponents_pay() const { return Exponent::pay(variant_); }
 
@@ -194,6 +205,17 @@ class Scores {
   static constexpr int kWeightShift = Variant::use_softmax ? 0 : static_cast<int>(kShift);
   using Math = FragmentMath<kGroups, flashbsr::detail::kSame<Variant, SoftCapped>, kWeightShift>;
   using Exponent = Exponents<Variant, Traits::kWeightType == DType::kBF16>;
+
+  FLASHBSR_DEVICE void scale(int first) {
+    if constexpr (Traits::kTokenScales) {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        const float2 x = ptx::load_shared_pair(token_scales + first + 32 * i);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[4 * i + e] *= e % 2 ? x.y : x.x;
+      }
+    }
+  }
 
   FLASHBSR_DEVICE void mask(int h) {
     if (kept_[h].all()) return;

@@ -100,6 +100,11 @@ struct Shared {
   /// Of K, or of what comes beside it.
   template <bool kKeys>
   using PipelineOf = Pipeline<Traits::kStages*(kKeys ? Traits::kKeyParts : 1)>;
+  /// Of where it lands.
+  template <bool kKeys>
+  using LandingOf = Pipeline<(kKeys ? Traits::kPreparesKeys : Traits::kPreparesValues)
+                                 ? Traits::kLandingStages
+                                 : Traits::kStages*(kKeys ? Traits::kKeyParts : 1)>;
   using QueryPipeline = Pipeline<Traits::kQueryStages>;
   using TilePipeline = Pipeline<Traits::kTileSlots>;
   using PlacePipeline = Pipeline<Traits::kPlaceSlots>;
@@ -122,11 +127,12 @@ struct Shared {
   uint32_t landing_keys, landing_values;
   uint32_t places;  ///< of rows that are gathered
   uint32_t sums;    ///< of O (long_sums.h)
+  uint32_t token_scales;  ///< of every stage of K, and so of V: K's, then V's (token_scales.h)
   PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
-  KeyPipeline landing_key_pipeline;
-  KvPipeline landing_value_pipeline;
+  LandingOf<true> landing_key_pipeline;
+  LandingOf<false> landing_value_pipeline;
 
   FLASHBSR_DEVICE explicit Shared(char* memory) : memory(memory) {
     static_assert(sizeof(Span) * Traits::kRows == Traits::kSpanBytes);
@@ -156,20 +162,21 @@ struct Shared {
     kinds = queries + Traits::kBarrierOffset + Traits::kBarrierBytes - kKindBytes;
     places = queries + Traits::kPlaceOffset;
     sums = queries + Traits::kSumOffset;
+    token_scales = queries + Traits::kTokenScaleOffset;
     place_pipeline = {queries + Traits::kPlaceBarrierOffset};
     landing_keys = keys;
     landing_values = values;
-    landing_key_pipeline = key_pipeline;
-    landing_value_pipeline = value_pipeline;
+    landing_key_pipeline = {key_pipeline.barriers};
+    landing_value_pipeline = {value_pipeline.barriers};
     if constexpr (Traits::kPreparesValues) {
       constexpr int kPreparedBarriers = 256;  // behind all others
-      static_assert(kPreparedBarriers + 2 * KvPipeline::kBytes <=
-                    Traits::kBarrierBytes - kKindBytes);
+      constexpr int kLandingBarriers = LandingOf<false>::kBytes + LandingOf<true>::kBytes;
+      static_assert(kPreparedBarriers + kLandingBarriers <= Traits::kBarrierBytes - kKindBytes);
       landing_values = queries + Traits::kLandingValueOffset;
       landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
       if constexpr (Traits::kPreparesKeys) {
         landing_keys = queries + Traits::kLandingKeyOffset;
-        landing_key_pipeline = {landing_value_pipeline.barriers + KvPipeline::kBytes};
+        landing_key_pipeline = {landing_value_pipeline.barriers + LandingOf<false>::kBytes};
       }
     }
   }
@@ -182,16 +189,22 @@ struct Shared {
     // of that, every thread that has read it, so that race detectors see who is done.
     const int copies = gather ? 32 * kGatherWarps : 1;
     const int preparers = gather ? 1 : 2, readers = gather ? 32 : 2;
-    const int writers = rotates ? readers : Traits::kPreparesKeys ? preparers : 1;
+    const int writers = Traits::kWideners       ? Traits::kWideners
+                        : rotates               ? readers
+                        : Traits::kPreparesKeys ? preparers
+                                                : 1;
     // The warps that are the last to read a stage: of latents one warpgroup's.
     const int last = Traits::kLatent ? 4 : consumers;
-    key_pipeline.init(writers + sorts, last);
-    value_pipeline.init(Traits::kPreparesValues ? preparers : 1, last);
+    key_pipeline.init(writers + sorts + (Traits::kTokenScales ? 32 : 0), last);
+    value_pipeline.init(Traits::kWideners         ? kTailWarps
+                        : Traits::kPreparesValues ? preparers
+                                                  : 1,
+                        last);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
-    place_pipeline.init(32, copies);
+    place_pipeline.init(32, Traits::kWideners ? 32 * (Traits::kWideners + kTailWarps) : copies);
     if constexpr (Traits::kMixed) ptx::mbarrier_init(narrow_done, 128 * Traits::kConsumers);
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll
@@ -210,8 +223,9 @@ struct Shared {
   /// Warps of the producer warpgroup: by TMA 0 loads Q and K, 1 loads V and 2 cleans it; or 0 and 1
   /// gather K and V, and 2 makes them visible. Where V is prepared or K is rotated, 0 loads
   /// everything, or 0 and 1 gather it, and the others up to 2 widen, transpose or rotate. The last
-  /// one schedules.
-  static constexpr int kLoaderWarps = 3;
+  /// one schedules. Where there are wideners beside this warpgroup, 0 loads Q, 1 and 2 write tails.
+  static constexpr int kLoaderWarps = 3 + Traits::kWideners;
+  static constexpr int kTailWarps = 2;
   static constexpr int kGatherWarps = 2;
   static constexpr int kSchedulerWarp = 3;
 };

@@ -21,6 +21,7 @@ class Softmax {
  public:
   using Score = Scores<Traits, Variant>;
   static constexpr float kShift = Score::kShift;
+  static constexpr float kValueUnit = Traits::kValueUnit;
   /// log2 of how far weights may grow before their reference follows. e4m3 ends at 448.
   static constexpr float kSlack = Traits::kWeightType == DType::kE4M3 ? 4.0f : 8.0f;
   static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
@@ -49,6 +50,7 @@ class Softmax {
   /// S becomes weights, still in fp32. True: O must be rescaled by shrink_.
   /// @param slack  log2 of how far weights may grow
   FLASHBSR_DEVICE bool soften(int32_t begin, bool masked, float slack = kSlack) {
+    scores.scale_keys();
     if (masked || kHasHooks<Variant>) scores.transform(begin, masked);
     if constexpr (!Variant::use_softmax) return false;
     float (&s)[4 * Score::kGroups] = scores.s;
@@ -131,6 +133,7 @@ class Softmax {
     float base[2], more[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
+    scores.scale_keys();
     scores.exponents(begin, base);
 #pragma unroll
     for (int i = 0; i < 4 * Score::kGroups; ++i) {

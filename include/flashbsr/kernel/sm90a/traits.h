@@ -11,7 +11,7 @@
 
 namespace flashbsr::sm90a {
 
-/// What P V is multiplied in. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that
+/// What P V is multiplied in, where K and V have no scales of their own. V of e4m3 is widened to fp16, whatever Q is, but in the kernel that
 /// is made for products of e4m3. docs/kernels/sm90a_fp8.md.
 constexpr DType hopper_weight_type(DType type, DType kv_type, int head_dim_qk, int head_dim_vo,
                                    int rows, bool hooks) {
@@ -33,27 +33,36 @@ FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int r
 /// @tparam type         of Q
 /// @tparam rows         packed rows of an item, 64 per consumer warpgroup
 /// @tparam hooks        the variant has hooks, which need registers
-/// @tparam kv_type      of K and V in memory: `type`, or e4m3
+/// @tparam kv_type      of K and V in memory: `type`, e4m3 or int8
 /// @tparam weight_type  of P V
 /// @tparam mixed        consumers may have narrow items before the wide ones (narrow.h)
 /// @tparam summed_tiles products of e4m3: tiles that the tensor cores add up by themselves before
 ///                      fp32 does (long_sums.h); 0: one
+/// @tparam scaled       K and V have scales of every token and head (token_scales.h): logits take
+///                      K's, weights V's, which makes them of any size, and so bf16
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
           int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type),
-          bool mixed = false, int summed_tiles = 0>
+          bool mixed = false, int summed_tiles = 0, bool scaled = false>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
   static constexpr int kOutputDims = head_dim_vo;  ///< of a warpgroup's O
   static constexpr bool kLatent = false;           ///< V is a part of K (latent.h)
   static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
+  static constexpr int kWideners = 0;              ///< warps that widen what memory has
+  static constexpr int kAskedRowBytes = 0, kAskedTailBytes = 0;  ///< that L2 is asked for, ahead
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
   static constexpr DType kKvType = kv_type;
   static constexpr DType kWeightType = weight_type;  ///< of P V
+  static constexpr bool kTokenScales = scaled;
+  static_assert(scaled ? weight_type == DType::kBF16 : kv_type != DType::kI8);
+  /// What K and V are divided by where they are multiplied (ptx/codes.h).
+  static constexpr float kKeyUnit = kv_type == DType::kI8 && kType == DType::kBF16 ? 64.0f : 1.0f;
+  static constexpr float kValueUnit = kv_type == DType::kI8 ? 64.0f : 1.0f;
   /// What is not multiplied as it lies in memory: widened on its way (widen.h), or as V in products
   /// of e4m3, transposed (transpose.h).
   static constexpr bool kTransposesValues = weight_type == DType::kE4M3;
@@ -98,22 +107,30 @@ struct HopperTraits {
   static constexpr int kLandingColumnsVo = ceil_div(head_dim_vo, kLandingDims);
   static constexpr int kLandingKeyBytes = kv_tile * kLandingColumnsQk * 128;
   static constexpr int kLandingValueBytes = kv_tile * kLandingColumnsVo * 128;
-  static constexpr int kStageBytes = kKeyBytes + kValueBytes +
-                                     (kPreparesKeys ? kLandingKeyBytes : 0) +
-                                     (kPreparesValues ? kLandingValueBytes : 0);
+  static constexpr int kLandingBytes =
+      (kPreparesKeys ? kLandingKeyBytes : 0) + (kPreparesValues ? kLandingValueBytes : 0);
+  /// Stages where they land: two, or 0: as many as there are of what is multiplied. What is read
+  /// once, by two warps, is free again early.
+  static constexpr int kOwnLandingStages = scaled ? 2 : 0;
+  static constexpr int kStageBytes =
+      kKeyBytes + kValueBytes + (kOwnLandingStages ? 0 : kLandingBytes);
 
   static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = kPreparesValues ? 384 : 272;
+  /// Of a tile's tokens: K's, then V's. There are as many as stages, three at most.
+  static constexpr int kScaleBytes = scaled ? 2 * kv_tile * 4 : 0;
   /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
   static constexpr int kPlaceBytes = kv_tile * 4, kPlaceBarrierBytes = 16;
-  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + kBarrierBytes +
-                                    kPlaceBytes + kPlaceBarrierBytes;
+  static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) +
+                                    3 * kScaleBytes + kBarrierBytes + kPlaceBytes +
+                                    kPlaceBarrierBytes;
 
   /// What decodes. Each consumer has memory of its own for it, where Q, K and V of wide items are
   /// afterwards.
-  using Narrow = DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup>;
+  using Narrow =
+      DecodeTraits<90, head_dim_vo, kv_type, 8, 2, DecodeHost::kWarpgroup, scaled>;
   static constexpr int kNarrowBytes = mixed ? round_up(Narrow::kSmemBytes, 1024) : 0;
 
   /// Sums of O in fp32, beside what the tensor cores are adding up.
@@ -121,11 +138,15 @@ struct HopperTraits {
 
   static constexpr int kMostBytes = 227 * 1024;  ///< of a block on sm_90
   FLASHBSR_FN static constexpr int stages_with(int queries) {
-    return (kMostBytes - kRestBytes - kSumBytes - queries * kQueryBytes) / kStageBytes;
+    return (kMostBytes - kRestBytes - kSumBytes - kOwnLandingStages * kLandingBytes -
+            queries * kQueryBytes) /
+           kStageBytes;
   }
-  /// A second buffer for Q pays where it costs no stage that is needed.
-  static constexpr int kQueryStages = stages_with(2) >= 2 ? 2 : 1;
+  /// A second buffer for Q pays where it costs no stage that is needed: of three, where both K and
+  /// V are widened, which is one after the other.
+  static constexpr int kQueryStages = stages_with(2) >= (scaled ? 3 : 2) ? 2 : 1;
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
+  static constexpr int kLandingStages = kOwnLandingStages ? kOwnLandingStages : kStages;
   /// Whether O goes out through the memory of Q: not where the next Q waits for it, or it is too
   /// small for 16 bits. Or through that of its sums.
   static constexpr bool kStoresInQueries =
@@ -134,18 +155,19 @@ struct HopperTraits {
   static_assert(kStages >= 2);
 
   /// [Q ...][sums][K ...][V ...][K that lands ...][V that lands ...][spans of two items][two
-  /// items][barriers]
+  /// items][scales of tokens ...][barriers]
   static constexpr int kSumOffset = kQueryStages * kQueryBytes;
   static constexpr int kKeyOffset = kSumOffset + kSumBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
   static constexpr int kLandingKeyOffset = kValueOffset + kStages * kValueBytes;
   static constexpr int kLandingValueOffset =
-      kLandingKeyOffset + (kPreparesKeys ? kStages * kLandingKeyBytes : 0);
+      kLandingKeyOffset + (kPreparesKeys ? kLandingStages * kLandingKeyBytes : 0);
   static constexpr int kSpanOffset =
-      max_of(kLandingValueOffset + (kPreparesValues ? kStages * kLandingValueBytes : 0),
+      max_of(kLandingValueOffset + (kPreparesValues ? kLandingStages * kLandingValueBytes : 0),
              kConsumers* kNarrowBytes);
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
-  static constexpr int kBarrierOffset = kTileOffset + kTileSlots * kTileRecordBytes;
+  static constexpr int kTokenScaleOffset = kTileOffset + kTileSlots * kTileRecordBytes;
+  static constexpr int kBarrierOffset = kTokenScaleOffset + kStages * kScaleBytes;
   static_assert(kBarrierOffset + kBarrierBytes <= kMostBytes);
 
   /// As many entries of places as there is room for, up to K and V of two tiles. Head dim 256 has
@@ -162,9 +184,17 @@ struct HopperTraits {
 /// that RoPE has turned, from an array of its own or from behind the latent. Two consumers have the
 /// same 64 rows and half of the latent dims of O each. The producers' "keys" are latents, their
 /// "values" tails: what a tail occupies holds the tile's weights once its products are done.
+///
+/// Of e4m3 there is no room for copies to land in. A third kind of warps, a warpgroup of them,
+/// reads codes to registers and writes what products read (latent_widen.h).
 /// @tparam latent_dim  512
 /// @tparam tail_dim    64
-template <int latent_dim, int tail_dim, DType type>
+/// @tparam type        of Q, and of the products
+/// @tparam kv_type     in memory: `type`, or e4m3
+/// @tparam packed      rows of 656 bytes with scales of their own (core/latent_row.h)
+/// @tparam hooks       the variant has hooks, which need registers
+template <int latent_dim, int tail_dim, DType type, DType kv_type = type, bool packed = false,
+          bool hooks = false>
 struct LatentTraits {
   static constexpr int kHeadDimQk = latent_dim + tail_dim;
   static constexpr int kHeadDimVo = latent_dim;
@@ -172,18 +202,35 @@ struct LatentTraits {
   static constexpr bool kLatent = true;
   /// Each warpgroup frees its half of the dims as soon as it is done with them.
   static constexpr int kKeyParts = 2;
-  static constexpr DType kType = type, kKvType = type, kWeightType = type;
+  static constexpr DType kType = type, kKvType = kv_type, kWeightType = type;
+  static constexpr bool kPacked = packed;
+  static constexpr int kWideners = kv_type == type ? 0 : 4;
+  static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
+  /// Who reads to registers has few loads under way: L2 is to have what they find. A packed row is
+  /// one piece.
+  static constexpr int kAskedRowBytes = !kWideners ? 0 : packed ? 656 : latent_dim;
+  static constexpr int kAskedTailBytes = kWideners && !packed ? kTailBytes : 0;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
-  static constexpr bool kLongSums = false, kSumsTiles = false;
+  static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
+  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
   static constexpr int kRows = 64;
   static constexpr int kKvTile = 64;
   static_assert(latent_dim % 128 == 0 && tail_dim == 64 && dtype_size(type) == 2);
+  static_assert(!packed || (kv_type == DType::kE4M3 && latent_dim == 512));
 
   static constexpr int kConsumers = 2;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kThreads = 128 * (kConsumers + 1) + 32 * kWideners;
   static constexpr int kBlocksPerSM = 1;
-  static constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kLaunchRegisters = kWideners ? 128 : 168;
+  static constexpr int kProducerRegisters = kWideners && hooks ? 48 : 40;
+  static constexpr int kConsumerRegisters = !kWideners ? 232 : hooks ? 208 : 200;
+  static constexpr int kWidenerRegisters = hooks ? 48 : 72;
+  /// Rows of a widener that are under way to registers.
+  static constexpr int kWidenedAhead = hooks ? 8 : 16;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters +
+                    (kWideners ? kWidenerRegisters : 0) <=
+                kThreads / 128 * kLaunchRegisters);
 
   // Columns of 128 bytes, as in HopperTraits.
   static constexpr int kColumnDims = 64, kLandingDims = 64;
@@ -207,14 +254,15 @@ struct LatentTraits {
   /// Barriers: what either consumer, or both, have written may be read.
   static constexpr int kHandBytes = 32;
   static constexpr int kMostBytes = 227 * 1024;
-  static constexpr int kQueryStages = 1, kStages = 2;  // Q and two tiles are 216 KB
+  static constexpr int kQueryStages = 1, kStages = 2, kLandingStages = kStages;  // Q and two tiles are 216 KB
 
   static constexpr int kSumOffset = kQueryStages * kQueryBytes;
   static constexpr int kKeyOffset = kSumOffset;
   static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;
   static constexpr int kSpanOffset = kValueOffset + kStages * kValueBytes;
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
-  static constexpr int kStateOffset = kTileOffset + kTileSlots * kTileRecordBytes;
+  static constexpr int kTokenScaleOffset = kTileOffset + kTileSlots * kTileRecordBytes;  ///< none
+  static constexpr int kStateOffset = kTokenScaleOffset;
   static constexpr int kHandOffset = kStateOffset + kStateBytes;
   static constexpr int kBarrierOffset = kHandOffset + kHandBytes;
   static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
@@ -223,6 +271,13 @@ struct LatentTraits {
   static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
   static_assert(kSmemBytes <= kMostBytes);
 };
+
+/// A kernel for codes with scales of every token: tiles that the warp which schedules has registers
+/// for, who copies their scales, and hooks.
+template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type>
+using ScaledTraits =
+    HopperTraits<head_dim_qk, head_dim_vo, type, rows, hooks, kv_type, DType::kBF16,
+                 hooks ? 64 : (head_dim_qk > 64 ? 80 : 96), false, 0, true>;
 
 /// A kernel for mixed batches.
 template <int head_dim, DType type, int rows>

@@ -1,18 +1,18 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// e4m3 on its way to 16-bit products: copies land in one ring, two warps write the tiles of
+// e4m3 and int8 on their way to 16-bit products: copies land in one ring, two warps write the tiles of
 // another.
 //
-//   warp 0          K, V in e4m3     -> landing pipelines; K that is multiplied as it is: its own
-//   warps 1 and 2   e4m3 -> fp16     -> key_, value_pipeline
+//   warp 0          K, V in bytes        -> landing pipelines; K that is multiplied as it is: its own
+//   warps 1 and 2   bytes -> fp16, bf16  -> key_, value_pipeline
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/producer.h>
-#include <flashbsr/ptx/convert.h>
+#include <flashbsr/ptx/codes.h>
 
 namespace flashbsr::sm90a {
 
@@ -57,30 +57,31 @@ class Widener {
 
   FLASHBSR_DEVICE void widen_keys() {
     char* memory = shared_.memory;
-    shared_.landing_key_pipeline.wait_full(key_);
+    shared_.landing_key_pipeline.wait_full(landing_key_);
     shared_.key_pipeline.wait_empty(key_);
-    static_assert(Traits::kType == DType::kF16);
-    widen<Traits::kColumnsK>(
-        memory + Traits::kLandingKeyOffset + key_.stage * Traits::kLandingKeyBytes,
+    static_assert(dtype_size(Traits::kType) == 2 || !Traits::kPreparesKeys);
+    widen<Traits::kType, Traits::kColumnsK>(
+        memory + Traits::kLandingKeyOffset + landing_key_.stage * Traits::kLandingKeyBytes,
         memory + Traits::kKeyOffset + key_.stage * Traits::kKeyBytes);
-    announce(shared_.landing_key_pipeline, shared_.key_pipeline, key_);
+    announce(shared_.landing_key_pipeline, landing_key_, shared_.key_pipeline, key_);
   }
 
   /// Lines outside of [head, end) belong to others, or to nobody: their weights are zero, but what
   /// lies there may be NaN.
   FLASHBSR_DEVICE void widen_values(int32_t head, int32_t end) {
     char* memory = shared_.memory;
-    shared_.landing_value_pipeline.wait_full(value_);
+    shared_.landing_value_pipeline.wait_full(landing_value_);
     shared_.value_pipeline.wait_empty(value_);
     char* tile = memory + Traits::kValueOffset + value_.stage * Traits::kValueBytes;
-    widen<Traits::kColumnsVo>(
-        memory + Traits::kLandingValueOffset + value_.stage * Traits::kLandingValueBytes, tile);
+    widen<Traits::kWeightType, Traits::kColumnsVo>(
+        memory + Traits::kLandingValueOffset + landing_value_.stage * Traits::kLandingValueBytes,
+        tile);
     if (head > 0 || end < kTileLines) zero(tile, head, end);
-    announce(shared_.landing_value_pipeline, shared_.value_pipeline, value_);
+    announce(shared_.landing_value_pipeline, landing_value_, shared_.value_pipeline, value_);
   }
 
   /// To `kColumns` columns of 64 dims.
-  template <int kColumns>
+  template <DType kTo, int kColumns>
   FLASHBSR_DEVICE void widen(const char* from, char* to) const {
     if (kColumns == 1 && lane_ % 16 >= 8) return;  // head dim 64: half a line lands
 #pragma unroll
@@ -98,17 +99,18 @@ class Widener {
           }
 #pragma unroll
           for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
-            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened(bytes[b]);
+            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened<kTo>(bytes[b]);
           }
         }
       }
     }
   }
 
+  template <DType kTo>
   FLASHBSR_DEVICE static uint4 widened(uint2 bytes) {
     uint4 r;
-    ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.x, r.x, r.y);
-    ptx::float8_to_f16<kArch, Traits::kKvType>(bytes.y, r.z, r.w);
+    ptx::widen_bytes<kArch, Traits::kKvType, kTo>(bytes.x, r.x, r.y);
+    ptx::widen_bytes<kArch, Traits::kKvType, kTo>(bytes.y, r.z, r.w);
     return r;
   }
 
@@ -130,12 +132,15 @@ class Widener {
   }
 
   /// The products see what was written; the copies may overwrite what was read.
-  FLASHBSR_DEVICE void announce(const Ring& landing, const Ring& ring, Place& at) const {
+  template <class Landing>
+  FLASHBSR_DEVICE void announce(const Landing& landing, typename Landing::Place& from,
+                                const Ring& ring, Place& at) const {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::mbarrier_arrive(ring.full(at.stage));
     // Beside a gather, where one warp does this, all threads do (Shared::init_barriers).
-    if (end_ - begin_ == 4 || lane_ == 0) landing.release(at);
+    if (end_ - begin_ == 4 || lane_ == 0) landing.release(from);
+    from.advance();
     at.advance();
   }
 
@@ -145,6 +150,8 @@ class Widener {
   int32_t from_,
       to_;  ///< where this lane's part of the first is, in a tile that lands and a wide one
   Place key_, value_;
+  typename Shared<Traits>::template LandingOf<true>::Place landing_key_;
+  typename Shared<Traits>::template LandingOf<false>::Place landing_value_;
 };
 
 }  // namespace flashbsr::sm90a

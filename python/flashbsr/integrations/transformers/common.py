@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +21,14 @@ from ...errors import UnsupportedError
 from ...layout.layouts import Layout
 from ...variant.spec import AttentionSpec
 
-__all__ = ["Kind", "refuse", "sinks_of"]
-
-L = TypeVar("L", bound=Layout)
+__all__ = ["Engine", "Kind", "refuse", "sinks_of"]
 
 # A step has a few kinds of layers; each engine that is kept has threads and memory of its own.
 _MOST_ENGINES = 16
 
 
-@dataclass
-class _Engine:
+@dataclass(eq=False)
+class Engine:
     """An engine, its layout, and what that was made of; None: nothing that could serve again."""
 
     attention: Attention
@@ -42,7 +40,7 @@ class _Kept(threading.local):
     """A thread's engines, the one used last at the end."""
 
     def __init__(self) -> None:
-        self.engines: OrderedDict[Hashable, _Engine] = OrderedDict()
+        self.engines: OrderedDict[Hashable, Engine] = OrderedDict()
 
 
 _kept = _Kept()
@@ -65,10 +63,10 @@ class Kind:
         k: torch.Tensor,
         heads_and_dim: tuple[int, int],
         batch: tuple[Any, ...],
-        layout: Callable[[], L],
+        layout: Callable[[], Layout],
         masks: Callable[[], dict[str, Any]] = dict,
-    ) -> tuple[Attention, L]:
-        """Find the engine of this kind of layer, planned for `batch`, and the layout of the plan.
+    ) -> Engine:
+        """Find the engine of this kind of layer, planned for `batch`.
 
         Parameters
         ----------
@@ -99,7 +97,7 @@ class Kind:
                 q_dtype=types[0],
                 kv_dtype=types[1],
             )
-            engine = _Engine(Attention(spec, task))
+            engine = Engine(Attention(spec, task))
             engine.attention.settle(q, "query")
         if not _same(engine.batch, batch):
             engine.batch = None  # stays so if plan raises
@@ -109,7 +107,7 @@ class Kind:
         _kept.engines[key] = engine
         if len(_kept.engines) > _MOST_ENGINES:
             _kept.engines.popitem(last=False)
-        return engine.attention, engine.layout
+        return engine
 
 
 def _same(a: tuple[Any, ...] | None, b: tuple[Any, ...]) -> bool:

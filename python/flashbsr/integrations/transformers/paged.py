@@ -80,8 +80,8 @@ def paged_attention(
     left = window - 1 if window else NO_WINDOW
     kind = Kind(True, left, scaling, softcap, "NHD", layer.group)
     rows, heads_and_dim = step.rows, (int(key.shape[1]), int(value.shape[3]))
-    engine, _ = kind.planned(q, kv[0], heads_and_dim, (step,), lambda: step.layout(layer.page_size))
-    out = engine.run(q[:rows], kv, sinks=sinks_of(s_aux))
+    engine = kind.planned(q, kv[0], heads_and_dim, (step,), lambda: step.layout(layer.page_size))
+    out = engine.attention.run(q[:rows], kv, sinks=sinks_of(s_aux))
     if rows < len(q):  # tokens behind the last request, for graphs
         out = torch.cat([out, out.new_zeros(len(q) - rows, *out.shape[1:])])
     return out[None], None

@@ -1,0 +1,193 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Measures transformers on a GPU over flashbsr and over its own sdpa, and keeps a record.
+
+    python tools/transformers_speed.py           writes tests/records/transformers-<device>.json
+    python tools/transformers_speed.py --check   no GPU: is the record good and current?
+
+A Llama of random weights in bfloat16 (16 layers, 32 query and 8 KV heads of 64, as Llama 3.2 1B)
+generates greedily with each attention in turns, after a turn that warms up. A row is good if no
+token differs where the two best logits are not nearly a tie. Goals are tokens per second over those
+of sdpa; a missed one is told of, and no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import hashlib
+import importlib.util
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import engines
+import gpu_hash
+
+RECORDS = gpu_hash.ROOT / "tests" / "records"
+EXAMPLE = gpu_hash.ROOT / "examples" / "engines" / "transformers_generate.py"
+SOURCES = ("tools/transformers_speed.py", "examples/engines/transformers_generate.py")
+TURNS = 3
+LAYERS, HIDDEN = 16, 2048
+# Logits of two bfloat16 models in another order of sums differ by that much.
+TIE = 2.0**-3
+
+
+@dataclass(frozen=True)
+class Row:
+    """A batch: `shortest` to `longest` tokens of each prompt, and new ones of each request."""
+
+    way: str
+    requests: int
+    shortest: int
+    longest: int
+    tokens: int
+    goal: float
+
+
+ROWS = {
+    "generate 8 x 100 to 200": Row("padded", 8, 100, 200, 64, 0.95),
+    "generate 16 x 8000": Row("padded", 16, 8000, 8000, 64, 1.0),
+    "generate_batch 8 x 100 to 200": Row("continuous", 8, 100, 200, 64, 0.95),
+    "generate_batch 16 x 8000": Row("continuous", 16, 8000, 8000, 64, 1.0),
+}
+
+
+def source_hash() -> str:
+    """Give 16 hex digits over kernels, their host code, the integration and this program."""
+    both = gpu_hash.source_hash() + engines.source_hash(SOURCES)
+    return hashlib.sha256(both.encode()).hexdigest()[:16]
+
+
+def example() -> Any:
+    """Import the example, which makes models and generates."""
+    spec = importlib.util.spec_from_file_location("transformers_generate", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure(row: Row, program: Any, model: Any) -> dict[str, Any]:
+    """Generate with both attentions in turns."""
+    import torch
+    from flashbsr.integrations import transformers as door
+
+    numbers = random.Random(0)
+    lengths = [numbers.randint(row.shortest, row.longest) for _ in range(row.requests)]
+    prompts = [[numbers.randrange(3, program.VOCAB) for _ in range(n)] for n in lengths]
+    way = getattr(program, row.way)
+    seconds: dict[str, list[float]] = {"sdpa": [], door.register(): []}
+    tokens: dict[str, Any] = {}
+    leads: Any = None
+    for _ in range(1 + TURNS):
+        for name, took in seconds.items():
+            model.set_attn_implementation(name)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            tokens[name], found = way(model, prompts, row.tokens)
+            torch.cuda.synchronize()
+            took.append(time.perf_counter() - begin)
+            leads = found if name == "sdpa" else leads
+    equal = different = 0
+    for i, (x, y) in enumerate(zip(tokens["sdpa"], tokens[door.NAME], strict=True)):
+        same = next((n for n, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
+        equal += same
+        # Continuous batching gives no logits: there equal beginnings are counted alone.
+        different += leads is not None and same < len(x) and leads[i][same] > TIE
+    new = row.requests * row.tokens
+    speed = {name: new / statistics.median(took[1:]) for name, took in seconds.items()}
+    return {
+        "ok": different == 0 and equal > 0,
+        "tokens_per_s": speed,
+        "times": speed[door.NAME] / speed["sdpa"],
+        "seconds": {name: took[1:] for name, took in seconds.items()},
+        "goal": row.goal,
+        "equal": equal,
+        "different": different,
+        "tokens": new,
+    }
+
+
+def line(name: str, outcome: dict[str, Any]) -> str:
+    """Say how a row went."""
+    own, ours = outcome["tokens_per_s"].values()
+    said = "" if outcome["ok"] else "  WRONG"
+    said += "" if outcome["times"] >= outcome["goal"] else "  goal missed"
+    return (
+        f"{name:<30} sdpa {own:8.1f}  fbsr {ours:8.1f} tokens/s  {outcome['times']:5.2f} times "
+        f"(goal {outcome['goal']}); {outcome['equal']} of {outcome['tokens']} equal{said}"
+    )
+
+
+def record() -> int:
+    """Measure all rows and keep them."""
+    import torch
+    import transformers
+    from gpu_steps import slug
+
+    program = example()
+    model = program.make_model(LAYERS, HIDDEN, torch.bfloat16)
+    outcomes: dict[str, Any] = {}
+    for name, row in ROWS.items():
+        outcomes[name] = measure(row, program, model)
+        print(line(name, outcomes[name]), flush=True)
+    device = torch.cuda.get_device_name(0)
+    content = {
+        "device": device,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "source_hash": source_hash(),
+        "rows": outcomes,
+    }
+    path = RECORDS / f"transformers-{slug(device)}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"record: {path}")
+    return 0 if all(outcome["ok"] for outcome in outcomes.values()) else 1
+
+
+def check(folder: Path = RECORDS) -> int:
+    """Print the verdict on every record; 0 only if there is one and all are good and current."""
+    paths = sorted(folder.glob("transformers-*.json"))
+    status = 0 if paths else 1
+    for path in paths:
+        content = json.loads(path.read_text())
+        stale = content["source_hash"] != source_hash()
+        complete = set(content["rows"]) == set(ROWS)
+        print(
+            f"{content['device']}, transformers {content['transformers']}, "
+            f"{content['date'][:10]}" + ", STALE" * stale + ", INCOMPLETE" * (not complete)
+        )
+        for name, outcome in content["rows"].items():
+            print(f"  {line(name, outcome)}")
+            status |= not outcome["ok"]
+        status |= stale or not complete
+    return int(status)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="judge the record")
+    args = parser.parse_args(argv)
+    if args.check:
+        return check()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("transformers_speed: needs a GPU (--check does not)")
+    return record()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
