@@ -108,20 +108,29 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
 
 
 def compiled() -> list[dict[str, Any]]:
-    """Rows that no build has and 9.0 compiles: head dim 512, where warps share rows and copies."""
+    """Rows that no build has and 9.0 compiles: head dim 512, codes with hooks."""
+    wide = [
+        (family, arch, 512, kv, rows, variant)
+        for family, arch, rows in (("decode", "sm90", 8), ("prefill", "sm80", 64))
+        for kv in ("bf16", "e4m3", "e5m2")
+        for variant in ("plain", "standard", "sigmoid")
+    ]
+    codes = [("prefill_scaled", "sm80", 128, kv, 64, "standard") for kv in ("i8", "i4", "e2m1")]
     return [
         {
-            "name": f"{family}_{arch}_d512_{kv}_r{rows}_{variant}",
+            "name": f"{family}_{arch}_d{dim}_{kv}_r{rows}_{variant}",
             "family": family,
-            "head_dim": 512,
-            "head_dim_vo": 512,
+            "head_dim": dim,
+            "head_dim_vo": dim,
             "kv": kv,
             "rows": rows,
             "variant": variant,
         }
-        for family, arch, rows in (("decode", "sm90", 8), ("prefill", "sm80", 64))
-        for kv in ("bf16", "e4m3", "e5m2")
-        for variant in ("plain", "standard", "sigmoid")
+        for family, arch, dim, kv, rows, variant in (
+            *wide,
+            *codes,
+            ("prefill_scaled", "sm80", 128, "e5m2", 64, "plain"),
+        )
     ]
 
 

@@ -30,9 +30,8 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
 /// Codes with scales of every token. What has no kernel of more rows takes several tiles of few.
-constexpr Tile kScaledTiles[] = {{"decode_scaled", 8},
-                                 {"hopper_scaled", 192},
-                                 {"prefill_scaled", 64}};
+constexpr Tile kScaledTiles[] = {
+    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB.
@@ -50,9 +49,9 @@ const char* kv_column(const Need& need) {
 }
 
 /// RoPE inside attention: of the kernels with hooks, not on padded head dims; only prefill kernels
-/// widen float8 before they rotate, and have the registers for head dim 512.
+/// widen bytes before they rotate, and have the registers for head dim 512.
 bool can_rotate(const Tile& tile, const Need& need) {
-  if (tile.family[0] == 'p') return true;
+  if (tile.family[0] == 'p') return !is_packed(need.kv);
   return need.q == need.kv && dtype_size(need.kv) == 2 && need.head_dim_qk <= 256;
 }
 
@@ -192,8 +191,7 @@ KernelQuery nearest_query(const Need& need) {
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
   if (need.latent) return try_latent(source, need, device);
-  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom &&
-      !need.scaled) {
+  if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom && !need.scaled) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
   const std::span<const Tile> tiles =

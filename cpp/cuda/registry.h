@@ -28,12 +28,13 @@ struct JitKernel;
 struct KernelRow {
   const char* name;  ///< the symbol, for launches, profilers and messages alike
   const char* family;
-  int arch;             ///< instruction set it is written for: 75, 80, 90
-  bool exact;           ///< and for no other: sm_90a
-  int head_dim;         ///< of Q and K; serves all up to this; 0: not applicable
-  int head_dim_vo;      ///< of V and O
-  const char* kv;       ///< "f16", "bf16", "e4m3", "e5m2", "i8", "i4", "e2m1"; "bf16xi8": and Q; "-": none
-  int rows;             ///< packed query rows of an item; 0: not applicable
+  int arch;         ///< instruction set it is written for: 75, 80, 90
+  bool exact;       ///< and for no other: sm_90a
+  int head_dim;     ///< of Q and K; serves all up to this; 0: not applicable
+  int head_dim_vo;  ///< of V and O
+  const char*
+      kv;    ///< "f16", "bf16", "e4m3", "e5m2", "i8", "i4", "e2m1"; "bf16xi8": and Q; "-": none
+  int rows;  ///< packed query rows of an item; 0: not applicable
   const char* variant;  ///< "plain", "standard", "sigmoid", a user's; "-": not applicable
   const unsigned char* image;
   const unsigned char* image_end;

@@ -75,7 +75,7 @@ def test_cuda_ranks_do_not_wait_for_ever(what: str, tmp_path: Path) -> None:
     assert (found[3] is None) == (what == "dead")
     for text, seconds in found[: 4 if what == "late" else 3]:
         assert "nothing from rank" in text
-        assert seconds < 3
+        assert seconds < 5
     assert "nothing from rank 3" in found[0][0]
 
 

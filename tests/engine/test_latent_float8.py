@@ -211,6 +211,16 @@ def test_what_an_append_writes() -> None:
         np.testing.assert_array_equal(back[512:], tail.astype(np.float32))
 
 
+def test_bytes_that_a_plan_reads(device: Device) -> None:
+    """A row of 656 bytes has more than one for each dim."""
+    found = {}
+    for kind in KINDS:
+        attention = engine(device, 16, {}, q_dtype=dtype_of(device), kv_dtype=kind)
+        attention.plan(flashbsr.Ragged(None, np.array([0, 10], np.int32)))
+        found[kind] = attention.explain().kv_bytes
+    assert found == {"float8_e4m3fn": 5760, PACKED: 6560}
+
+
 def test_append_on_a_device(device: Device) -> None:
     rng = np.random.default_rng(1)
     rows = [rng.standard_normal((9, n)).astype(DTYPES[dtype_of(device)]) for n in (512, 64)]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays.dtypes import elements_of, output_dtype
+from ..arrays.dtypes import PACKED_LATENTS, elements_of, output_dtype
 from ..errors import FlashbsrError
+from ..ops.latent import PACKED_BYTES
 from .plan import Plan
 from .plan_parts import shared_text
 from .planning import Planned
@@ -228,6 +229,8 @@ def explain(
     dims = task.head_dim_qk + dim_vo
     qo_row = int(task.head_dim_qk * sizes[0] + dim_vo * sizes[3])
     kv_row = int(task.head_dim_qk * sizes[1] + (0 if task.latent else dim_vo * sizes[2]))
+    if task.kv_dtype == PACKED_LATENTS:
+        kv_row = PACKED_BYTES
     pairs = _visible_pairs(plan)
     heads = plan.heads_per_request
     return Explanation(

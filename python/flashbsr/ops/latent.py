@@ -17,7 +17,7 @@ from ..errors import DTypeError, FlashbsrError, ShapeError
 from .codes import dequantize_kv_cache
 from .page import append_paged_kv_cache
 
-__all__ = ["PACKED_BYTES", "append_packed_latents", "unpack_latents"]
+__all__ = ["PACKED_BYTES", "append_latents", "append_packed_latents", "unpack_latents"]
 
 LATENT, TAIL, GROUP = 512, 64, 128
 SCALES = LATENT, LATENT + LATENT // GROUP * 4
@@ -111,6 +111,35 @@ def append_packed_latents(
         )  # fmt: skip
     except FlashbsrError as error:
         raise error.respell(_SPELLING) from None
+
+
+def append_latents(
+    append_ckv: Array,
+    append_kpe: Array,
+    batch_indices: Array,
+    positions: Array,
+    caches: tuple[Array, Array],
+    *table: Array,
+) -> None:
+    """Write latents and rotated keys into caches of their own, or both into packed rows.
+
+    Errors name the caches ``ckv_cache`` and ``kpe_cache``; packed rows have no second one.
+    """
+    ckv, kpe = caches
+    spelling = {
+        "append_key": "append_ckv", "append_value": "append_kpe", "cache": "ckv_cache",
+        "paged_kv_cache[0]": "ckv_cache", "paged_kv_cache[1]": "kpe_cache",
+    }  # fmt: skip
+    try:
+        if kpe is None and ckv.shape[-1] == PACKED_BYTES:
+            append_packed_latents(append_ckv, append_kpe, batch_indices, positions, ckv, *table)
+            return
+        both = ckv[:, :, None], kpe[:, :, None]
+        append_paged_kv_cache(
+            append_ckv[:, None], append_kpe[:, None], batch_indices, positions, both, *table
+        )
+    except FlashbsrError as error:
+        raise error.respell(spelling) from None
 
 
 def unpack_latents(cache: Array, dtype: Any = "float32") -> Array:

@@ -19,8 +19,8 @@ struct Task {
   int32_t pad[2];
 };
 
-/// Where the item's rows of K, of V or of their scales are: of token t of page p at base + p page_bytes +
-/// t token_bytes, modulo 2^64.
+/// Where the item's rows of K, of V or of their scales are: of token t of page p at base + p
+/// page_bytes + t token_bytes, modulo 2^64.
 struct alignas(16) KvSource {
   uint64_t base;
   uint64_t page_bytes;
@@ -89,7 +89,7 @@ FLASHBSR_DEVICE void describe_rows(const KernelArgs& args, const Task& task,
   for (int32_t r = thread; r < Traits::kRows; r += Traits::kThreads) {
     const PrefillRow row = describe_row(args, task.item, task.request, r);
     state.rows[r] = row;
-    state.scales[r] = logit_scale(args.params, row.q_head, task.item.kv_head);
+    state.scales[r] = Traits::kKeyUnit * logit_scale(args.params, row.q_head, task.item.kv_head);
   }
 }
 
