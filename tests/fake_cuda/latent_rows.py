@@ -40,5 +40,5 @@ def test_hopper_has_kernels_of_its_own() -> None:
         flashbsr.AttentionSpec(sm_scale=0.1),
         flashbsr.TaskInfo(64, 1, 576, head_dim_vo=512, latent=True, backend="fa3"),
     )
-    with pytest.raises(flashbsr.UnsupportedError, match=r"fa3.*9\.0"):
+    with pytest.raises(flashbsr.UnsupportedError, match="backend='fa3'"):
         attention.plan(flashbsr.Ragged(None, np.array([0, 100], np.int32)))
