@@ -30,10 +30,7 @@ FLASHBSR_DEVICE uint4 load_shared_16(uint32_t address) {
 }
 FLASHBSR_DEVICE float2 load_shared_pair(uint32_t address) {
   float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(x.x), "=f"(x.y)
-               : "r"(address)
-               : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
   return x;
 }
 FLASHBSR_DEVICE void load_shared(uint32_t address, float (&x)[4]) {
