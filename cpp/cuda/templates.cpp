@@ -107,8 +107,6 @@ Found find_prefill_scaled(const TemplateQuery& q, int cc) {
     case DType::kE4M3: return row.template operator()<DType::kE4M3>();
     case DType::kE5M2: return row.template operator()<DType::kE5M2>();
     case DType::kI8: return row.template operator()<DType::kI8>();
-    case DType::kI4: return row.template operator()<DType::kI4>();
-    case DType::kE2M1: return row.template operator()<DType::kE2M1>();
     default: return {};
   }
 }
@@ -128,41 +126,6 @@ Found find_prefill(const TemplateQuery& q, int cc) {
       return row_of<sm80::PrefillTraits<kDim, kKv, 64>>(80, false, kDim, kDim);
     });
   });
-}
-
-/// Latents of other dims than the table's; nothing is padded.
-template <int kLatent, int kTail>
-Found latent_row(const TemplateQuery& q) {
-  const auto row = [&]<DType kType>() -> Found {
-    constexpr int kDim = kLatent + kTail;
-    using sm80::LatentTraits;
-    switch (q.rows) {
-      case 16: return row_of<LatentTraits<kLatent, kTail, kType, 16>>(80, false, kDim, kLatent);
-      case 32: return row_of<LatentTraits<kLatent, kTail, kType, 32>>(80, false, kDim, kLatent);
-      case 64: return row_of<LatentTraits<kLatent, kTail, kType, 64>>(80, false, kDim, kLatent);
-      default: return {};
-    }
-  };
-  if (q.kv == DType::kF16) return row.template operator()<DType::kF16>();
-  if (q.kv == DType::kBF16) return row.template operator()<DType::kBF16>();
-  return {};
-}
-
-Found find_latent(const TemplateQuery& q, int cc) {
-  if (q.q != q.kv || cc < 80) return {};
-  const int tail = q.head_dim - q.head_dim_vo;
-  const auto with_tail = [&]<int kLatent>() -> Found {
-    if (tail == 0) return latent_row<kLatent, 0>(q);
-    if (tail == 64) return latent_row<kLatent, 64>(q);
-    return {};
-  };
-  switch (q.head_dim_vo) {
-    case 256: return with_tail.template operator()<256>();
-    case 320: return with_tail.template operator()<320>();
-    case 384: return with_tail.template operator()<384>();
-    case 512: return with_tail.template operator()<512>();
-    default: return {};
-  }
 }
 
 template <int kDim, DType kQ, DType kKv>
@@ -236,7 +199,6 @@ Found find_template(const TemplateQuery& query, int cc) {
   if (family == "decode") return find_decode(query, cc);
   if (family == "decode_scaled") return find_decode_scaled(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
-  if (family == "latent_mma") return find_latent(query, cc);
   if (family == "hopper_scaled") return find_hopper_scaled(query, cc);
   return {};
 }

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import reference
 from compare import assert_attention
-from flashbsr.info import engine_info
 from harness import DEVICES, Device
 from latents import (
     BATCHES,
@@ -190,23 +189,20 @@ def test_shared_prefixes(device: Device) -> None:
 
 
 @pytest.mark.parametrize("dims", [(256, 64), (320, 0), (384, 64), (512, 0), (128, 16)])
-@pytest.mark.parametrize("heads", [8, 16, 64])
-def test_dims(dims: tuple[int, int], heads: int, device: Device) -> None:
-    """Others than 512 and 64: a GPU compiles kernels, or says that it has none."""
-    b = make((1, 2), (300, 77), heads, dtype_of(device), dims=dims)
-    attention = engine(device, heads, {"causal": True}, head_dim_qk=sum(dims), head_dim_vo=dims[0])
-    if device.is_cuda and dims == (128, 16):
-        with pytest.raises(flashbsr.UnsupportedError, match="head_dim_vo 512, 384, 320 or 256"):
+def test_dims(dims: tuple[int, int], device: Device) -> None:
+    """Others than 512 and 64 are the CPU's: a GPU says so."""
+    b = make((1, 2), (300, 77), 16, dtype_of(device), dims=dims)
+    attention = engine(device, 16, {"causal": True}, head_dim_qk=sum(dims), head_dim_vo=dims[0])
+    if device.is_cuda:
+        with pytest.raises(flashbsr.UnsupportedError, match="576 and 512"):
             attention.plan(b.layout(64))
         return
-    if device.is_cuda and not engine_info()["jit"]["nvrtc"]:
-        pytest.skip("no NVRTC to compile kernels with")
     attention.plan(b.layout(64))
     out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True)
     check(device, out, lse, b, {"causal": True}, dims[0])
     if dims[1]:
-        again = attention.run(device.put(b.q), parts(device, b.cache, dims[0]))
-        np.testing.assert_array_equal(device.get(again), device.get(out))
+        again = attention.run(b.q, parts(device, b.cache, dims[0]))
+        np.testing.assert_array_equal(again, out)
 
 
 @pytest.mark.parametrize(

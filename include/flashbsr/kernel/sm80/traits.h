@@ -28,7 +28,7 @@ FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int a
 FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
-/// @tparam kv        type of K and V: that of Q, float8 or codes
+/// @tparam kv        type of K and V: that of Q, float8 or int8
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
 /// @tparam kv_tile   tokens of a tile of K or V
@@ -46,25 +46,16 @@ struct PrefillTraits {
   static constexpr int kRows = rows;
 
   /// Elements of a byte, which are widened on their way to the tensor cores.
-  static constexpr bool kBytes = dtype_size(kv) == 1 && !is_packed(kv);
-  /// Two of them in a byte (tile/packed.h).
-  static constexpr bool kPacked = is_packed(kv);
+  static constexpr bool kBytes = dtype_size(kv) == 1;
   static constexpr bool kTokenScales = scaled;
-  static_assert(scaled || (kv != DType::kI8 && !kPacked));
-  /// What the tensor cores multiply with Q: codes are exact in fp16.
-  static constexpr DType kKeyCompute = dtype_size(kv) == 1 ? DType::kF16 : kv;
-  /// And with weights. V's scales make these of any size, and so bf16; NVFP4's are in its codes.
-  static constexpr DType kCompute = scaled && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
-  /// What K and V are divided by where they are multiplied (ptx/codes.h).
-  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1                     ? 128.0f
-                                      : kv == DType::kI4 || kv == DType::kI8 ? 64.0f
-                                                                             : 1.0f;
-  /// Bytes of a scale of packed codes, and words of those of a row of K or V at most.
-  static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
-  static constexpr int kScaleWords = kv == DType::kE2M1 ? head_dim / 64
-                                     : kPacked          ? head_dim / 32
-                                                        : 1;
+  static_assert(scaled || kv != DType::kI8);
+  static_assert(!is_packed(kv));
+  /// What the tensor cores multiply with Q: bytes are exact in fp16.
+  static constexpr DType kKeyCompute = kBytes ? DType::kF16 : kv;
+  /// And with weights. V's scales make these of any size, and so bf16.
+  static constexpr DType kCompute = scaled ? DType::kBF16 : kKeyCompute;
+  /// What V is divided by where it is multiplied (ptx/codes.h).
+  static constexpr float kValueUnit = kv == DType::kI8 ? 64.0f : 1.0f;
 
   static constexpr int kRowWarps = 4;  ///< that rows are dealt to
   static constexpr int kParts = prefill_parts(head_dim);
@@ -78,16 +69,14 @@ struct PrefillTraits {
   static constexpr bool kLatent = false;        ///< V is a part of K
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
-  static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
-  static constexpr int kTileBytes = kKvTile * kRowBytes;
+  static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
   /// Arrays that a token has a row in: K, V and the scales of both.
   static constexpr int kSources = scaled ? 4 : 2;
-  static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
-  static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
-  static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
-  static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
-  static constexpr int kTokenScaleBytes =
-      scaled ? 2 * 2 * kKvTile * kScaleWords * 4 : 0;  ///< of two tiles
+  static constexpr int kSourceBytes = 32;                                    ///< sizeof(KvSource)
+  static constexpr int kRowRecordBytes = 16;                                 ///< sizeof(PrefillRow)
+  static constexpr int kVisibilityBytes = 16;                                ///< sizeof(Visibility)
+  static constexpr int kTaskBytes = 80;                                      ///< sizeof(Task)
+  static constexpr int kTokenScaleBytes = scaled ? 2 * 2 * kKvTile * 4 : 0;  ///< of two tiles
   /// [Q][K ...][V ...][where rows of K and V, and their scales, are, of two tiles][and in general]
   /// [pages][rows][scale of every row][scales of two tiles' tokens][what each warp sees][this item
   /// and the next]
@@ -112,26 +101,22 @@ using ScaledPrefillTraits = PrefillTraits<head_dim, kv, rows, arch, prefill_kv_t
 /// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
 /// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
 /// to 32 rows and its share of the dims.
-/// @tparam latent_dim  256, 320, 384 or 512
-/// @tparam tail_dim    64 or 0
+/// @tparam latent_dim, tail_dim  512 and 64
 /// @tparam rows  packed rows of an item: 16, of which two blocks find room on an SM, 32 or 64
-/// @tparam arch  as in PrefillTraits; from 90 on there is room for three tiles
-template <int latent_dim, int tail_dim, DType type, int rows, int arch = 80>
+template <int latent_dim, int tail_dim, DType type, int rows>
 struct LatentTraits {
-  static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
+  static constexpr int kArch = max_of(FLASHBSR_ARCH, 80);
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
   static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
-  static constexpr bool kBytes = false, kPacked = false, kTokenScales = false, kLatent = true;
-  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
+  static constexpr bool kBytes = false, kTokenScales = false, kLatent = true;
+  static constexpr float kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = rows == 16 ? 2 : 1;
   static constexpr int kKvTile = 32;
-  /// With three the weights of a tile are made between the products of the one before. With 64 rows
-  /// two take 156 KB of the 163 of sm_80, three 200 KB.
-  static constexpr int kStages = rows > 16 && arch >= 90 ? 3 : 2;
+  static constexpr int kStages = 2;  ///< with 64 rows 156 KB of the 163 of sm_80
 
   static constexpr int kRowWarps = rows / 16;             ///< whose rows are others
   static constexpr int kParts = kWarps / kRowWarps;       ///< warps that share 16 rows of S
@@ -141,18 +126,17 @@ struct LatentTraits {
   static constexpr int kScoreTokens = 16;  ///< of S that a warp makes weights of
   static constexpr int kBlocks = kKvTile / kScoreTokens;
   /// Steps of the product of S, of a warp, whose part of Q stays in registers.
-  static constexpr int kKeptSteps = min_of(rows == 16 ? 4 : 8, kHeadDim / 16 / kKeyWarps);
+  static constexpr int kKeptSteps = rows == 16 ? 4 : 8;
   static constexpr int kPageSlots = 2 * kKvTile;
   static constexpr int kOutputBands = rows == 16 ? 1 : 2;  ///< of 16 rows, of O in a warp
   static constexpr int kDimWarps = kWarps / (kRowWarps / kOutputBands);
-  static_assert(latent_dim % 64 == 0 && tail_dim % 64 == 0 && dtype_size(type) == 2);
+  static_assert(kHeadDim % 64 == 0 && latent_dim % (64 * kDimWarps) == 0 && dtype_size(type) == 2);
 
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
-  static constexpr int kRowBytes = kHeadDim * 2;
-  static constexpr int kTileBytes = kKvTile * kRowBytes;
+  static constexpr int kTileBytes = kKvTile * kHeadDim * 2;
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
-  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;  ///< of a tile
+  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;
   static constexpr int kSources = 2;
   static constexpr int kSourceBytes = 32, kRowRecordBytes = 16, kVisibilityBytes = 16;
   static constexpr int kTaskBytes = 80;
@@ -160,7 +144,7 @@ struct LatentTraits {
   /// what O shrinks by, its reference]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kExchangeOffset = kKeyOffset + kStages * kTileBytes;
-  static constexpr int kKvRowOffset = kExchangeOffset + (kStages - 1) * kExchangeBytes;
+  static constexpr int kKvRowOffset = kExchangeOffset + kExchangeBytes;
   static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
   static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kPageSlots * 4;
@@ -170,7 +154,7 @@ struct LatentTraits {
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kStateOffset = kTaskOffset + 2 * kTaskBytes;
   static constexpr int kSmemBytes = kStateOffset + (kBlocks + 2) * rows * 4;
-  static_assert(kSmemBytes <= (rows == 16 ? 99 : kStages == 2 ? 163 : 227) * 1024);
+  static_assert(kSmemBytes <= (rows == 16 ? 99 : 163) * 1024);
 };
 
 }  // namespace flashbsr::sm80

@@ -231,8 +231,6 @@ class Mainloop : public Softmax<Traits, Variant> {
     const bool grew = Base::soften(begin, true);
     scores.scale_weights();
     Base::pack();
-    __syncwarp();
-    release_scales();
     if (kMasksByBits<Variant> && Variant::use_softmax && grew) Base::rescale();
   }
 
@@ -297,13 +295,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     if constexpr (Traits::kLongSums) sums_.count(o);
   }
 
-  /// Read they have been, by all lanes: a product of the warpgroup, or a vote, came after.
-  FLASHBSR_DEVICE void release_scales() const {
-    if constexpr (Traits::kTokenScales) {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared_.scales_empty + 8 * key_.stage);
-    }
-  }
-  /// Those of the tile whose S are at hand came with its K.
+  /// Those of the tile whose S are at hand came with its K, and are there as long as its V.
   FLASHBSR_DEVICE void find_scales() {
     if constexpr (Traits::kTokenScales) {
       scores.token_scales =
@@ -322,15 +314,8 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::pin(o);
     Base::pin_weights();
     if (begun) {
-      if (threadIdx.x % 32 == 0) {
-        shared_.value_pipeline.release(value_);
-        if constexpr (Traits::kTokenScales) {
-          ptx::mbarrier_arrive(shared_.scales_empty + 8 * key_.stage);
-        }
-      }
+      release(shared_.value_pipeline, value_);
       value_.advance();
-    } else {
-      release_scales();
     }
   }
 
@@ -429,7 +414,6 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void pass(bool turn) {
     shared_.key_pipeline.wait_full(key_);
     release(shared_.key_pipeline, key_);
-    release_scales();
     key_.advance();
     if (turn) {
       products_.take_turn();

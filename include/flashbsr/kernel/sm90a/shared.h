@@ -127,8 +127,7 @@ struct Shared {
   uint32_t landing_keys, landing_values;
   uint32_t places;        ///< of rows that are gathered
   uint32_t sums;          ///< of O (long_sums.h)
-  uint32_t token_scales;  ///< of every stage of K: K's, then V's (token_scales.h)
-  uint32_t scales_empty;  ///< by stage: nobody reads these any more
+  uint32_t token_scales;  ///< of every stage of K, and so of V: K's, then V's (token_scales.h)
   PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
@@ -172,10 +171,7 @@ struct Shared {
     if constexpr (Traits::kPreparesValues) {
       constexpr int kPreparedBarriers = 256;  // behind all others
       constexpr int kLandingBarriers = LandingOf<false>::kBytes + LandingOf<true>::kBytes;
-      static_assert(kPreparedBarriers + kLandingBarriers +
-                        (Traits::kTokenScales ? 8 * Traits::kStages : 0) <=
-                    Traits::kBarrierBytes - kKindBytes);
-      scales_empty = landing_value_pipeline.barriers + kLandingBarriers;
+      static_assert(kPreparedBarriers + kLandingBarriers <= Traits::kBarrierBytes - kKindBytes);
       landing_values = queries + Traits::kLandingValueOffset;
       landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
       if constexpr (Traits::kPreparesKeys) {
@@ -206,10 +202,6 @@ struct Shared {
                         last);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
-    if constexpr (Traits::kTokenScales) {
-#pragma unroll
-      for (int i = 0; i < Traits::kStages; ++i) ptx::mbarrier_init(scales_empty + 8 * i, consumers);
-    }
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
     place_pipeline.init(32, Traits::kWideners ? 32 * (Traits::kWideners + kTailWarps) : copies);

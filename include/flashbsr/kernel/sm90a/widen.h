@@ -4,8 +4,8 @@
 // e4m3 and int8 on their way to 16-bit products: copies land in one ring, two warps write the tiles
 // of another.
 //
-//   warp 0         K, V in bytes        -> landing pipelines; K multiplied as it is: its own
-//   warps 1 and 2  bytes -> fp16, bf16  -> key_, value_pipeline
+//   warp 0          K, V in bytes        -> landing pipelines; K that is multiplied as it is: its
+//   own warps 1 and 2   bytes -> fp16, bf16  -> key_, value_pipeline
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
@@ -49,11 +49,7 @@ class Widener {
   using Ring = typename Shared<Traits>::KvPipeline;
   static constexpr int kTileLines = Traits::kKvTile;
   static constexpr int kUnits = kTileLines / 8;
-  /// Loads under way: as far as 32 registers go. Of int8, which becomes 16 bits in few of them, all
-  /// of a column: with four the widening warps waited for them a quarter of their time.
-  static constexpr int kBatch = Traits::kKvType == DType::kI8 ? (kUnits > 10 ? kUnits / 2 : kUnits)
-                                : Traits::kTokenScales        ? 5
-                                                              : 4;
+  static constexpr int kBatch = 4;  ///< loads under way: as far as 32 registers go
   /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
   /// has another phase.
   static constexpr int kToNext = 2 * 128 + (2 << 4);
