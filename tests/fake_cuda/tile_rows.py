@@ -9,6 +9,9 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
+import torch
+
+from fake_cuda.fake import Driver
 
 
 def kernel(count: int, q_len: int, kv_len: int, heads: int = 32, **task: Any) -> str:
@@ -47,6 +50,37 @@ def test_where_the_kernel_must_not_depend_on_the_batch(task: dict[str, Any]) -> 
 def test_tiles_that_are_asked_for(rows: int) -> None:
     family = "prefill_sm80" if rows == 64 else "hopper_sm90a"
     assert kernel(3, 256, 8192, tile_rows=rows) == f"{family}_d128_bf16_r{rows}_plain"
+
+
+def test_few_rows_of_one_head_keep_the_usual_tile() -> None:
+    """One warpgroup has them in either."""
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(),
+        flashbsr.TaskInfo(64, 1, 128, q_dtype="bfloat16", kv_dtype="bfloat16", backend="cuda"),
+    )
+    lengths = np.cumsum([0, *(71 + 151 * i for i in range(37))])
+    attention.plan(flashbsr.Ragged(None, lengths))
+    assert attention._engine.kernel_name() == "hopper_sm90a_d128_bf16_r192_plain"
+
+
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("known", [False, True], ids=["types unknown", "types known"])
+def test_scales_in_float16_take_the_kernel_that_reads_them(driver: Driver, known: bool) -> None:
+    types = {"q_dtype": "bfloat16", "kv_dtype": "int8"} if known else {}
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64, backend="cuda", **types)
+    )
+    q = torch.zeros(40, 4, 64, dtype=torch.bfloat16)
+    k = torch.zeros(90, 2, 64, dtype=torch.int8)
+    names = []
+    for scales in ("float32", "float16", "float32"):
+        attention.plan(flashbsr.Ragged([0, 40], [0, 90]))
+        scale = torch.ones(90, 2, dtype=getattr(torch, scales))
+        attention.run(q, (k, k), k_scale=scale, v_scale=scale)
+        driver.drain()
+        names.append(driver.kernel.split("_sm")[0])
+    # Who has brought float16 once may do so again, perhaps in a graph.
+    assert names == ["hopper_scaled", "decode_scaled", "decode_scaled"]
 
 
 def test_tiles_that_no_kernel_has() -> None:
