@@ -139,7 +139,7 @@ def read_build(build: Path, cuobjdump: str) -> list[tuple[Code, str]]:
     names = [
         name
         for name in manifest.read_text().split("\n")[1:]
-        if name.startswith(("hopper_", "mixed_", "latent_"))
+        if name.startswith(("hopper_", "mixed_", "latent_")) and "_sm90a_" in name
     ]
     if not names:
         raise CodeError("no Hopper kernels; expected a build whose FLASHBSR_CUDA_ARCHS has 90")

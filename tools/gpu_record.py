@@ -138,8 +138,11 @@ def verdict(content: dict[str, Any], current: str | None = None) -> tuple[bool, 
 
 def check() -> int:
     """Print the verdict on every record; 0 only if there is one and all are good and current."""
-    others = ("engines-", "ranks-", "transformers-", "wheel")
-    paths = sorted(p for p in RECORDS.glob("*.json") if not p.name.startswith(others))
+    paths = sorted(
+        p
+        for p in RECORDS.glob("*.json")
+        if not p.name.startswith(("engines-", "ranks-", "transformers-", "wheel"))
+    )
     if not paths:
         print("gpu_record: no record in tests/records")
         return 1

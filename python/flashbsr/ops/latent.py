@@ -164,6 +164,13 @@ def unpack_latents(cache: Array, dtype: Any = "float32") -> Array:
         Other arrays.
     UnsupportedError
         Arrays on a GPU.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = unpack_latents(np.zeros((2, 4, 656), np.uint8))
+    >>> rows.shape, float(rows.max())
+    ((2, 4, 576), 0.0)
     """
     codes, scales, tails = _views(cache)
     latent = dequantize_kv_cache(codes, scales, dtype=dtype)
