@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import flashbsr
 import numpy as np
+import pytest
 import reference
 from harness import Device
 from reference import DTYPES, State, Variant
@@ -121,3 +122,14 @@ SPECS: dict[str, dict[str, Any]] = {
 
 def dtype_of(device: Device) -> str:
     return "bfloat16" if device.is_cuda else "float32"
+
+
+def refused(
+    device: Device, attention: flashbsr.Attention, b: Batch, cache: Any, argument: str
+) -> None:
+    """Hold that a run over `cache`, in pages of 64, raises and names `argument`."""
+    attention.plan(b.layout(64))
+    there = tuple(map(device.put, cache)) if isinstance(cache, tuple) else device.put(cache)
+    with pytest.raises(flashbsr.FlashbsrError) as caught:
+        attention.run(device.put(b.q), there)
+    assert caught.value.argument.startswith(argument), caught.value

@@ -8,6 +8,7 @@ Held to float64 over what the codes mean; slots of no request have garbage, thei
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ CHUNKS = Case(
     dims=(128, 128), dtypes=BF16, layout="paged", variant=Variant(causal=True),
 )  # fmt: skip
 LONG = CHUNKS.but("long", q_lens=(100, 40), kv_lens=(9001, 40), heads=(4, 1))
+
+LAYOUTS = [("ragged", 1), *itertools.product(("paged", "table", "bounds"), (1, 7, 16, 64))]
 
 everywhere = pytest.mark.parametrize("gpu", GPUS, ids=lambda device: device.name)
 both = pytest.mark.parametrize("family", FAMILIES)
@@ -61,14 +64,11 @@ def test_chunks(
 @everywhere
 @both
 @bytes_of
-@pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
+@pytest.mark.parametrize(("layout", "page_size"), LAYOUTS)
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-@pytest.mark.parametrize("page_size", [1, 7, 16, 64])
 def test_layouts(
     gpu: Device, page_size: int, kv_layout: str, layout: str, kind: Kind, family: str
 ) -> None:
-    if layout == "ragged" and page_size > 1:
-        pytest.skip("no pages")
     fields = {"layout": layout, "kv_layout": kv_layout, "page_size": page_size}
     check(gpu, dataclasses.replace(CHUNKS, **fields), kind, family)
 
