@@ -95,6 +95,35 @@ struct Feed {
   typename KvLoader<Traits>::Found found = {};
 };
 
+/// All threads, at the beginning of an item whose last tile is at `first`, if it is not `empty`: Q
+/// is under way to `query_tile`, its rows are described, where those of two tiles of KV are is
+/// noted and the pages of a third are asked for, and the next item is claimed.
+template <class Traits>
+FLASHBSR_DEVICE void begin_item(const KernelArgs& args, const BlockState& state,
+                                KvLoader<Traits>& loader, int32_t thread, uint32_t query_tile,
+                                int32_t first, bool empty) {
+  constexpr int kTile = Traits::kKvTile;
+  Task& task = *state.task;
+  if (!empty) {
+    loader.look_up(args, task, first, 0);
+    loader.look_up(args, task, first - kTile, 1);
+  }
+  ptx::cp_async_commit();
+  visit_queries<Traits>(args, task.item, task.request, thread, AsyncCopy{query_tile});
+  ptx::cp_async_commit();
+  describe_rows<Traits>(args, task, state, thread);
+  KvLoader<Traits>::describe_sources(args, task, state, thread);
+  ptx::cp_async_wait<1>();  // the pages, not Q
+  __syncthreads();
+  if (!empty) {
+    loader.note(args, task, first, 0);
+    loader.note(args, task, first - kTile, 1);
+    loader.look_up(args, task, first - 2 * kTile, 0);
+  }
+  if (thread == 0) claim_task(args, state.task[1]);
+  __syncthreads();
+}
+
 template <class Traits, class Variant>
 FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   constexpr int kTile = Traits::kKvTile;
@@ -120,24 +149,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const int32_t kv_begin = task.item.kv_begin;
     const bool empty = first < kv_begin;
 
-    if (!empty) {
-      loader.look_up(args, task, first, 0);
-      loader.look_up(args, task, first - kTile, 1);
-    }
-    ptx::cp_async_commit();
-    visit_queries<Traits>(args, task.item, task.request, thread, AsyncCopy{query_tile});
-    ptx::cp_async_commit();
-    describe_rows<Traits>(args, task, state, thread);
-    KvLoader<Traits>::describe_sources(args, task, state, thread);
-    ptx::cp_async_wait<1>();  // the pages, not Q
-    __syncthreads();
-    if (!empty) {
-      loader.note(args, task, first, 0);
-      loader.note(args, task, first - kTile, 1);
-      loader.look_up(args, task, first - 2 * kTile, 0);
-    }
-    if (thread == 0) claim_task(args, state.task[1]);
-    __syncthreads();
+    begin_item<Traits>(args, state, loader, thread, query_tile, first, empty);
     if (!empty) {
       loader.copy_scales(0, task.item.kv_end - first);
       loader.visit_keys(args, task, first, 0, AsyncCopy{keys});

@@ -400,24 +400,7 @@ FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
     const int32_t kv_begin = task.item.kv_begin;
     const bool empty = first < kv_begin;
 
-    if (!empty) {
-      loader.look_up(args, task, first, 0);
-      loader.look_up(args, task, first - kTile, 1);
-    }
-    ptx::cp_async_commit();
-    visit_queries<Traits>(args, task.item, task.request, thread, AsyncCopy{shared});
-    ptx::cp_async_commit();
-    describe_rows<Traits>(args, task, state, thread);
-    KvLoader<Traits>::describe_sources(args, task, state, thread);
-    ptx::cp_async_wait<1>();  // the pages, not Q
-    __syncthreads();
-    if (!empty) {
-      loader.note(args, task, first, 0);
-      loader.note(args, task, first - kTile, 1);
-      loader.look_up(args, task, first - 2 * kTile, 0);
-    }
-    if (thread == 0) claim_task(args, state.task[1]);
-    __syncthreads();
+    begin_item<Traits>(args, state, loader, thread, shared, first, empty);
     if (!empty) loader.visit_latents(task, first, 0, AsyncCopy{keys});
     ptx::cp_async_wait_all();
     __syncthreads();
