@@ -163,7 +163,7 @@ def unpack_latents(cache: Array, dtype: Any = "float32") -> Array:
     ShapeError, DTypeError
         Other arrays.
     UnsupportedError
-        Arrays on a GPU.
+        Tensors of a compiled program.
 
     Examples
     --------
