@@ -105,7 +105,7 @@ def compiled() -> list[dict[str, Any]]:
     ]
     codes = [
         ("prefill_scaled", "sm80", 128, kv, 64, "plain" if kv == "e5m2" else "standard")
-        for kv in ("i8", "e5m2")
+        for kv in ("i8", "i4", "e2m1", "e5m2")
     ]
     names = ("family", "arch", "head_dim", "kv", "rows", "variant")
     return [

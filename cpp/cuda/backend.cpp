@@ -335,7 +335,7 @@ bool CudaBackend::serves(const Params& params, void*) {
       half_scales_ || params.k_scales.dtype == DType::kF16 || params.v_scales.dtype == DType::kF16;
   if (!kernel_ || params.k.dtype != kv_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
-  if (need_.scaled && half_scales_ && !is_decode(*kernel_)) return false;
+  if (need_.scaled && half_scales_ && is_hopper(*kernel_)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

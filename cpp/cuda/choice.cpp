@@ -29,8 +29,8 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
-/// Codes with scales of every token. What has no kernel of more rows takes several tiles of few,
-/// and so does what has scales in float16, which the first one alone reads.
+/// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
+/// takes several tiles of few.
 constexpr Tile kScaledTiles[] = {
     {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
@@ -50,9 +50,9 @@ const char* kv_column(const Need& need) {
 }
 
 /// RoPE inside attention: of the kernels with hooks, not on padded head dims; only prefill kernels
-/// widen float8 before they rotate, and have the registers for head dim 512.
+/// widen bytes before they rotate, and have the registers for head dim 512.
 bool can_rotate(const Tile& tile, const Need& need) {
-  if (tile.family[0] == 'p') return true;
+  if (tile.family[0] == 'p') return !is_packed(need.kv);
   return need.q == need.kv && dtype_size(need.kv) == 2 && need.head_dim_qk <= 256;
 }
 
@@ -128,6 +128,7 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
   // Only the streaming kernels know of shares: in 22 of the others that test spills.
   if (need.spread && tile.family[0] != 'd') return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
+  if (hopper && need.half_scales) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (!hopper && need.q == DType::kE4M3) return nullptr;
@@ -193,8 +194,8 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
   if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom && !need.scaled) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
-  const std::span<const Tile> scaled(kScaledTiles, need.half_scales ? 1 : std::size(kScaledTiles));
-  const std::span<const Tile> tiles = need.scaled ? scaled : std::span<const Tile>(kTiles);
+  const std::span<const Tile> tiles =
+      need.scaled ? std::span<const Tile>(kScaledTiles) : std::span<const Tile>(kTiles);
   for (const Tile& tile : tiles) {
     if (need.tile_rows > 0 ? need.tile_rows != tile.rows : !holds(tile, need)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;

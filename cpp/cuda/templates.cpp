@@ -107,6 +107,8 @@ Found find_prefill_scaled(const TemplateQuery& q, int cc) {
     case DType::kE4M3: return row.template operator()<DType::kE4M3>();
     case DType::kE5M2: return row.template operator()<DType::kE5M2>();
     case DType::kI8: return row.template operator()<DType::kI8>();
+    case DType::kI4: return row.template operator()<DType::kI4>();
+    case DType::kE2M1: return row.template operator()<DType::kE2M1>();
     default: return {};
   }
 }

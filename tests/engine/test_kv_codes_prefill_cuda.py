@@ -16,9 +16,9 @@ import pytest
 from cases import BF16, F16, Case
 from flashbsr.errors import UnsupportedError
 from harness import DEVICES, Device, attention_for
-from kv_codes import E5M2, FP8, INT8, Kind, build
+from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
-from test_kv_codes_cuda import moved, run
+from test_kv_codes_cuda import FP8_HALF, moved, run
 
 GPUS = [device for device in DEVICES if device.is_cuda]
 if not GPUS:
@@ -34,8 +34,11 @@ LONG = CHUNKS.but("long", q_lens=(100, 40), kv_lens=(9001, 40), heads=(4, 1))
 LAYOUTS = [("ragged", 1), *itertools.product(("paged", "table", "bounds"), (1, 7, 16, 64))]
 
 everywhere = pytest.mark.parametrize("gpu", GPUS, ids=lambda device: device.name)
-both = pytest.mark.parametrize("family", FAMILIES)
-bytes_of = pytest.mark.parametrize("kind", [INT8, FP8], ids=str)
+BYTES = [(family, kind) for family in FAMILIES for kind in (INT8, FP8)]
+of_bytes = pytest.mark.parametrize(("family", "kind"), BYTES, ids=str)
+of_codes = pytest.mark.parametrize(
+    ("family", "kind"), [*BYTES, ("fa2", INT4_64), ("fa2", NVFP4)], ids=str
+)
 
 
 def check(gpu: Device, case: Case, kind: Kind, family: str, **task: Any) -> None:
@@ -45,8 +48,7 @@ def check(gpu: Device, case: Case, kind: Kind, family: str, **task: Any) -> None
 
 
 @everywhere
-@both
-@bytes_of
+@of_bytes
 @pytest.mark.parametrize("dtypes", [BF16, F16], ids=lambda x: x[0])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (32, 96), (112, 80)], ids=str)
 @pytest.mark.parametrize("layout", ["ragged", "paged"])
@@ -62,8 +64,18 @@ def test_chunks(
 
 
 @everywhere
-@both
-@bytes_of
+@pytest.mark.parametrize("kind", [INT4, INT4_64, INT4_32, NVFP4], ids=str)
+@pytest.mark.parametrize("dtypes", [BF16, F16], ids=lambda x: x[0])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("layout", ["ragged", "paged"])
+def test_chunks_of_packed_codes(
+    gpu: Device, layout: str, dims: tuple[int, int], dtypes: tuple[str, str, str], kind: Kind
+) -> None:
+    check(gpu, dataclasses.replace(CHUNKS, dims=dims, dtypes=dtypes, layout=layout), kind, "fa2")
+
+
+@everywhere
+@of_codes
 @pytest.mark.parametrize(("layout", "page_size"), LAYOUTS)
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 def test_layouts(
@@ -74,8 +86,16 @@ def test_layouts(
 
 
 @everywhere
-@both
-@bytes_of
+@pytest.mark.parametrize("kind", [INT8_HALF, FP8_HALF], ids=str)
+@pytest.mark.parametrize(("layout", "page_size"), [("ragged", 1), ("paged", 1), ("paged", 16)])
+def test_scales_in_float16(gpu: Device, layout: str, page_size: int, kind: Kind) -> None:
+    case = dataclasses.replace(CHUNKS, layout=layout, page_size=page_size)
+    check(gpu, case, kind, "fa2")
+    assert run(gpu, case, kind)[2].startswith("prefill_scaled_")  # Hopper's reads float32
+
+
+@everywhere
+@of_codes
 @pytest.mark.parametrize("size", [0, 512])
 def test_split_requests(gpu: Device, size: int, kind: Kind, family: str) -> None:
     task = {"fixed_split_size": size} if size else {}
@@ -99,8 +119,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @everywhere
-@both
-@bytes_of
+@of_codes
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(gpu: Device, name: str, kind: Kind, family: str) -> None:
     case = dataclasses.replace(CHUNKS, **VARIANTS[name])
@@ -116,8 +135,7 @@ def test_e5m2_is_compiled(gpu: Device) -> None:
 
 
 @everywhere
-@both
-@bytes_of
+@of_bytes
 @pytest.mark.parametrize("power", [-60, 60])
 def test_scales_of_any_size(gpu: Device, power: int, kind: Kind, family: str) -> None:
     """Outputs of a cache whose V is 2^power times as large are 2^power times as large, exactly."""
@@ -146,7 +164,7 @@ def test_few_rows_go_to_the_decode_kernel(gpu: Device) -> None:
 
 
 @everywhere
-@bytes_of
+@pytest.mark.parametrize("kind", [INT8, FP8], ids=str)
 def test_rope_inside_goes_to_mma_sync(gpu: Device, kind: Kind) -> None:
     case = CHUNKS.but("rope", variant=Variant(causal=True, pos_encoding_mode="ROPE_LLAMA"))
     check(gpu, case, kind, "fa2")

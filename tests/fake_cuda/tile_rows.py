@@ -80,7 +80,7 @@ def test_scales_in_float16_take_the_kernel_that_reads_them(driver: Driver, known
         driver.drain()
         names.append(driver.kernel.split("_sm")[0])
     # Who has brought float16 once may do so again, perhaps in a graph.
-    assert names == ["hopper_scaled", "decode_scaled", "decode_scaled"]
+    assert names == ["hopper_scaled", "prefill_scaled", "prefill_scaled"]
 
 
 def test_tiles_that_no_kernel_has() -> None:

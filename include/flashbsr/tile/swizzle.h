@@ -20,15 +20,18 @@ namespace flashbsr {
 
 template <int kRowBytes>
 struct Swizzle {
-  static_assert(kRowBytes == 64 || kRowBytes % 128 == 0);
+  static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes % 128 == 0);
   static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kInLine = kRowBytes < 128 ? 128 / kRowBytes : 1;  ///< rows of a line
+  /// Of rows of 32 bytes two lines' chunks of a column are eight already.
+  static constexpr int kLines = kRowBytes == 32 ? 2 : 8;
   /// Rows after which the permutation repeats: address(row + n * kPeriod) is n * kPeriod rows on.
-  static constexpr int kPeriod = kRowBytes == 64 ? 16 : 8;
+  static constexpr int kPeriod = kLines * kInLine;
 
   /// Byte offset of a chunk. XOR with 16 * x gives that of chunk ^ x in the same row.
   FLASHBSR_FN static constexpr uint32_t offset(uint32_t row, uint32_t chunk) {
-    const uint32_t line = kRowBytes == 64 ? row >> 1 : row;
-    return row * kRowBytes + chunk * 16 ^ (line & 7) * 16;
+    const uint32_t line = row / kInLine;
+    return row * kRowBytes + chunk * 16 ^ line % kLines * 16;
   }
 };
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <flashbsr/kernel/decode/epilogue.h>
+#include <flashbsr/kernel/decode/packed_loader.h>
 
 namespace flashbsr {
 
@@ -174,8 +175,8 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   if (warp >= Traits::kWarps) {
     epilogue<Traits, Variant>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
   } else {
-    DecodeRing<Traits> ring(args, shared.items(), shared.ring(warp), shared.rows(warp),
-                            shared.staged(), warp, lane);
+    typename RingOf<Traits>::Type ring(args, shared.items(), shared.ring(warp), shared.rows(warp),
+                                       shared.staged(), warp, lane);
     stream<Traits, Variant>(args, shared, ring, begin, end, warp, lane);
   }
 }

@@ -68,34 +68,26 @@ class DecodeRing {
 
   /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
   FLASHBSR_DEVICE void produce_keys() {
-    if constexpr (!Traits::kTogether) {
-      __syncwarp();  // nobody reads the offsets of the stage before any more
-      if (current_.item < count_) {
-        if constexpr (Traits::kTokenScales) {
-          note_and_copy_key_scales();
-        } else {
-          note();
-        }
-        __syncwarp();
-        copy_tile(true);
-        look_up(ahead_, stage_ & 1);
+    __syncwarp();  // nobody reads the offsets of the stage before any more
+    if (current_.item < count_) {
+      if constexpr (Traits::kTokenScales) {
+        note_and_copy_key_scales();
+      } else {
+        note();
       }
-      ptx::cp_async_commit();
+      __syncwarp();
+      copy_tile(true);
+      look_up(ahead_, stage_ & 1);
     }
+    ptx::cp_async_commit();
   }
 
-  /// The same for its V, or of both where they are copied together; then goes on to the stage after
-  /// it.
+  /// The same for its V; then goes on to the stage after it.
   FLASHBSR_DEVICE void produce_values() {
     __syncwarp();
     if (current_.item < count_) {
-      if constexpr (Traits::kTogether) {
-        copy_together();
-        look_up(ahead_, stage_ & 1);
-      } else {
-        if constexpr (Traits::kTokenScales) copy_value_scales();
-        copy_tile(false);
-      }
+      if constexpr (Traits::kTokenScales) copy_value_scales();
+      copy_tile(false);
       advance(current_);
       advance(ahead_);
       ++stage_;
@@ -106,32 +98,29 @@ class DecodeRing {
 
   /// Waits for the oldest K tile and gives its address. It is handed back by produce_keys().
   FLASHBSR_DEVICE uint32_t wait_for_keys() {
-    ptx::cp_async_wait<kGroups - 1>();  // with it came the pages of two stages later
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();  // with it came the pages of two stages later
     settle_scales(true);
     __syncwarp();
-    return ring_ + read_slot() * Traits::kStageBytes;
+    return ring_ + read_slot_ * Traits::kStageBytes;
   }
 
   /// Scales of the oldest tile's tokens, [kKvTile][kScaleWords]: of K until produce_keys(), of V
   /// until produce_values().
-  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot()][0]; }
+  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot_][0]; }
   /// Asked for before wait_for_values(), and read after it.
-  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[read_slot()][0]; }
+  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[read_slot_][0]; }
 
   /// Waits for the V tile that belongs to it. It is handed back by produce_values().
   FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem&, int32_t, bool) {
-    if constexpr (!Traits::kTogether) {
-      ptx::cp_async_wait<kGroups - 1>();
-      settle_scales(false);
-      __syncwarp();
-    }
-    const uint32_t tile = ring_ + read_slot() * Traits::kStageBytes + kValues;
+    ptx::cp_async_wait<2 * Traits::kStages - 1>();
+    settle_scales(false);
+    __syncwarp();
+    const uint32_t tile = ring_ + read_slot_ * Traits::kStageBytes + kValues;
     read_slot_ = read_slot_ + 1 == Traits::kStages ? 0 : read_slot_ + 1;
     return tile;
   }
 
- private:
-  static constexpr int kGroups = Traits::kTogether ? Traits::kStages : 2 * Traits::kStages;
+ protected:
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kStep = Traits::kWarps * Traits::kKvTile;  // from a stage to the next
   static constexpr int kChunks = Traits::kRowBytes / 16;          // of a row
@@ -146,10 +135,6 @@ class DecodeRing {
     int item;
     int32_t position;  // first token of the stage
   };
-  /// Where K and V are copied together, the next place to copy to is that of the stage which is
-  /// read.
-  FLASHBSR_DEVICE int read_slot() const { return Traits::kTogether ? write_slot_ : read_slot_; }
-
   FLASHBSR_DEVICE const char* k_data() const {
     return static_cast<const char*>(args_.params.k.data);
   }
@@ -267,60 +252,17 @@ class DecodeRing {
     }
   }
 
-  /// All of a stage at once, K and V and their scales. Rows of packed codes are whole: no chunk of
-  /// one lies beyond its dims.
-  FLASHBSR_DEVICE void copy_together() {
-    static_assert(kColumns == 1);
-    const Params& p = args_.params;
-    const DecodeItem& item = items_[current_.item];
-    const int rows = current_rows();
-    DecodePlace at[kLooks];
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i) {
-      const int row = lane_ + 32 * i;
-      at[i] = place_of(item, row, row < rows);
-      rows_.offsets[row] = {at[i].offset(p.k) * kSize, at[i].offset(p.v) * kSize};
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i) {
-      const int row = lane_ + 32 * i;
-      copy_scales(true, i, at[i].offset(p.k_scales), row < rows);
-      copy_scales(false, i, at[i].offset(p.v_scales), row < rows);
-    }
-    const int chunk = lane_ % kAcross, first = lane_ / kAcross;
-    const uint32_t tile = ring_ + write_slot_ * Traits::kStageBytes;
-    const char *k = k_data() + chunk * 16, *v = v_data() + chunk * 16;
-    const uint64_t policy = ptx::evict_first_policy();  // it costs less than to keep it
-    DecodeOffsets from[kPasses];
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      from[pass] = rows_.offsets[first + pass * kRowsAtOnce];
-    }
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = first + pass * kRowsAtOnce;
-      const uint32_t to = tile + decode_tile_offset<Traits>(row, chunk);
-      ptx::cp_async_16_if(to, k + from[pass].k, row < rows, policy);
-      ptx::cp_async_16_if(to + kValues, v + from[pass].v, row < rows, policy);
-    }
-  }
-
   /// Of this lane's `i`-th token of the stage that is being copied.
   FLASHBSR_DEVICE void copy_scales(bool keys, int i, int64_t offset, bool inside) {
     const PagedView& view = keys ? args_.params.k_scales : args_.params.v_scales;
     auto& stage = keys ? rows_.k_scales[write_slot_] : rows_.v_scales[write_slot_];
-    float (&to)[Traits::kScaleWords] = stage[lane_ + 32 * i];
-    if constexpr (Traits::kPacked) {
-      copy_packed_scales<Traits>(to, view, offset, inside);
-    } else {
-      halves_.copy(to[0], view, offset, inside, (2 * write_slot_ + !keys) * kLooks + i);
-    }
+    float& to = stage[lane_ + 32 * i][0];
+    halves_.copy(to, view, offset, inside, (2 * write_slot_ + !keys) * kLooks + i);
   }
 
   /// Makes floats of this lane's scales in the stage that has arrived, if they are halves.
   FLASHBSR_DEVICE void settle_scales(bool keys) {
-    if constexpr (Traits::kTokenScales && !Traits::kPacked) {
+    if constexpr (Traits::kTokenScales) {
       const PagedView& view = keys ? args_.params.k_scales : args_.params.v_scales;
       if (view.dtype != DType::kF16) return;
       auto& stage = keys ? rows_.k_scales[read_slot_] : rows_.v_scales[read_slot_];

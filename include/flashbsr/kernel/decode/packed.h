@@ -219,46 +219,58 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
                                    float (&s)[kSubTiles][kTiles][4]) {
   using Keys = PackedKeys<Traits, kRun>;
   constexpr int kWords = Traits::kScaleWords, kChunks = Traits::kHeadDim / 32;
+  // Two tiles of tokens by turns: their chains of products do not wait for each other.
 #pragma unroll
-  for (int u = 0; u < kSubTiles; ++u) {
+  for (int u = 0; u < kSubTiles; u += 2) {
     const float* of_token = scales + (16 * u + (lane >> 2)) * kWords;
-    Keys low(of_token, lane), high(of_token + 8 * kWords, lane);
-    float sum[kTiles][4];
+    Keys low[2] = {Keys(of_token, lane), Keys(of_token + 16 * kWords, lane)};
+    Keys high[2] = {Keys(of_token + 8 * kWords, lane), Keys(of_token + 24 * kWords, lane)};
+    float sum[2][kTiles][4];
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) s[u][n][0] = s[u][n][1] = s[u][n][2] = s[u][n][3] = 0;
+    for (int w = 0; w < 2; ++w) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[u + w][n][e] = 0;
+      }
+    }
+    const auto multiply = [&](int w, int chunk, uint32_t codes, uint32_t codes_below) {
+      if (chunk % kRun == 0) {
+        low[w].begin(chunk);
+        high[w].begin(chunk);
+      }
+      uint32_t a[4], b[4];
+      low[w].widen(codes, chunk, a);
+      high[w].widen(codes_below, chunk, b);
+      const uint32_t first[4] = {a[0], b[0], a[1], b[1]}, second[4] = {a[2], b[2], a[3], b[3]};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const uint4 q = query.operands(n, chunk);
+        float (&x)[4] = Keys::kByCodes ? s[u + w][n] : sum[w][n];
+        if (!Keys::kByCodes && chunk % kRun == 0) x[0] = x[1] = x[2] = x[3] = 0;
+        ptx::mma_m16n8k16<Traits::kKeyCompute>(x, first, q.x, q.y);
+        ptx::mma_m16n8k16<Traits::kKeyCompute>(x, second, q.z, q.w);
+        if constexpr (!Keys::kByCodes) {
+          if ((chunk + 1) % kRun != 0) continue;
+          s[u + w][n][0] += low[w].scale() * x[0];
+          s[u + w][n][1] += low[w].scale() * x[1];
+          s[u + w][n][2] += high[w].scale() * x[2];
+          s[u + w][n][3] += high[w].scale() * x[3];
+        }
+      }
+    };
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {
-      uint32_t raw[4];
-      const int row = 16 * u + (lane & 15);
-      ptx::ldmatrix_x4(raw, tile + decode_tile_offset<Traits>(row, 2 * i + (lane >> 4)));
+      uint32_t raw[2][4];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        const int row = 16 * (u + w) + (lane & 15);
+        ptx::ldmatrix_x4(raw[w], tile + decode_tile_offset<Traits>(row, 2 * i + (lane >> 4)));
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int chunk = 2 * i + h;
-        if (chunk % kRun == 0) {
-          low.begin(chunk);
-          high.begin(chunk);
-        }
-        uint32_t a[4], b[4];
-        low.widen(raw[2 * h], chunk, a);
-        high.widen(raw[2 * h + 1], chunk, b);
-        const uint32_t first[4] = {a[0], b[0], a[1], b[1]}, second[4] = {a[2], b[2], a[3], b[3]};
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          const uint4 q = query.operands(n, chunk);
-          if constexpr (Keys::kByCodes) {
-            ptx::mma_m16n8k16<Traits::kKeyCompute>(s[u][n], first, q.x, q.y);
-            ptx::mma_m16n8k16<Traits::kKeyCompute>(s[u][n], second, q.z, q.w);
-          } else {
-            if (chunk % kRun == 0) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
-            ptx::mma_m16n8k16<Traits::kKeyCompute>(sum[n], first, q.x, q.y);
-            ptx::mma_m16n8k16<Traits::kKeyCompute>(sum[n], second, q.z, q.w);
-            if ((chunk + 1) % kRun != 0) continue;
-            s[u][n][0] += low.scale() * sum[n][0];
-            s[u][n][1] += low.scale() * sum[n][1];
-            s[u][n][2] += high.scale() * sum[n][2];
-            s[u][n][3] += high.scale() * sum[n][3];
-          }
-        }
+        multiply(0, 2 * i + h, raw[0][2 * h], raw[0][2 * h + 1]);
+        multiply(1, 2 * i + h, raw[1][2 * h], raw[1][2 * h + 1]);
       }
     }
   }
@@ -272,11 +284,10 @@ FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
                                    float (&o)[Traits::kHeadDim / 16][kTiles][4]) {
   using Values = PackedValues<Traits, kRun>;
   constexpr int kChunks = Traits::kHeadDim / 32, kBlock = 16 * Traits::kScaleWords;
-  uint32_t b[kSubTiles][Values::kOperands][kTiles][2];
-#pragma unroll
-  for (int u = 0; u < kSubTiles; ++u) Values::weights(scales + u * kBlock, lane, p[u], b[u]);
 #pragma unroll
   for (int u = 0; u < kSubTiles; ++u) {
+    uint32_t b[Values::kOperands][kTiles][2];
+    Values::weights(scales + u * kBlock, lane, p[u], b);
     Values values(scales + u * kBlock, lane);
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {
@@ -294,7 +305,7 @@ FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
         const int run = Values::kOperands == 1 ? 0 : chunk / kRun;
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          const uint32_t (&w)[2] = b[u][run][n];
+          const uint32_t (&w)[2] = b[run][n];
           ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk][n], first, w[0], w[1]);
           ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk + 1][n], second, w[0], w[1]);
         }

@@ -21,9 +21,10 @@ struct PrefillTraits {
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
   static constexpr bool kBytes = false;
-  static constexpr bool kTokenScales = false;
+  static constexpr bool kPacked = false, kTokenScales = false;
   static constexpr DType kKeyCompute = kv, kCompute = kv;
-  static constexpr float kValueUnit = 1.0f;
+  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
+  static constexpr int kScaleSize = 4, kScaleWords = 1;
   static constexpr int kSources = 2;
 
   static constexpr int kWarps = 4;
@@ -36,7 +37,8 @@ struct PrefillTraits {
   static constexpr bool kLatent = false;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
-  static constexpr int kTileBytes = kKvTile * head_dim * 2;
+  static constexpr int kRowBytes = head_dim * 2;
+  static constexpr int kTileBytes = kKvTile * kRowBytes;
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
   static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)

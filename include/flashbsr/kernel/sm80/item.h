@@ -89,7 +89,7 @@ FLASHBSR_DEVICE void describe_rows(const KernelArgs& args, const Task& task,
   for (int32_t r = thread; r < Traits::kRows; r += Traits::kThreads) {
     const PrefillRow row = describe_row(args, task.item, task.request, r);
     state.rows[r] = row;
-    state.scales[r] = logit_scale(args.params, row.q_head, task.item.kv_head);
+    state.scales[r] = Traits::kKeyUnit * logit_scale(args.params, row.q_head, task.item.kv_head);
   }
 }
 

@@ -73,7 +73,7 @@ struct Feed {
     }
   }
   FLASHBSR_DEVICE void block_begin(int block) {
-    if (block == 0 && more) loader.copy_scales(slot ^ 1, Traits::kKvTile);
+    if (block == 0 && more) loader.copy_scales(args.params, slot ^ 1, Traits::kKvTile);
     if (Traits::kStages == 1 && block == 0) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -151,7 +151,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
 
     begin_item<Traits>(args, state, loader, thread, query_tile, first, empty);
     if (!empty) {
-      loader.copy_scales(0, task.item.kv_end - first);
+      loader.copy_scales(args.params, 0, task.item.kv_end - first);
       loader.visit_keys(args, task, first, 0, AsyncCopy{keys});
       if (kTwo) loader.visit_values(args, task, first, 0, AsyncCopy{values});
     }
@@ -161,7 +161,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
       rewrite_queries<Traits, Variant>(args, task, state.rows, memory, thread);
       __syncthreads();
     }
-    if (Traits::kBytes || (Variant::takes_rope && args.params.rope.fine)) {
+    if (dtype_size(Traits::kKv) == 1 || (Variant::takes_rope && args.params.rope.fine)) {
       ptx::cp_async_wait_all();
       __syncthreads();
       prepare_queries<Traits>(args.params, task, state.rows, memory, state.scales, thread);
@@ -179,6 +179,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         const int32_t lowest = max_of(loop.whole_begin(), kv_begin);
         for (;;) {
           ptx::cp_async_wait_all();
+          loader.settle_scales(args.params, slot);
           __syncthreads();
           Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
               args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
@@ -204,6 +205,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
       } else {
         ptx::cp_async_wait_all();
+        loader.settle_scales(args.params, slot);
         __syncthreads();  // K is there, and nobody reads the buffers of before any more
         const bool more = first - kTile >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin);
         const int32_t next = first - kTile;
@@ -212,7 +214,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         // Hooks leave no registers to keep a thread's share in.
         const KvLoader<Traits> copier =
             kHasHooks<Variant> ? KvLoader<Traits>(state, ptx::thread_index()) : loader;
-        if (more) copier.copy_scales(slot ^ 1, kTile);
+        if (more) copier.copy_scales(args.params, slot ^ 1, kTile);
         if constexpr (kTwo) {
           if (more) {
             copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys + next_tile});

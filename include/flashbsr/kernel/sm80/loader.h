@@ -11,6 +11,7 @@
 #pragma once
 
 #include <flashbsr/kernel/sm80/item.h>
+#include <flashbsr/ptx/convert.h>
 #include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/swizzle.h>
@@ -75,7 +76,8 @@ struct Inside {
 template <class Traits>
 class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
-  static constexpr int kRowBytes = Traits::kHeadDim * kSize;
+  static constexpr int kRowBytes = Traits::kRowBytes;
+  static constexpr int kChunkDims = Traits::kHeadDim / (kRowBytes / 16);  ///< of 16 bytes
   static constexpr int kTokens = Traits::kKvTile;
   /// Addresses of a tile: K's rows, then V's, then those of their scales.
   static constexpr int kNotes = Traits::kSources * kTokens;
@@ -104,8 +106,8 @@ class KvLoader {
       const PagedView& second = Traits::kLatent ? p.k_tail : p.v;
       describe_source(thread == 0 ? p.k : second, kSize, task, state.sources[thread]);
     } else {
-      describe_source(thread == 2 ? p.k_scales : p.v_scales, kScaleSize, task,
-                      state.sources[thread]);
+      const PagedView& view = thread == 2 ? p.k_scales : p.v_scales;
+      describe_source(view, dtype_size(view.dtype), task, state.sources[thread]);
     }
   }
 
@@ -182,13 +184,40 @@ class KvLoader {
 
   /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
   /// are zeros, so that weights of nothing stay nothing.
-  FLASHBSR_DEVICE void copy_scales(uint32_t slot, int32_t count) const {
+  FLASHBSR_DEVICE void copy_scales(const Params& p, uint32_t slot, int32_t count) const {
     if constexpr (Traits::kTokenScales) {
       static_assert(2 * kTokens <= Traits::kThreads);
+      constexpr int kWords = Traits::kScaleWords;
       const int32_t thread = ptx::thread_index();
       if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
-      ptx::cp_async_4_if(ptx::shared_address(token_scales_ + slot * 2 * kTokens + thread),
-                         rows_[slot * kNotes + 2 * kTokens + thread], thread % kTokens < count);
+      const uint32_t to =
+          ptx::shared_address(token_scales_ + (slot * 2 * kTokens + thread) * kWords);
+      // No copy has two bytes: of a half the word comes that has it, which never reaches beyond the
+      // memory. settle_scales() takes the half.
+      const uint64_t from =
+          reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]) & ~uint64_t{3};
+      const int32_t bytes =
+          (thread < kTokens ? p.k_scales.dim : p.v_scales.dim) * Traits::kScaleSize;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        if (i > 0 && 4 * i >= bytes) break;
+        ptx::cp_async_4_if(to + 4 * i, reinterpret_cast<const char*>(from + 4 * i),
+                           thread % kTokens < count);
+      }
+    }
+  }
+
+  /// Scales in fp16 that this thread has copied, once they have arrived, become floats; a barrier
+  /// follows.
+  FLASHBSR_DEVICE void settle_scales(const Params& p, uint32_t slot) const {
+    if constexpr (Traits::kTokenScales && !Traits::kPacked) {
+      const int32_t thread = ptx::thread_index();
+      if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
+      if ((thread < kTokens ? p.k_scales : p.v_scales).dtype != DType::kF16) return;
+      float& scale = token_scales_[slot * 2 * kTokens + thread];
+      const uint32_t word = float_bits(scale);
+      const auto from = reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]);
+      scale = from & 2 ? ptx::unpack_high<DType::kF16>(word) : ptx::unpack_low<DType::kF16>(word);
     }
   }
 
@@ -235,8 +264,6 @@ class KvLoader {
   }
 
  private:
-  static constexpr int kScaleSize = 4;
-
   FLASHBSR_DEVICE static void describe_source(const PagedView& view, int size, const Task& task,
                                               KvSource& source) {
     const auto bytes = [&](int64_t stride) { return static_cast<uint64_t>(stride) * size; };
@@ -277,7 +304,7 @@ class KvLoader {
         const bool inside = row + i * Shape::kDown < count;
 #pragma unroll
         for (int j = 0; j < Shape::kChunksEach; ++j) {
-          const bool mine = (chunk + j * Shape::kAcross) * (16 / kSize) < dim;
+          const bool mine = (chunk + j * Shape::kAcross) * kChunkDims < dim;
           copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
                src[i] + j * Shape::kAcross * 16, inside && mine);
         }

@@ -66,10 +66,10 @@ class Mainloop : public Scores<Traits, Variant> {
   template <class Between>
   FLASHBSR_DEVICE int accumulate(uint32_t tile, Between&& between) {
     const Values values = Base::template operands<Values>(value_tile_ + tile);
-    uint32_t p[2][kBands][4], v[Values::kDims / 8][2];
+    uint32_t p[2][kBands][kWeightWords], v[Values::kDims / 8][2];
     float part[kBands][2];
     weigh_all(0, p[0], part);
-    values.load(v, 0, 0);
+    load_values(values, v, 0, 0);
     if (!settle<0, false>(p[0], part)) return 0;
     return accumulate_block<0>(values, p, part, v, between);
   }
@@ -81,22 +81,33 @@ class Mainloop : public Scores<Traits, Variant> {
 
  private:
   using Base::factor_, Base::s_, Base::kTokenTiles;
-  using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv, Traits::kCompute>;
+  template <bool kPacked, class = void>
+  struct ValuesOf {
+    using Type = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv, Traits::kCompute>;
+  };
+  template <class Unused>
+  struct ValuesOf<true, Unused> {
+    using Type = PackedValueFragments<Traits::kHeadDim>;
+  };
+  using Values = typename ValuesOf<Traits::kPacked>::Type;
+  /// Weights take scales of groups where the dims of these begin: until then they are floats.
+  static constexpr bool kGroupWeights = Traits::kKv == DType::kI4;
+  static constexpr int kWeightWords = kGroupWeights ? 8 : 4;
   static constexpr int kPairs = 4 * kBands;  ///< of weights that a thread has of 16 tokens
   /// Loads of V that the weights stay behind. More cost registers: bytes spend them on widening.
-  static constexpr int kLag = Traits::kBytes ? 1 : 2;
+  static constexpr int kLag = Traits::kPacked ? kDims / Values::kDims - 1 : Traits::kBytes ? 1 : 2;
   /// What four of a row's weights may add up to, so that each fits its type with room to spare.
   static constexpr float kMost = 32768.0f;
 
   /// The weights of the next 16 tokens are made between the products of these: a load of V waits
   /// for some of them, otherwise the compiler puts them behind all products.
   template <int kBlock, class Between>
-  FLASHBSR_DEVICE int accumulate_block(const Values& values, uint32_t (&p)[2][kBands][4],
+  FLASHBSR_DEVICE int accumulate_block(const Values& values, uint32_t (&p)[2][kBands][kWeightWords],
                                        float (&part)[kBands][2],
                                        uint32_t (&first)[Values::kDims / 8][2], Between&& between) {
     constexpr int kChunks = kDims / Values::kDims;
     constexpr bool kLast = kBlock + 1 == kBlocks;
-    uint32_t (&next)[kBands][4] = p[(kBlock + 1) % 2];
+    uint32_t (&next)[kBands][kWeightWords] = p[(kBlock + 1) % 2];
     int made = 0;
     between.block_begin(kBlock);
 #pragma unroll
@@ -111,9 +122,9 @@ class Mainloop : public Scores<Traits, Variant> {
           const int w = made - 1;
           behind.base = ptx::after_positive(values.base, next[w / 4][w % 4]);
         }
-        behind.load(v, kBlock * 16, c * Values::kDims);
+        load_values(behind, v, kBlock, c * Values::kDims);
       }
-      multiply_values(c * (Values::kDims / 8), p[kBlock % 2], v);
+      multiply_values(kBlock, c * (Values::kDims / 8), p[kBlock % 2], v);
       if (!kLast) {
         const int wanted = max_of(c + 2 - kLag, 0) * kPairs / (kChunks - kLag);
 #pragma unroll
@@ -123,7 +134,7 @@ class Mainloop : public Scores<Traits, Variant> {
     }
     between.block_end(kBlock);
     if constexpr (!kLast) {
-      values.load(first, (kBlock + 1) * 16, 0);
+      load_values(values, first, kBlock + 1, 0);
       if (!settle<kBlock + 1, false>(next, part)) return kBlock + 1;
       return accumulate_block<kBlock + 1>(values, p, part, first, between);
     } else {
@@ -134,32 +145,95 @@ class Mainloop : public Scores<Traits, Variant> {
   template <int kBlock>
   FLASHBSR_DEVICE void resume_block(int start, const Values& values) {
     if (start <= kBlock) {
-      uint32_t p[kBands][4];
+      uint32_t p[kBands][kWeightWords];
       float part[kBands][2];
       weigh_all(kBlock, p, part);
       settle<kBlock, true>(p, part);
 #pragma unroll
       for (int d = 0; d < kDims; d += Values::kDims) {
         uint32_t v[Values::kDims / 8][2];
-        values.load(v, kBlock * 16, d);
-        multiply_values(d / 8, p, v);
+        load_values(values, v, kBlock, d);
+        multiply_values(kBlock, d / 8, p, v);
       }
     }
     if constexpr (kBlock + 1 < kBlocks) resume_block<kBlock + 1>(start, values);
   }
 
-  FLASHBSR_DEVICE void multiply_values(int first, const uint32_t (&p)[kBands][4],
+  /// V of tokens [16 block, 16 block + 16) and of Values::kDims dims from `d` on.
+  FLASHBSR_DEVICE void load_values(const Values& values, uint32_t (&v)[Values::kDims / 8][2],
+                                   int block, int d) const {
+    if constexpr (Traits::kPacked) {
+      using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+      static_assert(Codes::kValueUnit == Traits::kValueUnit);
+      uint32_t words[4];
+      values.load(words, block * 16, d);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int chunk = d / 32 + i / 2;
+        const float* scales = value_scales(block, i % 2, chunk);
+        uint32_t pairs[4];
+        Codes::widen_values(words[i], scales[0], scales[Codes::kWords], chunk, Base::lane_, pairs);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) v[i / 2 * 4 + n][i % 2] = pairs[n];
+      }
+    } else {
+      values.load(v, block * 16, d);
+    }
+  }
+  /// Of packed codes: the word of a chunk, of this thread's first token of eight of a block.
+  FLASHBSR_DEVICE const float* value_scales(int block, int half, int chunk) const {
+    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+    return Base::scales_of(Traits::kKvTile + 16 * block + 8 * half + Base::lane_ % 4 * 2) +
+           Codes::word_of(chunk, Base::value_groups());
+  }
+
+  FLASHBSR_DEVICE void multiply_values(int block, int first,
+                                       const uint32_t (&p)[kBands][kWeightWords],
                                        const uint32_t (&v)[Values::kDims / 8][2]) {
+    [[maybe_unused]] uint32_t scaled[kBands][4];
 #pragma unroll
     for (int i = 0; i < Values::kDims / 8; ++i) {
+      if constexpr (kGroupWeights) {
+        if (i % 4 == 0) scale_weights(block, (first + i) / 4, p, scaled);
+      }
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
-        mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][first + i], p[b], v[i][0], v[i][1]);
+        if constexpr (kGroupWeights) {
+          multiply(o[b][first + i], scaled[b], v[i]);
+        } else {
+          multiply(o[b][first + i], p[b], v[i]);
+        }
+      }
+    }
+  }
+  FLASHBSR_DEVICE static void multiply(float (&o)[4], const uint32_t (&p)[4],
+                                       const uint32_t (&v)[2]) {
+    mma_16x8x16<Traits::kArch, Traits::kCompute>(o, p, v[0], v[1]);
+  }
+
+  /// Weights of a block for the dims of a chunk.
+  FLASHBSR_DEVICE void scale_weights(int block, int chunk,
+                                     const uint32_t (&p)[kBands][kWeightWords],
+                                     uint32_t (&scaled)[kBands][4]) const {
+    if constexpr (kGroupWeights) {
+      constexpr int kWords = Traits::kScaleWords;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* scales = value_scales(block, half, chunk);
+        const float x = int4_scale(scales[0]), y = int4_scale(scales[kWords]);
+#pragma unroll
+        for (int b = 0; b < kBands; ++b) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            scaled[b][i] = ptx::pack2<Traits::kCompute, Traits::kArch>(
+                x * bits_float(p[b][2 * i]), y * bits_float(p[b][2 * i + 1]));
+          }
+        }
       }
     }
   }
 
-  FLASHBSR_DEVICE void weigh_all(int block, uint32_t (&p)[kBands][4],
+  FLASHBSR_DEVICE void weigh_all(int block, uint32_t (&p)[kBands][kWeightWords],
                                  float (&part)[kBands][2]) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) weigh(block, i, p, part);
@@ -167,7 +241,7 @@ class Mainloop : public Scores<Traits, Variant> {
 
   /// Pair `pair` of the weights of tokens [16 block, 16 block + 16), as it stands in A operands,
   /// and what it adds to the sums.
-  FLASHBSR_DEVICE void weigh(int block, int pair, uint32_t (&p)[kBands][4],
+  FLASHBSR_DEVICE void weigh(int block, int pair, uint32_t (&p)[kBands][kWeightWords],
                              float (&part)[kBands][2]) const {
     const int b = pair / 4, i = pair % 4, h = i % 2;
     float x = s_[b][2 * block + i / 2][2 * h], y = s_[b][2 * block + i / 2][2 * h + 1];
@@ -176,7 +250,11 @@ class Mainloop : public Scores<Traits, Variant> {
       y = ptx::exp2(__fmaf_rn(y, factor_[b][h], base[b][h]));
       part[b][h] = i < 2 ? x + y : part[b][h] + (x + y);
     }
-    if constexpr (Traits::kTokenScales) {
+    if constexpr (kGroupWeights) {
+      p[b][2 * i] = float_bits(x);
+      p[b][2 * i + 1] = float_bits(y);
+      return;
+    } else if constexpr (Traits::kTokenScales && !Traits::kPacked) {
       const float2 scale = Base::token_scales(Traits::kKvTile + 16 * block + i / 2 * 8);
       x *= scale.x;
       y *= scale.y;
@@ -187,7 +265,7 @@ class Mainloop : public Scores<Traits, Variant> {
   /// Adds them to the sums, if they are small enough. Otherwise, if kSure, the maxima are looked
   /// for, and the weights made again.
   template <int kBlock, bool kSure>
-  FLASHBSR_DEVICE bool settle(uint32_t (&p)[kBands][4], float (&part)[kBands][2]) {
+  FLASHBSR_DEVICE bool settle(uint32_t (&p)[kBands][kWeightWords], float (&part)[kBands][2]) {
     if constexpr (!Variant::use_softmax) return true;
     bool fits = true;
 #pragma unroll

@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to Q between its load and its use: RoPE; and for K of bytes, the conversion to fp16
-// and the order of columns that tile/fragments.h asks for. In place, in shared memory.
+// What happens to Q between its load and its use: RoPE; and for K of codes, the conversion to fp16
+// and the order of columns that tile/fragments.h or tile/packed.h asks for. In place, in shared
+// memory.
 #pragma once
 
 #include <flashbsr/kernel/sm80/item.h>
@@ -55,10 +56,17 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
   constexpr int kRowBytes = Traits::kHeadDim * 2;
   constexpr int kGroups = Traits::kHeadDim / 16;
   constexpr int kHalfEach = (kGroups / 2 + 3) / 4;  // groups of the lower half that a thread has
-  const bool convert = Traits::kBytes && p.q.dtype == DType::kBF16;
+  constexpr bool kCodes = dtype_size(Traits::kKv) == 1;
+  const bool convert = kCodes && p.q.dtype == DType::kBF16;
   const bool rotate = p.rope.fine != nullptr;
   const int32_t lane = thread % 4;
   const int32_t position = task.request.kv_len - task.request.q_len;  // of query token 0
+
+  const auto groups_of = [&](int group) {
+    PairedGroups groups(p.rope, group, kGroups);
+    if constexpr (Traits::kPacked) groups.first = 2 * group, groups.second = 2 * group + 1;
+    return groups;
+  };
 
   for (int32_t r = thread / 4; r < Traits::kRows; r += Traits::kThreads / 4) {
     if (r >= task.item.row_count) break;  // whole quads: the shuffles below stay complete
@@ -67,7 +75,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
 #pragma unroll
     for (int i = 0; i < kHalfEach; ++i) {
       const int group = lane + 4 * i;
-      const PairedGroups groups(p.rope, group, kGroups);
+      const PairedGroups groups = groups_of(group);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t pair[8] = {};
@@ -76,7 +84,7 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
         }
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          const bool bf16 = Traits::kBytes ? convert : Traits::kKeyCompute == DType::kBF16;
+          const bool bf16 = kCodes ? convert : Traits::kKeyCompute == DType::kBF16;
           x[i][h][2 * e] =
               bf16 ? ptx::unpack_low<DType::kBF16>(pair[e]) : ptx::unpack_low<DType::kF16>(pair[e]);
           x[i][h][2 * e + 1] = bf16 ? ptx::unpack_high<DType::kBF16>(pair[e])
@@ -111,14 +119,17 @@ FLASHBSR_DEVICE void prepare_queries(const Params& p, const Task& task, const Pr
     for (int i = 0; i < kHalfEach; ++i) {
       const int group = lane + 4 * i;
       if (group >= kGroups / 2) continue;
-      const PairedGroups groups(p.rope, group, kGroups);
+      const PairedGroups groups = groups_of(group);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t pair[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          pair[e] = ptx::pack2<Traits::kKeyCompute, Traits::kArch>(x[i][h][2 * e] * factor,
-                                                                   x[i][h][2 * e + 1] * factor);
+          // Of packed codes the two groups are a chunk, whose columns change places.
+          const int at = Traits::kPacked ? 8 * (e % 4) + 2 * h + e / 4 : 16 * h + 2 * e;
+          const float a = x[i][at / 16][at % 16];
+          const float b = x[i][at / 16][at % 16 + (Traits::kPacked ? 4 : 1)];
+          pair[e] = ptx::pack2<Traits::kKeyCompute, Traits::kArch>(a * factor, b * factor);
         }
         detail::write_group<kRowBytes, Traits::kBytes>(tile, r, h ? groups.second : groups.first,
                                                        pair);

@@ -8,6 +8,7 @@
 #include <flashbsr/ptx/math.h>
 #include <flashbsr/ptx/sync.h>
 #include <flashbsr/tile/fragments.h>
+#include <flashbsr/tile/packed.h>
 #include <flashbsr/tile/rope.h>
 #include <flashbsr/variant/standard.h>
 
@@ -112,9 +113,14 @@ class Scores {
   /// are in `slot`. Calls between.step(n), n < kSteps, on the way.
   template <class Between>
   FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, uint32_t slot, Between&& between) {
-    multiply_queries(begin, tile, between);
-    if constexpr (Traits::kTokenScales) {
-      slot_ = slot;
+    if constexpr (Traits::kTokenScales) slot_ = slot;
+    clear();
+    if constexpr (Traits::kPacked) {
+      multiply_packed(tile, between);
+    } else {
+      multiply_queries(begin, tile, between);
+    }
+    if constexpr (Traits::kTokenScales && !Traits::kPacked) {
 #pragma unroll
       for (int n = 0; n < kTokenTiles; ++n) {
         const float2 scale = token_scales(8 * n);
@@ -140,8 +146,14 @@ class Scores {
   /// Of the thread's two tokens of eight from `token` on, of the tile at hand: of K, or from
   /// kKvTile on of V.
   FLASHBSR_DEVICE float2 token_scales(int token) const {
-    const float* of_tile = token_scales_ + slot_ * 2 * Traits::kKvTile;
-    return *reinterpret_cast<const float2*>(of_tile + token + lane_ % 4 * 2);
+    static_assert(Traits::kScaleWords == 1);
+    return *reinterpret_cast<const float2*>(scales_of(token + lane_ % 4 * 2));
+  }
+  /// Scales of a row of V.
+  FLASHBSR_DEVICE int value_groups() const { return args_.params.v_scales.dim; }
+  /// Words of a token.
+  FLASHBSR_DEVICE const float* scales_of(int32_t token) const {
+    return token_scales_ + (slot_ * 2 * Traits::kKvTile + token) * Traits::kScaleWords;
   }
 
   /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
@@ -164,8 +176,7 @@ class Scores {
   float s_[kBands][kTokenTiles][4];
 
  private:
-  template <class Between>
-  FLASHBSR_DEVICE void multiply_queries(int32_t begin, uint32_t tile, Between&& between) {
+  FLASHBSR_DEVICE void clear() {
 #pragma unroll
     for (int b = 0; b < kBands; ++b) {
 #pragma unroll
@@ -174,6 +185,64 @@ class Scores {
         for (int e = 0; e < 4; ++e) s_[b][n][e] = 0.0f;
       }
     }
+  }
+
+  /// A chunk of 32 dims after the other, each with its scales.
+  template <class Between>
+  FLASHBSR_DEVICE void multiply_packed(uint32_t tile, Between&& between) {
+    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+    static_assert(Codes::kKeyUnit == Traits::kKeyUnit && Codes::kWords == Traits::kScaleWords);
+    between.begin();
+    const auto keys = operands<PackedKeyFragments<Traits::kHeadDim>>(key_tile_ + tile);
+    const int groups = args_.params.k_scales.dim;
+#pragma unroll
+    for (int chunk = 0; chunk < kSteps / 2; ++chunk) {
+      uint32_t a[2][kBands][4];
+#pragma unroll
+      for (int b = 0; b < kBands; ++b) {
+        queries_.load(a[0][b], b * 16, 2 * chunk);
+        queries_.load(a[1][b], b * 16, 2 * chunk + 1);
+      }
+      const int word = Codes::word_of(chunk, groups);
+#pragma unroll
+      for (int token = 0; token < Traits::kKvTile; token += 32) {
+        uint32_t words[4];
+        keys.load(words, token, chunk);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = token + 8 * i;
+          uint32_t k[4];
+          Codes::widen_key(words[i], scales_of(at + lane_ / 4)[word], chunk, lane_, k);
+          if constexpr (Codes::kByProducts) {
+            const float* scales = scales_of(at + lane_ % 4 * 2) + word;
+            const float scale[2] = {int4_scale(scales[0]), int4_scale(scales[Codes::kWords])};
+#pragma unroll
+            for (int b = 0; b < kBands; ++b) {
+              float sum[4] = {};
+              multiply_chunk(sum, a[0][b], a[1][b], k);
+#pragma unroll
+              for (int e = 0; e < 4; ++e) s_[b][at / 8][e] += scale[e % 2] * sum[e];
+            }
+          } else {
+#pragma unroll
+            for (int b = 0; b < kBands; ++b) {
+              multiply_chunk(s_[b][at / 8], a[0][b], a[1][b], k);
+            }
+          }
+        }
+      }
+      between.step(2 * chunk);
+      between.step(2 * chunk + 1);
+    }
+  }
+  FLASHBSR_DEVICE static void multiply_chunk(float (&s)[4], const uint32_t (&first)[4],
+                                             const uint32_t (&second)[4], const uint32_t (&k)[4]) {
+    mma_16x8x16<Traits::kArch, Traits::kKeyCompute>(s, first, k[0], k[1]);
+    mma_16x8x16<Traits::kArch, Traits::kKeyCompute>(s, second, k[2], k[3]);
+  }
+
+  template <class Between>
+  FLASHBSR_DEVICE void multiply_queries(int32_t begin, uint32_t tile, Between&& between) {
     if constexpr (Variant::takes_rope) {
       if (args_.params.rope.fine) return score_rotated(begin, tile);
     }

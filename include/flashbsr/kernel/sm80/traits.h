@@ -28,7 +28,7 @@ FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int a
 FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
 /// @tparam head_dim  64, 128, 256 or 512; smaller dims are padded with zeros in shared memory
-/// @tparam kv        type of K and V: that of Q, float8 or int8
+/// @tparam kv        type of K and V: that of Q, float8 or codes
 /// @tparam rows      packed rows of an item, 64 or 128
 /// @tparam arch      what the kernel is compiled for, 80 or more: the host need not know
 /// @tparam kv_tile   tokens of a tile of K or V
@@ -46,16 +46,25 @@ struct PrefillTraits {
   static constexpr int kRows = rows;
 
   /// Elements of a byte, which are widened on their way to the tensor cores.
-  static constexpr bool kBytes = dtype_size(kv) == 1;
+  static constexpr bool kBytes = dtype_size(kv) == 1 && !is_packed(kv);
+  /// Two of them in a byte (tile/packed.h).
+  static constexpr bool kPacked = is_packed(kv);
   static constexpr bool kTokenScales = scaled;
-  static_assert(scaled || kv != DType::kI8);
-  static_assert(!is_packed(kv));
-  /// What the tensor cores multiply with Q: bytes are exact in fp16.
-  static constexpr DType kKeyCompute = kBytes ? DType::kF16 : kv;
-  /// And with weights. V's scales make these of any size, and so bf16.
-  static constexpr DType kCompute = scaled ? DType::kBF16 : kKeyCompute;
-  /// What V is divided by where it is multiplied (ptx/codes.h).
-  static constexpr float kValueUnit = kv == DType::kI8 ? 64.0f : 1.0f;
+  static_assert(scaled || (kv != DType::kI8 && !kPacked));
+  /// What the tensor cores multiply with Q: codes are exact in fp16.
+  static constexpr DType kKeyCompute = dtype_size(kv) == 1 ? DType::kF16 : kv;
+  /// And with weights. V's scales make these of any size, and so bf16; NVFP4's are in its codes.
+  static constexpr DType kCompute = scaled && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
+  /// What K and V are divided by where they are multiplied (ptx/codes.h).
+  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
+  static constexpr float kValueUnit = kv == DType::kE2M1                     ? 128.0f
+                                      : kv == DType::kI4 || kv == DType::kI8 ? 64.0f
+                                                                             : 1.0f;
+  /// Bytes of a scale of packed codes, and words of those of a row of K or V at most.
+  static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
+  static constexpr int kScaleWords = kv == DType::kE2M1 ? head_dim / 64
+                                     : kPacked          ? head_dim / 32
+                                                        : 1;
 
   static constexpr int kRowWarps = 4;  ///< that rows are dealt to
   static constexpr int kParts = prefill_parts(head_dim);
@@ -69,14 +78,16 @@ struct PrefillTraits {
   static constexpr bool kLatent = false;        ///< V is a part of K
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
-  static constexpr int kTileBytes = kKvTile * head_dim * dtype_size(kv);
+  static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
+  static constexpr int kTileBytes = kKvTile * kRowBytes;
   /// Arrays that a token has a row in: K, V and the scales of both.
   static constexpr int kSources = scaled ? 4 : 2;
-  static constexpr int kSourceBytes = 32;                                    ///< sizeof(KvSource)
-  static constexpr int kRowRecordBytes = 16;                                 ///< sizeof(PrefillRow)
-  static constexpr int kVisibilityBytes = 16;                                ///< sizeof(Visibility)
-  static constexpr int kTaskBytes = 80;                                      ///< sizeof(Task)
-  static constexpr int kTokenScaleBytes = scaled ? 2 * 2 * kKvTile * 4 : 0;  ///< of two tiles
+  static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
+  static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)
+  static constexpr int kVisibilityBytes = 16;  ///< sizeof(Visibility)
+  static constexpr int kTaskBytes = 80;        ///< sizeof(Task)
+  static constexpr int kTokenScaleBytes =
+      scaled ? 2 * 2 * kKvTile * kScaleWords * 4 : 0;  ///< of two tiles
   /// [Q][K ...][V ...][where rows of K and V, and their scales, are, of two tiles][and in general]
   /// [pages][rows][scale of every row][scales of two tiles' tokens][what each warp sees][this item
   /// and the next]
@@ -109,8 +120,8 @@ struct LatentTraits {
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
   static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
-  static constexpr bool kBytes = false, kTokenScales = false, kLatent = true;
-  static constexpr float kValueUnit = 1.0f;
+  static constexpr bool kBytes = false, kPacked = false, kTokenScales = false, kLatent = true;
+  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
@@ -133,7 +144,8 @@ struct LatentTraits {
   static_assert(kHeadDim % 64 == 0 && latent_dim % (64 * kDimWarps) == 0 && dtype_size(type) == 2);
 
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
-  static constexpr int kTileBytes = kKvTile * kHeadDim * 2;
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kTileBytes = kKvTile * kRowBytes;
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
   static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;

@@ -4,8 +4,8 @@
 // e4m3 and int8 on their way to 16-bit products: copies land in one ring, two warps write the tiles
 // of another.
 //
-//   warp 0          K, V in bytes        -> landing pipelines; K that is multiplied as it is: its
-//   own warps 1 and 2   bytes -> fp16, bf16  -> key_, value_pipeline
+//   warp 0         K, V in bytes        -> landing pipelines; K multiplied as it is: its own
+//   warps 1 and 2  bytes -> fp16, bf16  -> key_, value_pipeline
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
@@ -35,11 +35,13 @@ class Widener {
         if constexpr (Traits::kPreparesKeys) {
           widen_keys();
         } else if (end_ - begin_ == 4) {  // beside a gather
-          relay(shared_.raw_keys, shared_.key_pipeline, value_);
+          relay(shared_.raw_keys, shared_.key_pipeline, at_);
         }
         const int32_t head = j == 0 ? unowned.head : 0;
         const int32_t end = j == tile.count - 1 ? unowned.owned : kTileLines;
         widen_values(head, end);
+        at_.advance();
+        landing_.advance();
       }
     });
   }
@@ -49,7 +51,9 @@ class Widener {
   using Ring = typename Shared<Traits>::KvPipeline;
   static constexpr int kTileLines = Traits::kKvTile;
   static constexpr int kUnits = kTileLines / 8;
-  static constexpr int kBatch = 4;  ///< loads under way: as far as 32 registers go
+  /// Loads under way, the next one asked for when one is taken: as far as 32 registers go. Batches
+  /// of four, which a warp waits for, were 30 % of its time (H200).
+  static constexpr int kAhead = Traits::kTokenScales && kUnits <= 10 ? 6 : 4;
   /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
   /// has another phase.
   static constexpr int kToNext = 2 * 128 + (2 << 4);
@@ -57,27 +61,26 @@ class Widener {
 
   FLASHBSR_DEVICE void widen_keys() {
     char* memory = shared_.memory;
-    shared_.landing_key_pipeline.wait_full(landing_key_);
-    shared_.key_pipeline.wait_empty(key_);
+    shared_.landing_key_pipeline.wait_full(landing_);
+    shared_.key_pipeline.wait_empty(at_);
     static_assert(dtype_size(Traits::kType) == 2 || !Traits::kPreparesKeys);
     widen<Traits::kType, Traits::kColumnsK>(
-        memory + Traits::kLandingKeyOffset + landing_key_.stage * Traits::kLandingKeyBytes,
-        memory + Traits::kKeyOffset + key_.stage * Traits::kKeyBytes);
-    announce(shared_.landing_key_pipeline, landing_key_, shared_.key_pipeline, key_);
+        memory + Traits::kLandingKeyOffset + landing_.stage * Traits::kLandingKeyBytes,
+        memory + Traits::kKeyOffset + at_.stage * Traits::kKeyBytes);
+    announce(shared_.landing_key_pipeline, shared_.key_pipeline);
   }
 
   /// Lines outside of [head, end) belong to others, or to nobody: their weights are zero, but what
   /// lies there may be NaN.
   FLASHBSR_DEVICE void widen_values(int32_t head, int32_t end) {
     char* memory = shared_.memory;
-    shared_.landing_value_pipeline.wait_full(landing_value_);
-    shared_.value_pipeline.wait_empty(value_);
-    char* tile = memory + Traits::kValueOffset + value_.stage * Traits::kValueBytes;
+    shared_.landing_value_pipeline.wait_full(landing_);
+    shared_.value_pipeline.wait_empty(at_);
+    char* tile = memory + Traits::kValueOffset + at_.stage * Traits::kValueBytes;
     widen<Traits::kWeightType, Traits::kColumnsVo>(
-        memory + Traits::kLandingValueOffset + landing_value_.stage * Traits::kLandingValueBytes,
-        tile);
+        memory + Traits::kLandingValueOffset + landing_.stage * Traits::kLandingValueBytes, tile);
     if (head > 0 || end < kTileLines) zero(tile, head, end);
-    announce(shared_.landing_value_pipeline, landing_value_, shared_.value_pipeline, value_);
+    announce(shared_.landing_value_pipeline, shared_.value_pipeline);
   }
 
   /// To `kColumns` columns of 64 dims.
@@ -90,17 +93,17 @@ class Widener {
       for (int32_t i = begin_; i < end_; ++i) {
         const char* src = from + (from_ ^ i * kToNext) + c / 2 * kTileLines * 128;
         char* dst = to + (to_ ^ i * kToNext) + c * kTileLines * 128;
+        const auto load = [&](int unit) {
+          return *reinterpret_cast<const uint2*>(src + unit * 1024);
+        };
+        uint2 bytes[kAhead];
 #pragma unroll
-        for (int u = 0; u < kUnits; u += kBatch) {
-          uint2 bytes[kBatch];
+        for (int u = 0; u < kAhead; ++u) bytes[u] = load(u);
 #pragma unroll
-          for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
-            bytes[b] = *reinterpret_cast<const uint2*>(src + (u + b) * 1024);
-          }
-#pragma unroll
-          for (int b = 0; b < min_of(kBatch, kUnits - u); ++b) {
-            *reinterpret_cast<uint4*>(dst + (u + b) * 1024) = widened<kTo>(bytes[b]);
-          }
+        for (int u = 0; u < kUnits; ++u) {
+          const uint2 unit = bytes[u % kAhead];
+          if (u + kAhead < kUnits) bytes[u % kAhead] = load(u + kAhead);
+          *reinterpret_cast<uint4*>(dst + u * 1024) = widened<kTo>(unit);
         }
       }
     }
@@ -133,25 +136,22 @@ class Widener {
 
   /// The products see what was written; the copies may overwrite what was read.
   template <class Landing>
-  FLASHBSR_DEVICE void announce(const Landing& landing, typename Landing::Place& from,
-                                const Ring& ring, Place& at) const {
+  FLASHBSR_DEVICE void announce(const Landing& landing, const Ring& ring) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(ring.full(at.stage));
+    if (lane_ == 0) ptx::mbarrier_arrive(ring.full(at_.stage));
     // Beside a gather, where one warp does this, all threads do (Shared::init_barriers).
-    if (end_ - begin_ == 4 || lane_ == 0) landing.release(from);
-    from.advance();
-    at.advance();
+    if (end_ - begin_ == 4 || lane_ == 0) landing.release(landing_);
   }
 
   const Shared<Traits>& shared_;
   const int32_t lane_;
   const int32_t begin_, end_;  ///< of a unit's four pairs of lines
-  int32_t from_,
-      to_;  ///< where this lane's part of the first is, in a tile that lands and a wide one
-  Place key_, value_;
-  typename Shared<Traits>::template LandingOf<true>::Place landing_key_;
-  typename Shared<Traits>::template LandingOf<false>::Place landing_value_;
+  /// Where this lane's part of the first is, in a tile that lands and in a wide one.
+  int32_t from_, to_;
+  // Of K and V in turn: their rings have as many stages, four registers fewer.
+  Place at_;
+  typename Shared<Traits>::template LandingOf<false>::Place landing_;
 };
 
 }  // namespace flashbsr::sm90a
