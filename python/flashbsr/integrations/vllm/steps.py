@@ -86,6 +86,9 @@ class Batch:
         and on a GPU.
     common_prefix : int
         Tokens, whole blocks, that all requests begin with; on the CPU they are found.
+    topk : int
+        Every row is a request of its own, for which each layer says which tokens it attends to, at
+        most so many (`of_rows`); 0: requests have tables.
     """
 
     starts: np.ndarray[Any, Any]
@@ -97,6 +100,17 @@ class Batch:
     first: np.ndarray[Any, Any] | None = None
     positions: Any = None
     common_prefix: int = 0
+    topk: int = 0
+
+    def of_rows(self, topk: int, rows: int) -> Batch:
+        """Give a batch of as many requests as rows, those of no request behind the others.
+
+        The layers will say the tokens of each, no more than `topk`.
+        """
+        bounds = np.zeros(rows, np.int64)
+        bounds[: self.rows] = np.repeat(self.bounds, np.diff(self.starts))
+        starts = np.arange(rows + 1, dtype=np.int32)
+        return Batch(starts, np.minimum(bounds, topk), None, causal=False, topk=topk)
 
     def on(self, share: ContextParallel) -> Batch:
         """Give what a rank has of it. Queries are the last tokens, wherever their keys are."""
@@ -245,7 +259,7 @@ class Steps:
         for kind, slot in slots.items():
             slot.turn += 1
             like = made.get(kind.ragged)
-            if self.place.device is None or kind.ragged:
+            if kind.ragged or (self.place.device is None and not batch.topk):
                 self._planned(slot, like or self._layout(kind, batch), batch, stream)
             elif not self._bound(slot, batch, starts, like, stream):
                 continue
@@ -279,24 +293,25 @@ class Steps:
         """
         planned = not slot.holds(starts, batch)
         if planned:
-            page_size = self.place.page_size
+            page_size = 1 if batch.topk else self.place.page_size
             bounds = batch.bounds.astype(np.int64)
             if batch.even is not None:  # a decode step, and probably more of them
-                most = int(batch.tables.shape[1]) * page_size
+                most = batch.topk or int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
             slot.starts = slot.bounds = None  # a plan that raises leaves none
             common = batch.common_prefix
             layout = like or Bounds(starts, bounds, page_size=page_size, common_prefix=common)
             self._planned(slot, layout, batch, stream)
             slot.starts, slot.bounds, slot.common_prefix = starts.copy(), bounds, common
-        slot.attention.update(
-            batch.lens,
-            batch.tables,
-            # Which rows share a prefix was planned, from starts that the host has.
-            qo_indptr=None if batch.common_prefix else batch.query_starts,
-            q_positions=batch.positions,
-            stream=stream,
-        )
+        if not batch.topk:
+            slot.attention.update(
+                batch.lens,
+                batch.tables,
+                # Which rows share a prefix was planned, from starts that the host has.
+                qo_indptr=None if batch.common_prefix else batch.query_starts,
+                q_positions=batch.positions,
+                stream=stream,
+            )
         return planned
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:
