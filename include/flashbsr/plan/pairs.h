@@ -15,7 +15,7 @@ namespace flashbsr::detail {
 /// Puts the chunks of two tiles next to each other in the claim order: 2 i and 2 i + 1.
 class Pairs {
  public:
-  /// True if all chunks of the candidate are in pairs now, which end no later than queues would.
+  /// True if all chunks of the candidate are in pairs now, which end hardly later than queues would.
   /// Otherwise nothing has changed. Queues stay as they are: costs are the same, place by place.
   bool make(const std::vector<Tile>& tiles, const DeviceLimits& limits, Candidate& chosen) {
     Cut& cut = chosen.cut;
@@ -34,12 +34,16 @@ class Pairs {
       if (cost != cut.chunks[cut.order[n]].cost) return false;
       if (n % 2 == 0) ends_[n / 2 % clusters] += cost;
     }
-    if (*std::max_element(ends_.begin(), ends_.end()) > chosen.deal.loads().longest) return false;
+    const int64_t longest = chosen.deal.loads().longest;
+    const int64_t end = *std::max_element(ends_.begin(), ends_.end());
+    if (end > longest + longest / kSpare) return false;
     cut.order.swap(order_);
     return true;
   }
 
  private:
+  static constexpr int64_t kSpare = 64;  ///< less than what pairs win
+
   /// Finds the chunk that meets what one of an even tile does, in the next one. False: there are
   /// some without.
   bool match(const std::vector<Tile>& tiles, const Cut& cut) {
