@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Items in pairs: two row tiles of one request meet the same KV at the same time, so that a cluster
+// of two blocks loads it once for both. Cluster c of n has the pairs c, c + n, ..., without claims.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <flashbsr/plan/candidates.h>
+
+namespace flashbsr::detail {
+
+/// Puts the chunks of two tiles next to each other in the claim order: 2 i and 2 i + 1.
+class Pairs {
+ public:
+  /// True if all chunks of the candidate are in pairs now, which end hardly later than queues would.
+  /// Otherwise nothing has changed. Queues stay as they are: costs are the same, place by place.
+  bool make(const std::vector<Tile>& tiles, const DeviceLimits& limits, Candidate& chosen) {
+    Cut& cut = chosen.cut;
+    if (!limits.pairs || chosen.policy == kPolicyCluster || limits.num_workers < 2) return false;
+    if (!match(tiles, cut)) return false;
+    order_.clear();
+    for (const uint32_t i : cut.order) {
+      if (cut.chunks[i].tile % 2) continue;
+      order_.push_back(i);
+      order_.push_back(other_[i]);
+    }
+    const size_t clusters = static_cast<size_t>(limits.num_workers / 2);
+    ends_.assign(clusters, 0);
+    for (size_t n = 0; n < order_.size(); ++n) {
+      const int64_t cost = cut.chunks[order_[n]].cost;
+      if (cost != cut.chunks[cut.order[n]].cost) return false;
+      if (n % 2 == 0) ends_[n / 2 % clusters] += cost;
+    }
+    const int64_t longest = chosen.deal.loads().longest;
+    const int64_t end = *std::max_element(ends_.begin(), ends_.end());
+    if (end > longest + longest / kSpare) return false;
+    cut.order.swap(order_);
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kSpare = 64;  ///< less than what pairs win
+
+  /// Finds the chunk that meets what one of an even tile does, in the next one. False: there are
+  /// some without.
+  bool match(const std::vector<Tile>& tiles, const Cut& cut) {
+    if (tiles.empty() || tiles.size() % 2) return false;
+    other_.assign(cut.chunks.size(), 0);
+    uint32_t at = 0;
+    for (size_t t = 0; t < tiles.size(); t += 2) {
+      const int32_t count = cut.parts[t].count;
+      if (tiles[t].request != tiles[t + 1].request || cut.parts[t + 1].count != count) return false;
+      for (int32_t i = 0; i < count; ++i, ++at) {
+        const Chunk &a = cut.chunks[at], &b = cut.chunks[at + static_cast<uint32_t>(count)];
+        if (a.kv_begin != b.kv_begin || a.kv_end != b.kv_end) return false;
+        other_[at] = at + static_cast<uint32_t>(count);
+      }
+      at += static_cast<uint32_t>(count);
+    }
+    return true;
+  }
+
+  std::vector<uint32_t> order_, other_;
+  std::vector<int64_t> ends_;  ///< of every cluster
+};
+
+}  // namespace flashbsr::detail
