@@ -11,7 +11,8 @@ each other, and take turns on a quiet host. Each generates greedily in vLLM's de
 
 - ``mixed``: 64 prompts of 200 to 2000 tokens; ``long``: 8 of 16000; without a prefix cache, whose
   hashes would be half of a prefill's time,
-- ``shared``: 64 prompts that begin with the same 8000 tokens, which the prefix cache has.
+- ``shared``: 64 prompts that begin with the same 8000 tokens, which the prefix cache has; with
+  cascade attention, and over flashbsr without it, too.
 
 ``first`` is the time to the first token, ``step`` that of each later one, ``build`` what the host
 takes to prepare attention for a step. Waits for the GPU are counted by the profiler over the steps
@@ -66,6 +67,13 @@ class Engine:
     backend: str
     runner: int = 1
     workloads: tuple[str, ...] = APART
+    cascade: bool = False
+
+    @property
+    def base(self) -> str:
+        """Name of the engine that this one's times are told over."""
+        cached = "cached " if self.workloads == CACHED else ""
+        return f"{self.model} {cached}{THEIRS}"
 
 
 ENGINES = {
@@ -73,8 +81,9 @@ ENGINES = {
     "small TRITON_ATTN": Engine("small", "TRITON_ATTN"),
     "small flashbsr": Engine("small", OURS),
     "small flashbsr V2": Engine("small", OURS, runner=2),
-    "small cached FLASH_ATTN": Engine("small", THEIRS, workloads=CACHED),
-    "small cached flashbsr": Engine("small", OURS, workloads=CACHED),
+    "small cached FLASH_ATTN": Engine("small", THEIRS, workloads=CACHED, cascade=True),
+    "small cached flashbsr": Engine("small", OURS, workloads=CACHED, cascade=True),
+    "small cached flashbsr apart": Engine("small", OURS, workloads=CACHED),
     "8b FLASH_ATTN": Engine("8b", THEIRS),
     "8b flashbsr": Engine("8b", OURS),
 }
@@ -169,6 +178,7 @@ def generate(name: str, model: Path, folder: Path) -> None:
         kv_cache_memory_bytes=(3 if engine.model == "small" else 6) << 30,
         gpu_memory_utilization=0.05, max_num_batched_tokens=8192, max_num_seqs=64, block_size=16,
         disable_log_stats=True, enable_prefix_caching=engine.workloads == CACHED,
+        disable_cascade_attn=not engine.cascade,
         compilation_config={"cudagraph_capture_sizes": [1, 8, 16, 32, 64]},
         attention_config={"backend": engine.backend},
     )  # fmt: skip
@@ -283,7 +293,7 @@ def lines(outcomes: dict[str, Any]) -> tuple[bool, list[str]]:
             said.append(f"{name}: FAILED: {outcome['problem']}")
             continue
         said.append(f"{name}: waits for the GPU {outcome['waits_per_step']:.1f} times a step")
-        base = outcomes.get(name.removesuffix(" V2").replace("flashbsr", THEIRS), {})
+        base = outcomes.get(engine.base, {})
         for workload in engine.workloads:
             goals, r = GOALS[workload], outcome[workload]
             build = "" if r["build_us"] is None else f", build {r['build_us']:.0f} us"

@@ -45,10 +45,15 @@ class Server:
         self.out = torch.zeros(TOKENS, HEADS, DIM, dtype=torch.float16)
 
     def step(self, stream: int, lens: list[int], q_lens: list[int], seed: int = 0,
-             requests: int | None = None, spare: int = 0,
-             rows: int = 0) -> tuple[Step, Any]:  # fmt: skip
-        """Plan a step padded to `requests` and `rows`, with bounds `spare` more than lengths."""
+             requests: int | None = None, spare: int = 0, rows: int = 0,
+             common: int = 0) -> tuple[Step, Any]:  # fmt: skip
+        """Plan a step padded to `requests` and `rows`, with bounds `spare` more than lengths.
+
+        All requests begin with the same `common` tokens.
+        """
         batch = World.batch(lens, q_lens, seed=seed)
+        for begin in batch.kv_indptr[:-1]:
+            batch.kv_indices[begin : begin + common // PAGE] = batch.kv_indices[: common // PAGE]
         n, padded = len(lens), requests or len(lens)
         self.lens.fill_(77)  # what earlier steps left
         self.lens[:n] = torch.tensor(lens)
@@ -61,7 +66,8 @@ class Server:
         bounds = np.zeros(padded, np.int32)
         bounds[:n] = np.array(lens) + spare
         given = Batch(self.starts[: padded + 1].numpy().copy(), bounds, self.tables[:padded],
-                      self.lens[:padded], self.starts[: padded + 1])  # fmt: skip
+                      self.lens[:padded], self.starts[: padded + 1],
+                      common_prefix=common)  # fmt: skip
         return self.steps.plan(given, self.slots, rows or sum(q_lens), stream), batch
 
     def run(self, step: Step, rows: int, of: Kind | None = None) -> None:
@@ -145,6 +151,24 @@ def test_a_decode_step_in_compiled_pieces(driver: Driver, fake_torch: FakeTorch)
     layer.forward(None, q, None, None, server.cache, step, server.out[:8])
     driver.drain()
     server.checked(batch, 8)
+
+
+def test_a_prefix_that_all_requests_have(driver: Driver, fake_torch: FakeTorch) -> None:
+    """By plans of their own, whatever is captured; it grows, and goes."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    capture(server, driver, stream, 1, [8])
+    for seed, (common, longer) in enumerate([(104, 1), (104, 2), (108, 3), (0, 4)]):
+        lens = [108 + longer + b for b in range(8)]
+        step, batch = server.step(stream, lens, [1] * 8, seed, common=common)
+        assert step.captured == (common == 0)
+        driver.drain()
+        server.out.fill_(np.nan)
+        server.run(step, 8)
+        driver.drain()
+        server.checked(batch, 8)
+    eager = [slot for slots in server.steps._eager[True] for slot in slots.values()]
+    assert [slot.common_prefix for slot in eager] == [104, 108]
 
 
 def test_steps_that_no_graph_has_run_with_plans_of_their_own(
