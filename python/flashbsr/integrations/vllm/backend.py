@@ -89,7 +89,8 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         )
         if place.ranks is not None:
             place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
-        self.steps = Steps(kinds, place)
+        # What a full graph reads lies where it lay at the capture: vLLM's contract.
+        self.steps = Steps(kinds, place, fixed=True)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...engine.attention import Attention
 from ...engine.context import ContextParallel
@@ -172,6 +173,8 @@ class Step:
         The plans are those of captured runs, whether or not a graph runs them.
     ranks : Ranks, optional
         Those that share the keys; None: all keys are here.
+    late : Batch, optional
+        Lengths and tables that the first layer of a kind tells, in the graph if one is captured.
     """
 
     num_actual_tokens: int
@@ -180,9 +183,11 @@ class Step:
     captured: bool
     slots: dict[Kind, tuple[_Slot, int]]
     ranks: Ranks | None = None
+    late: Batch | None = None
+    told: set[tuple[Kind, bool]] = field(default_factory=set)
 
     def attention(self, kind: Kind) -> Attention:
-        """Give the engine that is planned for layers of this kind.
+        """Give the engine that is planned for layers of this kind, and has been told the lengths.
 
         Raises
         ------
@@ -196,7 +201,24 @@ class Step:
                 f"a step whose plan was replaced {slot.turn - turn} times",
                 f"at most {IN_FLIGHT} steps at once, run in the order in which they were built",
             )
+        if self.late is not None and not kind.ragged:
+            told = kind, torch.cuda.is_current_stream_capturing()
+            if told not in self.told:
+                self.told.add(told)
+                _tell(slot.attention, self.late)
         return slot.attention
+
+
+def _tell(attention: Attention, batch: Batch, stream: Any = None) -> None:
+    """Say how long requests are, and where their blocks lie."""
+    attention.update(
+        batch.lens,
+        batch.tables,
+        # Which rows share a prefix was planned, from starts that the host has.
+        qo_indptr=None if batch.common_prefix else batch.query_starts,
+        q_positions=batch.positions,
+        stream=stream,
+    )
 
 
 @dataclass(slots=True)
@@ -220,11 +242,15 @@ class Steps:
     kinds : sequence of Kind
         Of the group's layers.
     place : Place
+    fixed : bool
+        Replays find lengths and tables where they lay at the capture, so that graphs read them by
+        themselves: a launch less of the host for every step.
     """
 
-    def __init__(self, kinds: Sequence[Kind], place: Place) -> None:
+    def __init__(self, kinds: Sequence[Kind], place: Place, *, fixed: bool = False) -> None:
         self.kinds = tuple(dict.fromkeys(kinds))
         self.place = place
+        self.fixed = fixed
         self._eager: dict[bool, list[dict[Kind, _Slot]]] = {}
         self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
         self._next = 0
@@ -255,18 +281,26 @@ class Steps:
         graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
         starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
+        # Positions are made for the step, and lie anywhere.
+        late = None
+        if self.fixed and graph is not None and not batch.topk and batch.positions is None:
+            late = batch
         made: dict[bool, Attention] = {}  # over keys of the step, or the cache: planned first
         for kind, slot in slots.items():
             slot.turn += 1
             like = made.get(kind.ragged)
             if kind.ragged or (self.place.device is None and not batch.topk):
                 self._planned(slot, like or self._layout(kind, batch), batch, stream)
-            elif not self._bound(slot, batch, starts, like, stream):
-                continue
+            else:
+                planned = self._bound(slot, batch, starts, like, stream)
+                if late is None and not batch.topk:
+                    _tell(slot.attention, batch, stream)
+                if not planned:
+                    continue
             made.setdefault(kind.ragged, slot.attention)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
         return Step(
-            num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns, ranks
+            num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns, ranks, late
         )
 
     def _planned(self, slot: _Slot, layout: Layout | Attention, batch: Batch, stream: Any) -> None:
@@ -287,7 +321,7 @@ class Steps:
         like: Attention | None,
         stream: Any,
     ) -> bool:
-        """Plan bounds where the last plan's do not hold, and say which lengths there are.
+        """Plan bounds where the last plan's do not hold.
 
         Returns whether it planned, as `like` was in this step, if that is given.
         """
@@ -303,15 +337,6 @@ class Steps:
             layout = like or Bounds(starts, bounds, page_size=page_size, common_prefix=common)
             self._planned(slot, layout, batch, stream)
             slot.starts, slot.bounds, slot.common_prefix = starts.copy(), bounds, common
-        if not batch.topk:
-            slot.attention.update(
-                batch.lens,
-                batch.tables,
-                # Which rows share a prefix was planned, from starts that the host has.
-                qo_indptr=None if batch.common_prefix else batch.query_starts,
-                q_positions=batch.positions,
-                stream=stream,
-            )
         return planned
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:
