@@ -37,6 +37,7 @@ TOKENS = {
     ("decode", 16): (4, 3, 4, 3),
     ("decode_scaled", 8): (1, 1, 1, 1),
     ("prefill", 128): MANY,
+    ("prefill_scaled", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     **{(family, 192): MANY for family in ("hopper", "hopper_fast", "hopper_scaled")},
     **{(family, 64): FEW for family in ("prefill", "prefill_scaled", "latent_mma", *LATENT)},

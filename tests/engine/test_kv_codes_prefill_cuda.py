@@ -67,11 +67,24 @@ def test_chunks(
 @pytest.mark.parametrize("kind", [INT4, INT4_64, INT4_32, NVFP4], ids=str)
 @pytest.mark.parametrize("dtypes", [BF16, F16], ids=lambda x: x[0])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
-@pytest.mark.parametrize("layout", ["ragged", "paged"])
+@pytest.mark.parametrize(("layout", "rows"), [("ragged", 64), ("paged", 64), ("paged", 128)])
 def test_chunks_of_packed_codes(
-    gpu: Device, layout: str, dims: tuple[int, int], dtypes: tuple[str, str, str], kind: Kind
+    gpu: Device,
+    layout: str,
+    rows: int,
+    dims: tuple[int, int],
+    dtypes: tuple[str, str, str],
+    kind: Kind,
 ) -> None:
-    check(gpu, dataclasses.replace(CHUNKS, dims=dims, dtypes=dtypes, layout=layout), kind, "fa2")
+    case = dataclasses.replace(CHUNKS, dims=dims, dtypes=dtypes, layout=layout)
+    check(gpu, case, kind, "fa2", tile_rows=rows)
+
+
+@everywhere
+@pytest.mark.parametrize(("kind", "rows"), [(INT8, 64), (INT8, 128), (FP8, 64)], ids=str)
+def test_rows_of_a_tile(gpu: Device, rows: int, kind: Kind) -> None:
+    kernel = run(gpu, CHUNKS, kind, backend="fa2", tile_rows=rows)[2]
+    assert f"_r{rows}_" in kernel
 
 
 @everywhere
@@ -86,12 +99,13 @@ def test_layouts(
 
 
 @everywhere
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", [INT8_HALF, FP8_HALF], ids=str)
 @pytest.mark.parametrize(("layout", "page_size"), [("ragged", 1), ("paged", 1), ("paged", 16)])
-def test_scales_in_float16(gpu: Device, layout: str, page_size: int, kind: Kind) -> None:
-    case = dataclasses.replace(CHUNKS, layout=layout, page_size=page_size)
-    check(gpu, case, kind, "fa2")
-    assert run(gpu, case, kind)[2].startswith("prefill_scaled_")  # Hopper's reads float32
+def test_scales_in_float16(
+    gpu: Device, layout: str, page_size: int, kind: Kind, family: str
+) -> None:
+    check(gpu, dataclasses.replace(CHUNKS, layout=layout, page_size=page_size), kind, family)
 
 
 @everywhere

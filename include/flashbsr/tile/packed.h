@@ -97,14 +97,17 @@ template <int kHeadDim>
 struct PackedValueFragments {
   static constexpr int kRowBytes = kHeadDim / 2;
   static constexpr int kDims = 64;
-  uint32_t base;
+  uint32_t base, lane;
 
   FLASHBSR_DEVICE PackedValueFragments(uint32_t tile, uint32_t lane)
-      : base(tile + Swizzle<kRowBytes>::offset(lane % 16, lane / 16)) {}
+      : base(tile + Swizzle<kRowBytes>::offset(lane % 16, lane / 16)), lane(lane) {}
 
-  /// words[2 i + k]: of chunk d / 32 + i and tokens token + 8 k + lane % 4 * 2 and the next.
-  FLASHBSR_DEVICE void load(uint32_t (&words)[4], int token, int d) const {
-    ptx::ldmatrix_x4_trans(words, swizzled(base, d / 2) + token * kRowBytes);
+  /// words[i][k]: of chunk d / 32 + i and tokens token + 8 k + lane % 4 * 2 and the next.
+  FLASHBSR_DEVICE void load(uint32_t (&words)[2][2], int token, int d) const {
+    uint32_t r[4];
+    ptx::ldmatrix_x4_trans(r, swizzled(base, d / 2) + token * kRowBytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i / 2][i % 2] = r[i];
   }
 };
 

@@ -38,6 +38,10 @@ struct AsyncCopy {
   }
 };
 
+/// Whether registers are too few for what shared memory has, too.
+template <class Traits>
+inline constexpr bool kReadsAgain = Traits::kPacked && Traits::kRows == 128;
+
 /// Copies of whole tiles between the products, which hide them.
 template <class Traits, int kSteps, int kBlocks>
 struct Feed {
@@ -47,7 +51,12 @@ struct Feed {
   uint32_t keys, values;  ///< shared addresses of the first tiles
   int32_t first;
   uint32_t slot;  ///< of the tile at `first`
-  bool more;      ///< there is a next one
+  bool has_more;  ///< there is a next one
+
+  FLASHBSR_DEVICE bool more() const {
+    if constexpr (kReadsAgain<Traits>) return first - Traits::kKvTile >= task.item.kv_begin;
+    return has_more;
+  }
 
   /// Of the slot of the tile after.
   FLASHBSR_DEVICE uint32_t next_tile() const {
@@ -67,17 +76,17 @@ struct Feed {
       if constexpr (Traits::kStages == 1) {
         loader.copy_row(values, i, next_source, true);
       } else {
-        loader.copy_row((i >= kRows ? values : keys) + next_tile(), i % kRows, next_source, more);
+        loader.copy_row((i >= kRows ? values : keys) + next_tile(), i % kRows, next_source, more());
       }
       if (i + 1 < kAll) next_source = source(i + 1);
     }
   }
   FLASHBSR_DEVICE void block_begin(int block) {
-    if (block == 0 && more) loader.copy_scales(args.params, slot ^ 1, Traits::kKvTile);
+    if (block == 0 && more()) loader.copy_scales(args.params, slot ^ 1, Traits::kKvTile);
     if (Traits::kStages == 1 && block == 0) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        loader.copy_row(keys, i, loader.source(slot ^ 1, false, i), more);
+        loader.copy_row(keys, i, loader.source(slot ^ 1, false, i), more());
       }
     }
     if (block == kNoteBlock) found = loader.find(args, task, first - 2 * Traits::kKvTile, slot);
@@ -128,6 +137,7 @@ template <class Traits, class Variant>
 FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   constexpr int kTile = Traits::kKvTile;
   constexpr bool kTwo = Traits::kStages == 2;
+  constexpr bool kFew = kHasHooks<Variant> || kReadsAgain<Traits>;
   using Loop = Mainloop<Traits, Variant>;
   extern __shared__ __align__(1024) char memory[];
   const BlockState state(memory, Traits{});
@@ -147,6 +157,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     if (!task.valid) break;
     int32_t first = last_tile<Traits>(task.item);
     const int32_t kv_begin = task.item.kv_begin;
+    const auto begin = [&] { return kFew ? task.item.kv_begin : kv_begin; };
     const bool empty = first < kv_begin;
 
     begin_item<Traits>(args, state, loader, thread, query_tile, first, empty);
@@ -172,17 +183,17 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
     const bool plain = loop.is_plain() && args.params.k.dim == Traits::kHeadDim &&
                        args.params.v.dim == Traits::kHeadDim;
     uint32_t slot = 0;  // of notes, and of tiles where there are two
-    while (first >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin)) {
+    while (first >= begin()) {
       const TileSight sight = loop.sight(first);
       int done = 0;
       if (!kHasHooks<Variant> && plain && sight.all) {
-        const int32_t lowest = max_of(loop.whole_begin(), kv_begin);
+        const int32_t whole = loop.whole_begin();
         for (;;) {
           ptx::cp_async_wait_all();
           loader.settle_scales(args.params, slot);
           __syncthreads();
           Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
-              args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
+              args, task, loader, keys, values, first, slot, first - kTile >= begin()};
           const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
           loop.score(first, tile, slot, feed);
           if constexpr (!kTwo) {
@@ -193,11 +204,11 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
           if (done < Loop::kBlocks) break;
           first -= kTile;
           slot ^= 1;
-          if (first < lowest) break;
+          if (first < max_of(kFew ? loop.whole_begin() : whole, begin())) break;
         }
         if (done == Loop::kBlocks) continue;
         Feed<Traits, Loop::kSteps, Loop::kBlocks> feed{
-            args, task, loader, keys, values, first, slot, first - kTile >= kv_begin};
+            args, task, loader, keys, values, first, slot, first - kTile >= begin()};
         for (int block = done; block < Loop::kBlocks; ++block) {
           feed.block_begin(block);
           feed.block_end(block);
@@ -207,7 +218,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         ptx::cp_async_wait_all();
         loader.settle_scales(args.params, slot);
         __syncthreads();  // K is there, and nobody reads the buffers of before any more
-        const bool more = first - kTile >= (kHasHooks<Variant> ? task.item.kv_begin : kv_begin);
+        const bool more = first - kTile >= begin();
         const int32_t next = first - kTile;
         const uint32_t tile = kTwo ? slot * Traits::kTileBytes : 0;
         const uint32_t next_tile = kTwo ? Traits::kTileBytes - tile : 0;

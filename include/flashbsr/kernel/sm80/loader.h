@@ -256,6 +256,7 @@ class KvLoader {
   }
   /// Copies it into the tile at shared address `tile`, if `wanted`.
   FLASHBSR_DEVICE void copy_row(uint32_t tile, int i, const char* src, bool wanted) const {
+    if (Shape::kShort && Shape::row(thread_) >= kTokens) return;
 #pragma unroll
     for (int j = 0; j < Shape::kChunksEach; ++j) {
       ptx::cp_async_16_when(tile + offset_ + Shape::step(i, j), src + j * Shape::kAcross * 16,
@@ -284,6 +285,7 @@ class KvLoader {
   FLASHBSR_DEVICE void visit(const char* const* rows, int32_t dim, int32_t count,
                              const Copy& copy) const {
     const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
+    if (Shape::kShort && row >= kTokens) return;
     rows += row;
     const char* src[Shape::kRowsEach];
 #pragma unroll

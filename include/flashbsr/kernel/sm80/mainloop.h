@@ -69,10 +69,10 @@ class Mainloop : public Scores<Traits, Variant> {
   template <class Between>
   FLASHBSR_DEVICE int accumulate(uint32_t tile, Between&& between) {
     const Values values = Base::template operands<Values>(value_tile_ + tile);
-    uint32_t p[2][kBands][kWeightWords], v[Values::kDims / 8][2];
+    uint32_t p[2][kBands][kWeightWords], v[kLoaded][2];
     float part[kBands][2];
     weigh_all(0, p[0], part);
-    load_values(values, v, 0, 0);
+    values.load(v, 0, 0);
     if (!settle<0, false>(p[0], part)) return 0;
     return accumulate_block<0>(values, p, part, v, between);
   }
@@ -93,6 +93,8 @@ class Mainloop : public Scores<Traits, Variant> {
     using Type = PackedValueFragments<Traits::kHeadDim>;
   };
   using Values = typename ValuesOf<Traits::kPacked>::Type;
+  /// Pairs of words that a load of V gives: packed codes are widened where they are multiplied.
+  static constexpr int kLoaded = Values::kDims / (Traits::kPacked ? 32 : 8);
   /// Weights take scales of groups where the dims of these begin: until then they are floats.
   static constexpr bool kGroupWeights = Traits::kKv == DType::kI4;
   static constexpr int kWeightWords = kGroupWeights ? 8 : 4;
@@ -106,8 +108,8 @@ class Mainloop : public Scores<Traits, Variant> {
   /// for some of them, otherwise the compiler puts them behind all products.
   template <int kBlock, class Between>
   FLASHBSR_DEVICE int accumulate_block(const Values& values, uint32_t (&p)[2][kBands][kWeightWords],
-                                       float (&part)[kBands][2],
-                                       uint32_t (&first)[Values::kDims / 8][2], Between&& between) {
+                                       float (&part)[kBands][2], uint32_t (&first)[kLoaded][2],
+                                       Between&& between) {
     constexpr int kChunks = kDims / Values::kDims;
     constexpr bool kLast = kBlock + 1 == kBlocks;
     uint32_t (&next)[kBands][kWeightWords] = p[(kBlock + 1) % 2];
@@ -115,19 +117,19 @@ class Mainloop : public Scores<Traits, Variant> {
     between.block_begin(kBlock);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      uint32_t v[Values::kDims / 8][2];
+      uint32_t v[kLoaded][2];
       if (c == 0) {
 #pragma unroll
-        for (int i = 0; i < Values::kDims / 8; ++i) v[i][0] = first[i][0], v[i][1] = first[i][1];
+        for (int i = 0; i < kLoaded; ++i) v[i][0] = first[i][0], v[i][1] = first[i][1];
       } else {
         Values behind = values;
-        if (made > 0) {
+        if (made > 0 && !kGroupWeights) {  // whose weights are no pairs yet
           const int w = made - 1;
           behind.base = ptx::after_positive(values.base, next[w / 4][w % 4]);
         }
-        load_values(behind, v, kBlock, c * Values::kDims);
+        behind.load(v, kBlock * 16, c * Values::kDims);
       }
-      multiply_values(kBlock, c * (Values::kDims / 8), p[kBlock % 2], v);
+      multiply_values(values, kBlock, c * (Values::kDims / 8), p[kBlock % 2], v);
       if (!kLast) {
         const int wanted = max_of(c + 2 - kLag, 0) * kPairs / (kChunks - kLag);
 #pragma unroll
@@ -137,7 +139,7 @@ class Mainloop : public Scores<Traits, Variant> {
     }
     between.block_end(kBlock);
     if constexpr (!kLast) {
-      load_values(values, first, kBlock + 1, 0);
+      values.load(first, (kBlock + 1) * 16, 0);
       if (!settle<kBlock + 1, false>(next, part)) return kBlock + 1;
       return accumulate_block<kBlock + 1>(values, p, part, first, between);
     } else {
@@ -154,75 +156,70 @@ class Mainloop : public Scores<Traits, Variant> {
       settle<kBlock, true>(p, part);
 #pragma unroll
       for (int d = 0; d < kDims; d += Values::kDims) {
-        uint32_t v[Values::kDims / 8][2];
-        load_values(values, v, kBlock, d);
-        multiply_values(kBlock, d / 8, p, v);
+        uint32_t v[kLoaded][2];
+        values.load(v, kBlock * 16, d);
+        multiply_values(values, kBlock, d / 8, p, v);
       }
     }
     if constexpr (kBlock + 1 < kBlocks) resume_block<kBlock + 1>(start, values);
   }
 
-  /// V of tokens [16 block, 16 block + 16) and of Values::kDims dims from `d` on.
-  FLASHBSR_DEVICE void load_values(const Values& values, uint32_t (&v)[Values::kDims / 8][2],
-                                   int block, int d) const {
-    if constexpr (Traits::kPacked) {
-      using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
-      static_assert(Codes::kValueUnit == Traits::kValueUnit);
-      uint32_t words[4];
-      values.load(words, block * 16, d);
+  /// Packed codes of a block and of a chunk of 32 dims, to operands.
+  FLASHBSR_DEVICE void widen_values(uint32_t lane, int block, int chunk, const uint32_t (&words)[2],
+                                    uint32_t (&v)[4][2]) const {
+    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+    static_assert(Codes::kValueUnit == Traits::kValueUnit);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int chunk = d / 32 + i / 2;
-        const float* scales = value_scales(block, i % 2, chunk);
-        uint32_t pairs[4];
-        Codes::widen_values(words[i], scales[0], scales[Codes::kWords], chunk, Base::lane_, pairs);
+    for (int half = 0; half < 2; ++half) {
+      const float* scales = value_scales(lane, block, half, chunk);
+      uint32_t pairs[4];
+      Codes::widen_values(words[half], scales[0], scales[Codes::kWords], chunk, lane, pairs);
 #pragma unroll
-        for (int n = 0; n < 4; ++n) v[i / 2 * 4 + n][i % 2] = pairs[n];
-      }
-    } else {
-      values.load(v, block * 16, d);
+      for (int n = 0; n < 4; ++n) v[n][half] = pairs[n];
     }
   }
   /// Of packed codes: the word of a chunk, of this thread's first token of eight of a block.
-  FLASHBSR_DEVICE const float* value_scales(int block, int half, int chunk) const {
+  FLASHBSR_DEVICE const float* value_scales(uint32_t lane, int block, int half, int chunk) const {
     using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
-    return Base::scales_of(Traits::kKvTile + 16 * block + 8 * half + Base::lane_ % 4 * 2) +
+    return Base::scales_of(Traits::kKvTile + 16 * block + 8 * half + lane % 4 * 2) +
            Codes::word_of(chunk, Base::value_groups());
   }
 
-  FLASHBSR_DEVICE void multiply_values(int block, int first,
+  FLASHBSR_DEVICE void multiply_values(const Values& values, int block, int first,
                                        const uint32_t (&p)[kBands][kWeightWords],
-                                       const uint32_t (&v)[Values::kDims / 8][2]) {
-    [[maybe_unused]] uint32_t scaled[kBands][4];
+                                       const uint32_t (&v)[kLoaded][2]) {
+    [[maybe_unused]] uint32_t scaled[kBands][4], wide[4][2];
 #pragma unroll
     for (int i = 0; i < Values::kDims / 8; ++i) {
-      if constexpr (kGroupWeights) {
-        if (i % 4 == 0) scale_weights(block, (first + i) / 4, p, scaled);
+      const int chunk = (first + i) / 4;
+      if constexpr (Traits::kPacked) {
+        if (i % 4 == 0) widen_values(values.lane, block, chunk, v[i / 4], wide);
       }
+      if constexpr (kGroupWeights) {
+        if (i % 4 == 0) scale_weights(values.lane, block, chunk, p, scaled);
+      }
+      const uint32_t low = Traits::kPacked ? wide[i % 4][0] : v[i % kLoaded][0];
+      const uint32_t high = Traits::kPacked ? wide[i % 4][1] : v[i % kLoaded][1];
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
         if constexpr (kGroupWeights) {
-          multiply(o[b][first + i], scaled[b], v[i]);
+          mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][first + i], scaled[b], low, high);
         } else {
-          multiply(o[b][first + i], p[b], v[i]);
+          mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][first + i], p[b], low, high);
         }
       }
     }
   }
-  FLASHBSR_DEVICE static void multiply(float (&o)[4], const uint32_t (&p)[4],
-                                       const uint32_t (&v)[2]) {
-    mma_16x8x16<Traits::kArch, Traits::kCompute>(o, p, v[0], v[1]);
-  }
 
   /// Weights of a block for the dims of a chunk.
-  FLASHBSR_DEVICE void scale_weights(int block, int chunk,
+  FLASHBSR_DEVICE void scale_weights(uint32_t lane, int block, int chunk,
                                      const uint32_t (&p)[kBands][kWeightWords],
                                      uint32_t (&scaled)[kBands][4]) const {
     if constexpr (kGroupWeights) {
       constexpr int kWords = Traits::kScaleWords;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float* scales = value_scales(block, half, chunk);
+        const float* scales = value_scales(lane, block, half, chunk);
         const float x = int4_scale(scales[0]), y = int4_scale(scales[kWords]);
 #pragma unroll
         for (int b = 0; b < kBands; ++b) {

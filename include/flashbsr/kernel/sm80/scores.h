@@ -149,18 +149,16 @@ class Scores {
     static_assert(Traits::kScaleWords == 1);
     return *reinterpret_cast<const float2*>(scales_of(token + lane_ % 4 * 2));
   }
-  /// Scales of a row of V.
   FLASHBSR_DEVICE int value_groups() const { return args_.params.v_scales.dim; }
-  /// Words of a token.
   FLASHBSR_DEVICE const float* scales_of(int32_t token) const {
     return token_scales_ + (slot_ * 2 * Traits::kKvTile + token) * Traits::kScaleWords;
   }
 
-  /// This lane's addresses in a tile of K or V. Kernels with hooks have no register to keep them
-  /// in.
+  /// This lane's addresses in a tile of K or V. Kernels with hooks, and those of packed codes with
+  /// 128 rows, have no register to keep them in.
   template <class Operands>
   FLASHBSR_DEVICE Operands operands(uint32_t tile) const {
-    if constexpr (kHasHooks<Variant>) {
+    if constexpr (kHasHooks<Variant> || Traits::kPacked) {
       return Operands(tile, ptx::thread_index() % 32);
     } else {
       return Operands(tile, lane_);
@@ -192,8 +190,11 @@ class Scores {
   FLASHBSR_DEVICE void multiply_packed(uint32_t tile, Between&& between) {
     using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
     static_assert(Codes::kKeyUnit == Traits::kKeyUnit && Codes::kWords == Traits::kScaleWords);
-    between.begin();
+    between.begin();  // a thread has two copies or four
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) between.step(step);
     const auto keys = operands<PackedKeyFragments<Traits::kHeadDim>>(key_tile_ + tile);
+    const int32_t lane = ptx::thread_index() % 32;
     const int groups = args_.params.k_scales.dim;
 #pragma unroll
     for (int chunk = 0; chunk < kSteps / 2; ++chunk) {
@@ -212,9 +213,9 @@ class Scores {
         for (int i = 0; i < 4; ++i) {
           const int at = token + 8 * i;
           uint32_t k[4];
-          Codes::widen_key(words[i], scales_of(at + lane_ / 4)[word], chunk, lane_, k);
+          Codes::widen_key(words[i], scales_of(at + lane / 4)[word], chunk, lane, k);
           if constexpr (Codes::kByProducts) {
-            const float* scales = scales_of(at + lane_ % 4 * 2) + word;
+            const float* scales = scales_of(at + lane % 4 * 2) + word;
             const float scale[2] = {int4_scale(scales[0]), int4_scale(scales[Codes::kWords])};
 #pragma unroll
             for (int b = 0; b < kBands; ++b) {
@@ -231,8 +232,6 @@ class Scores {
           }
         }
       }
-      between.step(2 * chunk);
-      between.step(2 * chunk + 1);
     }
   }
   FLASHBSR_DEVICE static void multiply_chunk(float (&s)[4], const uint32_t (&first)[4],

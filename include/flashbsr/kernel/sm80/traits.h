@@ -104,10 +104,13 @@ struct PrefillTraits {
   static constexpr int kSmemBytes = kTaskOffset + 2 * kTaskBytes;
 };
 
-/// A kernel for codes with scales of every token.
+/// A kernel for codes with scales of every token. With 128 rows and tiles of 64 tokens int4 spills
+/// 32 bytes at head dim 64.
 template <int head_dim, DType kv, int rows, int arch = 80>
-using ScaledPrefillTraits = PrefillTraits<head_dim, kv, rows, arch, prefill_kv_tile(head_dim, rows),
-                                          prefill_stages(head_dim, kv, rows, arch), true>;
+using ScaledPrefillTraits =
+    PrefillTraits<head_dim, kv, rows, arch,
+                  is_packed(kv) && rows == 128 ? 32 : prefill_kv_tile(head_dim, rows),
+                  prefill_stages(head_dim, kv, rows, arch), true>;
 
 /// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
 /// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
