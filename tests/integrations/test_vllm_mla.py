@@ -45,7 +45,8 @@ def builder(mla: Any, chosen: bool = False, device: int | None = None, **options
     """One of a group of two layers, by hand on a GPU that is not there."""
     if chosen:
         options["topk_indices_buffer"] = torch.zeros(64, TOPK, dtype=torch.int32)
-    made = [SimpleNamespace(impl=world.make(chosen, **options)) for _ in range(2)]
+    kind = mla.ChosenImpl if chosen else mla.LatentImpl
+    made = [SimpleNamespace(impl=world.make(kind=kind, **options)) for _ in range(2)]
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
@@ -57,8 +58,8 @@ def builder(mla: Any, chosen: bool = False, device: int | None = None, **options
         ),
     )
     spec = SimpleNamespace(block_size=16)
-    kind = mla.ChosenBuilder if chosen else mla.LatentBuilder
-    found = kind(spec, ["a", "b"], config, torch.device("cpu"))
+    plans = mla.ChosenBuilder if chosen else mla.LatentBuilder
+    found = plans(spec, ["a", "b"], config, torch.device("cpu"))
     assert all(layer.impl.layer is layer for layer in made)
     if device is not None:
         found.steps = backends.Recorder(found.steps.kinds, device)
