@@ -26,7 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines_vllm import TOKENS, compare, prompts, save_model
+from engines_vllm import TOKENS, compare
+from small_models import prompts, save_model
 
 VERSIONS = ("0.5.23",)
 SOURCES = (
@@ -34,6 +35,7 @@ SOURCES = (
     "python/flashbsr/integrations/vllm/kinds.py",
     "python/flashbsr/integrations/vllm/steps.py",
     "tools/engines_sglang.py",
+    "tools/small_models.py",
 )
 STAND_IN = """\
 import importlib.abc, importlib.machinery, sys, types
