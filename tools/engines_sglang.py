@@ -173,6 +173,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "apart": partial(equal, "qwen3", page=64, apart=True),
     "gemma3": partial(equal, "gemma3"),
     "bfloat16": partial(equal, "llama", dtype="bfloat16"),
+    "deepseek": partial(equal, "deepseek"),
+    "deepseek, pages of 16": partial(equal, "deepseek", page=16),
 }
 
 

@@ -26,7 +26,11 @@ def sglang() -> Iterator[None]:
     """SGLang, or what stands in for it."""
     stand_in.install()
     door.register()
-    yield
+    if stand_in.INSTALLED:  # its pool asks whether the cache is spread over ranks
+        with plain.part("runtime_context").get_parallel().override(dcp_enabled=False):
+            yield
+    else:
+        yield
     stand_in.uninstall()
 
 
