@@ -50,12 +50,18 @@ def config(kind: str) -> Any:
     if kind == "gemma3":
         more = {"sliding_window": 16, "layer_types": by_turns, "query_pre_attn_scalar": 256}
         return transformers.Gemma3TextConfig(**common, **heads(4, 1, 256, **more))
-    if kind == "deepseek":
+    if kind.startswith("deepseek"):
+        if kind == "deepseek yarn":  # SGLang's CPU has no other rotation for it
+            common["rope_scaling"] = {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512,
+                "mscale": 1.0, "mscale_all_dim": 1.0,
+            }  # fmt: skip
         return transformers.DeepseekV2Config(
             **common, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None,
             kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
             first_k_dense_replace=3, n_routed_experts=4, num_experts_per_tok=2,
             moe_intermediate_size=128, n_shared_experts=1, n_group=1, topk_group=1,
+            moe_layer_freq=1,
         )  # fmt: skip
     more = {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
     return transformers.GptOssConfig(**common, **heads(64, 8, 64, layer_types=by_turns, **more))
