@@ -59,8 +59,8 @@ def __getattr__(name):
     if name.startswith("__") or name == "convert_weight_packed": raise AttributeError(name)
     return Anything()
 """
-# The scheduler is a process of its own, which has plug-ins: this one counts, a byte for each run. And
-# it has SGLang's torch_native absorb latent attention, whose prompts it cannot attend to otherwise.
+# The scheduler is a process of its own, which has plug-ins: this one counts, a byte for each run.
+# It also has SGLang's torch_native absorb latent attention, whose prompts it cannot do otherwise.
 COUNTED = """\
 import os
 import flashbsr

@@ -16,7 +16,6 @@ from ...errors import UnsupportedError
 from ...layout.layouts import BlockTable
 from ..vllm.kinds import Kind
 from ..vllm.steps import Batch, Place, Step, Steps
-from . import NAME
 from .batches import batch_of, is_latent, layer_kind, tree_mask
 
 __all__ = ["FlashbsrAttnBackend"]
@@ -41,9 +40,10 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
     def __init__(self, runner: Any) -> None:
         super().__init__()
         self.pool, self.page_size = runner.token_to_kv_pool, int(runner.page_size)
-        latent = int(self.pool.kv_lora_rank) if type(self.pool) is MLATokenToKVPool else 0
+        # Dims of the latents in the cache; 0: it has keys and values.
+        self.latent = int(self.pool.kv_lora_rank) if type(self.pool) is MLATokenToKVPool else 0
         plain = type(self.pool) is MHATokenToKVPool and self.pool.kv_cache_layout == "nhd"
-        if not (plain or latent):
+        if not (plain or self.latent):
             found = type(self.pool).__name__
             wanted = (
                 "MHATokenToKVPool in NHD or MLATokenToKVPool: hybrid models need "
@@ -63,11 +63,9 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
             device=(device.index or 0) if self.on_gpu else None,
         )
         layers = [x for x in runner.model.modules() if isinstance(x, RadixAttention)]
-        if latent:
-            absorb_all()
-            # Beside each of these there is one over expanded keys, with the same id.
-            layers = [layer for layer in layers if is_latent(layer, latent)]
-        self.kinds = {layer.layer_id: layer_kind(layer, latent) for layer in layers}
+        if self.latent:  # beside each of these there is one over expanded keys, with the same id
+            layers = [layer for layer in layers if is_latent(layer, self.latent)]
+        self.kinds = {layer.layer_id: layer_kind(layer, self.latent) for layer in layers}
         self.steps = Steps(list(self.kinds.values()), self.place)
         self.forward_metadata: Step | None = None
         self._trees: dict[Kind, Attention] = {}
@@ -187,14 +185,3 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
             if kind not in self._trees:
                 self._trees[kind] = kind.attention(True, self.place.q_dtype, **self.place.task())
             self._trees[kind].plan(layout, custom_mask=mask)
-
-
-def absorb_all() -> None:
-    """Have SGLang's models of latent attention absorb the queries of all steps.
-
-    They would expand the keys of prompts otherwise, and ask for attention beside the cache.
-    """
-    from sglang.srt.models.deepseek_common import attention_backend_handler as handler
-
-    method = handler.AttnForwardMethod.MLA
-    handler.AttentionBackendRegistry.register(NAME, lambda *_: method)
