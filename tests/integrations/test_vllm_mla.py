@@ -207,6 +207,7 @@ def test_the_cache_that_is_asked_for(mla: Any) -> None:
         for layered in (False, True):
             assert sorted(backend.get_kv_cache_stride_order(layered)) == list(range(3 + layered))
         assert [m.base for m in backend.get_supported_kernel_block_sizes()] == [16]
+        assert [backend.get_preferred_block_size(n) for n in (16, 128)] == [64, 128]
         assert backend.get_name() == "CUSTOM"
         impl = backend.get_impl_cls()
         assert impl.is_sparse == backend.is_sparse()
