@@ -70,6 +70,10 @@ class LatentBuilder(FlashbsrBuilder):
         step = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return LatentStep(step, int(common_attn_metadata.num_reqs))
 
+    def use_cascade_attention(self, *told: Any, **more: Any) -> bool:  # noqa: ARG002
+        """Never: prefixes of latents that are told have not been measured."""
+        return False
+
 
 class ChosenBuilder(LatentBuilder):
     """Plans steps whose rows have lists of tokens: each row is a request of its own."""
