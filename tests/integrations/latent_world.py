@@ -26,8 +26,8 @@ TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 E4M3 = "float8_e4m3fn"
 
 
-def make(chosen: bool = False, **options: Any) -> Any:
-    """Make a layer as vLLM does: ten arguments by name or position, the dims by name."""
+def make(chosen: bool = False, kind: Any = None, **options: Any) -> Any:
+    """Make a layer as vLLM does, of a class of its own: ten arguments by position, dims by name."""
     asked: dict[str, Any] = {
         "num_heads": 16,
         "head_size": DIM,
@@ -43,7 +43,8 @@ def make(chosen: bool = False, **options: Any) -> Any:
     named: dict[str, Any] = {"kv_lora_rank": LATENT, "v_head_dim": 128, "q_lora_rank": None}
     for name, value in options.items():
         (asked if name in asked else named)[name] = value
-    return (ChosenLayer if chosen else LatentLayer)(*asked.values(), **named)
+    kind = kind or (ChosenLayer if chosen else LatentLayer)
+    return kind(*asked.values(), **named)
 
 
 @dataclass

@@ -416,9 +416,10 @@ def test_registering(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(vllm.OVERRIDE, "CPU_ATTN, ")
     vllm.register()
     assert registered == dict.fromkeys(("CUSTOM", "CPU_ATTN"), vllm.BACKEND)
-    vllm.register(["FLASHMLA", "FLASHMLA_SPARSE"])
+    vllm.register(["FLASHMLA", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"])
     assert registered["FLASHMLA"] == vllm.LATENT_BACKEND
-    assert registered["FLASHMLA_SPARSE"] == vllm.CHOSEN_BACKEND
+    for name in ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"):
+        assert registered[name] == vllm.CHOSEN_BACKEND
     with pytest.warns(UserWarning, match="no attention backend 'FLASH'"):
         vllm.register(["FLASH"])
     module, _, name = vllm.BACKEND.rpartition(".")

@@ -45,7 +45,8 @@ def builder(mla: Any, chosen: bool = False, device: int | None = None, **options
     """One of a group of two layers, by hand on a GPU that is not there."""
     if chosen:
         options["topk_indices_buffer"] = torch.zeros(64, TOPK, dtype=torch.int32)
-    made = [SimpleNamespace(impl=world.make(chosen, **options)) for _ in range(2)]
+    kind = mla.ChosenImpl if chosen else mla.LatentImpl
+    made = [SimpleNamespace(impl=world.make(kind=kind, **options)) for _ in range(2)]
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
@@ -57,8 +58,8 @@ def builder(mla: Any, chosen: bool = False, device: int | None = None, **options
         ),
     )
     spec = SimpleNamespace(block_size=16)
-    kind = mla.ChosenBuilder if chosen else mla.LatentBuilder
-    found = kind(spec, ["a", "b"], config, torch.device("cpu"))
+    plans = mla.ChosenBuilder if chosen else mla.LatentBuilder
+    found = plans(spec, ["a", "b"], config, torch.device("cpu"))
     assert all(layer.impl.layer is layer for layer in made)
     if device is not None:
         found.steps = backends.Recorder(found.steps.kinds, device)
@@ -206,6 +207,7 @@ def test_the_cache_that_is_asked_for(mla: Any) -> None:
         for layered in (False, True):
             assert sorted(backend.get_kv_cache_stride_order(layered)) == list(range(3 + layered))
         assert [m.base for m in backend.get_supported_kernel_block_sizes()] == [16]
+        assert [backend.get_preferred_block_size(n) for n in (16, 128)] == [64, 128]
         assert backend.get_name() == "CUSTOM"
         impl = backend.get_impl_cls()
         assert impl.is_sparse == backend.is_sparse()

@@ -15,6 +15,7 @@ docs/vllm.md has what is supported.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 
@@ -57,6 +58,6 @@ def register(override: Sequence[str] | None = None) -> None:
 
 def _path(name: str) -> str:
     """Give the class that takes the place of a backend of vLLM."""
-    if name.endswith("MLA_SPARSE"):
+    if re.search(r"MLA_SPARSE(_SM\d+)?$", name):
         return CHOSEN_BACKEND
     return LATENT_BACKEND if name.endswith("MLA") else BACKEND

@@ -28,6 +28,9 @@ __all__ = [
 
 # Kernels over codes on a GPU have row tiles of so many heads.
 HEADS_OF_CODES = 64
+# A tile of keys: blocks of as many are copied by one instruction (H200, 64 x 8192: one of a token
+# each takes 1.12 times as long).
+PREFERRED_BLOCK = 64
 
 
 class LatentImpl(LatentLayer, MLAAttentionImpl):  # type: ignore[misc]
@@ -66,6 +69,10 @@ class LatentBuilder(FlashbsrBuilder):
         """Plan a step, of which all rows are absorbed."""
         step = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return LatentStep(step, int(common_attn_metadata.num_reqs))
+
+    def use_cascade_attention(self, *told: Any, **more: Any) -> bool:  # noqa: ARG002
+        """Never: prefixes of latents that are told have not been measured."""
+        return False
 
 
 class ChosenBuilder(LatentBuilder):
@@ -144,6 +151,11 @@ class LatentBackend(MLACommonBackend):  # type: ignore[misc]
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:  # noqa: ARG004
         """Give the block sizes that vLLM may choose from."""
         return [MultipleOf(BLOCK_MULTIPLE)]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """Give the block size where the user names none."""
+        return max(default_block_size, PREFERRED_BLOCK)
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
