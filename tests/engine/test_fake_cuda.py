@@ -33,7 +33,11 @@ torch = framework("torch")
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         *[
-            (["fake_cuda/latent_rows.py"], "", {"FAKE_CUDA_CAPABILITY": capability})
+            (
+                ["fake_cuda/latent_rows.py"],
+                "",
+                {"FAKE_CUDA_CAPABILITY": capability, "FAKE_CUDA_SMS": "132"},
+            )
             for capability in ("80", "89", "90", "120")
         ],
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.

@@ -19,7 +19,9 @@ CAPABILITY = os.environ["FAKE_CUDA_CAPABILITY"]
 ROOMY = CAPABILITY in ("80", "90")
 
 
-def kernel(heads: int, latent: int, tail: int, backend: str) -> str:
+def kernel(
+    heads: int, latent: int, tail: int, backend: str, count: int = 64, kv_len: int = 2000
+) -> str:
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(sm_scale=0.1),
         flashbsr.TaskInfo(
@@ -27,7 +29,7 @@ def kernel(heads: int, latent: int, tail: int, backend: str) -> str:
             q_dtype="float16", kv_dtype="float16",
         ),
     )  # fmt: skip
-    attention.plan(flashbsr.Ragged(None, np.array([0, 100, 300], np.int32)))
+    attention.plan(flashbsr.Ragged(None, np.arange(count + 1, dtype=np.int32) * kv_len))
     return str(attention._engine.kernel_name())
 
 
@@ -58,6 +60,15 @@ def test_other_dims_are_compiled(
     arch = "sm90" if CAPABILITY == "90" else "sm80"
     dims = f"{latent + tail}x{latent}" if tail else str(latent)
     assert kernel(heads, latent, tail, backend) == f"latent_mma_{arch}_d{dims}_f16_r{rows}_plain"
+
+
+@pytest.mark.parametrize(("count", "kv_len", "rows"), [
+    (1, 1024, 32), (1, 8192, 32), (16, 1024, 64), (16, 8192, 64), (64, 1024, 64),
+])  # fmt: skip
+def test_the_price_decides(count: int, kv_len: int, rows: int) -> None:
+    if CAPABILITY != "90":
+        pytest.skip("measured on an H200")
+    assert f"_r{rows}_" in kernel(128, 512, 64, "fa2", count, kv_len)
 
 
 def test_hopper_has_kernels_of_its_own() -> None:

@@ -187,7 +187,7 @@ def flash_mla_with_kvcache(
 
 
 def _chosen(indices: Array, rows: int) -> tuple[Array, Array]:
-    """Move those that are none behind the others in each row of indices; and count the others."""
+    """Sort each row of indices: those that are none behind the others; and count the others."""
     flat = indices.reshape(rows, -1)
     if device_of(flat, "indices") is None:
         host = to_numpy(flat, "indices")
@@ -196,10 +196,6 @@ def _chosen(indices: Array, rows: int) -> tuple[Array, Array]:
         return np.take_along_axis(host, order, 1), (~none).sum(1)
     if adapter_for(flat, "indices").name != "torch":
         raise UnsupportedError("indices", type(flat).__name__, "a torch tensor on a GPU")
-    # Each goes behind those before it; column 0 takes what is none.
-    some = flat >= 0
-    places = some.cumsum(1)
-    counts = some.sum(1)
-    table = flat.new_empty((rows, flat.shape[1] + 1))
-    table.scatter_(1, places.mul_(some), flat)
-    return table[:, 1:], counts
+    none = flat < 0
+    order = none.argsort(dim=1, stable=True)
+    return flat.gather(1, order), (~none).sum(1)

@@ -100,8 +100,9 @@ FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
         __syncthreads();  // the next tile is there, and nobody reads this one any more
       }
     } else if (!empty) {
-      // S of a tile before P V of the one before, its weights between the two halves of that.
-      constexpr int kHalf = Traits::kBlocks / 2;
+      // S of a tile and P V of the one before, of the two warps of a scheduler in either order: S is
+      // bound by shared memory, P V by the tensor cores.
+      const bool values_first = ptx::thread_index() >= Traits::kThreads / 2;
       uint32_t exchange = 0;
       fetch(tile.next());
       scores.score(first, 0, 0);
@@ -112,10 +113,10 @@ FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
         const LatentTile<Traits> next = tile.next();
         if (next.first < kv_begin) break;
         fetch(next.next());
+        if (values_first) output.accumulate(tile.offset, exchange);
         scores.score(next.first, next.offset, exchange ^ Traits::kExchangeBytes);
-        output.template accumulate<0, kHalf>(tile.offset, exchange);
+        if (!values_first) output.accumulate(tile.offset, exchange);
         const bool fits = scores.weigh(next.first);
-        output.template accumulate<kHalf>(tile.offset, exchange);
         ptx::cp_async_wait_all();
         settle(scores, output, fits);
         tile = next;

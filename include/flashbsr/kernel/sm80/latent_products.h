@@ -227,7 +227,7 @@ class LatentScores : public Scores<Traits, Variant> {
   }
   /// Adds the others' parts to S of own tokens.
   FLASHBSR_DEVICE void collect() {
-    ptx::named_barrier_sync(1 + band() + token_warp() * Traits::kRowWarps, 32 * Traits::kKeyWarps);
+    meet();
     if (!owns()) return;
     const uint32_t from = unit(block());
 #pragma unroll
@@ -236,6 +236,14 @@ class LatentScores : public Scores<Traits, Variant> {
       ptx::load_shared(from + part * 512, x);
 #pragma unroll
       for (int e = 0; e < 4; ++e) s_[0][part % 2][e] += x[e];
+    }
+  }
+  /// Of those that share rows and tokens. Race detectors follow barriers with constant numbers only.
+  FLASHBSR_DEVICE void meet() const {
+    const int32_t mine = band() + token_warp() * Traits::kRowWarps;
+#pragma unroll
+    for (int i = 0; i < Traits::kWarps / Traits::kKeyWarps; ++i) {
+      if (i == mine) ptx::named_barrier_sync(1 + i, 32 * Traits::kKeyWarps);
     }
   }
   FLASHBSR_DEVICE static void put(uint32_t to, const float (&s)[4]) {
@@ -321,8 +329,7 @@ class LatentOutput {
     }
   }
 
-  /// O += P V, for blocks of tokens [kFirst, kEnd) of the tile `tile` bytes from the first.
-  template <int kFirst = 0, int kEnd = Traits::kBlocks>
+  /// O += P V, for the tile `tile` bytes from the first.
   FLASHBSR_DEVICE void accumulate(uint32_t tile, uint32_t exchange) {
     if (idle_) return;
     using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
@@ -330,7 +337,7 @@ class LatentOutput {
     Values values(memory_ + Traits::kKeyOffset + tile + dim / 64 * 128, lane_);
     values.base ^= dim % 64 * 2;  // as step_of() has it
 #pragma unroll
-    for (int j = kFirst; j < kEnd; ++j) {
+    for (int j = 0; j < Traits::kBlocks; ++j) {
       uint32_t p[kBands][4];
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
-#include <flashbsr/ptx/cp_async.h>
 #include <flashbsr/ptx/global.h>
 #include <flashbsr/ptx/shared.h>
 
@@ -63,10 +62,6 @@ class RowFinder {
         ask<Traits::kAskedTailBytes>(args_.value_steps, page, slot, base.params.k_tail, count);
       }
     }
-    if constexpr (Traits::kAsksForLines) {
-      ask_for_lines<Traits::kLandingColumnsQk>(args_.key_steps, page, slot, base.params.k);
-      ask_for_lines<Traits::kLandingColumnsVo>(args_.value_steps, page, slot, base.params.k_tail);
-    }
   }
 
  private:
@@ -109,21 +104,6 @@ class RowFinder {
       ptx::prefetch_l2(
           static_cast<const char*>(rows.data) + static_cast<int64_t>(place) * args_.gather_unit,
           static_cast<uint32_t>(more * step + kBytes));
-    }
-  }
-
-  /// Asks L2 for `kLines` lines of each row: an instruction for one of 32 rows, where ask() takes
-  /// 32 turns.
-  template <int kLines>
-  FLASHBSR_DEVICE void ask_for_lines(const GatherSteps& steps, const int32_t (&page)[kRuns],
-                                     const int32_t (&slot)[kRuns], const PagedView& rows) const {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int32_t place = page[i] * steps.page + slot[i] * steps.token;
-      const char* const row =
-          static_cast<const char*>(rows.data) + static_cast<int64_t>(place) * args_.gather_unit;
-#pragma unroll
-      for (int c = 0; c < kLines; ++c) ptx::prefetch_l2(row + c * 128);
     }
   }
 

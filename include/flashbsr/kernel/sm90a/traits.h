@@ -55,7 +55,6 @@ struct HopperTraits {
   static constexpr bool kPairs = false;            ///< blocks load tiles for each other
   static constexpr int kWideners = 0;              ///< warps that widen what memory has
   static constexpr int kAskedRowBytes = 0, kAskedTailBytes = 0;  ///< that L2 is asked for, ahead
-  static constexpr bool kAsksForLines = false;                   ///< for those of all rows
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
@@ -211,8 +210,6 @@ struct LatentTraits {
   /// one piece.
   static constexpr int kAskedRowBytes = !kWideners ? 0 : packed ? 656 : latent_dim;
   static constexpr int kAskedTailBytes = kWideners && !packed ? kTailBytes : 0;
-  /// A stage is free for two thirds of a tile's time, in which rows come from memory one by one.
-  static constexpr bool kAsksForLines = !kWideners;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
