@@ -31,10 +31,10 @@ FLASHBSR_DEVICE uint32_t cluster_address(uint32_t address, uint32_t rank) {
   return there;
 }
 
-/// Arrives at another block's barrier.
+/// Arrives at another block's barrier. What this thread has written is not ordered for the other
+/// block: `.release.cluster` puts a fence before it, a way to memory.
 FLASHBSR_DEVICE void mbarrier_arrive_cluster(uint32_t address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
 FLASHBSR_DEVICE float load_cluster(uint32_t address) {
