@@ -228,3 +228,41 @@ def test_what_the_driver_refuses(driver: Driver, change: dict[str, Any], taken: 
     )  # fmt: skip
     assert (status == 0) == taken
     assert (b"TnsorMap" in memory.raw) == taken
+
+
+@pytest.mark.parametrize(
+    ("page_size", "heads", "requests", "workers", "cluster", "grid"),
+    [
+        (64, 128, 60, None, 2, 120),  # pairs
+        (16, 128, 66, None, 2, 132),
+        (64, 128, 80, None, 2, 132),  # some clusters have two
+        (1, 128, 60, None, 0, 132),  # gathered
+        (64, 64, 120, None, 0, 132),  # one row tile of a request
+        (64, 128, 60, 132, 0, 132),  # of a part of the device
+    ],
+)
+def test_pairs_of_latent_tiles(
+    driver: Driver, page_size: int, heads: int, requests: int, workers: int | None, cluster: int,
+    grid: int,
+) -> None:  # fmt: skip
+    each = -(-130 // page_size)
+    lens = np.full(requests, 130, np.int32)
+    lens[3:5] = 0, 1
+    indptr = np.arange(requests + 1, dtype=np.int32) * each
+    pages = np.random.default_rng(0).permutation(requests * each).astype(np.int32)
+    q = padded((requests, heads, 576), (0, 1, 2), 0)
+    cache = padded((requests * each, page_size, 576), (0, 1, 2), 0)
+    outs = []
+    for backend, x, kv in (("fa3", q, cache), ("cpu", q.numpy(), cache.numpy())):
+        attention = flashbsr.Attention(
+            flashbsr.AttentionSpec(sm_scale=0.05),
+            flashbsr.TaskInfo(
+                heads, 1, 576, head_dim_vo=512, latent=True, backend=backend, num_workers=workers
+            ),
+        )
+        attention.plan(flashbsr.Paged(None, indptr, pages, kv_lens=lens, page_size=page_size))
+        outs.append(attention.run(x, kv))
+        if backend == "fa3":
+            assert (driver.cluster, driver.grid) == (cluster, grid)
+            driver.drain()
+    np.testing.assert_allclose(outs[0].numpy().astype("f4"), outs[1].astype("f4"), atol=2e-3)
