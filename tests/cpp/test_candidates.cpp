@@ -339,6 +339,30 @@ TEST(GpuLimits, LatentPairs) {
   }
 }
 
+TEST(GpuLimits, LatentPairsOfBounds) {
+  const auto paired = [](const Lengths& lengths, int32_t tokens, int32_t heads) {
+    Lengths kv{0}, qo{0};
+    for (const int32_t n : lengths) {
+      kv.push_back(kv.back() + n);
+      qo.push_back(qo.back() + tokens);
+    }
+    Layout layout;
+    const IndexView queries(qo);
+    ragged_layout(layout, &queries, IndexView(kv));
+    layout.bounds = true;
+    GpuKernel kernel{.rows = 64, .kv_tile = 64, .box_tokens = 64, .bytes_per_token = 1152};
+    std::fill_n(kernel.cluster_blocks, 4, kSms);
+    Planner planner;
+    const PlanView plan = planner.plan(layout, {.num_qo_heads = heads, .num_kv_heads = 1},
+                                       gpu_latent_limits(kernel));
+    return (plan.header().flags & kPlanPairs) != 0;
+  };
+  EXPECT_TRUE(paired(Lengths(64, 8192), 1, 128));
+  EXPECT_TRUE(paired(Lengths(33, 8192), 2, 128));
+  EXPECT_FALSE(paired(Lengths(64, 8192), 2, 64));   // row tiles of a token each
+  EXPECT_FALSE(paired(Lengths(128, 8192), 1, 128));  // two rounds, of lengths not known
+}
+
 TEST(GpuLimits, LatentWithoutPairs) {
   const GpuKernel boxes{.box_tokens = 64, .cluster_blocks = {132, 120, 120, 112}};
   const auto flags = [](const Lengths& lengths, const GpuKernel& kernel) {

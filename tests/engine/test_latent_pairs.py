@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import flashbsr
 import numpy as np
 import pytest
 from compare import assert_attention
@@ -13,6 +14,7 @@ from harness import Device
 from latents import LATENT, SCALE, answer, dtype_of, engine, make, reference_name
 from reference import Variant
 
+CAUSAL = Variant(sm_scale=SCALE, causal=True)
 _SHORT = tuple(int(n) for n in np.random.default_rng(3).integers(1, 400, 59))
 # Query and KV lengths, heads, and options of the task.
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] = {
@@ -75,3 +77,24 @@ def test_without_pairs(name: str, page_size: int, device: Device) -> None:
 
 def test_pages_that_boxes_do_not_serve(device: Device) -> None:
     assert not run(device, "whole", {"causal": True}, 1)
+
+
+@pytest.mark.parametrize(("tokens", "heads", "paired"), [(1, 128, True), (2, 64, False)])
+def test_lengths_that_come_later(tokens: int, heads: int, paired: bool, device: Device) -> None:
+    """Some are as long as their bounds, some empty; twice, the second time other ones."""
+    bounds = np.full(64, 300, np.int32)
+    late = engine(device, heads, {"causal": True})
+    queries = np.arange(65, dtype=np.int32) * tokens
+    late.plan(flashbsr.Bounds(queries, bounds, page_size=64))
+    assert late.plan_info.paired == (paired and device.backend == "cuda")
+    for seed in (0, 1):
+        lens = np.random.default_rng(seed).integers(tokens, 301, 64)
+        lens[:3] = 0, 300, tokens
+        b = make((tokens,) * 64, tuple(map(int, lens)), heads, dtype_of(device), seed=seed)
+        out, lse = late.run(
+            device.put(b.q), device.put(b.cache), return_lse=True, kv_lens=device.put(b.kv_lens),
+            block_tables=device.put(b.table()),
+        )  # fmt: skip
+        work = reference_name(b.q)
+        exact, working = (answer(b, CAUSAL, name, LATENT) for name in (None, work))
+        assert_attention(device.get(out), device.get(lse), exact, working, work, "latent")

@@ -17,10 +17,14 @@ class Pairs {
  public:
   /// True if all chunks of the candidate are in pairs now, which end hardly later than queues would.
   /// Otherwise nothing has changed. Queues stay as they are: costs are the same, place by place.
-  bool make(const std::vector<Tile>& tiles, const DeviceLimits& limits, Candidate& chosen) {
+  /// @param late_of  where lengths come later, which may move row tiles of several tokens apart and
+  ///                 leave clusters with unequal work: rows of a token. 0: they are known
+  bool make(const std::vector<Tile>& tiles, const DeviceLimits& limits, int32_t late_of,
+            Candidate& chosen) {
     Cut& cut = chosen.cut;
     if (!limits.pairs || chosen.policy == kPolicyCluster || limits.num_workers < 2) return false;
-    if (!match(tiles, cut)) return false;
+    if (late_of > 0 && static_cast<int64_t>(cut.order.size()) > limits.num_workers) return false;
+    if (!match(tiles, cut, late_of)) return false;
     order_.clear();
     for (const uint32_t i : cut.order) {
       if (cut.chunks[i].tile % 2) continue;
@@ -46,13 +50,16 @@ class Pairs {
 
   /// Finds the chunk that meets what one of an even tile does, in the next one. False: there are
   /// some without.
-  bool match(const std::vector<Tile>& tiles, const Cut& cut) {
+  bool match(const std::vector<Tile>& tiles, const Cut& cut, int32_t late_of) {
     if (tiles.empty() || tiles.size() % 2) return false;
     other_.assign(cut.chunks.size(), 0);
     uint32_t at = 0;
     for (size_t t = 0; t < tiles.size(); t += 2) {
+      const Tile &one = tiles[t], &other = tiles[t + 1];
       const int32_t count = cut.parts[t].count;
-      if (tiles[t].request != tiles[t + 1].request || cut.parts[t + 1].count != count) return false;
+      if (one.request != other.request || cut.parts[t + 1].count != count) return false;
+      const int32_t last = other.row_begin + other.row_count - 1;
+      if (late_of > 0 && one.row_begin / late_of != last / late_of) return false;
       for (int32_t i = 0; i < count; ++i, ++at) {
         const Chunk &a = cut.chunks[at], &b = cut.chunks[at + static_cast<uint32_t>(count)];
         if (a.kv_begin != b.kv_begin || a.kv_end != b.kv_end) return false;

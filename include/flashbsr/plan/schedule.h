@@ -48,9 +48,8 @@ class Planner {
     const Workers& workers = mixture_.workers();
     const DeviceLimits& limits = workers.wide;
     const detail::Cut& cut = chosen.cut;
-    // Lengths that come later may differ from row tile to row tile.
-    const bool paired = !layout.bounds && cut_shape.num_kv_heads == 1 &&
-                        pairs_.make(tiles_, limits, chosen);
+    const int32_t late_of = layout.bounds ? shape.num_qo_heads / shape.num_kv_heads : 0;
+    const bool paired = shape.num_kv_heads == 1 && pairs_.make(tiles_, limits, late_of, chosen);
     runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
     const int32_t heads = cut_shape.num_kv_heads;
     const PlanSizes need{
