@@ -384,12 +384,11 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }
-  Launch where{
-      .device = device_,
-      .stream = stream,
-      .grid_x = grid_of(header),
-      .overlap = args.overlap != Overlap::kNone,
-      .cluster = max_of(header.cluster_parts, 1)};
+  Launch where{.device = device_,
+               .stream = stream,
+               .grid_x = grid_of(header),
+               .overlap = args.overlap != Overlap::kNone,
+               .cluster = max_of(header.cluster_parts, 1)};
   if (is_hopper(*kernel_)) {
     const HopperArgs hopper = hopper_args(args, *kernel_, header, maps_);
     if (hopper.paired) where.cluster = 2;

@@ -353,13 +353,13 @@ TEST(GpuLimits, LatentPairsOfBounds) {
     GpuKernel kernel{.rows = 64, .kv_tile = 64, .box_tokens = 64, .bytes_per_token = 1152};
     std::fill_n(kernel.cluster_blocks, 4, kSms);
     Planner planner;
-    const PlanView plan = planner.plan(layout, {.num_qo_heads = heads, .num_kv_heads = 1},
-                                       gpu_latent_limits(kernel));
+    const PlanView plan =
+        planner.plan(layout, {.num_qo_heads = heads, .num_kv_heads = 1}, gpu_latent_limits(kernel));
     return (plan.header().flags & kPlanPairs) != 0;
   };
   EXPECT_TRUE(paired(Lengths(64, 8192), 1, 128));
   EXPECT_TRUE(paired(Lengths(33, 8192), 2, 128));
-  EXPECT_FALSE(paired(Lengths(64, 8192), 2, 64));   // row tiles of a token each
+  EXPECT_FALSE(paired(Lengths(64, 8192), 2, 64));    // row tiles of a token each
   EXPECT_FALSE(paired(Lengths(128, 8192), 1, 128));  // two rounds, of lengths not known
 }
 

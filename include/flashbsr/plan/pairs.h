@@ -15,8 +15,9 @@ namespace flashbsr::detail {
 /// Puts the chunks of two tiles next to each other in the claim order: 2 i and 2 i + 1.
 class Pairs {
  public:
-  /// True if all chunks of the candidate are in pairs now, which end hardly later than queues would.
-  /// Otherwise nothing has changed. Queues stay as they are: costs are the same, place by place.
+  /// True if all chunks of the candidate are in pairs now, which end hardly later than queues
+  /// would. Otherwise nothing has changed. Queues stay as they are: costs are the same, place by
+  /// place.
   /// @param late_of  where lengths come later, which may move row tiles of several tokens apart and
   ///                 leave clusters with unequal work: rows of a token. 0: they are known
   bool make(const std::vector<Tile>& tiles, const DeviceLimits& limits, int32_t late_of,

@@ -49,8 +49,8 @@ FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barri
       : "memory");
 }
 
-/// The same for the blocks of a cluster in `blocks`, a bit each: to each of them at `dst`, and as many
-/// bytes to each one's `barrier`.
+/// The same for the blocks of a cluster in `blocks`, a bit each: to each of them at `dst`, and as
+/// many bytes to each one's `barrier`.
 FLASHBSR_DEVICE void tma_load_multicast(uint32_t dst, const TensorMap& map, uint32_t barrier,
                                         int32_t x, int32_t y, int32_t z, int32_t w,
                                         uint16_t blocks) {
