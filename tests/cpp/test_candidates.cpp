@@ -270,8 +270,7 @@ TEST(GpuLimits, HopperSplitsWhatIsLeftOfARound) {
 }
 
 /// Decode over a latent cache by 128 heads, on a GPU whose blocks merge within clusters.
-PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel = {},
-                     int32_t fixed_split_size = 0) {
+PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel = {}) {
   Lengths kv{0};
   for (const int32_t n : lengths) kv.push_back(kv.back() + n);
   Layout layout;
@@ -279,8 +278,7 @@ PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel 
   kernel.sms = kSms;
   kernel.rows = kernel.kv_tile = 64;
   kernel.bytes_per_token = 1152;
-  return planner.plan(layout, {.num_qo_heads = 128, .num_kv_heads = 1}, gpu_latent_limits(kernel),
-                      {.fixed_size = fixed_split_size});
+  return planner.plan(layout, {.num_qo_heads = 128, .num_kv_heads = 1}, gpu_latent_limits(kernel));
 }
 
 TEST(GpuLimits, LatentMergesWithinClusters) {
@@ -311,76 +309,6 @@ TEST(GpuLimits, LatentMergesWithinClusters) {
   EXPECT_EQ(latent_plan(planner, Lengths(64, 8192), kernel).header().policy, kPolicyWhole);
   EXPECT_NE(latent_plan(planner, Lengths{1024}).header().policy, kPolicyCluster);
   EXPECT_EQ(latent_plan(planner, Lengths{1024}).header().cluster_parts, 0);
-}
-
-TEST(GpuLimits, LatentPairs) {
-  const GpuKernel kernel{.box_tokens = 64, .cluster_blocks = {132, 120, 120, 112}};
-  const Lengths uneven{800, 300, 0, 64, 129, 7, 1};
-  for (const Lengths& lengths :
-       {Lengths(64, 8192), Lengths(16, 8192), Lengths(64, 1024), Lengths(128, 512), uneven}) {
-    Planner planner;
-    const PlanView plan = latent_plan(planner, lengths, kernel, lengths == uneven ? 128 : 0);
-    const PlanHeader& h = plan.header();
-    ASSERT_TRUE(h.flags & kPlanPairs);
-    std::vector<int32_t> seen(lengths.size() * 2, 0);  // tokens of every row tile
-    for (int32_t i = 0; i < h.num_items; i += 2) {
-      const WorkItem &a = plan.items()[i], &b = plan.items()[i + 1];
-      EXPECT_EQ(a.request, b.request);
-      EXPECT_EQ(a.row_begin, 0);
-      EXPECT_EQ(b.row_begin, 64);
-      EXPECT_EQ(a.kv_begin, b.kv_begin);
-      EXPECT_EQ(a.kv_end, b.kv_end);
-      for (const WorkItem* item : {&a, &b}) {
-        seen[static_cast<size_t>(2 * item->request + item->row_begin / 64)] +=
-            item->kv_end - item->kv_begin;
-      }
-    }
-    for (size_t t = 0; t < seen.size(); ++t) EXPECT_EQ(seen[t], lengths[t / 2]);
-  }
-}
-
-TEST(GpuLimits, LatentPairsOfBounds) {
-  const auto paired = [](const Lengths& lengths, int32_t tokens, int32_t heads) {
-    Lengths kv{0}, qo{0};
-    for (const int32_t n : lengths) {
-      kv.push_back(kv.back() + n);
-      qo.push_back(qo.back() + tokens);
-    }
-    Layout layout;
-    const IndexView queries(qo);
-    ragged_layout(layout, &queries, IndexView(kv));
-    layout.bounds = true;
-    GpuKernel kernel{.rows = 64, .kv_tile = 64, .box_tokens = 64, .bytes_per_token = 1152};
-    std::fill_n(kernel.cluster_blocks, 4, kSms);
-    Planner planner;
-    const PlanView plan =
-        planner.plan(layout, {.num_qo_heads = heads, .num_kv_heads = 1}, gpu_latent_limits(kernel));
-    return (plan.header().flags & kPlanPairs) != 0;
-  };
-  EXPECT_TRUE(paired(Lengths(64, 8192), 1, 128));
-  EXPECT_TRUE(paired(Lengths(33, 8192), 2, 128));
-  EXPECT_FALSE(paired(Lengths(64, 8192), 2, 64));    // row tiles of a token each
-  EXPECT_FALSE(paired(Lengths(128, 8192), 1, 128));  // two rounds, of lengths not known
-}
-
-TEST(GpuLimits, LatentWithoutPairs) {
-  const GpuKernel boxes{.box_tokens = 64, .cluster_blocks = {132, 120, 120, 112}};
-  const auto flags = [](const Lengths& lengths, const GpuKernel& kernel) {
-    Planner planner;
-    return latent_plan(planner, lengths, kernel).header().flags & kPlanPairs;
-  };
-  EXPECT_TRUE(flags(Lengths(64, 8192), boxes));
-  GpuKernel other = boxes;
-  other.box_tokens = 0;  // gathered
-  EXPECT_FALSE(flags(Lengths(64, 8192), other));
-  other = boxes;
-  other.cluster_blocks[0] = 120;  // fewer than the blocks that run
-  EXPECT_FALSE(flags(Lengths(64, 8192), other));
-  EXPECT_FALSE(flags(Lengths(16, 1024), boxes));  // merged within clusters
-  // Clusters that take pairs in turn would end later than blocks that claim items.
-  Lengths many;
-  for (int32_t i = 0; i < 128; ++i) many.push_back(1000 + 7919 * i % 6000);
-  EXPECT_FALSE(flags(many, boxes));
 }
 
 /// One item after another to the first of the least loaded workers.

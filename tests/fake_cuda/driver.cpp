@@ -252,7 +252,6 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   if (hopper) {
     const auto& args = *static_cast<const flashbsr::HopperArgs*>(params[0]);
     if (!fake::consistent(args)) return CUDA_ERROR_INVALID_VALUE;
-    if (args.paired && (state().last_cluster != 2 || !latent)) return CUDA_ERROR_INVALID_VALUE;
     state().last_path = static_cast<int>(args.path);
     state().last_box = args.box_tokens;
   }

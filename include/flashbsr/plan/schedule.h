@@ -21,7 +21,6 @@
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
 #include <flashbsr/plan/mixture.h>
-#include <flashbsr/plan/pairs.h>
 #include <flashbsr/plan/runs.h>
 
 namespace flashbsr {
@@ -48,8 +47,6 @@ class Planner {
     const Workers& workers = mixture_.workers();
     const DeviceLimits& limits = workers.wide;
     const detail::Cut& cut = chosen.cut;
-    const int32_t late_of = layout.bounds ? shape.num_qo_heads / shape.num_kv_heads : 0;
-    const bool paired = shape.num_kv_heads == 1 && pairs_.make(tiles_, limits, late_of, chosen);
     runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
     const int32_t heads = cut_shape.num_kv_heads;
     const PlanSizes need{
@@ -73,7 +70,6 @@ class Planner {
     header().num_requests -= header().num_shared;
     write_shared(layout, sharing);
     write_choice(chosen, limits, heads);
-    if (paired) header().flags |= kPlanPairs;
     if (limits.by_head && layout.shared_kv && !workers.mixed()) {
       place_items(layout, cut, heads);
     } else {
@@ -398,7 +394,6 @@ class Planner {
   std::vector<detail::Tile> tiles_;
   std::vector<int32_t> place_;
   detail::Mixture mixture_;
-  detail::Pairs pairs_;
   detail::Runs runs_;
 };
 
