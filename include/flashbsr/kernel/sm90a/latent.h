@@ -123,9 +123,11 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       if (follow()) Base::rescale();
       multiply_other(at_);
       const bool grew = Base::soften(begin_of(i), masked(i));
-      finish_values(true);  // the product is done by now, and the next tile waits for the room
+      // The product is done by now, and the next tile waits for the room.
+      if (Traits::kTurnsParts) finish_values(true);
       Base::pack();
       hand_over(own);
+      if (!Traits::kTurnsParts) finish_values(true);
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);
