@@ -227,15 +227,9 @@ Batch Attention::batch() const {
 
 Workers Attention::limits_for(const Batch& batch) {
   Workers limits = backend_->limits(batch);
-  if (options_.num_workers > 0) {  // of a part of the device, where pairs may not find room
-    limits.wide.num_workers = options_.num_workers;
-    limits.wide.pairs = false;
-  }
+  if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
   // Captured runs hold their launch: it cannot become one of clusters, nor of others.
-  if (options_.capacity.fixed()) {
-    std::ranges::fill(limits.wide.cluster_blocks, 0);
-    limits.wide.pairs = false;
-  }
+  if (options_.capacity.fixed()) std::ranges::fill(limits.wide.cluster_blocks, 0);
   asked_ = batch;
   return limits;
 }

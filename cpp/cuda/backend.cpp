@@ -29,14 +29,6 @@ using api::HostPlan;
 using api::RunOptions;
 
 constexpr double kManyRows = 1e9;
-
-/// Blocks of a launch.
-int32_t grid_of(const PlanHeader& h) {
-  if (h.cluster_parts) return h.num_items;
-  if (h.flags & kPlanPairs) return min_of(h.num_items, h.num_workers / 2 * 2);
-  return h.num_workers - h.num_narrow_workers + h.num_narrow_blocks;
-}
-
 class CudaBackend final : public api::Backend {
  public:
   CudaBackend(const api::AttentionOptions& options, int device)
@@ -379,16 +371,16 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
   }
-  Launch where{
+  const Launch where{
       .device = device_,
       .stream = stream,
-      .grid_x = grid_of(header),
+      .grid_x = header.cluster_parts
+                    ? header.num_items
+                    : header.num_workers - header.num_narrow_workers + header.num_narrow_blocks,
       .overlap = args.overlap != Overlap::kNone,
       .cluster = max_of(header.cluster_parts, 1)};
   if (is_hopper(*kernel_)) {
-    const HopperArgs hopper = hopper_args(args, *kernel_, header, maps_);
-    if (hopper.paired) where.cluster = 2;
-    launch(*kernel_, where, hopper);
+    launch(*kernel_, where, hopper_args(args, *kernel_, header, maps_));
   } else {
     launch(*kernel_, where, args);
   }

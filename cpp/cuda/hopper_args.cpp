@@ -193,7 +193,6 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     args.v = *kv.v;
     args.path = header.flags & kPlanPaged ? KvPath::kPaged : KvPath::kRagged;
     args.box_tokens = static_cast<int32_t>(kv.box);
-    args.paired = header.flags & kPlanPairs;
     return args;
   }
   set_gather(args, row);

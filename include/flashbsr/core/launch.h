@@ -134,7 +134,6 @@ struct HopperArgs {
   GatherSteps key_steps, value_steps;
   int32_t gather_unit = 16;  ///< bytes, a power of two
   int32_t cluster = 1;       ///< blocks that merge among themselves: PlanHeader::cluster_parts
-  bool paired = false;       ///< clusters of two load each tile of KV once: kPlanPairs
 };
 
 /// `header` is the host's copy of the plan at `plan` in device memory.

@@ -104,7 +104,6 @@ enum PlanFlags : int32_t {
   kPlanPerHead = 1 << 3,       ///< a request belongs to one KV head, that of its items
   kPlanSlicedMerges = 1 << 4,  ///< warps of all blocks share a merge
   kPlanPlaced = 1 << 5,        ///< requests say where their queries are: Request::q_len
-  kPlanPairs = 1 << 6,         ///< items 2 i and 2 i + 1 are rows of one request and meet the same KV
 };
 
 /// How the KV ranges were cut.

@@ -138,8 +138,6 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.idle_merge = limits.sliced_merges = true;
   limits.cost_in_cluster = detail::gpu_units(3.0);
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
-  // By copies of boxes alone; and all blocks are to run at once, since they merge.
-  limits.pairs = k.box_tokens > 0 && k.cluster_blocks[0] >= limits.num_workers / 2 * 2;
   return limits;
 }
 
@@ -155,7 +153,6 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
   limits.cost_per_item = detail::gpu_units(6.0 * k.rows / 64);
   limits.cost_per_split = detail::gpu_units(2.0 * k.rows / 64);
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
-  limits.pairs = false;
   return limits;
 }
 

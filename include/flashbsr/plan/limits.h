@@ -83,8 +83,6 @@ struct DeviceLimits {
   /// themselves what a tile was split into. 0: they cannot.
   int32_t cluster_blocks[4] = {};
   int32_t cost_in_cluster = 0;  ///< of such a merge
-  /// Whether the two blocks of a cluster may load KV for each other, where it is the same for both.
-  bool pairs = false;
   int32_t units_per_us = 0;     ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.

@@ -21,7 +21,6 @@
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
 #include <flashbsr/plan/mixture.h>
-#include <flashbsr/plan/pairs.h>
 #include <flashbsr/plan/runs.h>
 
 namespace flashbsr {
@@ -48,9 +47,6 @@ class Planner {
     const Workers& workers = mixture_.workers();
     const DeviceLimits& limits = workers.wide;
     const detail::Cut& cut = chosen.cut;
-    // Lengths that come later may differ from row tile to row tile.
-    const bool paired = !layout.bounds && cut_shape.num_kv_heads == 1 &&
-                        pairs_.make(tiles_, limits, chosen);
     runs_.find(layout, sharing, tiles_, shape.num_qo_heads / shape.num_kv_heads);
     const int32_t heads = cut_shape.num_kv_heads;
     const PlanSizes need{
@@ -75,7 +71,6 @@ class Planner {
     header().common_prefix = sharing.empty() ? 0 : layout.common_prefix;
     write_shared(layout, sharing);
     write_choice(chosen, limits, heads);
-    if (paired) header().flags |= kPlanPairs;
     if (limits.by_head && layout.shared_kv && !workers.mixed()) {
       place_items(layout, cut, heads);
     } else {
@@ -400,7 +395,6 @@ class Planner {
   std::vector<detail::Tile> tiles_;
   std::vector<int32_t> place_;
   detail::Mixture mixture_;
-  detail::Pairs pairs_;
   detail::Runs runs_;
 };
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Blocks of a cluster (sm_90): their barrier, and each other's shared memory.
-// PTX ISA, "barrier.cluster", "mapa", "ld", "mbarrier.arrive", state space .shared::cluster.
+// PTX ISA, "barrier.cluster", "mapa", "ld", state space .shared::cluster.
 #pragma once
 
 #include <flashbsr/config.h>
@@ -29,12 +29,6 @@ FLASHBSR_DEVICE uint32_t cluster_address(uint32_t address, uint32_t rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
-}
-
-/// Arrives at another block's barrier.
-FLASHBSR_DEVICE void mbarrier_arrive_cluster(uint32_t address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address)
-               : "memory");
 }
 
 FLASHBSR_DEVICE float load_cluster(uint32_t address) {

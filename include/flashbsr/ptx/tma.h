@@ -49,19 +49,7 @@ FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barri
       : "memory");
 }
 
-/// The same for the blocks of a cluster in `blocks`, a bit each: to each of them at `dst`, and as many
-/// bytes to each one's `barrier`.
-FLASHBSR_DEVICE void tma_load_multicast(uint32_t dst, const TensorMap& map, uint32_t barrier,
-                                        int32_t x, int32_t y, int32_t z, int32_t w,
-                                        uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
-      : "memory");
-}
-
-/// tma_load of what is read once: it is the first to leave L2.
+/// The same of what is read once: it is the first to leave L2.
 FLASHBSR_DEVICE void tma_load_once(uint32_t dst, const TensorMap& map, uint32_t barrier, int32_t x,
                                    int32_t y, int32_t z, int32_t w) {
   uint64_t policy;

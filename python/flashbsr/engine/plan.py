@@ -219,7 +219,6 @@ class Plan(PlanRecords):
             *([f"window {h.window_left}"] if h.window_left >= 0 else []),
             *(["custom mask"] if self.custom_mask else []),
             *(["per KV head"] if self.per_head else []),
-            *(["items in pairs"] if self.paired else []),
         ]
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
         batch = f"{h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens"

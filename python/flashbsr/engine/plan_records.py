@@ -23,7 +23,6 @@ FLAG_PAGED = 1 << 1
 FLAG_CUSTOM_MASK = 1 << 2
 FLAG_PER_HEAD = 1 << 3
 FLAG_PLACED = 1 << 5
-FLAG_PAIRS = 1 << 6
 
 
 class PlanHeader(NamedTuple):
@@ -202,11 +201,6 @@ class PlanRecords:
     def per_head(self) -> bool:
         """Whether a request belongs to one KV head, that of its items."""
         return bool(self.header.flags & FLAG_PER_HEAD)
-
-    @property
-    def paired(self) -> bool:
-        """Whether items 2 i and 2 i + 1 meet the same KV, and two blocks may load it once."""
-        return bool(self.header.flags & FLAG_PAIRS)
 
     @property
     def kv_heads(self) -> npt.NDArray[np.int32]:

@@ -115,29 +115,15 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
     ptx::mbarrier_init(handed, 128);
     ptx::mbarrier_init(handed + 8, 128);
     ptx::mbarrier_init(handed + 16, 256);
-    if constexpr (Traits::kPairs) {
-#pragma unroll
-      for (int i = 0; i < Traits::kPairBytes; i += 8) {
-        ptx::mbarrier_init(shared.queries + Traits::kPairOffset + i, 1);
-      }
-    }
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
   let_next_start(args.base);
-  const auto sync_pair = [&] {
-    if constexpr (Traits::kPairs) {
-      __syncwarp();
-      if (args.paired) ptx::cluster_sync();
-    }
-  };
   __syncthreads();
-  sync_pair();  // the other's barriers are there
   if (threadIdx.x >= 128 && threadIdx.x < kConsumersEnd) {
     ptx::take_registers<Traits::kConsumerRegisters>();
     ptx::wait_for_prerequisites<kArch>();
     consume_latent<Traits, Variant>(args, shared, uniform_warp() / 4 - 1);
-    sync_pair();  // nobody's memory goes while the other arrives there
     return;
   }
   if (threadIdx.x < 128) {
@@ -155,7 +141,6 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
   // it, but a race detector sees that of one lane of each warp.
   __syncwarp();
   if (args.cluster > 1) ptx::cluster_sync();
-  sync_pair();
 }
 
 }  // namespace flashbsr::sm90a

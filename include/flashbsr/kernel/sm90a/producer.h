@@ -11,7 +11,6 @@
 #include <flashbsr/kernel/sm90a/narrow.h>
 #include <flashbsr/kernel/sm90a/places.h>
 #include <flashbsr/kernel/sm90a/token_scales.h>
-#include <flashbsr/ptx/cluster.h>
 #include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
@@ -103,11 +102,7 @@ class Scheduler {
  private:
   /// Claims the next item. Returns the lane's word of it.
   FLASHBSR_DEVICE int32_t next_word(int32_t& index, int32_t num_items, int32_t late) const {
-    if constexpr (Traits::kPairs) {  // both blocks of a cluster have the same KV
-      index = args_.paired ? index + static_cast<int32_t>(gridDim.x) : claim(num_items, late);
-    } else {
-      index = claim(num_items, late);
-    }
+    index = claim(num_items, late);
     return index < num_items ? record_word(index) : 0;
   }
   FLASHBSR_DEVICE int32_t claim(int32_t num_items, int32_t late) const {
@@ -239,6 +234,14 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
+/// Which part of K comes as number `n`, of the tile that an item loads as number `nth`.
+template <class Traits>
+FLASHBSR_DEVICE int nth_part(int n, int32_t nth) {
+  static_assert(!Traits::kTurnsParts || Traits::kKeyParts == 2);
+  if constexpr (Traits::kTurnsParts) return n ^ static_cast<int>(nth & 1);
+  return n;
+}
+
 /// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows
 /// where the box at token l * box_tokens of every tile is.
 template <class Traits, bool kKeys>
@@ -259,7 +262,7 @@ class TmaLoader {
         const Source now = next;
         next = source(tile, j - 1);
         const bool dirty = kKeys == Traits::kLatent && unowned.in_tile(j, tile.count);
-        load(tile, now, dirty);
+        load(tile, now, dirty, tile.count - 1 - j);
         if (kKeys && j == tile.count - 1) {
           shared_.query_pipeline.wait_empty(query_);
           if (lane_ == 0)
@@ -298,9 +301,14 @@ class TmaLoader {
   }
 
   /// @param aside  not full when it has arrived: V is to be cleaned, or K to be rotated
-  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside) {
+  /// @param nth    of the item's tiles, in the order in which they are loaded
+  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside, int32_t nth = 0) {
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) load_part(tile, from, aside, part);
+    for (int n = 0; n < kParts; ++n) {
+      load_part(tile, from, aside, kKeys ? nth_part<Traits>(n, nth) : 0);
+    }
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) at_.advance();
   }
 
  private:
@@ -314,16 +322,14 @@ class TmaLoader {
 
   FLASHBSR_DEVICE void load_part(const Tile& tile, const Source& from, bool aside, int part) {
     const auto& pipeline = this->pipeline();
-    pipeline.wait_empty(at_);
-    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * at_.stage
-                                : pipeline.full(at_.stage);
+    const int32_t stage = at_.stage + part;
+    pipeline.wait_empty({stage, at_.parity});
+    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * stage
+                                : pipeline.full(stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
-    if constexpr (Traits::kPairs) {
-      if (args_.paired) wait_for_other();
-    }
     __syncwarp();
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
-    uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + at_.stage * kBytes;
+    uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + stage * kBytes;
 #pragma unroll 1  // less code to be fetched when a kernel begins: 5 KB
     for (int b = 0; b < boxes_; ++b, dst += args_.box_tokens * 128) {
       // The same in all lanes, and so in uniform registers, which copies take their coordinates
@@ -333,40 +339,12 @@ class TmaLoader {
       if (ptx::elect_one()) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          load_box(dst + c * Traits::kKvTile * 128, full, c,
-                   (part * kColumns + c) * Traits::kLandingDims, token, head, page);
+          ptx::tma_load(dst + c * Traits::kKvTile * 128, kKeys ? args_.k : args_.v, full,
+                        (part * kColumns + c) * Traits::kLandingDims, token, head, page);
         }
       }
     }
     __syncwarp();
-    at_.advance();
-  }
-
-  /// A box of column `c` of a part. Of a pair one block loads it for both, the columns in turn.
-  FLASHBSR_DEVICE void load_box(uint32_t dst, uint32_t full, int c, int32_t dim, int32_t token,
-                                int32_t head, int32_t page) const {
-    const TensorMap& map = kKeys ? args_.k : args_.v;
-    if constexpr (Traits::kPairs) {
-      if (args_.paired) {
-        const uint32_t turn = static_cast<uint32_t>(at_.stage + c) & 1;
-        if (turn == ptx::cluster_rank()) {
-          ptx::tma_load_multicast(dst, map, full, dim, token, head, page, 0b11);
-        }
-        return;
-      }
-    }
-    ptx::tma_load(dst, map, full, dim, token, head, page);
-  }
-
-  /// Says to the other block of a pair that this one expects what belongs into the stage, and waits
-  /// until it does so, too. Consumers have freed the stage in their own block: they need not know.
-  FLASHBSR_DEVICE void wait_for_other() const {
-    const uint32_t barrier = shared_.queries + Traits::kPairOffset +
-                             (kKeys ? 0 : 8 * Traits::kStages * Traits::kKeyParts) + 8 * at_.stage;
-    if (lane_ == 0) {
-      ptx::mbarrier_arrive_cluster(ptx::cluster_address(barrier, ptx::cluster_rank() ^ 1));
-    }
-    ptx::mbarrier_wait<kArch>(barrier, at_.parity);
   }
 
   const HopperArgs& args_;
