@@ -10,7 +10,6 @@
 #include <flashbsr/kernel/sm90a/shared.h>
 #include <flashbsr/ptx/convert.h>
 #include <flashbsr/ptx/shared.h>
-#include <flashbsr/ptx/wgmma.h>
 
 namespace flashbsr::sm90a {
 
@@ -34,13 +33,6 @@ class ScaleCopier {
       page[i] += tile.request.kv_begin;
       if (args_.kv_indices) page[i] = args_.kv_indices[page[i]];
     }
-    if constexpr (kAsks) {
-      ask(args_.params.k_scales, tile, page, slot);
-      ask(args_.params.v_scales, tile, page, slot);
-      // Addresses that are kept, and not worked out again, spill 20 bytes.
-      ptx::pin(page);
-      ptx::pin(slot);
-    }
     const Place at = Place::after(tiles_++);
     shared_.value_pipeline.wait_empty(at);
     const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes;
@@ -57,9 +49,6 @@ class ScaleCopier {
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kRuns = ceil_div(Traits::kKvTile, 32);
-  /// L2 is asked for scales that have no place yet: behind the wait they would come from memory in
-  /// 1000 cycles. With three whole runs of tokens there are no registers for that.
-  static constexpr bool kAsks = Traits::kKvTile < 96;
 
   FLASHBSR_DEVICE int32_t first_of(const Tile& tile, int32_t j) const {
     return tile.start + j * Traits::kKvTile + lane_;
@@ -67,30 +56,21 @@ class ScaleCopier {
 
   FLASHBSR_DEVICE static bool is_half(const PagedView& view) { return view.dtype == DType::kF16; }
 
-  FLASHBSR_DEVICE static const char* source(const PagedView& view, const Tile& tile, int32_t page,
-                                            int32_t slot) {
-    const int64_t offset =
-        tile.item.kv_head * view.stride_head + page * view.stride_page + slot * view.stride_token;
-    return static_cast<const char*>(view.data) + (is_half(view) ? 2 : 4) * offset;
-  }
-
-  FLASHBSR_DEVICE void ask(const PagedView& view, const Tile& tile, const int32_t (&page)[kRuns],
-                           const int32_t (&slot)[kRuns]) const {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      if (exists(i)) ptx::prefetch_l2(source(view, tile, page[i], slot[i]));
-    }
-  }
-
   FLASHBSR_DEVICE void copy_side(const PagedView& view, const Tile& tile, int32_t j, uint32_t to,
                                  const int32_t (&page)[kRuns], const int32_t (&slot)[kRuns]) const {
-    const auto from = [&](int i) { return source(view, tile, page[i], slot[i]); };
+    const bool half = is_half(view);
+    const int size = half ? 2 : 4;
+    const char* head =
+        static_cast<const char*>(view.data) + size * (tile.item.kv_head * view.stride_head);
+    const auto from = [&](int i) {
+      return head + size * (page[i] * view.stride_page + slot[i] * view.stride_token);
+    };
     const auto inside = [&](int i) {
       const int32_t at = first_of(tile, j) + 32 * i;
       return at >= tile.item.kv_begin && at < tile.item.kv_end;
     };
     to += 4 * lane_;
-    if (is_half(view)) {  // which no asynchronous copy takes
+    if (half) {  // which no asynchronous copy takes
       uint32_t x[kRuns];
 #pragma unroll
       for (int i = 0; i < kRuns; ++i) {
