@@ -29,9 +29,10 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
-/// Codes with scales of every token. What has no kernel of more rows takes several tiles of few.
+/// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
+/// takes several tiles of few.
 constexpr Tile kScaledTiles[] = {
-    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}, {"prefill_scaled", 128}};
+    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB.
@@ -127,6 +128,7 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
   // Only the streaming kernels know of shares: in 22 of the others that test spills.
   if (need.spread && tile.family[0] != 'd') return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
+  if (hopper && need.half_scales) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (!hopper && need.q == DType::kE4M3) return nullptr;

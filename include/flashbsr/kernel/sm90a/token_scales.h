@@ -8,7 +8,6 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
-#include <flashbsr/ptx/convert.h>
 #include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
@@ -38,12 +37,7 @@ class ScaleCopier {
     const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes;
     copy_side(args_.params.k_scales, tile, j, to, page, slot);
     copy_side(args_.params.v_scales, tile, j, to + Traits::kScaleBytes / 2, page, slot);
-    if (is_half(args_.params.k_scales) || is_half(args_.params.v_scales)) {
-      ptx::cp_async_wait_all();
-      ptx::mbarrier_arrive(shared_.key_pipeline.full(at.stage));
-    } else {
-      ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
-    }
+    ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
   }
 
  private:
@@ -54,44 +48,18 @@ class ScaleCopier {
     return tile.start + j * Traits::kKvTile + lane_;
   }
 
-  FLASHBSR_DEVICE static bool is_half(const PagedView& view) { return view.dtype == DType::kF16; }
-
   FLASHBSR_DEVICE void copy_side(const PagedView& view, const Tile& tile, int32_t j, uint32_t to,
                                  const int32_t (&page)[kRuns], const int32_t (&slot)[kRuns]) const {
-    const bool half = is_half(view);
-    const int size = half ? 2 : 4;
     const char* head =
-        static_cast<const char*>(view.data) + size * (tile.item.kv_head * view.stride_head);
-    const auto from = [&](int i) {
-      return head + size * (page[i] * view.stride_page + slot[i] * view.stride_token);
-    };
-    const auto inside = [&](int i) {
-      const int32_t at = first_of(tile, j) + 32 * i;
-      return at >= tile.item.kv_begin && at < tile.item.kv_end;
-    };
-    to += 4 * lane_;
-    if (half) {  // which no asynchronous copy takes
-      uint32_t x[kRuns];
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i) {
-        x[i] = inside(i) ? *reinterpret_cast<const uint16_t*>(from(i)) : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i) {
-        if (!exists(i)) break;
-        ptx::store_shared(to + 128 * i, float_bits(ptx::unpack_low<DType::kF16>(x[i])));
-      }
-      return;
-    }
+        static_cast<const char*>(view.data) + 4 * tile.item.kv_head * view.stride_head;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      if (!exists(i)) break;
-      ptx::cp_async_4_if(to + 128 * i, from(i), inside(i));
+      if (Traits::kKvTile % 32 && lane_ + 32 * i >= Traits::kKvTile) break;
+      const int32_t at = first_of(tile, j) + 32 * i;
+      const int64_t offset = page[i] * view.stride_page + slot[i] * view.stride_token;
+      ptx::cp_async_4_if(to + 4 * (lane_ + 32 * i), head + 4 * offset,
+                         at >= tile.item.kv_begin && at < tile.item.kv_end);
     }
-  }
-  /// Whether a run has a token for this lane.
-  FLASHBSR_DEVICE bool exists(int run) const {
-    return Traits::kKvTile % 32 == 0 || lane_ + 32 * run < Traits::kKvTile;
   }
 
   const KernelArgs& args_;
