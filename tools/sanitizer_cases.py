@@ -97,7 +97,7 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
 
 
 def compiled() -> list[dict[str, Any]]:
-    """Rows that no build has and 9.0 compiles: head dim 512, codes with hooks."""
+    """Rows that no build has and 9.0 compiles: head dim 512, codes with hooks, other latents."""
     wide = [
         (family, arch, 512, kv, rows, variant)
         for family, arch, rows in (("decode", "sm90", 8), ("prefill", "sm80", 64))
@@ -108,6 +108,15 @@ def compiled() -> list[dict[str, Any]]:
         ("prefill_scaled", "sm80", 128, kv, 64, "plain" if kv == "e5m2" else "standard")
         for kv in ("i8", "i4", "e2m1", "e5m2")
     ]
+    latents = [  # lines of 64 dims that four warps share evenly, and such that they do not
+        ("latent_mma", "sm90", dim, kv, rows, variant)
+        for dim, kv, rows, variant in (
+            (256, "f16", 64, "plain"),
+            (320, "bf16", 16, "plain"),
+            (320, "bf16", 32, "standard"),
+            (320, "bf16", 64, "standard"),
+        )
+    ]
     names = ("family", "arch", "head_dim", "kv", "rows", "variant")
     return [
         dict(
@@ -115,7 +124,7 @@ def compiled() -> list[dict[str, Any]]:
             head_dim_vo=row[2],
             name="{}_{}_d{}_{}_r{}_{}".format(*row),
         )
-        for row in (*wide, *codes)
+        for row in (*wide, *codes, *latents)
     ]
 
 
@@ -229,6 +238,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     capacity = levels and not shares_mixed
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
+    asked = asked or (family == "latent_mma" and rows == 64)
     asked = asked and DEVICE != "cpu" and not capacity
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),

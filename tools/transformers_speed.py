@@ -40,7 +40,7 @@ SOURCES = (
     "examples/engines/transformers_generate.py",
 )
 TURNS = 3
-LIMIT = 60
+LIMIT = 180
 LAYERS, HIDDEN = 16, 2048
 JUDGED = 4  # requests of a row: float32 is slow
 LESS = 0.03

@@ -250,9 +250,9 @@ void Attention::check_tile_rows(int32_t rows) const {
 /// rows, two tiles of 128 or one of 192 and one of 64. (Up to 64 rows are one warpgroup's in
 /// either; 64 heads over one KV head took 25.0 us by the lower one and 23.7 by the other.) And a
 /// kernel for mixed batches is worth its beginning, 3 us, where there is enough to read beside its
-/// products.
+/// products. Latents on mma.sync have tiles of 32 rows for batches of few parts.
 void Attention::make_plan(const Shape& shape) {
-  constexpr int32_t kRows = 128;
+  constexpr int32_t kRows = 128, kLatentRows = 32;
   constexpr int64_t kRounds = 4;  // of all workers; beyond, waste at the ends of requests is little
   const auto plan = [&](Planner& planner) {
     return planner.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
@@ -279,6 +279,10 @@ void Attention::make_plan(const Shape& shape) {
   };
   if (mixed) try_kernel(usual, false);
   if (limits_.wide.tile_rows > kRows && h.max_rows > kRows / 2) try_kernel(low, true);
+  if (options_.latent && h.max_rows > kLatentRows) {
+    low.tile_rows = kLatentRows;
+    try_kernel(low, true);
+  }
   limits_ = limits_for(best);  // the backend's kernel is the last it was asked for
 }
 

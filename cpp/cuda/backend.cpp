@@ -86,7 +86,8 @@ class CudaBackend final : public api::Backend {
   size_t next_known_ = 0;
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
-  bool gathers_ = false;  ///< a run has brought K and V that TMA cannot copy
+  bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
+  bool half_scales_ = false;  ///< a run has brought scales in float16
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
   api::Borrowed borrowed_;
@@ -130,6 +131,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .rotates = o_.position == Position::kRopeLlama,
             .masked = batch.masked,
             .scaled = batch.scaled,
+            .half_scales = batch.scaled && half_scales_,
             .latent = o_.latent,
             .spread = batch.spread,
             .sigmoid = o_.activation == Activation::kSigmoid,
@@ -329,8 +331,11 @@ bool CudaBackend::serves(const Params& params, void*) {
                 "float16 or bfloat16 there; arrays in host memory and backend='cpu' compute in "
                 "float32");
   }
+  half_scales_ =
+      half_scales_ || params.k_scales.dtype == DType::kF16 || params.v_scales.dtype == DType::kF16;
   if (!kernel_ || params.k.dtype != kv_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
+  if (need_.scaled && half_scales_ && is_hopper(*kernel_)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

@@ -29,9 +29,10 @@ constexpr Tile kTiles[] = {{"decode", 8},   {"decode", 16},  {"hopper", 192},
 /// Products of e4m3 whose sums may be long; of head dims above 64, which have shorter kernels.
 constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
-/// Codes with scales of every token. What has no kernel of more rows takes several tiles of few.
+/// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
+/// takes several tiles of few.
 constexpr Tile kScaledTiles[] = {
-    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}, {"prefill_scaled", 128}};
+    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB.
@@ -127,6 +128,7 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
   // Only the streaming kernels know of shares: in 22 of the others that test spills.
   if (need.spread && tile.family[0] != 'd') return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
+  if (hopper && need.half_scales) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;
   if (hopper && need.group > tile.rows && need.group % tile.rows) return nullptr;
   if (!hopper && need.q == DType::kE4M3) return nullptr;
@@ -141,27 +143,29 @@ bool holds(const Tile& tile, const Need& need) {
 }
 
 /// Rows of a latent kernel hold these dims and no others: the tail of Q is a column of its own.
-const KernelRow* try_latent_tile(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  const KernelRow* row = try_build(tile, need, device);
+const KernelRow* try_latent_tile(Source source, const Tile& tile, const Need& need,
+                                 const DeviceInfo& device) {
+  const KernelRow* row =
+      source == Source::kBuild ? try_build(tile, need, device) : try_provider(tile, need, device);
   const bool same =
       row && row->head_dim == need.head_dim_qk && row->head_dim_vo == need.head_dim_vo;
   return same ? row : nullptr;
 }
 
-const KernelRow* try_latent(const Need& need, const DeviceInfo& device) {
-  if (need.sigmoid || need.rotates || need.spread) return nullptr;
+const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& device) {
+  if (need.sigmoid || need.rotates || need.spread || need.variant) return nullptr;
   const bool codes = need.scaled || need.q != need.kv;
   const Tile& tile = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
   const bool whole = need.group <= tile.rows || need.group % tile.rows == 0;
   if (need.family != api::Family::kFa2 && whole) {
-    if (const KernelRow* row = try_latent_tile(tile, need, device)) return row;
+    if (const KernelRow* row = try_latent_tile(source, tile, need, device)) return row;
   }
   if (codes) return nullptr;
   if (need.family == api::Family::kFa3) return nullptr;
   const KernelRow* largest = nullptr;
   for (const Tile& tile : kLatentMmaTiles) {
     if (need.tile_rows > 0 && need.tile_rows != tile.rows) continue;
-    const KernelRow* row = try_latent_tile(tile, need, device);
+    const KernelRow* row = try_latent_tile(source, tile, need, device);
     if (row) largest = row;
     if (row && (holds(tile, need) || need.tile_rows > 0)) break;
   }
@@ -188,7 +192,7 @@ KernelQuery nearest_query(const Need& need) {
 }
 
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
-  if (need.latent) return source == Source::kBuild ? try_latent(need, device) : nullptr;
+  if (need.latent) return try_latent(source, need, device);
   if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom && !need.scaled) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
@@ -244,9 +248,10 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                     std::to_string(need.head_dim_vo) + ", " + std::to_string(need.group) +
                     " heads, q " + dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
                     std::to_string(device.cc),
-                "on a GPU head dims 576 and 512, 16-bit q, softmax without RoPE, KV of q's type "
-                "(compute capability 8.0 or later) or float8_e4m3fn (9.0; for it, and for "
-                "backend='fa3', heads up to 64 or a multiple of 64); backend='cpu' runs every one");
+                "on a GPU head_dim_vo 512, 384, 320 or 256 and head_dim_qk the same or 64 more, "
+                "16-bit q, softmax without RoPE, a variant of the library, KV of q's type (compute "
+                "capability 8.0 or later) or float8_e4m3fn (9.0; for it, and for backend='fa3', "
+                "576 and 512, heads up to 64 or a multiple of 64); backend='cpu' runs every one");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

@@ -130,6 +130,45 @@ Found find_prefill(const TemplateQuery& q, int cc) {
   });
 }
 
+/// Latents of other dims than the table's; nothing is padded.
+template <int kArch, int kLatent, int kTail>
+Found latent_row(const TemplateQuery& q) {
+  const auto row = [&]<DType kType, int kRows>() -> Found {
+    using Traits = sm80::LatentTraits<kLatent, kTail, kType, kRows, kArch>;
+    return row_of<Traits>(kArch, false, Traits::kHeadDim, kLatent);
+  };
+  const auto of_type = [&]<DType kType>() -> Found {
+    switch (q.rows) {
+      case 16: return row.template operator()<kType, 16>();
+      case 32: return row.template operator()<kType, 32>();
+      case 64: return row.template operator()<kType, 64>();
+      default: return {};
+    }
+  };
+  if (q.kv == DType::kF16) return of_type.template operator()<DType::kF16>();
+  if (q.kv == DType::kBF16) return of_type.template operator()<DType::kBF16>();
+  return {};
+}
+
+Found find_latent(const TemplateQuery& q, int cc) {
+  if (q.q != q.kv || cc < 80) return {};
+  const int tail = q.head_dim - q.head_dim_vo;
+  // Three tiles of 64 rows have room in 227 KB, which 9.0 and 10.x have and 12.x have not.
+  const bool roomy = cc >= 90 && cc < 120;
+  const auto with_tail = [&]<int kLatent>() -> Found {
+    if (tail == 0) return roomy ? latent_row<90, kLatent, 0>(q) : latent_row<80, kLatent, 0>(q);
+    if (tail == 64) return roomy ? latent_row<90, kLatent, 64>(q) : latent_row<80, kLatent, 64>(q);
+    return {};
+  };
+  switch (q.head_dim_vo) {
+    case 256: return with_tail.template operator()<256>();
+    case 320: return with_tail.template operator()<320>();
+    case 384: return with_tail.template operator()<384>();
+    case 512: return with_tail.template operator()<512>();
+    default: return {};
+  }
+}
+
 template <int kDim, DType kQ, DType kKv>
 Found hopper_scaled_row(bool hooks) {
   using sm90a::ScaledTraits;
@@ -201,6 +240,7 @@ Found find_template(const TemplateQuery& query, int cc) {
   if (family == "decode") return find_decode(query, cc);
   if (family == "decode_scaled") return find_decode_scaled(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
+  if (family == "latent_mma") return find_latent(query, cc);
   if (family == "hopper_scaled") return find_hopper_scaled(query, cc);
   return {};
 }

@@ -79,6 +79,7 @@ def small(w: Workload) -> Workload:
         q_lens=q_lens,
         kv_lens=kv_lens,
         window_left=min(w.window_left, 7),
+        chosen_from=w.chosen_from and (min(w.chosen_from[0], 4), 64),
         block=w.block and (min(w.block[0], 12), min(w.block[1], 7)),
         num_qo_heads=heads[0],
         num_kv_heads=1 if w.kind == "gpu-mla" else heads[1],

@@ -250,6 +250,26 @@ TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
   EXPECT_EQ(latent_plan({8192}, limits).num_items, 2);
 }
 
+TEST(GpuLimits, LatentTilesBeforeHopperKnowNoClusters) {
+  GpuKernel kernel{.sms = kSms, .rows = 64, .kv_tile = 32, .bytes_per_token = 1152};
+  for (int32_t& blocks : kernel.cluster_blocks) blocks = 132;
+  const DeviceLimits limits = gpu_latent_mma_limits(kernel);
+  EXPECT_EQ(latent_plan(Lengths(64, 8192), limits).num_merges, 0);
+  for (const int32_t length : {1024, 8192}) {
+    const PlanHeader h = latent_plan({length}, limits);
+    EXPECT_EQ(h.num_merges, 2);
+    EXPECT_NE(h.policy, kPolicyCluster);
+    EXPECT_TRUE(h.flags & kPlanSlicedMerges);
+  }
+  kernel.rows = 32;
+  EXPECT_GT(limits.cost_per_kv, gpu_latent_mma_limits(kernel).cost_per_kv);
+  // Two blocks of 16 rows on an SM read at the memory's rate.
+  kernel.rows = 16;
+  kernel.blocks_per_sm = 2;
+  const double read_us = detail::gpu_stream_us(kernel, kernel.bytes_per_token);
+  EXPECT_EQ(gpu_latent_mma_limits(kernel).cost_per_kv, detail::gpu_units(read_us));
+}
+
 TEST(GpuLimits, HopperSplitsWhatIsLeftOfARound) {
   Lengths qo{0}, kv{0};
   for (int b = 1; b <= 4; ++b) {

@@ -22,6 +22,7 @@ torch = framework("torch")
         (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
+        (["fake_cuda/vllm_latents.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/xla_nodes.py"], "", {}),
         (["fake_cuda/peer_merges.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
@@ -31,6 +32,14 @@ torch = framework("torch")
         (["fake_cuda/tile_rows.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
+        *[
+            (
+                ["fake_cuda/latent_rows.py"],
+                "",
+                {"FAKE_CUDA_CAPABILITY": capability, "FAKE_CUDA_SMS": "132"},
+            )
+            for capability in ("80", "89", "90", "120")
+        ],
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (["engine/test_latent.py"], "cuda and (parts or bounds)", {"FAKE_CUDA_SMS": "132"}),
@@ -50,6 +59,7 @@ torch = framework("torch")
         "captures",
         "bounds, captured",
         "vLLM",
+        "vLLM, latents",
         "XLA",
         "merges of GPUs",
         "bounds",
@@ -58,6 +68,10 @@ torch = framework("torch")
         "tile rows",
         "jit",
         "jit, other GPU",
+        "latent, 8.0",
+        "latent, 8.9",
+        "latent, 9.0",
+        "latent, 12.0",
         "cases",
         "latent",
         "latent, eight bits",

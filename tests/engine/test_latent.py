@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import reference
 from compare import assert_attention
+from flashbsr.info import engine_info
 from harness import DEVICES, Device
 from latents import (
     BATCHES,
@@ -189,21 +190,68 @@ def test_shared_prefixes(device: Device) -> None:
     check(device, out, lse, b._replace(q=q, rows=rows, qo_indptr=np.arange(5)), {})
 
 
-@pytest.mark.parametrize("dims", [(256, 64), (320, 0), (384, 64), (512, 0), (128, 16)])
-def test_dims(dims: tuple[int, int], device: Device) -> None:
-    """Others than 512 and 64 are the CPU's: a GPU says so."""
-    b = make((1, 2), (300, 77), 16, dtype_of(device), dims=dims)
-    attention = engine(device, 16, {"causal": True}, head_dim_qk=sum(dims), head_dim_vo=dims[0])
-    if device.is_cuda:
-        with pytest.raises(flashbsr.UnsupportedError, match="576 and 512"):
-            attention.plan(b.layout(64))
-        return
+def compiles(device: Device) -> None:
+    """Skip where a GPU has nothing to compile kernels with."""
+    if device.is_cuda and not engine_info()["jit"]["nvrtc"]:
+        pytest.skip("no NVRTC to compile kernels with")
+
+
+DIMS = [(256, 64), (320, 0), (384, 64), (512, 0)]
+
+
+@pytest.mark.parametrize("dims", [*DIMS, (256, 0), (320, 64), (384, 0)])
+@pytest.mark.parametrize("heads", [8, 32, 64])
+def test_dims(dims: tuple[int, int], heads: int, device: Device) -> None:
+    """Others than 512 and 64: a GPU compiles kernels, of either family's name."""
+    compiles(device)
+    b = make((1, 2), (300, 77), heads, dtype_of(device), dims=dims)
+    attention = engine(device, heads, {"causal": True}, head_dim_qk=sum(dims), head_dim_vo=dims[0])
     attention.plan(b.layout(64))
     out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True)
     check(device, out, lse, b, {"causal": True}, dims[0])
+    if device.is_cuda:
+        name = attention._engine.kernel_name()
+        shape = f"{sum(dims)}x{dims[0]}" if dims[1] else str(dims[0])
+        assert name.startswith("latent_mma_sm") and f"_d{shape}_" in name
     if dims[1]:
-        again = attention.run(b.q, parts(device, b.cache, dims[0]))
-        np.testing.assert_array_equal(again, out)
+        again = attention.run(device.put(b.q), parts(device, b.cache, dims[0]))
+        np.testing.assert_array_equal(device.get(again), device.get(out))
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_dims_with_bounds(dims: tuple[int, int], spec: str, heads: int, device: Device) -> None:
+    """Lengths below those of the plan, parts, several tokens, sinks, a scale; and once more."""
+    compiles(device)
+    b = make((2, 1, 1, 3), (900, 0, 65, 64), heads, dtype_of(device), dims=dims)
+    sinks = np.random.default_rng(3).standard_normal(heads).astype(np.float32)
+    late = engine(device, heads, SPECS[spec], head_dim_qk=sum(dims), head_dim_vo=dims[0])
+    late.plan(flashbsr.Bounds(b.qo_indptr, np.array([1000, 64, 65, 64], np.int32), page_size=64))
+    table = np.pad(b.table(), ((0, 0), (0, 4)), constant_values=-1)
+    outs = [
+        late.run(
+            device.put(b.q), device.put(b.cache), return_lse=True, v_scale=0.5,
+            sinks=device.put(sinks), kv_lens=device.put(b.kv_lens), block_tables=device.put(table),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    (out, lse), again = outs
+    check(device, out, lse, b, SPECS[spec], dims[0], sinks=sinks, v_scale=0.5)
+    assert device.get(out).tobytes() == device.get(again[0]).tobytes()
+    assert device.get(lse).tobytes() == device.get(again[1]).tobytes()
+
+
+def test_dims_that_no_kernel_has(device: Device) -> None:
+    b = make((1,), (77,), 16, dtype_of(device), dims=(128, 16))
+    attention = engine(device, 16, {}, head_dim_qk=144, head_dim_vo=128)
+    if device.is_cuda:
+        with pytest.raises(flashbsr.UnsupportedError, match="head_dim_vo 512, 384, 320 or 256"):
+            attention.plan(b.layout(64))
+        return
+    attention.plan(b.layout(64))
+    out, lse = attention.run(b.q, b.cache, return_lse=True)
+    check(device, out, lse, b, {}, 128)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,18 @@ int from_environment(const char* name, int otherwise) {
 }
 int capability() { return from_environment("FAKE_CUDA_CAPABILITY", 90); }
 int multiprocessors() { return from_environment("FAKE_CUDA_SMS", 6); }
+/// Of a block, at most.
+int shared_memory() {
+  switch (capability()) {
+    case 75: return 64 << 10;
+    case 80:
+    case 87: return 163 << 10;
+    case 90:
+    case 100:
+    case 103: return 227 << 10;
+    default: return 99 << 10;
+  }
+}
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
@@ -174,8 +186,10 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = multiprocessors(); break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = shared_memory(); break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+      *value = shared_memory() + 1024;
+      break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = state().memory_khz; break;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: *value = 6144; break;
     default: *value = 0;

@@ -65,7 +65,7 @@ def test_few_rows_of_one_head_keep_the_usual_tile() -> None:
 
 @pytest.mark.usefixtures("fake_torch")
 @pytest.mark.parametrize("known", [False, True], ids=["types unknown", "types known"])
-def test_scales_of_either_type_take_one_kernel(driver: Driver, known: bool) -> None:
+def test_scales_in_float16_take_the_kernel_that_reads_them(driver: Driver, known: bool) -> None:
     types = {"q_dtype": "bfloat16", "kv_dtype": "int8"} if known else {}
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(), flashbsr.TaskInfo(4, 2, 64, backend="cuda", **types)
@@ -79,7 +79,8 @@ def test_scales_of_either_type_take_one_kernel(driver: Driver, known: bool) -> N
         attention.run(q, (k, k), k_scale=scale, v_scale=scale)
         driver.drain()
         names.append(driver.kernel.split("_sm")[0])
-    assert names == ["hopper_scaled"] * 3
+    # Who has brought float16 once may do so again, perhaps in a graph.
+    assert names == ["hopper_scaled", "prefill_scaled", "prefill_scaled"]
 
 
 def test_tiles_that_no_kernel_has() -> None:

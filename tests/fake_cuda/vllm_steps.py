@@ -8,6 +8,8 @@ later steps of up to so many tokens, whose plans and lengths were put on the str
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,28 @@ from fake_cuda.world import DIM, HEADS, KV_HEADS, PAGE, World, check
 pytestmark = pytest.mark.usefixtures("fake_torch")
 
 REQUESTS, TOKENS, WIDTH = 8, 32, 90
+CAPTURING = [False]
+
+
+@pytest.fixture(autouse=True)
+def captures_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch sees those of its current stream."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: CAPTURING[0])
 
 
 def kind(window: int | None = None) -> Kind:
     return kind_of(HEADS, KV_HEADS, DIM, DIM**-0.5, window, 0.0, False, "auto", "decoder")
+
+
+@contextlib.contextmanager
+def capturing(driver: Driver, stream: int) -> Iterator[list[int]]:
+    """Capture what is put on the stream, in sight of PyTorch."""
+    CAPTURING[0] = True
+    try:
+        with driver.capture(stream) as graph:
+            yield graph
+    finally:
+        CAPTURING[0] = False
 
 
 class Server:
@@ -37,7 +57,7 @@ class Server:
         # K and V of a page, HND, packed: what the reference reads is the same memory.
         pages = self.world.cache.transpose(2, 3)
         self.cache = torch.cat([pages[:, 0], pages[:, 1]], -1).contiguous()
-        self.steps = Steps(kinds or [kind()], Place("float16", PAGE, device=0))
+        self.steps = Steps(kinds or [kind()], Place("float16", PAGE, device=0), fixed=True)
         self.lens = torch.zeros(REQUESTS, dtype=torch.int32)
         self.starts = torch.zeros(REQUESTS + 1, dtype=torch.int32)
         self.tables = torch.zeros(REQUESTS, WIDTH, dtype=torch.int32)
@@ -45,10 +65,15 @@ class Server:
         self.out = torch.zeros(TOKENS, HEADS, DIM, dtype=torch.float16)
 
     def step(self, stream: int, lens: list[int], q_lens: list[int], seed: int = 0,
-             requests: int | None = None, spare: int = 0,
-             rows: int = 0) -> tuple[Step, Any]:  # fmt: skip
-        """Plan a step padded to `requests` and `rows`, with bounds `spare` more than lengths."""
+             requests: int | None = None, spare: int = 0, rows: int = 0,
+             common: int = 0) -> tuple[Step, Any]:  # fmt: skip
+        """Plan a step padded to `requests` and `rows`, with bounds `spare` more than lengths.
+
+        All requests begin with the same `common` tokens.
+        """
         batch = World.batch(lens, q_lens, seed=seed)
+        for begin in batch.kv_indptr[:-1]:
+            batch.kv_indices[begin : begin + common // PAGE] = batch.kv_indices[: common // PAGE]
         n, padded = len(lens), requests or len(lens)
         self.lens.fill_(77)  # what earlier steps left
         self.lens[:n] = torch.tensor(lens)
@@ -61,7 +86,8 @@ class Server:
         bounds = np.zeros(padded, np.int32)
         bounds[:n] = np.array(lens) + spare
         given = Batch(self.starts[: padded + 1].numpy().copy(), bounds, self.tables[:padded],
-                      self.lens[:padded], self.starts[: padded + 1])  # fmt: skip
+                      self.lens[:padded], self.starts[: padded + 1],
+                      common_prefix=common)  # fmt: skip
         return self.steps.plan(given, self.slots, rows or sum(q_lens), stream), batch
 
     def run(self, step: Step, rows: int, of: Kind | None = None) -> None:
@@ -90,7 +116,7 @@ def capture(
         step, _ = server.step(stream, [each] * count, [each] * count, rows=rows)
         assert step.captured
         server.run(step, rows)
-        with driver.capture(stream) as graph:
+        with capturing(driver, stream) as graph:
             server.run(step, rows)
         graphs[rows] = graph
     return graphs
@@ -98,7 +124,8 @@ def capture(
 
 def replayed(server: Server, driver: Driver, stream: int, graph: Any, step: Step, batch: Any,
              rows: int) -> None:  # fmt: skip
-    assert step.captured
+    """Lengths and tables are told by the graph: `step` was planned, and nothing else."""
+    assert step.captured and not step.told
     server.out.fill_(np.nan)
     driver.replay(graph, stream)
     driver.synchronize(stream)
@@ -147,6 +174,24 @@ def test_a_decode_step_in_compiled_pieces(driver: Driver, fake_torch: FakeTorch)
     server.checked(batch, 8)
 
 
+def test_a_prefix_that_all_requests_have(driver: Driver, fake_torch: FakeTorch) -> None:
+    """By plans of their own, whatever is captured; it grows, and goes."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    capture(server, driver, stream, 1, [8])
+    for seed, (common, longer) in enumerate([(104, 1), (104, 2), (108, 3), (0, 4)]):
+        lens = [108 + longer + b for b in range(8)]
+        step, batch = server.step(stream, lens, [1] * 8, seed, common=common)
+        assert step.captured == (common == 0)
+        driver.drain()
+        server.out.fill_(np.nan)
+        server.run(step, 8)
+        driver.drain()
+        server.checked(batch, 8)
+    eager = [slot for slots in server.steps._eager[True] for slot in slots.values()]
+    assert [slot.common_prefix for slot in eager] == [104, 108]
+
+
 def test_steps_that_no_graph_has_run_with_plans_of_their_own(
     driver: Driver, fake_torch: FakeTorch
 ) -> None:
@@ -154,15 +199,14 @@ def test_steps_that_no_graph_has_run_with_plans_of_their_own(
     server = Server()
     fake_torch.current = stream = driver.stream()
     graphs = capture(server, driver, stream, 1, [8])
-    decode, batch = server.step(stream, [40, 70], [1, 1], 1, 8, rows=8)
-    driver.synchronize(stream)  # what follows is written by the stream, in vLLM
-    prefill, other = server.step(stream, [40, 9, 100], [20, 1, 3], 2)
-    assert not prefill.captured
-    server.run(prefill, 24)
-    driver.synchronize(stream)
-    server.checked(other, 24)
-    # The lengths that the decode step's update has read lie in its plan.
-    replayed(server, driver, stream, graphs[8], decode, batch, 8)
+    for seed, length in enumerate([40, 41]):  # the second time by the plan of the first
+        prefill, other = server.step(stream, [length, 9, 100], [20, 1, 3], seed)
+        assert not prefill.captured
+        server.run(prefill, 24)
+        driver.synchronize(stream)  # what follows is written by the stream, in vLLM
+        server.checked(other, 24)
+        decode, batch = server.step(stream, [length, 70], [1, 1], seed, 8, rows=8)
+        replayed(server, driver, stream, graphs[8], decode, batch, 8)
 
 
 def test_lengths_below_the_bounds_of_the_host(driver: Driver, fake_torch: FakeTorch) -> None:
@@ -208,7 +252,7 @@ def test_kinds_of_layers_of_one_group(driver: Driver, fake_torch: FakeTorch) -> 
         server.run(step, 4, of)
     graphs = {}
     for of in kinds:
-        with driver.capture(stream) as graph:
+        with capturing(driver, stream) as graph:
             server.run(step, 4, of)
         graphs[of] = graph
     for seed, lens in enumerate(([40, 70, 100], [41, 71, 101])):

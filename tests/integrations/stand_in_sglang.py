@@ -95,6 +95,40 @@ class MHATokenToKVPool:
         return self.v_buffer[layer_id]
 
 
+class MLATokenToKVPool:
+    def __init__(self, size: int, page_size: int, dtype: torch.dtype, kv_lora_rank: int,
+                 qk_rope_head_dim: int, layer_num: int, device: str,
+                 enable_memory_saver: bool) -> None:  # fmt: skip
+        assert not enable_memory_saver
+        self.dtype, self.kv_lora_rank = dtype, kv_lora_rank
+        shape = layer_num, size + page_size, 1, kv_lora_rank + qk_rope_head_dim
+        self.kv_buffer = list(torch.zeros(shape, dtype=dtype, device=device))
+
+    def set_kv_buffer(self, layer: Any, where: KVWriteLoc, k: Any, v: Any) -> None:
+        assert v.shape[-1] == self.kv_lora_rank
+        self.kv_buffer[layer.layer_id][where.loc] = k
+
+    def get_key_buffer(self, layer_id: int) -> Any:
+        return self.kv_buffer[layer_id]
+
+
+class AttnForwardMethod(enum.Enum):
+    MHA = 1
+    MLA = 2
+
+
+class AttentionBackendRegistry:
+    _handlers: dict[str, Any] = {}  # noqa: RUF012 as SGLang has it
+
+    @classmethod
+    def register(cls, name: str, handler: Any) -> None:
+        cls._handlers[name] = handler
+
+    @classmethod
+    def get_handler(cls, name: str) -> Any:
+        return cls._handlers[name]
+
+
 ATTENTION_BACKENDS: dict[str, Any] = {}
 ATTENTION_BACKEND_CHOICES = ["torch_native"]
 
@@ -121,9 +155,19 @@ CONTENT: dict[str, list[str]] = {
     "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend"],
     "sglang.srt.layers.radix_attention": ["AttentionType", "RadixAttention"],
     "sglang.srt.mem_cache": [],
-    "sglang.srt.mem_cache.memory_pool": ["KVWriteLoc", "MHATokenToKVPool"],
+    "sglang.srt.mem_cache.memory_pool": [
+        "KVWriteLoc",
+        "MHATokenToKVPool",
+        "MLATokenToKVPool",
+    ],
     "sglang.srt.model_executor": [],
     "sglang.srt.model_executor.forward_batch_info": ["ForwardMode"],
+    "sglang.srt.models": [],
+    "sglang.srt.models.deepseek_common": [],
+    "sglang.srt.models.deepseek_common.attention_backend_handler": [
+        "AttentionBackendRegistry",
+        "AttnForwardMethod",
+    ],
 }
 
 

@@ -33,16 +33,32 @@ class AttentionBackend:
     get_kv_cache_shape = None
 
     @classmethod
+    def is_mla(cls) -> bool:
+        return False
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size in cls.get_supported_head_sizes()  # type: ignore[attr-defined]
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type == "decoder"
+
+    @classmethod
     def validate_configuration(cls, **asked: Any) -> list[str]:
         named = {
-            "head_size": cls.supports_head_size(asked["head_size"]),  # type: ignore[attr-defined]
+            "head_size": cls.supports_head_size(asked["head_size"]),
             "dtype": asked["dtype"] in cls.supported_dtypes,
             "kv_cache_dtype": asked["kv_cache_dtype"] in cls.supported_kv_cache_dtypes,
-            "MLA": not asked["use_mla"],
-            "sparse": not asked["use_sparse"],
+            ("MLA" if asked["use_mla"] else "non-MLA"): asked["use_mla"] == cls.is_mla(),
+            "sparse": asked["use_sparse"] == cls.is_sparse(),
             "partial multimodal token full attention": not asked["use_mm_prefix"],
             "per-head quant scales": not asked["use_per_head_quant_scales"],
-            "attention type": cls.supports_attn_type(asked["attn_type"]),  # type: ignore[attr-defined]
+            "attention type": cls.supports_attn_type(asked["attn_type"]),
         }
         reasons = [f"{name} not supported" for name, good in named.items() if not good]
         names = (
@@ -51,6 +67,12 @@ class AttentionBackend:
         together = [asked[n] for n in (*names.split(), "device_capability")]
         found = cls.supports_combination(*together)  # type: ignore[attr-defined]
         return reasons + ([found] if found else [])
+
+
+class MLACommonBackend(AttentionBackend):
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True
 
 
 class AttentionMetadataBuilder:
@@ -63,6 +85,14 @@ class AttentionImpl:
     pass
 
 
+class MLAAttentionImpl:
+    pass
+
+
+def get_current_vllm_config_or_none() -> Any:
+    return None
+
+
 def get_dcp_group() -> Any:
     raise AssertionError("decode context model parallel group is not initialized")
 
@@ -73,6 +103,11 @@ class EncoderOnlyAttentionSpec:
 
 class AttentionBackendEnum(enum.Enum):
     CPU_ATTN = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+    FLASHMLA = "vllm.v1.attention.backends.mla.flashmla.FlashMLABackend"
+    FLASHINFER_MLA_SPARSE_SM120 = (
+        "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm120.FlashInferMLASparseSM120Backend"
+    )
+    FLASHMLA_SPARSE = "vllm.v1.attention.backends.mla.flashmla_sparse.FlashMLASparseBackend"
     CUSTOM = None
 
 
@@ -90,14 +125,19 @@ def install() -> None:
     here = globals()
     content = {
         "vllm": [],
+        "vllm.config": ["get_current_vllm_config_or_none"],
         "vllm.envs": [],
         "vllm.distributed": [],
         "vllm.distributed.parallel_state": ["get_dcp_group"],
+        "vllm.model_executor": [],
+        "vllm.model_executor.layers": [],
+        "vllm.model_executor.layers.attention": [],
+        "vllm.model_executor.layers.attention.mla_attention": ["MLACommonBackend"],
         "vllm.v1": [],
         "vllm.v1.attention": [],
         "vllm.v1.attention.backend": [
             "AttentionBackend", "AttentionCGSupport", "AttentionImpl", "AttentionMetadataBuilder",
-            "MultipleOf",
+            "MLAAttentionImpl", "MultipleOf",
         ],
         "vllm.v1.attention.backends": [],
         "vllm.v1.attention.backends.registry": ["AttentionBackendEnum", "register_backend"],
@@ -118,5 +158,5 @@ def uninstall() -> None:
     if not INSTALLED:
         for name in [n for n in sys.modules if n == "vllm" or n.startswith("vllm.")]:
             del sys.modules[name]
-        for name in ("backend", "current", "v0_26", "v0_32"):
+        for name in ("backend", "current", "mla", "v0_26", "v0_32"):
             sys.modules.pop(f"flashbsr.integrations.vllm.{name}", None)

@@ -57,20 +57,10 @@ class Serving:
     def __init__(
         self, page: int = 1, dtype: str = "float32", first: dict[str, Any] | None = None
     ) -> None:
-        radix = part("layers.radix_attention").RadixAttention
-        pool = part("mem_cache.memory_pool").MHATokenToKVPool
         self.page, self.dtype, self.rng = page, dtype, np.random.default_rng(page)
         self.type = getattr(torch, dtype)
-        self.options = [first or {}, {"sliding_window_size": 20}]
-        self.layers = [
-            radix(HEADS, DIM, 0.1, KV_HEADS, layer_id=i, **options)
-            for i, options in enumerate(self.options)
-        ]
-        self.pool = pool(
-            SLOTS, page, self.type, KV_HEADS, DIM, len(self.layers), "cpu",
-            enable_memory_saver=False,
-        )  # fmt: skip
-        for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
+        self.modules, buffers = self.make(first or {})
+        for buffer in buffers:
             buffer.fill_(float("nan"))
             buffer[0] = 0  # the slot that pads
         self.table = torch.full((9, CONTEXT), SLOTS - 1, dtype=torch.int32)
@@ -80,25 +70,43 @@ class Serving:
         runner = SimpleNamespace(
             token_to_kv_pool=self.pool, page_size=page, dtype=self.type,
             req_to_token_pool=SimpleNamespace(req_to_token=self.table),
-            model=torch.nn.ModuleList(self.layers),
+            model=torch.nn.ModuleList(self.modules),
         )  # fmt: skip
         self.runner = runner
         self.backend = part("layers.attention.attention_registry").ATTENTION_BACKENDS[door.NAME](
             runner
         )
 
+    def make(self, first: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """Make the model's modules, the layers that are run among them, and the pool's buffers."""
+        radix = part("layers.radix_attention").RadixAttention
+        pool = part("mem_cache.memory_pool").MHATokenToKVPool
+        self.options = [first, {"sliding_window_size": 20}]
+        self.layers = [
+            radix(HEADS, DIM, 0.1, KV_HEADS, layer_id=i, **options)
+            for i, options in enumerate(self.options)
+        ]
+        self.pool = pool(
+            SLOTS, self.page, self.type, KV_HEADS, DIM, len(self.layers), "cpu",
+            enable_memory_saver=False,
+        )  # fmt: skip
+        return self.layers, [*self.pool.k_buffer, *self.pool.v_buffer]
+
+    def keys(self, n: int) -> tuple[Any, Any]:
+        """Keys and values of new tokens."""
+        return self.rows(n, KV_HEADS), self.rows(n, KV_HEADS)
+
     def add(self, prefix: int | None = None, tokens: int = 0) -> None:
         """A request; its first tokens are those of another, as the radix cache finds them."""
-        nothing = np.zeros((0, KV_HEADS, DIM))
-        self.kv.append([(nothing, nothing)] * len(self.layers))
+        self.kv.append([self.keys(0)] * len(self.layers))
         if prefix is not None:
             assert tokens % self.page == 0
             row = len(self.kv)
             self.table[row, :tokens] = self.table[prefix + 1, :tokens]
             self.kv[-1] = [(k[:tokens], v[:tokens]) for k, v in self.kv[prefix]]
 
-    def rows(self, n: int, heads: int) -> Any:
-        return rounded(self.rng.standard_normal((n, heads, DIM)), self.dtype)
+    def rows(self, n: int, heads: int, dim: int = DIM) -> Any:
+        return rounded(self.rng.standard_normal((n, heads, dim)), self.dtype)
 
     def tensor(self, x: Any) -> Any:
         return torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(self.type)
@@ -134,10 +142,9 @@ class Serving:
     def run(self, fb: Any, who: list[int], counts: list[int], masks: Any = None) -> None:
         total, padding = sum(counts), len(fb.out_cache_loc) - sum(counts)
         for layer, options in zip(self.layers, self.options, strict=True):
-            q = np.concatenate([self.rows(total, HEADS), np.ones((padding, HEADS, DIM))])
-            k, v = (
-                np.concatenate([self.rows(total, KV_HEADS), np.ones((padding, KV_HEADS, DIM))])
-                for _ in range(2)
+            q, k, v = (
+                np.concatenate([x, np.ones((padding, *x.shape[1:]))])
+                for x in (self.rows(total, HEADS), *self.keys(total))
             )
             forward = (
                 self.backend.forward_decode
@@ -145,7 +152,7 @@ class Serving:
                 else self.backend.forward_extend
             )
             out = forward(self.tensor(q).flatten(1), self.tensor(k), self.tensor(v), layer, fb)
-            assert out.shape == (len(q), HEADS * DIM)
+            assert out.shape == (len(q), HEADS * v.shape[2])
             begin = 0
             for i, n in zip(who, counts, strict=True):
                 at = slice(begin, begin + n)
@@ -165,7 +172,8 @@ class Serving:
             attend(q, k, v, variant, mask=mask, work=work, out_dtype=work)
             for work in (None, self.dtype)
         ]
-        got = out.float().numpy().reshape(q.shape).astype(DTYPES[self.dtype])
+        shape = *q.shape[:2], v.shape[2]
+        got = out.float().numpy().reshape(shape).astype(DTYPES[self.dtype])
         assert_attention(got, None, *states, self.dtype, f"{options}")
 
 

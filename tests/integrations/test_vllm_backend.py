@@ -125,7 +125,8 @@ class Recorder:
     """Steps of a GPU: what is asked for."""
 
     def __init__(self, kinds: Any, device: int) -> None:
-        self.kinds, self.place = kinds, SimpleNamespace(device=device)
+        self.kinds = kinds
+        self.place = SimpleNamespace(device=device, fixed_split_size=None)
         self.captured: list[Any] = []
 
     def captures(self, *args: Any) -> None:
@@ -159,6 +160,45 @@ def test_on_a_gpu_the_host_reads_what_it_has(backend: Any) -> None:
     assert unknown.bounds.tolist() == [100, 100, 100, 0]
     batch, _, tokens, stream = made.build(0, metadata(**there))
     assert (batch.tables, tokens, stream) == (there["block_table_tensor"], 8, 5)
+
+
+def test_a_prefix_that_vllm_tells(backend: Any) -> None:
+    """To a plan on a GPU; on the CPU it is found."""
+    batch, *_ = builder(backend, device=0).build(32, metadata())
+    assert batch.common_prefix == 32
+    made = builder(backend)
+    planned: list[Any] = []
+    made.steps.plan = lambda batch, *_: planned.append(batch)
+    made.build(32, metadata())
+    assert planned[0].common_prefix == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, True),
+        ({"common_prefix_len": 1024}, False),
+        ({"use_alibi": True}, False),
+        ({"use_local_attention": True}, False),
+        ({"dcp_world_size": 2}, False),
+        ({"use_sliding_window": True}, True),
+    ],
+    ids=str,
+)
+def test_when_a_prefix_is_worth_telling(
+    backend: Any, changes: dict[str, Any], wanted: bool
+) -> None:
+    asked: dict[str, Any] = {
+        "common_prefix_len": 8000, "query_lens": [1] * 16, "num_query_heads": 8, "num_kv_heads": 2,
+        "use_alibi": False, "use_sliding_window": False, "use_local_attention": False,
+        "num_sms": 132, "dcp_world_size": 1,
+    }  # fmt: skip
+    on_gpu, on_cpu = builder(backend, device=0), builder(backend)
+    assert on_gpu.use_cascade_attention(**{**asked, **changes}) is wanted
+    assert on_gpu.use_cascade_attention(*{**asked, **changes}.values()) is wanted
+    assert not on_cpu.use_cascade_attention(**asked)
+    on_gpu.steps.place.fixed_split_size = 2048
+    assert not on_gpu.use_cascade_attention(**asked)
 
 
 def test_lengths_of_an_encoder_are_not_those_of_the_decoder(backend: Any) -> None:
@@ -376,6 +416,10 @@ def test_registering(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(vllm.OVERRIDE, "CPU_ATTN, ")
     vllm.register()
     assert registered == dict.fromkeys(("CUSTOM", "CPU_ATTN"), vllm.BACKEND)
+    vllm.register(["FLASHMLA", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"])
+    assert registered["FLASHMLA"] == vllm.LATENT_BACKEND
+    for name in ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"):
+        assert registered[name] == vllm.CHOSEN_BACKEND
     with pytest.warns(UserWarning, match="no attention backend 'FLASH'"):
         vllm.register(["FLASH"])
     module, _, name = vllm.BACKEND.rpartition(".")

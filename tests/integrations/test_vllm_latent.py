@@ -9,104 +9,145 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compare import assert_attention
 from flashbsr import errors
-from harness import framework
-from reference import DTYPES, Variant, attend, rounded
+from harness import Device, framework
 
 torch = framework("torch")
-latent = importlib.import_module("flashbsr.integrations.vllm.latent")
-steps = importlib.import_module("flashbsr.integrations.vllm.steps")
+chosen = importlib.import_module("flashbsr.integrations.vllm.chosen")
+world = importlib.import_module("latent_world")
 
-HEADS, LATENT, DIM, BLOCK, SCALE = 16, 512, 576, 16, 192**-0.5
-VARIANT = Variant(causal=True, sm_scale=SCALE)
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def make(**options: Any) -> Any:
-    """Make a layer as vLLM does: ten arguments by position, the dims by name."""
-    asked: dict[str, Any] = {
-        "num_heads": HEADS,
-        "head_size": DIM,
-        "scale": SCALE,
-        "num_kv_heads": 1,
-        "alibi_slopes": None,
-        "sliding_window": None,
-        "kv_cache_dtype": "auto",
-        "logits_soft_cap": None,
-        "attn_type": "decoder",
-        "kv_sharing_target_layer_name": None,
-    }
-    named: dict[str, Any] = {"kv_lora_rank": LATENT, "v_head_dim": 128, "q_lora_rank": None}
-    for name, value in options.items():
-        (asked if name in asked else named)[name] = value
-    return latent.LatentLayer(*asked.values(), **named)
+KINDS = ["auto", "fp8", "fp8_ds_mla"]
+# Chunks over what earlier ones left, decodes, drafts, a request that waits.
+STEPS = [[5, 59, 0], [1, 64, 2], [1, 1, 33], [1, 4, 20], [1, 1, 1], [2, 2, 2], [0, 3, 0]]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_steps_of_a_server(dtype: str) -> None:
-    """Chunks over what earlier ones left, decodes, drafts, a request that waits; padding behind."""
-    rng = np.random.default_rng(0)
-    layer = make()
-    planned = steps.Steps([layer.kind], steps.Place(dtype, BLOCK, num_threads=1))
-    # Blocks are padded, and what no token has been written to is NaN.
-    room = torch.full((40, BLOCK + 1, DIM), float("nan"), dtype=TYPES[dtype])
-    cache = room[:, :BLOCK]
-    tables = rng.permutation(39)[:36].reshape(3, 12).astype(np.int32) + 1
-    stored = [np.zeros((0, DIM)) for _ in range(3)]
-    for q_lens in ([5, 59, 0], [1, 64, 2], [1, 1, 33], [1, 4, 20], [1, 1, 1], [0, 3, 0]):
-        starts = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
-        rows, slots, new = int(starts[-1]), [], []
-        for i, n in enumerate(q_lens):
-            positions = np.arange(len(stored[i]), len(stored[i]) + n)
-            new.append(rounded(rng.standard_normal((n, DIM)), dtype))
-            stored[i] = np.concatenate([stored[i], new[-1]])
-            slots.append(tables[i][positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK)
-        given = torch.tensor(np.concatenate(new)).to(TYPES[dtype])
-        places = torch.tensor(np.concatenate([*slots, [-1, -1]]))
-        padded = torch.cat([given, given.new_full((2, DIM), float("nan"))])
-        layer.do_kv_cache_update(padded[:, :LATENT], padded[:, None, LATENT:], cache, places)
-        lens = np.array([len(x) if n else 0 for x, n in zip(stored, q_lens, strict=True)], np.int32)
-        batch = steps.Batch(starts, lens, torch.tensor(tables))
-        step = latent.LatentStep(planned.plan(batch, places, rows, None), 3)
-        assert (step.num_decodes, step.num_decode_tokens, step.num_prefills) == (3, rows, 0)
-        q = rounded(rng.standard_normal((rows, HEADS, DIM)), dtype)
-        query = torch.tensor(q).to(TYPES[dtype])
-        query = torch.cat([query, query.new_full((2, HEADS, DIM), float("nan"))])
-        out, lse = layer.forward_mqa((query[..., :LATENT], query[..., LATENT:]), cache, step, None)
-        assert lse is None and not out[rows:].any()
-        torch.testing.assert_close(out, layer.forward_mqa(query, cache, step, None)[0])
-        for i, n in enumerate(q_lens):
-            if n:
-                mine = slice(starts[i], starts[i + 1])
-                k = stored[i][:, None]
-                states = [
-                    attend(q[mine], k, k[..., :LATENT], VARIANT, work=work, out_dtype=work)
-                    for work in (None, dtype)
-                ]
-                got = out[mine].float().numpy().astype(DTYPES[dtype])
-                assert_attention(got, None, *states, dtype, f"request {i}")
+def place(device: Device, kv: str = "auto") -> dict[str, Any]:
+    """Where `Serving` computes."""
+    if not device.is_cuda:
+        return {"kv": kv}
+    capability = torch.cuda.get_device_capability()
+    if kv != "auto" and capability[0] != 9:
+        pytest.skip(f"latents of eight bits on compute capability {capability}")
+    stream = torch.cuda.current_stream().cuda_stream
+    return {"kv": kv, "device": "cuda", "gpu": True, "stream": stream}
+
+
+def serve(device: Device, steps: list[list[int]], kv: str = "auto", **options: Any) -> None:
+    serving = world.Serving(**place(device, kv), **options)
+    for q_lens in steps:
+        serving.step(q_lens)
+
+
+@pytest.mark.parametrize("kv", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_steps_of_a_server(dtype: str, kv: str, device: Device) -> None:
+    if device.is_cuda and dtype == "float32":
+        pytest.skip("float32 is computed on the CPU only")
+    serve(device, STEPS, dtype=dtype, kv=kv)
+
+
+@pytest.mark.parametrize("kv", KINDS)
+@pytest.mark.parametrize("topk", [8, 40])
+def test_steps_over_chosen_tokens(topk: int, kv: str, device: Device) -> None:
+    """Fewer than are chosen at most, none at all, the same of every request."""
+    serve(device, STEPS, dtype="bfloat16", kv=kv, topk=topk)
+
+
+@pytest.mark.parametrize(("heads", "block"), [(1, 16), (5, 48), (64, 64), (128, 32)])
+@pytest.mark.parametrize("topk", [0, 16])
+def test_heads_and_blocks(heads: int, block: int, topk: int, device: Device) -> None:
+    steps = [[5, 19, 0], [1, 3, 2], [1, 1, 1]]
+    serve(device, steps, dtype="float16", heads=heads, block=block, topk=topk)
+
+
+@pytest.mark.parametrize("kv", KINDS)
+@pytest.mark.parametrize("topk", [0, 40])
+def test_cuda_graphs_follow_later_steps(topk: int, kv: str, device: Device) -> None:
+    """Update and attention of a decode step, replayed: longer requests, and fewer."""
+    if not device.is_cuda:
+        pytest.skip("the CPU has no graphs")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        where = {**place(device, kv), "stream": stream.cuda_stream}
+        serving = world.Captured(dtype="bfloat16", topk=topk, **where)
+        serving.prefill([5, 100, 17])
+        step, *_ = serving.prepare(3)
+        assert step.step.captured
+        serving.work(step)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = serving.work(step)
+        for requests in world.REPLAYS:
+            _, *expected = serving.prepare(requests)
+            out.fill_(float("nan"))
+            graph.replay()
+            serving.replayed(out, requests, *expected)
+
+
+def test_chosen_tokens_of_a_row_move_to_its_front() -> None:
+    tables = torch.tensor([[3, 1], [2, 7]], dtype=torch.int32)
+    of_rows = torch.tensor([1, 0, -1], dtype=torch.int32)
+    step = object.__new__(chosen.ChosenStep)
+    step.of_rows, step.tables, step.block = of_rows, tables, 4
+    given = torch.tensor([[-1, 5, 0, -1], [7, -1, -1, 2], [3, 2**30, 1, 0]], dtype=torch.int32)
+    places, counts = step.places(given, 5)
+    assert counts.tolist() == [2, 2, 0]
+    assert places[0, :2].tolist() == [7 * 5 + 1, 2 * 5] and places[1, :2].tolist() == [8, 17]
+    assert places.is_contiguous() and places.dtype == torch.int32
+
+
+def test_requests_of_rows() -> None:
+    """Those without rows have none; rows behind the last request are nobody's."""
+    out = torch.full((9,), 77, dtype=torch.int32)
+    starts = torch.tensor([0, 2, 2, 5, 5], dtype=torch.int32)
+    found = chosen.requests_of_rows(starts, 7, out)
+    assert found.tolist() == [0, 0, 2, 2, 2, -1, -1]
+    assert out.tolist()[7:] == [77, 77] and found.data_ptr() == out.data_ptr()
+
+
+def test_blocks_that_are_no_whole_rows_apart() -> None:
+    serving = world.Serving(topk=8)
+    serving.cache = torch.zeros(40 * 10000)[:].as_strided((40, 16, 576), (9217, 576, 1))
+    step = serving.plan([1, 0, 0], serving.grow([1, 0, 0])[1])
+    with pytest.raises(errors.UnsupportedError, match="kv_cache"):
+        serving.attend(step, serving.rows(1, 16))
 
 
 def test_measuring_memory_writes_nothing() -> None:
     """vLLM profiles before there is a cache."""
-    make().do_kv_cache_update(None, None, torch.tensor([]), None)
+    world.make().do_kv_cache_update(None, None, torch.tensor([]), None)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("indexer", object()),
-        ("sliding_window", 9),
-        ("alibi_slopes", [1.0]),
-        ("logits_soft_cap", 3.0),
-        ("num_kv_heads", 2),
-        ("kv_sharing_target_layer_name", "layers.0"),
-        ("q_pad_num_heads", 64),
-        ("kv_cache_dtype", "fp8_ds_mla"),
-        ("attn_type", "encoder_only"),
-    ],
-)
+REFUSED: list[tuple[str, Any]] = [
+    ("sliding_window", 9),
+    ("alibi_slopes", [1.0]),
+    ("logits_soft_cap", 3.0),
+    ("num_kv_heads", 2),
+    ("kv_sharing_target_layer_name", "layers.0"),
+    ("q_pad_num_heads", 64),
+    ("kv_cache_dtype", "fp8_e5m2"),
+    ("attn_type", "encoder_only"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [*REFUSED, ("indexer", object())])
 def test_what_is_not_there_is_refused(name: str, value: Any) -> None:
     with pytest.raises(errors.UnsupportedError, match=name):
-        make(**{name: value})
+        world.make(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [*REFUSED, ("topk_indices_buffer", None)])
+def test_what_is_not_there_over_chosen_tokens(name: str, value: Any) -> None:
+    buffer = torch.zeros(4, 8, dtype=torch.int32)
+    with pytest.raises(errors.UnsupportedError, match=name):
+        world.make(True, **{"topk_indices_buffer": buffer, name: value})
+
+
+def test_layers_share_the_buffer_of_the_indexer() -> None:
+    buffer = torch.zeros(4, 8, dtype=torch.int32)
+    made = world.make(True, indexer=type("Indexer", (), {"topk_indices_buffer": buffer})())
+    assert made.topk_indices_buffer is buffer and made.is_sparse
+    made.record_logical_topk_ready()
+    made.prepare_for_batch(None)
+    assert np.prod(made.topk_indices_buffer.shape) == 32

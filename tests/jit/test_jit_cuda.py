@@ -109,6 +109,17 @@ def test_one_struct_serves_every_family(name: str, text: str) -> None:
     assert is_cubin(code(WISHES[name], text), name)
 
 
+@pytest.mark.parametrize("dims", [(320, 256), (320, 320), (448, 384), (512, 512)])
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("arch", [("sm80", "sm_86"), ("sm90", "sm_90")], ids=lambda x: x[0])
+@pytest.mark.usefixtures("compiler")
+def test_latents_of_other_dims_compile(
+    arch: tuple[str, str], dims: tuple[int, int], rows: int
+) -> None:
+    wish = Wish("latent", "latent_mma", *arch, *dims, BF16, BF16, rows, "standard")
+    assert is_cubin(cuda.machine_code(wish, "", "", 0), "latent")
+
+
 def refuse(*_: Any) -> bytes:
     raise AssertionError("compiled again")
 

@@ -54,11 +54,6 @@ FLASHBSR_DEVICE void pin(uint32_t (&x)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
-template <int kCount>
-FLASHBSR_DEVICE void pin(int32_t (&x)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
-}
 
 /// c = A B or c += A B, both operands in shared memory along their rows. The depth is 32 bytes.
 template <DType kType, int kCount>

@@ -106,6 +106,15 @@ def _mla(
     )  # fmt: skip
 
 
+def _mla_sparse(name: str, queries: int, caches: int, tflops: float, **changes: Any) -> Workload:
+    """2048 of 32768 tokens for each query, of a cache of its own or of one for all."""
+    goals = _at_least("tflops", tflops)
+    return _mla(
+        f"sparse-{name}", queries, 2048, None, page_size=1, chosen_from=(caches, 32768),
+        goals=goals, **changes,
+    )  # fmt: skip
+
+
 def _at_least(metric: str, bound: float) -> tuple[Goal, ...]:
     return (Goal(metric, bound),)
 
@@ -381,6 +390,9 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _mla("e4m3-64x8192", 64, 8192, 236.0, kv_dtype="float8_e4m3fn"),
     _mla("ds656-64x8192", 64, 8192, 236.0, kv_dtype="fp8_ds_mla"),
     _mla("ds656-h16-64x8192", 64, 8192, 95.0, 16, kv_dtype="fp8_ds_mla"),
+    _mla_sparse("64", 64, 64, 450.0),
+    _mla_sparse("ds656-64", 64, 64, 450.0, kv_dtype="fp8_ds_mla"),
+    _mla_sparse("prefill-4096", 4096, 1, 640.0),
     replace(_mla("2-tokens-64x8192", 64, 8192, 390.0), q_lens=(2,) * 64, causal=True),
     _sparse(128, 128, 420.0, quick=True),
     _sparse(128, 16, 440.0),

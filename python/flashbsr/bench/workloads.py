@@ -102,6 +102,8 @@ class Workload:
         Part of the blocks that are in it.
     prefixes : tuple[(int, int), ...]
         Levels of KV that requests share: into how many groups, tokens of each.
+    chosen_from : (int, int), optional
+        A request's KV tokens are chosen at random: of how many caches, tokens of each.
     quick : bool
         Part of ``--quick``.
     goals : tuple[Goal, ...]
@@ -128,6 +130,7 @@ class Workload:
     block: tuple[int, int] | None = None
     kept: float = 0.25
     prefixes: tuple[tuple[int, int], ...] = ()
+    chosen_from: tuple[int, int] | None = None
     quick: bool = False
     goals: tuple[Goal, ...] = field(default=())
 
@@ -148,6 +151,11 @@ class Workload:
                 else []
             ),
             *([f"window_left {self.window_left}"] if self.window_left >= 0 else []),
+            *(
+                [f"chosen from {self.chosen_from[0]} x {self.chosen_from[1]}"]
+                if self.chosen_from
+                else []
+            ),
             *([self.variant] if self.variant != "plain" else []),
             *(["fast accumulation"] if self.fp8_accumulation == "fast" else []),
             *(["against torch"] if self.peer else []),

@@ -14,7 +14,7 @@ namespace detail {
 
 /// Gives store(d, x) the values of a thread's row, in runs of 8 (packed codes), 4 (bytes) or 2
 /// neighbouring dims.
-template <class Traits, int kDimTiles, class Store>
+template <class Traits, class Loop, int kDimTiles, class Store>
 FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int32_t lane,
                                   float factor, const Store& store) {
   if constexpr (Traits::kPacked) {  // of 32 dims, tile i has every fourth from i on
@@ -30,13 +30,13 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
     for (int n = 0; n < kDimTiles; n += 2) {
       const float x[4] = {o[n][2 * half] * factor, o[n + 1][2 * half] * factor,
                           o[n][2 * half + 1] * factor, o[n + 1][2 * half + 1] * factor};
-      store(n * 8 + lane % 4 * 4, x);
+      store(Loop::column(n * 8) + lane % 4 * 4, x);
     }
   } else {
 #pragma unroll
     for (int n = 0; n < kDimTiles; ++n) {
       const float x[2] = {o[n][2 * half] * factor, o[n][2 * half + 1] * factor};
-      store(n * 8 + lane % 4 * 2, x);
+      store(Loop::column(n * 8) + lane % 4 * 2, x);
     }
   }
 }
@@ -76,15 +76,16 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
         if constexpr (Variant::transforms_outputs) {
           const OutputRow<Traits> out(memory, r);
-          detail::for_each_run<Traits>(loop.o[b], h, lane, end.factor,
-                                       [&](int32_t d, const auto& x) {
-                                         out[first_dim + d] = x[0];
-                                         out[first_dim + d + 1] = x[1];
-                                       });
+          detail::for_each_run<Traits, Loop>(loop.o[b], h, lane, end.factor,
+                                             [&](int32_t d, const auto& x) {
+                                               int i = 0;
+#pragma unroll
+                                               for (const float v : x) out[first_dim + d + i++] = v;
+                                             });
         } else {
           char* out = p.out.row(token, row.q_head);
           with_output_dtype(p.out.dtype, [&]<DType kType>() {
-            detail::for_each_run<Traits>(
+            detail::for_each_run<Traits, Loop>(
                 loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
                   store_typed<kType, Traits::kArch>(out, first_dim + d, p.v.dim, x);
                 });
@@ -96,9 +97,10 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
         if constexpr (Traits::kTokenScales) factor *= Traits::kValueUnit;
         char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
-        detail::for_each_run<Traits>(loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
-          store_typed<DType::kF32>(out, first_dim + d, p.v.dim, x);
-        });
+        detail::for_each_run<Traits, Loop>(
+            loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
+              store_typed<DType::kF32>(out, first_dim + d, p.v.dim, x);
+            });
         if (lane % 4 == 0 && first_dim == 0) {
           *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
         }

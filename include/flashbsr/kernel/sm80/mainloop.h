@@ -45,6 +45,9 @@ class Mainloop : public Scores<Traits, Variant> {
     return static_cast<uint32_t>(thread) / (32 * Traits::kRowWarps) * kDims;
   }
 
+  /// Where a dim of those is, from the first on.
+  FLASHBSR_DEVICE static constexpr int column(int dim) { return dim; }
+
   /// Once rows and scales of an item are in shared memory.
   FLASHBSR_DEVICE void begin(const Task& task) {
     Base::begin(task);

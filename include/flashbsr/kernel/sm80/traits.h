@@ -115,11 +115,13 @@ using ScaledPrefillTraits =
 /// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
 /// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
 /// to 32 rows and its share of the dims.
-/// @tparam latent_dim, tail_dim  512 and 64
+/// @tparam latent_dim  256, 320, 384 or 512
+/// @tparam tail_dim    64 or 0
 /// @tparam rows  packed rows of an item: 16, of which two blocks find room on an SM, 32 or 64
-template <int latent_dim, int tail_dim, DType type, int rows>
+/// @tparam arch  as in PrefillTraits; from 90 on there is room for three tiles
+template <int latent_dim, int tail_dim, DType type, int rows, int arch = 80>
 struct LatentTraits {
-  static constexpr int kArch = max_of(FLASHBSR_ARCH, 80);
+  static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
   static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
@@ -130,7 +132,9 @@ struct LatentTraits {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = rows == 16 ? 2 : 1;
   static constexpr int kKvTile = 32;
-  static constexpr int kStages = 2;  ///< with 64 rows 156 KB of the 163 of sm_80
+  /// With three the weights of a tile are made between the products of the one before. With 64 rows
+  /// two take 156 KB of the 163 of sm_80, three 200 KB.
+  static constexpr int kStages = rows > 16 && arch >= 90 ? 3 : 2;
 
   static constexpr int kRowWarps = rows / 16;             ///< whose rows are others
   static constexpr int kParts = kWarps / kRowWarps;       ///< warps that share 16 rows of S
@@ -140,18 +144,18 @@ struct LatentTraits {
   static constexpr int kScoreTokens = 16;  ///< of S that a warp makes weights of
   static constexpr int kBlocks = kKvTile / kScoreTokens;
   /// Steps of the product of S, of a warp, whose part of Q stays in registers.
-  static constexpr int kKeptSteps = rows == 16 ? 4 : 8;
+  static constexpr int kKeptSteps = min_of(rows == 16 ? 4 : rows == 64 && kStages == 3 ? 7 : 8, kHeadDim / 16 / kKeyWarps);
   static constexpr int kPageSlots = 2 * kKvTile;
   static constexpr int kOutputBands = rows == 16 ? 1 : 2;  ///< of 16 rows, of O in a warp
   static constexpr int kDimWarps = kWarps / (kRowWarps / kOutputBands);
-  static_assert(kHeadDim % 64 == 0 && latent_dim % (64 * kDimWarps) == 0 && dtype_size(type) == 2);
+  static_assert(latent_dim % 64 == 0 && tail_dim % 64 == 0 && dtype_size(type) == 2);
 
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kTileBytes = kKvTile * kRowBytes;
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
-  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;
+  static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;  ///< of a tile
   static constexpr int kSources = 2;
   static constexpr int kSourceBytes = 32, kRowRecordBytes = 16, kVisibilityBytes = 16;
   static constexpr int kTaskBytes = 80;
@@ -159,7 +163,7 @@ struct LatentTraits {
   /// what O shrinks by, its reference]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kExchangeOffset = kKeyOffset + kStages * kTileBytes;
-  static constexpr int kKvRowOffset = kExchangeOffset + kExchangeBytes;
+  static constexpr int kKvRowOffset = kExchangeOffset + (kStages - 1) * kExchangeBytes;
   static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
   static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kPageSlots * 4;
@@ -169,7 +173,7 @@ struct LatentTraits {
   static constexpr int kTaskOffset = kVisibleOffset + kWarps * kVisibilityBytes;
   static constexpr int kStateOffset = kTaskOffset + 2 * kTaskBytes;
   static constexpr int kSmemBytes = kStateOffset + (kBlocks + 2) * rows * 4;
-  static_assert(kSmemBytes <= (rows == 16 ? 99 : 163) * 1024);
+  static_assert(kSmemBytes <= (rows == 16 ? 99 : kStages == 2 ? 163 : 227) * 1024);
 };
 
 }  // namespace flashbsr::sm80

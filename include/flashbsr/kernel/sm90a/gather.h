@@ -43,7 +43,12 @@ class Gather {
       const int32_t owned = tile.item.kv_end - tile.start - j * Traits::kKvTile;
       wait_for_rotation();
 #pragma unroll 1
-      for (int part = 0; part < Traits::kKeyParts; ++part) copy_keys(keys, owned, part);
+      for (int n = 0; n < Traits::kKeyParts; ++n) {
+        const int part = nth_part<Traits>(n, tile.count - 1 - j);
+        copy_keys(keys, owned, part, n + 1 == Traits::kKeyParts);
+      }
+#pragma unroll
+      for (int n = 0; n < Traits::kKeyParts; ++n) key_at_.advance();
       if (warp_ == 0 && j == tile.count - 1) {
         shared_.query_pipeline.wait_empty(query_);
         if (lane() == 0) load_queries(args_, shared_, tile, query_barriers_, query_.stage);
@@ -68,15 +73,16 @@ class Gather {
     }
   }
 
-  FLASHBSR_DEVICE void copy_keys(const char* from, int32_t owned, int part) {
+  FLASHBSR_DEVICE void copy_keys(const char* from, int32_t owned, int part, bool last) {
     constexpr int kColumns = Traits::kLandingColumnsQk / Traits::kKeyParts;
+    auto at = key_at_;
+    at.stage += part;
     copy<kColumns>(
-        shared_.landing_key_pipeline, key_at_,
+        shared_.landing_key_pipeline, at,
         Traits::kPreparesKeys ? shared_.landing_key_pipeline.full(0) : shared_.raw_keys,
-        shared_.landing_keys + key_at_.stage * (Traits::kLandingKeyBytes / Traits::kKeyParts),
+        shared_.landing_keys + at.stage * (Traits::kLandingKeyBytes / Traits::kKeyParts),
         args_.base.params.k.dim - part * kColumns * Traits::kLandingDims,
-        from + part * kColumns * 128, owned, part + 1 == Traits::kKeyParts);
-    key_at_.advance();
+        from + part * kColumns * 128, owned, last);
   }
 
   FLASHBSR_DEVICE void copy_values(const char* from, int32_t owned) {
@@ -183,9 +189,13 @@ class Relay {
     for_each_tile(shared_, [&](const Tile& tile) {
       for (int32_t j = 0; j < tile.count; ++j, at_.advance()) {
 #pragma unroll
-        for (int part = 0; part < Traits::kKeyParts; ++part, key_at_.advance()) {
-          relay(shared_.raw_keys, shared_.key_pipeline, key_at_);
+        for (int n = 0; n < Traits::kKeyParts; ++n) {
+          auto at = key_at_;
+          at.stage += nth_part<Traits>(n, j);
+          relay(shared_.raw_keys, shared_.key_pipeline, at);
         }
+#pragma unroll
+        for (int n = 0; n < Traits::kKeyParts; ++n) key_at_.advance();
         relay(shared_.raw_values, shared_.value_pipeline, at_);
       }
     });

@@ -96,7 +96,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void run_even() {
 #pragma unroll 1
     for (int32_t i = 0; i < count_; i += 2) {
-      multiply_keys(at_, begin_of(i), i + 1 < count_);
+      multiply_keys<0>(at_, begin_of(i), i + 1 < count_);
       if (i + 2 >= count_) release_queries();
       const bool grew = Base::soften(begin_of(i), masked(i));
       Base::pack();
@@ -118,14 +118,16 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       Place own = at_;
       own.advance();
       ptx::named_barrier_sync(kTurn, kBoth);
-      multiply_keys(own, begin_of(i));
+      multiply_keys<Traits::kTurnsParts>(own, begin_of(i));
       if (i + 2 >= count_) release_queries();
       if (follow()) Base::rescale();
       multiply_other(at_);
       const bool grew = Base::soften(begin_of(i), masked(i));
+      // The product is done by now, and the next tile waits for the room.
+      if (Traits::kTurnsParts) finish_values(true);
       Base::pack();
       hand_over(own);
-      finish_values(true);
+      if (!Traits::kTurnsParts) finish_values(true);
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);
@@ -146,26 +148,29 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   }
 
   /// S = Q K^T of the tile at `at`, at KV position `begin`.
-  /// @param gives  lets the other warpgroup begin with its products
+  /// @tparam kFirst  the half of the dims to begin with, which comes first: nth_part()
+  /// @param gives    lets the other warpgroup begin with its products
+  template <int kFirst>
   FLASHBSR_DEVICE void multiply_keys(const Place& at, int32_t begin, bool gives = false) {
     using ptx::descriptor_step;
     const uint64_t key = key_ + at.stage * descriptor_step(Traits::kKeyBytes);
     const uint64_t tail = tail_ + at.stage * descriptor_step(Traits::kValueBytes);
     constexpr int kColumns = Traits::kLandingColumnsQk;
-    shared_.key_pipeline.wait_full(half(at, 0));
-    look_ahead(at, begin);
+    shared_.key_pipeline.wait_full(half(at, kFirst));
+    look_ahead(half(at, kFirst).stage, begin);
     ptx::pin(scores.s);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) {
-      if (i == 2 * kColumns) {
-        shared_.key_pipeline.wait_full(half(at, 1));
+    for (int n = 0; n < 4 * kColumns; ++n) {
+      if (n == 2 * kColumns) {
+        shared_.key_pipeline.wait_full(half(at, 1 - kFirst));
         ptx::wgmma_fence();
       }
+      const int i = (n + 2 * kColumns * kFirst) % (4 * kColumns);
       const uint32_t step = i % 4 * 32;
       ptx::wgmma_shared<Traits::kType>(
           scores.s, query_ + descriptor_step(i / 4 * Traits::kRows * 128 + step),
-          key + descriptor_step(i / 4 * Traits::kKvTile * 128 + step), i > 0);
+          key + descriptor_step(i / 4 * Traits::kKvTile * 128 + step), n > 0);
     }
     shared_.value_pipeline.wait_full(at);
     ptx::wgmma_fence();
@@ -182,12 +187,12 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   }
 
   /// What a mask says of the tile.
-  FLASHBSR_DEVICE void look_ahead(const Place& at, int32_t begin) {
+  FLASHBSR_DEVICE void look_ahead(int32_t stage, int32_t begin) {
     if constexpr (kMasksByBits<Variant>) {
       if (scores.sorts()) {
         uint32_t kinds = 0;
         if (ptx::thread_index() % 32 == 0)
-          kinds = ptx::load_shared(shared_.kinds + 4 * half(at, 0).stage);
+          kinds = ptx::load_shared(shared_.kinds + 4 * stage);
         scores.set_cut(uniform(static_cast<int32_t>(kinds)) & kHides);
       }
     }

@@ -234,6 +234,14 @@ FLASHBSR_DEVICE void load_queries(const HopperArgs& args, const Shared<Traits>& 
   }
 }
 
+/// Which part of K comes as number `n`, of the tile that an item loads as number `nth`.
+template <class Traits>
+FLASHBSR_DEVICE int nth_part(int n, int32_t nth) {
+  static_assert(!Traits::kTurnsParts || Traits::kKeyParts == 2);
+  if constexpr (Traits::kTurnsParts) return n ^ static_cast<int>(nth & 1);
+  return n;
+}
+
 /// Loads K, and Q, or V, by TMA: one warp each, because boxes cost their warp time. Lane l knows
 /// where the box at token l * box_tokens of every tile is.
 template <class Traits, bool kKeys>
@@ -254,7 +262,7 @@ class TmaLoader {
         const Source now = next;
         next = source(tile, j - 1);
         const bool dirty = kKeys == Traits::kLatent && unowned.in_tile(j, tile.count);
-        load(tile, now, dirty);
+        load(tile, now, dirty, tile.count - 1 - j);
         if (kKeys && j == tile.count - 1) {
           shared_.query_pipeline.wait_empty(query_);
           if (lane_ == 0)
@@ -293,9 +301,14 @@ class TmaLoader {
   }
 
   /// @param aside  not full when it has arrived: V is to be cleaned, or K to be rotated
-  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside) {
+  /// @param nth    of the item's tiles, in the order in which they are loaded
+  FLASHBSR_DEVICE void load(const Tile& tile, const Source& from, bool aside, int32_t nth = 0) {
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) load_part(tile, from, aside, part);
+    for (int n = 0; n < kParts; ++n) {
+      load_part(tile, from, aside, kKeys ? nth_part<Traits>(n, nth) : 0);
+    }
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) at_.advance();
   }
 
  private:
@@ -309,13 +322,14 @@ class TmaLoader {
 
   FLASHBSR_DEVICE void load_part(const Tile& tile, const Source& from, bool aside, int part) {
     const auto& pipeline = this->pipeline();
-    pipeline.wait_empty(at_);
-    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * at_.stage
-                                : pipeline.full(at_.stage);
+    const int32_t stage = at_.stage + part;
+    pipeline.wait_empty({stage, at_.parity});
+    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * stage
+                                : pipeline.full(stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);
-    uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + at_.stage * kBytes;
+    uint32_t dst = (kKeys ? shared_.landing_keys : shared_.landing_values) + stage * kBytes;
 #pragma unroll 1  // less code to be fetched when a kernel begins: 5 KB
     for (int b = 0; b < boxes_; ++b, dst += args_.box_tokens * 128) {
       // The same in all lanes, and so in uniform registers, which copies take their coordinates
@@ -331,7 +345,6 @@ class TmaLoader {
       }
     }
     __syncwarp();
-    at_.advance();
   }
 
   const HopperArgs& args_;

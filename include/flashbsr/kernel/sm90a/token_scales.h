@@ -8,9 +8,7 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
-#include <flashbsr/ptx/convert.h>
 #include <flashbsr/ptx/shared.h>
-#include <flashbsr/ptx/wgmma.h>
 
 namespace flashbsr::sm90a {
 
@@ -34,84 +32,34 @@ class ScaleCopier {
       page[i] += tile.request.kv_begin;
       if (args_.kv_indices) page[i] = args_.kv_indices[page[i]];
     }
-    if constexpr (kAsks) {
-      ask(args_.params.k_scales, tile, page, slot);
-      ask(args_.params.v_scales, tile, page, slot);
-      // Addresses that are kept, and not worked out again, spill 20 bytes.
-      ptx::pin(page);
-      ptx::pin(slot);
-    }
     const Place at = Place::after(tiles_++);
     shared_.value_pipeline.wait_empty(at);
     const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes;
     copy_side(args_.params.k_scales, tile, j, to, page, slot);
     copy_side(args_.params.v_scales, tile, j, to + Traits::kScaleBytes / 2, page, slot);
-    if (is_half(args_.params.k_scales) || is_half(args_.params.v_scales)) {
-      ptx::cp_async_wait_all();
-      ptx::mbarrier_arrive(shared_.key_pipeline.full(at.stage));
-    } else {
-      ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
-    }
+    ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
   }
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kRuns = ceil_div(Traits::kKvTile, 32);
-  /// L2 is asked for scales that have no place yet: behind the wait they would come from memory in
-  /// 1000 cycles. With three whole runs of tokens there are no registers for that.
-  static constexpr bool kAsks = Traits::kKvTile < 96;
 
   FLASHBSR_DEVICE int32_t first_of(const Tile& tile, int32_t j) const {
     return tile.start + j * Traits::kKvTile + lane_;
   }
 
-  FLASHBSR_DEVICE static bool is_half(const PagedView& view) { return view.dtype == DType::kF16; }
-
-  FLASHBSR_DEVICE static const char* source(const PagedView& view, const Tile& tile, int32_t page,
-                                            int32_t slot) {
-    const int64_t offset =
-        tile.item.kv_head * view.stride_head + page * view.stride_page + slot * view.stride_token;
-    return static_cast<const char*>(view.data) + (is_half(view) ? 2 : 4) * offset;
-  }
-
-  FLASHBSR_DEVICE void ask(const PagedView& view, const Tile& tile, const int32_t (&page)[kRuns],
-                           const int32_t (&slot)[kRuns]) const {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      if (exists(i)) ptx::prefetch_l2(source(view, tile, page[i], slot[i]));
-    }
-  }
-
   FLASHBSR_DEVICE void copy_side(const PagedView& view, const Tile& tile, int32_t j, uint32_t to,
                                  const int32_t (&page)[kRuns], const int32_t (&slot)[kRuns]) const {
-    const auto from = [&](int i) { return source(view, tile, page[i], slot[i]); };
-    const auto inside = [&](int i) {
-      const int32_t at = first_of(tile, j) + 32 * i;
-      return at >= tile.item.kv_begin && at < tile.item.kv_end;
-    };
-    to += 4 * lane_;
-    if (is_half(view)) {  // which no asynchronous copy takes
-      uint32_t x[kRuns];
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i) {
-        x[i] = inside(i) ? *reinterpret_cast<const uint16_t*>(from(i)) : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i) {
-        if (!exists(i)) break;
-        ptx::store_shared(to + 128 * i, float_bits(ptx::unpack_low<DType::kF16>(x[i])));
-      }
-      return;
-    }
+    const char* head =
+        static_cast<const char*>(view.data) + 4 * tile.item.kv_head * view.stride_head;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      if (!exists(i)) break;
-      ptx::cp_async_4_if(to + 128 * i, from(i), inside(i));
+      if (Traits::kKvTile % 32 && lane_ + 32 * i >= Traits::kKvTile) break;
+      const int32_t at = first_of(tile, j) + 32 * i;
+      const int64_t offset = page[i] * view.stride_page + slot[i] * view.stride_token;
+      ptx::cp_async_4_if(to + 4 * (lane_ + 32 * i), head + 4 * offset,
+                         at >= tile.item.kv_begin && at < tile.item.kv_end);
     }
-  }
-  /// Whether a run has a token for this lane.
-  FLASHBSR_DEVICE bool exists(int run) const {
-    return Traits::kKvTile % 32 == 0 || lane_ + 32 * run < Traits::kKvTile;
   }
 
   const KernelArgs& args_;

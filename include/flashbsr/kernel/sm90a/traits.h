@@ -52,6 +52,7 @@ struct HopperTraits {
   static constexpr int kOutputDims = head_dim_vo;  ///< of a warpgroup's O
   static constexpr bool kLatent = false;           ///< V is a part of K (latent.h)
   static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
+  static constexpr bool kTurnsParts = false;       ///< those of odd tiles come from right to left
   static constexpr int kWideners = 0;              ///< warps that widen what memory has
   static constexpr int kAskedRowBytes = 0, kAskedTailBytes = 0;  ///< that L2 is asked for, ahead
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
@@ -201,6 +202,9 @@ struct LatentTraits {
   static constexpr bool kLatent = true;
   /// Each warpgroup frees its half of the dims as soon as it is done with them.
   static constexpr int kKeyParts = 2;
+  /// Of every other tile the second half is freed first: it is loaded and multiplied first. Wideners
+  /// go from left to right.
+  static constexpr bool kTurnsParts = kv_type == type && type == DType::kBF16;
   static constexpr DType kType = type, kKvType = kv_type, kWeightType = type;
   static constexpr bool kPacked = packed;
   static constexpr int kWideners = kv_type == type ? 0 : 4;

@@ -39,4 +39,18 @@ def register() -> None:
 def _make(runner: Any) -> Any:
     from .backend import FlashbsrAttnBackend
 
-    return FlashbsrAttnBackend(runner)
+    backend = FlashbsrAttnBackend(runner)
+    if backend.latent:
+        _absorb_all()
+    return backend
+
+
+def _absorb_all() -> None:
+    """Have SGLang's models of latent attention absorb the queries of all steps.
+
+    They would expand the keys of prompts otherwise, and ask for attention beside the cache.
+    """
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handler
+
+    method = handler.AttnForwardMethod.MLA
+    handler.AttentionBackendRegistry.register(NAME, lambda *_: method)

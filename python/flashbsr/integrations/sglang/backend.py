@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
 
 from ...engine.attention import Attention
 from ...errors import UnsupportedError
 from ...layout.layouts import BlockTable
 from ..vllm.kinds import Kind
 from ..vllm.steps import Batch, Place, Step, Steps
-from .batches import batch_of, layer_kind, tree_mask
+from .batches import batch_of, is_latent, layer_kind, tree_mask
 
 __all__ = ["FlashbsrAttnBackend"]
 
@@ -40,9 +40,15 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
     def __init__(self, runner: Any) -> None:
         super().__init__()
         self.pool, self.page_size = runner.token_to_kv_pool, int(runner.page_size)
-        if type(self.pool) is not MHATokenToKVPool or self.pool.kv_cache_layout != "nhd":
+        # Dims of the latents in the cache; 0: it has keys and values.
+        self.latent = int(self.pool.kv_lora_rank) if type(self.pool) is MLATokenToKVPool else 0
+        plain = type(self.pool) is MHATokenToKVPool and self.pool.kv_cache_layout == "nhd"
+        if not (plain or self.latent):
             found = type(self.pool).__name__
-            wanted = "MHATokenToKVPool in NHD: hybrid models need --disable-hybrid-swa-memory"
+            wanted = (
+                "MHATokenToKVPool in NHD or MLATokenToKVPool: hybrid models need "
+                "--disable-hybrid-swa-memory"
+            )
             raise UnsupportedError("token_to_kv_pool", found, wanted)
         if self.pool.dtype != runner.dtype:
             wanted = f"{runner.dtype}, that of the model: --kv-cache-dtype auto"
@@ -57,7 +63,9 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
             device=(device.index or 0) if self.on_gpu else None,
         )
         layers = [x for x in runner.model.modules() if isinstance(x, RadixAttention)]
-        self.kinds = {layer.layer_id: layer_kind(layer) for layer in layers}
+        if self.latent:  # beside each of these there is one over expanded keys, with the same id
+            layers = [layer for layer in layers if is_latent(layer, self.latent)]
+        self.kinds = {layer.layer_id: layer_kind(layer, self.latent) for layer in layers}
         self.steps = Steps(list(self.kinds.values()), self.place)
         self.forward_metadata: Step | None = None
         self._trees: dict[Kind, Attention] = {}
@@ -105,8 +113,9 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
         Parameters
         ----------
         q : tensor, shape (tokens, num_heads * head_dim)
+            Of latent attention absorbed, with the rotated part behind each head.
         k, v : tensors, shape (tokens, num_kv_heads, head_dim), or None
-            None: the layer reads what another has written.
+            None: the layer reads what another has written. Latents with their rotated keys are k.
         layer : RadixAttention
         forward_batch : ForwardBatch
             The one of `init_forward_metadata`.
@@ -116,7 +125,7 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
 
         Returns
         -------
-        tensor, shape (tokens, num_heads * head_dim)
+        tensor, shape (tokens, num_heads * head_dim); of latent attention, dims of the latent
             Rows of no request are zeros.
         """
         sinks = options.pop("sinks", None)
@@ -126,16 +135,20 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
         if layer.layer_id not in self.kinds:
             known = f"one of the {len(self.kinds)} layers that the model had"
             raise UnsupportedError("layer_id", layer.layer_id, known)
+        kind = self.kinds[layer.layer_id]
+        if layer.qk_head_dim != kind.head_dim:
+            wanted = f"{kind.head_dim}: absorbed queries, of prompts too"
+            raise UnsupportedError("qk_head_dim", layer.qk_head_dim, wanted)
         if save_kv_cache and k is not None:
             self.pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
-        kind = self.kinds[layer.layer_id]
         q = q.reshape(-1, kind.num_qo_heads, kind.head_dim)
         attention, rows = self._planned(kind)
-        out = torch.empty_like(q)
+        out = q.new_empty(q.shape[0], kind.num_qo_heads, kind.latent or kind.head_dim)
         out[rows:].zero_()
         if sinks is not None:
             sinks = sinks.detach().float()
-        attention.run(q[:rows], self._cache(layer.layer_id), out=out[:rows], sinks=sinks)
+        cache = self._cache(layer.layer_id, latent=bool(kind.latent))
+        attention.run(q[:rows], cache, out=out[:rows], sinks=sinks)
         return out.flatten(1)
 
     def _planned(self, kind: Kind) -> tuple[Attention, int]:
@@ -146,10 +159,15 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
             raise UnsupportedError("forward_batch", "one without a plan", "init_forward_metadata")
         return step.attention(kind), step.rows
 
-    def _cache(self, layer_id: int) -> tuple[Any, Any]:
-        """Keys and values as ``(pages, heads, page, dim)``, views of the slots."""
-        k, v = self.pool.get_key_buffer(layer_id), self.pool.get_value_buffer(layer_id)
-        shape = (-1, self.page_size)
+    def _cache(self, layer_id: int, *, latent: bool) -> Any:
+        """Keys and values as ``(pages, heads, page, dim)``, views of the slots.
+
+        Latents with their rotated keys are one array, ``(pages, page, dims)``.
+        """
+        k, shape = self.pool.get_key_buffer(layer_id), (-1, self.page_size)
+        if latent:
+            return k[:, 0].unflatten(0, shape)
+        v = self.pool.get_value_buffer(layer_id)
         return k.unflatten(0, shape).transpose(1, 2), v.unflatten(0, shape).transpose(1, 2)
 
     def _mask(self, forward_batch: Any, batch: Batch, in_capture: bool) -> Any:

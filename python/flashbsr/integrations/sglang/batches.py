@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedError
-from ..vllm.kinds import Kind, kind_of
+from ..vllm.kinds import Kind, kind_of, latent_kind
 from ..vllm.steps import ROOM, Batch
 
-__all__ = ["batch_of", "layer_kind", "tree_mask"]
+__all__ = ["batch_of", "is_latent", "layer_kind", "tree_mask"]
 
 # Attributes of a layer that change what it computes, and the values that change nothing.
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -24,14 +24,26 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def layer_kind(layer: Any) -> Kind:
+def is_latent(layer: Any, latent: int) -> bool:
+    """Tell whether a layer has absorbed queries, whose values are latents of so many dims."""
+    return bool(layer.tp_k_head_num == 1 and layer.v_head_dim == latent)
+
+
+def layer_kind(layer: Any, latent: int = 0) -> Kind:
     """Translate a RadixAttention.
+
+    Parameters
+    ----------
+    layer : RadixAttention
+    latent : int
+        Dims of the latents in the cache; 0: it has keys and values.
 
     Raises
     ------
     UnsupportedError
         Cross-attention, encoders, chunked local attention, scales by position, keys and values of
-        different head dims (MLA among them), another cap than that by tanh.
+        different head dims that are no latents, windows or caps over latents, another cap than that
+        by tanh.
     """
     for name, plain in PLAIN.items():
         value = getattr(layer, name)
@@ -40,10 +52,15 @@ def layer_kind(layer: Any) -> Kind:
     attn_type = str(getattr(layer.attn_type, "value", layer.attn_type))
     if attn_type != "decoder":
         raise UnsupportedError("attn_type", attn_type, "decoder, or another backend")
+    window, cap = max(int(layer.sliding_window_size), -1), float(layer.logit_cap or 0)
+    if latent:
+        for name, value, none in (("sliding_window_size", window, -1), ("logit_cap", cap, 0.0)):
+            if value != none:
+                raise UnsupportedError(name, value, f"{none} with latent attention")
+        return latent_kind(layer.tp_q_head_num, layer.qk_head_dim, latent, float(layer.scaling))
     if layer.v_head_dim != layer.qk_head_dim:
-        wanted = f"{layer.qk_head_dim}, as that of keys; models with MLA need another backend"
+        wanted = f"{layer.qk_head_dim}, as that of keys"
         raise UnsupportedError("v_head_dim", layer.v_head_dim, wanted)
-    window = int(layer.sliding_window_size)
     return kind_of(
         layer.tp_q_head_num,
         layer.tp_k_head_num,
@@ -51,7 +68,7 @@ def layer_kind(layer: Any) -> Kind:
         float(layer.scaling),
         # SGLang does not count the query itself.
         None if window < 0 else window + 1,
-        float(layer.logit_cap or 0),
+        cap,
         False,
         "auto",
         "decoder",

@@ -6,21 +6,24 @@ vLLM finds `register` by an entry point and calls it in every process, so that o
 
     vllm serve MODEL --attention-backend CUSTOM
 
-On the CPU, where vLLM has no choice of backends, the environment says whose place to take:
-``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``; for models of latent attention ``AMX_MLA`` or ``CPU_MLA``, too.
+Models of latent attention have theirs by the same name. On the CPU, where vLLM has no choice of
+backends, the environment says whose place to take: ``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``; for latent
+attention ``AMX_MLA`` or ``CPU_MLA``, too.
 docs/vllm.md has what is supported.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 
-__all__ = ["BACKEND", "LATENT_BACKEND", "OVERRIDE", "register"]
+__all__ = ["BACKEND", "CHOSEN_BACKEND", "LATENT_BACKEND", "OVERRIDE", "register"]
 
 BACKEND = "flashbsr.integrations.vllm.current.Backend"
 LATENT_BACKEND = "flashbsr.integrations.vllm.mla.LatentBackend"
+CHOSEN_BACKEND = "flashbsr.integrations.vllm.mla.ChosenBackend"
 OVERRIDE = "FLASHBSR_VLLM_OVERRIDE"
 
 
@@ -34,8 +37,8 @@ def register(override: Sequence[str] | None = None) -> None:
     ----------
     override : sequence of str, optional
         Names of vLLM's backends whose place to take too. Default: those in the environment's
-        ``FLASHBSR_VLLM_OVERRIDE``, separated by commas. Those whose names end in ``_MLA`` make
-        place for the backend of latent attention.
+        ``FLASHBSR_VLLM_OVERRIDE``, separated by commas. Those whose names end in ``MLA`` make
+        place for the backend of latent attention, with ``_SPARSE`` for that of chosen tokens.
     """
     if override is None:
         override = os.environ.get(OVERRIDE, "").split(",")
@@ -47,8 +50,14 @@ def register(override: Sequence[str] | None = None) -> None:
     known = AttentionBackendEnum.__members__
     for name in ("CUSTOM", *(name.strip() for name in override)):
         if name in known:
-            latent = name.endswith("_MLA")
-            register_backend(known[name], LATENT_BACKEND if latent else BACKEND)
+            register_backend(known[name], _path(name))
         elif name:
             warnings.warn(f"vLLM has no attention backend {name!r} to take the place of; it has "
                           f"{', '.join(known)}", stacklevel=2)  # fmt: skip
+
+
+def _path(name: str) -> str:
+    """Give the class that takes the place of a backend of vLLM."""
+    if re.search(r"MLA_SPARSE(_SM\d+)?$", name):
+        return CHOSEN_BACKEND
+    return LATENT_BACKEND if name.endswith("MLA") else BACKEND

@@ -8,6 +8,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from ...arrays.dtypes import PACKED_LATENTS
 from ...engine.attention import Attention
 from ...engine.task import HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, TaskInfo
 from ...errors import UnsupportedError
@@ -18,11 +19,13 @@ __all__ = [
     "BLOCK_MULTIPLE",
     "FIXED_SPLIT",
     "KV_CACHE_DTYPES",
+    "LATENT_CACHE_DTYPES",
     "Kind",
     "bytes_of_slot",
     "combination_problem",
     "kind_of",
     "latent_kind",
+    "latent_problem",
     "scales_of_tokens",
     "takes_head_size",
 ]
@@ -38,6 +41,15 @@ KV_CACHE_DTYPES: dict[str, str | None] = {
     "int8_per_token_head": "int8",
     "fp8_per_token_head": "float8_e4m3fn",
     "int4_per_token_head": "int4",
+}
+# Likewise, of a cache of latents. Rows of 656 bytes have scales of their own.
+LATENT_CACHE_DTYPES: dict[str, str | None] = {
+    "auto": None,
+    "float16": None,
+    "bfloat16": None,
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_ds_mla": PACKED_LATENTS,
 }
 # A copy of rows on a GPU begins at a multiple of so many bytes.
 ALIGNMENT = 16
@@ -143,12 +155,23 @@ def kind_of(
 
 
 @functools.cache
-def latent_kind(num_heads: int, head_size: int, latent: int, scale: float) -> Kind:
+def latent_kind(
+    num_heads: int, head_size: int, latent: int, scale: float, kv_cache_dtype: str = "auto"
+) -> Kind:
     """Give the kind of layers that read one latent, of `head_size` dims with its rotated key.
 
     Queries are absorbed; `scale` follows from the head dim before that.
+
+    Raises
+    ------
+    UnsupportedError
+        A type of the cache that latents do not have.
     """
-    return Kind(num_heads, 1, head_size, scale, -1, 0.0, False, None, False, latent)
+    if kv_cache_dtype not in LATENT_CACHE_DTYPES:
+        wanted = f"one of {', '.join(LATENT_CACHE_DTYPES)}"
+        raise UnsupportedError("kv_cache_dtype", kv_cache_dtype, wanted)
+    stored = LATENT_CACHE_DTYPES[kv_cache_dtype]
+    return Kind(num_heads, 1, head_size, scale, -1, 0.0, False, stored, False, latent)
 
 
 def takes_head_size(head_size: int) -> bool:
@@ -186,12 +209,8 @@ def combination_problem(
         Ten times the compute capability of the GPU, as 90; None: the CPU.
     """
     kv = kv_cache_dtype or "auto"
-    if kv in ("float16", "bfloat16") and kv != dtype:
-        return f"a {kv} KV cache needs {kv} queries, not {dtype} (kv_cache_dtype='auto')"
-    if capability is None:
-        return None
-    if dtype == "float32":
-        return "float32 is computed on the CPU only: dtype='bfloat16' or 'float16'"
+    if (common := _type_problem(dtype, kv, capability)) or capability is None:
+        return common
     if capability < 75:
         return f"compute capability {capability / 10}: kernels begin at 7.5"
     if capability < 80 and dtype != "float16":
@@ -205,4 +224,27 @@ def combination_problem(
         return None if capability >= 80 else "int8_per_token_head needs compute capability 8.0"
     if KV_CACHE_DTYPES.get(kv) and head_size % 16:
         return f"an fp8 KV cache needs a head size that is a multiple of 16, not {head_size}"
+    return None
+
+
+def latent_problem(dtype: str, kv_cache_dtype: str | None, capability: int | None) -> str | None:
+    """Say the same of latent attention; the arguments are those of `combination_problem`."""
+    kv = kv_cache_dtype or "auto"
+    if (common := _type_problem(dtype, kv, capability)) or capability is None:
+        return common
+    if capability < 80:
+        return f"latent attention needs compute capability 8.0, the GPU has {capability / 10}"
+    if LATENT_CACHE_DTYPES.get(kv) and capability // 10 != 9:
+        return (
+            f"a {kv} cache of latents needs compute capability 9.0, the GPU has {capability / 10}: "
+            "'auto'"
+        )
+    return None
+
+
+def _type_problem(dtype: str, kv: str, capability: int | None) -> str | None:
+    if kv in ("float16", "bfloat16") and kv != dtype:
+        return f"a {kv} KV cache needs {kv} queries, not {dtype} (kv_cache_dtype='auto')"
+    if capability is not None and dtype == "float32":
+        return "float32 is computed on the CPU only: dtype='bfloat16' or 'float16'"
     return None

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from ...arrays.dtypes import PACKED_LATENTS
 from ...errors import UnsupportedError
+from ...ops.latent import append_packed_latents
 from ...ops.page import append_paged_kv_cache
 from .kinds import Kind, latent_kind
 from .steps import Step
@@ -84,15 +86,18 @@ class LatentLayer:
                 raise UnsupportedError(name, repr(value), "a model without it, or another backend")
         if str(getattr(attn_type, "value", attn_type)) != self.attn_type:
             raise UnsupportedError("attn_type", attn_type, self.attn_type)
-        if kv_cache_dtype not in ("auto", "float16", "bfloat16"):
-            raise UnsupportedError("kv_cache_dtype", kv_cache_dtype, "'auto': the model's own type")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads, kv_cache_dtype
         self.kv_lora_rank = kv_lora_rank
         # vLLM's layer reads the dims of the heads before absorption, and the projection.
         for name, value in dims.items():
             setattr(self, name, value)
-        self.kind: Kind = latent_kind(num_heads, head_size, kv_lora_rank, self.scale)
+        self.kind: Kind = latent_kind(
+            num_heads, head_size, kv_lora_rank, self.scale, kv_cache_dtype
+        )
+        # vLLM's layer, of which the builder tells. It has the cache's scale on the host; what an
+        # update is given of it lies on the GPU.
+        self.layer: Any = None
 
     def do_kv_cache_update(
         self,
@@ -109,42 +114,72 @@ class LatentLayer:
         ----------
         kv_c_normed : tensor, shape (tokens, kv_lora_rank)
         k_pe : tensor, shape (tokens, 1, rotated dims)
-        kv_cache : tensor, shape (blocks, block, head_size)
-            Empty while vLLM measures memory.
+        kv_cache : tensor, shape (blocks, block, head_size), or (blocks, block, 656) of bytes
+            Empty while vLLM measures memory. An fp8 cache comes as bytes.
         slot_mapping : int64 tensor, shape (rows,)
         """
         if not kv_cache.numel():
             return
         slots = slot_mapping.flatten()
-        rows, heads = slots.shape[0], kv_cache.unsqueeze(2)
+        rows = slots.shape[0]
+        latents, rotated = kv_c_normed[:rows], k_pe[:rows].reshape(-1, k_pe.shape[-1])
+        if self.kind.kv_dtype == PACKED_LATENTS:
+            append_packed_latents(latents, rotated, cache=kv_cache, slot_mapping=slots)
+            return
+        scales = self._scales(self.layer)
+        heads = self._cache(kv_cache).unsqueeze(2)
         append_paged_kv_cache(
-            kv_c_normed[:rows].unsqueeze(1),
-            k_pe[:rows].reshape(-1, 1, k_pe.shape[-1]),
+            latents.unsqueeze(1),
+            rotated.unsqueeze(1),
             paged_kv_cache=(heads[..., : self.kv_lora_rank], heads[..., self.kv_lora_rank :]),
             kv_layout="NHD",
             slot_mapping=slots,
+            **scales,
         )
 
     def forward_mqa(
-        self,
-        q: Any,
-        kv_c_and_k_pe_cache: Any,
-        attn_metadata: LatentStep,
-        layer: Any,  # noqa: ARG002
+        self, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: LatentStep, layer: Any
     ) -> tuple[Any, None]:
         """Attention of absorbed queries; no LSE, which only caches over several ranks need.
 
         Parameters
         ----------
         q : tensor, shape (tokens, num_heads, head_size), or two: of the latent and the rotated part
-        kv_c_and_k_pe_cache : tensor, shape (blocks, block, head_size)
+        kv_c_and_k_pe_cache : tensor, as `do_kv_cache_update` has it
         attn_metadata : LatentStep
+        layer : vLLM's layer
+            It has the scale of an fp8 cache.
         """
+        return self._attend(q, self._cache(kv_c_and_k_pe_cache), attn_metadata.step, layer), None
+
+    def _attend(
+        self, q: Any, cache: Any, step: Step, layer: Any, counts: Any = None, places: Any = None
+    ) -> Any:
+        """Run the plan, over lengths and tables of its own if given; rows of padding are zeros."""
         if isinstance(q, tuple):
             q = torch.cat(q, -1)
-        step = attn_metadata.step
         out = q.new_empty(q.shape[0], self.num_heads, self.kv_lora_rank)
         out[step.rows :].zero_()
         rows = slice(step.rows)
-        step.attention(self.kind).run(q[rows], kv_c_and_k_pe_cache, out=out[rows])
-        return out, None
+        step.attention(self.kind).run(
+            q[rows],
+            cache,
+            out=out[rows],
+            kv_lens=counts,
+            block_tables=places,
+            **self._scales(layer),
+        )
+        return out
+
+    def _cache(self, kv_cache: Any) -> Any:
+        """Give the cache its type: a layer hands it over with it, a step's update as bytes."""
+        if self.kind.kv_dtype == "float8_e4m3fn":
+            return kv_cache.view(torch.float8_e4m3fn)
+        return kv_cache
+
+    def _scales(self, layer: Any) -> dict[str, Any]:
+        """Give the one number of an fp8 cache, of its latents as of its rotated keys."""
+        if self.kind.kv_dtype != "float8_e4m3fn":
+            return {}
+        scale = float(layer._k_scale_float)
+        return {"k_scale": scale, "v_scale": scale}

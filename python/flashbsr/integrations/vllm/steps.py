@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...engine.attention import Attention
 from ...engine.context import ContextParallel
@@ -84,6 +85,11 @@ class Batch:
     first, positions : int arrays, shape (requests,)
         Positions of first queries, where bounds and lengths do not tell: on the host (of bounds),
         and on a GPU.
+    common_prefix : int
+        Tokens, whole blocks, that all requests begin with; on the CPU they are found.
+    topk : int
+        Every row is a request of its own, for which each layer says which tokens it attends to, at
+        most so many (`of_rows`); 0: requests have tables.
     """
 
     starts: np.ndarray[Any, Any]
@@ -94,6 +100,18 @@ class Batch:
     causal: bool = True
     first: np.ndarray[Any, Any] | None = None
     positions: Any = None
+    common_prefix: int = 0
+    topk: int = 0
+
+    def of_rows(self, topk: int, rows: int) -> Batch:
+        """Give a batch of as many requests as rows, those of no request behind the others.
+
+        The layers will say the tokens of each, no more than `topk`.
+        """
+        bounds = np.zeros(rows, np.int64)
+        bounds[: self.rows] = np.repeat(self.bounds, np.diff(self.starts))
+        starts = np.arange(rows + 1, dtype=np.int32)
+        return Batch(starts, np.minimum(bounds, topk), None, causal=False, topk=topk)
 
     def on(self, share: ContextParallel) -> Batch:
         """Give what a rank has of it. Queries are the last tokens, wherever their keys are."""
@@ -127,15 +145,16 @@ class _Slot:
     attention: Attention
     starts: np.ndarray[Any, Any] | None = None
     bounds: np.ndarray[Any, Any] | None = None
+    common_prefix: int = 0
     turn: int = 0
 
-    def holds(self, starts: np.ndarray[Any, Any], bounds: np.ndarray[Any, Any]) -> bool:
+    def holds(self, starts: np.ndarray[Any, Any], batch: Batch) -> bool:
         """Tell whether the plan serves such a batch, and about as well as one of its own would."""
         if self.starts is None or self.bounds is None:
             return False
-        if not np.array_equal(self.starts, starts):
+        if self.common_prefix != batch.common_prefix or not np.array_equal(self.starts, starts):
             return False
-        room = self.bounds - bounds
+        room = self.bounds - batch.bounds
         return not room.size or (room.min() >= 0 and room.max() <= 2 * ROOM)
 
 
@@ -154,6 +173,8 @@ class Step:
         The plans are those of captured runs, whether or not a graph runs them.
     ranks : Ranks, optional
         Those that share the keys; None: all keys are here.
+    late : Batch, optional
+        Lengths and tables that the first layer of a kind tells, in the graph if one is captured.
     """
 
     num_actual_tokens: int
@@ -162,9 +183,11 @@ class Step:
     captured: bool
     slots: dict[Kind, tuple[_Slot, int]]
     ranks: Ranks | None = None
+    late: Batch | None = None
+    told: set[tuple[Kind, bool]] = field(default_factory=set)
 
     def attention(self, kind: Kind) -> Attention:
-        """Give the engine that is planned for layers of this kind.
+        """Give the engine that is planned for layers of this kind, and has been told the lengths.
 
         Raises
         ------
@@ -178,7 +201,24 @@ class Step:
                 f"a step whose plan was replaced {slot.turn - turn} times",
                 f"at most {IN_FLIGHT} steps at once, run in the order in which they were built",
             )
+        if self.late is not None and not kind.ragged:
+            told = kind, torch.cuda.is_current_stream_capturing()
+            if told not in self.told:
+                self.told.add(told)
+                _tell(slot.attention, self.late)
         return slot.attention
+
+
+def _tell(attention: Attention, batch: Batch, stream: Any = None) -> None:
+    """Say how long requests are, and where their blocks lie."""
+    attention.update(
+        batch.lens,
+        batch.tables,
+        # Which rows share a prefix was planned, from starts that the host has.
+        qo_indptr=None if batch.common_prefix else batch.query_starts,
+        q_positions=batch.positions,
+        stream=stream,
+    )
 
 
 @dataclass(slots=True)
@@ -202,11 +242,15 @@ class Steps:
     kinds : sequence of Kind
         Of the group's layers.
     place : Place
+    fixed : bool
+        Replays find lengths and tables where they lay at the capture, so that graphs read them by
+        themselves: a launch less of the host for every step.
     """
 
-    def __init__(self, kinds: Sequence[Kind], place: Place) -> None:
+    def __init__(self, kinds: Sequence[Kind], place: Place, *, fixed: bool = False) -> None:
         self.kinds = tuple(dict.fromkeys(kinds))
         self.place = place
+        self.fixed = fixed
         self._eager: dict[bool, list[dict[Kind, _Slot]]] = {}
         self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
         self._next = 0
@@ -237,18 +281,26 @@ class Steps:
         graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
         starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
+        # Positions are made for the step, and lie anywhere.
+        late = None
+        if self.fixed and graph is not None and not batch.topk and batch.positions is None:
+            late = batch
         made: dict[bool, Attention] = {}  # over keys of the step, or the cache: planned first
         for kind, slot in slots.items():
             slot.turn += 1
             like = made.get(kind.ragged)
-            if self.place.device is None or kind.ragged:
+            if kind.ragged or (self.place.device is None and not batch.topk):
                 self._planned(slot, like or self._layout(kind, batch), batch, stream)
-            elif not self._bound(slot, batch, starts, like, stream):
-                continue
+            else:
+                planned = self._bound(slot, batch, starts, like, stream)
+                if late is None and not batch.topk:
+                    _tell(slot.attention, batch, stream)
+                if not planned:
+                    continue
             made.setdefault(kind.ragged, slot.attention)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
         return Step(
-            num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns, ranks
+            num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns, ranks, late
         )
 
     def _planned(self, slot: _Slot, layout: Layout | Attention, batch: Batch, stream: Any) -> None:
@@ -269,28 +321,22 @@ class Steps:
         like: Attention | None,
         stream: Any,
     ) -> bool:
-        """Plan bounds where the last plan's do not hold, and say which lengths there are.
+        """Plan bounds where the last plan's do not hold.
 
         Returns whether it planned, as `like` was in this step, if that is given.
         """
-        planned = not slot.holds(starts, batch.bounds)
+        planned = not slot.holds(starts, batch)
         if planned:
-            page_size = self.place.page_size
+            page_size = 1 if batch.topk else self.place.page_size
             bounds = batch.bounds.astype(np.int64)
             if batch.even is not None:  # a decode step, and probably more of them
-                most = int(batch.tables.shape[1]) * page_size
+                most = batch.topk or int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
             slot.starts = slot.bounds = None  # a plan that raises leaves none
-            layout = like or Bounds(starts, bounds, page_size=page_size)
+            common = batch.common_prefix
+            layout = like or Bounds(starts, bounds, page_size=page_size, common_prefix=common)
             self._planned(slot, layout, batch, stream)
-            slot.starts, slot.bounds = starts.copy(), bounds
-        slot.attention.update(
-            batch.lens,
-            batch.tables,
-            qo_indptr=batch.query_starts,
-            q_positions=batch.positions,
-            stream=stream,
-        )
+            slot.starts, slot.bounds, slot.common_prefix = starts.copy(), bounds, common
         return planned
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:
@@ -308,8 +354,12 @@ class Steps:
         return self._eager[causal][self._next]
 
     def _graph_for(self, batch: Batch, rows: int) -> _Graph | None:
-        """Find the engines of captured runs that this step may be replayed for."""
-        if not self._graphs:
+        """Find the engines of captured runs that this step may be replayed for.
+
+        Steps with a common prefix have no graph: vLLM replays none for them, and a plan of its own
+        may choose a kernel for them.
+        """
+        if not self._graphs or batch.common_prefix:
             return None
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:

@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of latent attention by a GPU's shared memory. test_fake_cuda.py runs this file.
+
+With ``FAKE_CUDA_CAPABILITY`` of 80, 89, 90 and 120, whose blocks have 163, 99, 227 and 99 KB.
+"""
+
+from __future__ import annotations
+
+import os
+
+import flashbsr
+import numpy as np
+import pytest
+from flashbsr.jit import cuda as jit_cuda
+
+pytestmark = pytest.mark.usefixtures("fake_torch")
+CAPABILITY = os.environ["FAKE_CUDA_CAPABILITY"]
+ROOMY = CAPABILITY in ("80", "90")
+
+
+def kernel(
+    heads: int, latent: int, tail: int, backend: str, count: int = 64, kv_len: int = 2000
+) -> str:
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(sm_scale=0.1),
+        flashbsr.TaskInfo(
+            heads, 1, latent + tail, head_dim_vo=latent, latent=True, backend=backend,
+            q_dtype="float16", kv_dtype="float16",
+        ),
+    )  # fmt: skip
+    attention.plan(flashbsr.Ragged(None, np.arange(count + 1, dtype=np.int32) * kv_len))
+    return str(attention._engine.kernel_name())
+
+
+@pytest.mark.parametrize("backend", ["cuda", "fa2"])
+@pytest.mark.parametrize(("heads", "rows"), [(8, 16), (16, 16), (24, 32), (40, 64), (128, 64)])
+def test_the_smallest_that_holds_the_rows(backend: str, heads: int, rows: int) -> None:
+    target = "sm_80" if CAPABILITY in ("80", "89") else "sm_90"
+    if not any(target in row["targets"].split() for row in flashbsr._core.cuda_kernels()):
+        pytest.skip(f"this build has no kernels for {target}")
+    name = kernel(heads, 512, 64, backend)
+    if CAPABILITY == "90" and backend == "cuda":
+        assert name == "latent_sm90a_d576x512_f16_r64_plain"
+        return
+    rows = rows if ROOMY else 16
+    assert name == f"latent_mma_{target.replace('_', '')}_d576x512_f16_r{rows}_plain"
+
+
+@pytest.mark.parametrize("backend", ["cuda", "fa2"])
+@pytest.mark.parametrize("tail", [0, 64])
+@pytest.mark.parametrize("latent", [256, 320, 384])
+@pytest.mark.parametrize(("heads", "rows"), [(8, 16), (32, 32), (64, 64)])
+def test_other_dims_are_compiled(
+    backend: str, tail: int, latent: int, heads: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit_cuda, "cuda_kernel", lambda *_: b"not empty")
+    if not ROOMY:
+        rows = min(rows, 64 if latent + tail <= 320 else 32)
+    arch = "sm90" if CAPABILITY == "90" else "sm80"
+    dims = f"{latent + tail}x{latent}" if tail else str(latent)
+    assert kernel(heads, latent, tail, backend) == f"latent_mma_{arch}_d{dims}_f16_r{rows}_plain"
+
+
+@pytest.mark.parametrize(("count", "kv_len", "rows"), [
+    (1, 1024, 32), (1, 8192, 32), (16, 1024, 64), (16, 8192, 64), (64, 1024, 64),
+])  # fmt: skip
+def test_the_price_decides(count: int, kv_len: int, rows: int) -> None:
+    if CAPABILITY != "90":
+        pytest.skip("measured on an H200")
+    assert f"_r{rows}_" in kernel(128, 512, 64, "fa2", count, kv_len)
+
+
+def test_hopper_has_kernels_of_its_own() -> None:
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(sm_scale=0.1),
+        flashbsr.TaskInfo(64, 1, 320, head_dim_vo=256, latent=True, backend="fa3"),
+    )
+    with pytest.raises(flashbsr.UnsupportedError, match="backend='fa3'"):
+        attention.plan(flashbsr.Ragged(None, np.array([0, 100], np.int32)))

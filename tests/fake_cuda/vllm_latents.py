@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention of vLLM's steps and CUDA graphs, on the fake driver. test_fake_cuda.py runs it.
+
+What chooses tokens is PyTorch's, which the fake driver does not capture: those replays need a GPU
+(tests/integrations/test_vllm_latent.py), as does the cache's update.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr
+import latent_world
+import ml_dtypes
+import numpy as np
+import pytest
+from latent_world import LATENT
+
+from fake_cuda.fake import Driver, FakeTorch
+
+pytestmark = pytest.mark.usefixtures("fake_torch")
+
+
+def write(serving: Any, x: Any, slots: Any) -> None:
+    """Write new tokens on the host, of which some pad the step."""
+    new, cache, at = x.numpy(), serving.cache.numpy(), slots.numpy()
+    if serving.kv == "fp8_ds_mla":
+        parts = new[:, :LATENT], new[:, LATENT:]
+        flashbsr.append_packed_latents(*parts, cache=cache, slot_mapping=at)
+        return
+    rows = new.astype(np.float64)
+    if serving.kv == "fp8":
+        cache = cache.view(ml_dtypes.float8_e4m3fn)
+        rows = rows / serving.owner._k_scale_float
+    for row, slot in zip(rows, at, strict=True):
+        if slot >= 0:
+            cache[slot // serving.block, slot % serving.block] = row.astype(cache.dtype)
+
+
+def on_host(driver: Driver, serving: Any) -> Any:
+    """Write on the host, and let the layer's run finish, which is read there at once."""
+    forward = serving.forward
+
+    def finished(q: Any, step: Any) -> Any:
+        result = forward(q, step)
+        driver.drain()
+        return result
+
+    serving.forward = finished
+    serving.write = lambda x, slots: write(serving, x, slots)
+    return serving
+
+
+@pytest.mark.parametrize("topk", [0, 40])
+@pytest.mark.parametrize(
+    ("kv", "family"),
+    [("auto", "latent"), ("fp8", "latent_codes"), ("fp8_ds_mla", "latent_packed")],
+)
+def test_steps_of_a_server(
+    driver: Driver, fake_torch: FakeTorch, kv: str, family: str, topk: int
+) -> None:
+    fake_torch.current = stream = driver.stream()
+    options = {"dtype": "float16", "kv": kv, "topk": topk, "gpu": True, "stream": stream}
+    serving = on_host(driver, latent_world.Serving(**options))
+    kernels = {"clear_rows"}  # what may follow
+    for q_lens in ([5, 59, 0], [1, 64, 2], [1, 4, 20], [1, 1, 1], [2, 2, 2], [0, 3, 0]):
+        serving.step(q_lens)
+        kernels.add(driver.kernel.partition("_sm90")[0])
+    assert kernels - {"clear_rows"} == ({family} if topk else set())
+
+
+@pytest.mark.parametrize("kv", ["auto", "fp8", "fp8_ds_mla"])
+def test_decode_steps_are_replayed(driver: Driver, fake_torch: FakeTorch, kv: str) -> None:
+    """Growing lengths, fewer requests than the graph has."""
+    fake_torch.current = stream = driver.stream()
+    serving = latent_world.Captured(dtype="float16", kv=kv, gpu=True, stream=stream)
+    serving.write = lambda x, slots: write(serving, x, slots)  # type: ignore[method-assign]
+    serving.prefill([5, 100, 17])
+    step, *_ = serving.prepare(3)
+    assert step.step.captured
+    serving.work(step)
+    with driver.capture(stream) as graph:
+        out = serving.forward(serving.q, step)
+    driver.drain()
+    for requests in latent_world.REPLAYS:
+        _, *expected = serving.prepare(requests)
+        serving.write(serving.x, serving.slots)
+        driver.synchronize(stream)
+        out.fill_(float("nan"))
+        driver.replay(graph, stream)
+        driver.synchronize(stream)
+        serving.replayed(out, requests, *expected)
