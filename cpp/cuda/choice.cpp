@@ -32,7 +32,7 @@ constexpr int kFastFrom = 64;
 /// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
 /// takes several tiles of few.
 constexpr Tile kScaledTiles[] = {
-    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}};
+    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}, {"prefill_scaled", 128}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB.
