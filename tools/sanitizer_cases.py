@@ -108,15 +108,7 @@ def compiled() -> list[dict[str, Any]]:
         ("prefill_scaled", "sm80", 128, kv, 64, "plain" if kv == "e5m2" else "standard")
         for kv in ("i8", "i4", "e2m1", "e5m2")
     ]
-    latents = [  # lines of 64 dims that four warps share evenly, and such that they do not
-        ("latent_mma", "sm90", dim, kv, rows, variant)
-        for dim, kv, rows, variant in (
-            (256, "f16", 64, "plain"),
-            (320, "bf16", 16, "plain"),
-            (320, "bf16", 32, "standard"),
-            (320, "bf16", 64, "standard"),
-        )
-    ]
+    latents = [("latent_mma", "sm90", 320, "bf16", rows, "standard") for rows in (16, 32, 64)]
     names = ("family", "arch", "head_dim", "kv", "rows", "variant")
     return [
         dict(

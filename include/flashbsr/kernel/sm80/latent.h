@@ -100,8 +100,8 @@ FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
         __syncthreads();  // the next tile is there, and nobody reads this one any more
       }
     } else if (!empty) {
-      // S of a tile and P V of the one before, of the two warps of a scheduler in either order: S is
-      // bound by shared memory, P V by the tensor cores.
+      // S of a tile and P V of the one before, of the two warps of a scheduler in either order: S
+      // is bound by shared memory, P V by the tensor cores.
       const bool values_first = ptx::thread_index() >= Traits::kThreads / 2;
       uint32_t exchange = 0;
       fetch(tile.next());

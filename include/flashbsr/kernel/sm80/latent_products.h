@@ -86,9 +86,10 @@ class LatentScores : public Scores<Traits, Variant> {
   /// type.
   FLASHBSR_DEVICE bool weigh(int32_t begin) {
     const TileSight sight = Base::sight(begin);
-    if (sight.any) {
+    meet();
+    if (sight.any && owns()) {
       collect();
-      if (owns()) Base::soften(begin + block() * Traits::kScoreTokens, sight.all);
+      Base::soften(begin + block() * Traits::kScoreTokens, sight.all);
     }
     return !owns() || make();
   }
@@ -227,8 +228,6 @@ class LatentScores : public Scores<Traits, Variant> {
   }
   /// Adds the others' parts to S of own tokens.
   FLASHBSR_DEVICE void collect() {
-    meet();
-    if (!owns()) return;
     const uint32_t from = unit(block());
 #pragma unroll
     for (int part = 0; part < 2 * (Traits::kKeyWarps - 1); ++part) {
@@ -238,7 +237,8 @@ class LatentScores : public Scores<Traits, Variant> {
       for (int e = 0; e < 4; ++e) s_[0][part % 2][e] += x[e];
     }
   }
-  /// Of those that share rows and tokens. Race detectors follow barriers with constant numbers only.
+  /// Of those that share rows and tokens; also where they see nothing: racecheck seems to count a
+  /// warp's barriers, and where some had fewer it took block-wide ones for missing.
   FLASHBSR_DEVICE void meet() const {
     const int32_t mine = band() + token_warp() * Traits::kRowWarps;
 #pragma unroll
