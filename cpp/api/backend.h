@@ -103,10 +103,14 @@ class Backend {
 template <class LengthList>
 void check_lengths(const LengthList& lens, const PlanView& plan) {
   for (int32_t i = 0; i < plan.header().num_requests; ++i) {
-    const int64_t bound = plan.requests()[i].kv_len, length = lens[static_cast<size_t>(i)];
-    if (length >= 0 && length <= bound) continue;
+    const Request& r = plan.requests()[i];
+    const int64_t bound = r.kv_len, length = lens[static_cast<size_t>(i)];
+    const int64_t prefix = plan.header().common_prefix;
+    const int64_t least = prefix > 0 && r.q_len > 0 ? prefix + r.q_len : 0;
+    if (length >= least && length <= bound) continue;
     throw Error(ErrorCode::kIndexRange, flashbsr::detail::at("kv_lens", i), std::to_string(length),
-                "a length in [0, " + std::to_string(bound) + "], the bound that was planned");
+                "a length in [" + std::to_string(least) + ", " + std::to_string(bound) +
+                    "], the common prefix and the bound that were planned");
   }
 }
 

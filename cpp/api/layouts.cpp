@@ -47,7 +47,8 @@ void write(const BlockTableArrays& a, LaidOut& to) {
 void write(const BoundsArrays& a, LaidOut& to) {
   IndexView qo;
   bounds_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(a.kv_lens), a.page_size,
-                a.heads);
+                a.heads, a.common_prefix);
+  to.may_be_shared = a.common_prefix > 0;
 }
 
 void write(const LevelsArrays& a, LaidOut& to) {

@@ -72,6 +72,10 @@ LengthViews length_views(const LengthArrays& arrays, const PlanHeader& plan, Pla
     note(&Lengths::pages, *arrays.kv_indices);
   }
   if (arrays.qo_indptr) {
+    if (plan.common_prefix > 0) {
+      throw Error(ErrorCode::kUnsupported, "qo_indptr", "an array",
+                  "None with common_prefix: which rows share it was planned");
+    }
     const int64_t batch = plan.num_requests / (plan.flags & kPlanPerHead ? plan.num_kv_heads : 1);
     check_size(*arrays.qo_indptr, batch + 1, "one more than requests");
     now.qo_indptr = flat(*arrays.qo_indptr, arrays.qo_indptr->size());

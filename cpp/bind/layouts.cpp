@@ -39,7 +39,8 @@ LayoutImport::LayoutImport(const nb::tuple& views) {
     arrays_ = api::BoundsArrays{.qo_indptr = maybe(views[1], "qo_indptr"),
                                 .kv_lens = take(views[2], "kv_lens"),
                                 .page_size = number(3),
-                                .heads = number(4)};
+                                .heads = number(4),
+                                .common_prefix = nb::cast<int64_t>(views[5])};
   } else if (kind == "levels") {
     api::LevelsArrays levels{.levels = {}, .page_size = number(2)};
     for (const nb::handle level : nb::cast<nb::tuple>(views[1])) {

@@ -84,7 +84,8 @@ api::LayoutArrays layout_of(const fbsr_layout& l, int32_t num_kv_heads) {
   return api::BoundsArrays{.qo_indptr = qo,
                            .kv_lens = host_array(l.kv_lens, "kv_lens"),
                            .page_size = l.page_size,
-                           .heads = per_head ? num_kv_heads : 0};
+                           .heads = per_head ? num_kv_heads : 0,
+                           .common_prefix = 0};
 }
 
 /// A draft's position is its depth, and kernels count along the drafts.

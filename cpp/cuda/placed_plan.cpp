@@ -57,14 +57,15 @@ int64_t PlacedPlan::stage(const HostPlan& plan, int64_t mask_at, Staging& stagin
   const auto put = [&](int64_t at, int64_t words) {
     std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
   };
-  put(0, h.off_requests + 8 * (static_cast<int64_t>(h.num_requests) + h.num_shared));
+  const int64_t request_words = 8 * (static_cast<int64_t>(h.num_requests) + h.num_shared);
+  put(0, h.off_requests + request_words);
   put(h.off_items, 8 * static_cast<int64_t>(h.num_items));
   put(h.off_queue_indptr, h.num_workers + 1);
   put(h.off_queue_items, h.num_items);
   put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
   if (bounds) {
     int64_t at = h.off_bounds;
-    put(at, 8 * static_cast<int64_t>(h.num_requests));
+    put(at, request_words);
     put(at += 8 * static_cast<int64_t>(h.max_requests), 8 * static_cast<int64_t>(h.num_items));
     put(at += 8 * static_cast<int64_t>(h.max_items), 8 * static_cast<int64_t>(h.num_merges));
   } else {

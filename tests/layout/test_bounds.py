@@ -170,6 +170,77 @@ def test_trees(device: Device) -> None:
     check(problem, attention, device)
 
 
+def with_prefix(device: Device, count: int, prefix: int, seed: int, **changes: Any) -> Problem:
+    """A problem whose requests begin with the same pages; one has nothing but these."""
+    rng = np.random.default_rng(seed)
+    q_len = changes.get("q_len", 1)
+    lens = prefix + q_len + rng.integers(0, 90, count)
+    lens[rng.integers(count)] = prefix + q_len
+    fields: dict[str, Any] = {"q_lens": (q_len,) * count, "kv_lens": tuple(map(int, lens))}
+    if count == 64:
+        fields["heads"] = (32, 8)  # enough to read that an H200 shares it
+    fields |= {name: x for name, x in changes.items() if name != "q_len"}
+    problem = problem_of(device, seed, **fields)
+    problem.block_tables[:, : prefix // PAGE] = problem.block_tables[0, : prefix // PAGE]
+    _, k, v, _ = problem.requests[0]
+    for _, other_k, other_v, _ in problem.requests[1:]:
+        other_k[:prefix], other_v[:prefix] = k[:prefix], v[:prefix]
+    return problem
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+@pytest.mark.parametrize(("count", "prefix"), [(12, 512), (64, 1024)])
+@pytest.mark.parametrize("options", [{}, {"logits_soft_cap": 9.0}], ids=str)
+def test_a_common_prefix(
+    count: int, prefix: int, q_len: int, options: dict[str, Any], device: Device
+) -> None:
+    """Loaded once for all requests, whose lengths change from update to update."""
+    attention: flashbsr.Attention | None = None
+    for seed in range(2):
+        variant = Variant(causal=True, **options)
+        problem = with_prefix(device, count, prefix, seed, q_len=q_len, variant=variant)
+        if attention is None:
+            attention = attention_for(problem, device.backend)
+            bounds = np.full(count, prefix + q_len + 100)
+            queries = None if q_len == 1 else problem.qo_indptr
+            attention.plan(flashbsr.Bounds(queries, bounds, page_size=PAGE, common_prefix=prefix))
+            # On a GPU it pays where one kernel does parts and single rows at the same time.
+            if count == 64 and (device.backend == "cpu" or (q_len == 1 and not options)):
+                (part,) = attention.plan_info.parts
+                assert (part.kv_begin, part.kv_end, len(part.requests)) == (0, prefix, count)
+        attention.update(device.put(problem.kv_lens), device.put(problem.block_tables))
+        check(problem, attention, device)
+        check(problem, attention, device)
+
+
+def test_a_common_prefix_has_limits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = with_prefix(device, 64, 1024, 0)
+    bounds = np.full(64, 1200)
+    monkeypatch.setenv("FLASHBSR_CHECK", "1")
+    attention = attention_for(problem, device.backend)
+    layout = flashbsr.Bounds(None, bounds, page_size=PAGE, common_prefix=1024)
+    assert "common_prefix=1024" in repr(layout)
+    attention.plan(layout)
+    tables = device.put(problem.block_tables)
+    short = problem.kv_lens.copy()
+    short[5] = 1024
+    with pytest.raises(flashbsr.IndexRangeError, match=r"kv_lens\[5\]: got 1024; .*\[1025, 1200\]"):
+        attention.update(device.put(short), tables)
+    with pytest.raises(flashbsr.UnsupportedError, match="qo_indptr: .*None with common_prefix"):
+        attention.update(device.put(problem.kv_lens), tables, qo_indptr=np.arange(65))
+    for wrong, message in ((8, "whole pages of 16"), (-16, "whole pages"), (1200, "1199 of req")):
+        with pytest.raises(flashbsr.FlashbsrError, match=f"common_prefix: .*{message}"):
+            attention.plan(flashbsr.Bounds(None, bounds, page_size=PAGE, common_prefix=wrong))
+    with pytest.raises(flashbsr.UnsupportedError, match="common_prefix: .*each KV head"):
+        attention.plan(
+            flashbsr.Bounds(None, np.full((64, 8), 1200), page_size=PAGE, common_prefix=16)
+        )
+    attention.plan(layout, share_prefixes="off")
+    assert not attention.plan_info.parts
+    attention.update(device.put(problem.kv_lens), tables)
+    check(problem, attention, device)
+
+
 def test_lengths_beyond_their_bounds(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """They count as the bounds; with FLASHBSR_CHECK=1 they are errors."""
     problem = problem_of(device, 4, kv_lens=(BOUND, BOUND, 0, 5))

@@ -28,7 +28,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 7;
+inline constexpr int32_t kPlanVersion = 8;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
@@ -214,7 +214,10 @@ struct PlanHeader {
   int32_t context_interleave;  ///< tokens in a row that one rank has
 
   int32_t cost_row_shift;  ///< cost_per_kv_row is of 2^cost_row_shift rows
-  int32_t reserved[4];     ///< 0: records begin at multiples of 32 bytes
+  /// Of a plan of bounds with a shared part: KV tokens that all requests begin with, whatever
+  /// their lengths are; their own items begin there.
+  int32_t common_prefix;
+  int32_t reserved[3];  ///< 0: records begin at multiples of 32 bytes
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

@@ -75,8 +75,10 @@ class BoundPlan {
     return static_cast<int32_t>(max_of<int64_t>(min_of<int64_t>(value, high), low));
   }
 
+  /// What all requests begin with stays as it was planned.
   FLASHBSR_FN Request request_now(int32_t i, const Lengths& now) const {
     Request r = request(i);
+    if (r.shared()) return r;
     // The bits of a tree stay with the tokens that they speak of, the last ones.
     const int32_t masked = r.kv_len - r.mask_begin;
     r.kv_len = clamp(now.kv_lens[i], 0, r.kv_len);
@@ -102,12 +104,13 @@ class BoundPlan {
     return clamp(int64_t{counted(h_, r).q_len} * h_.group_size - begin, 0, count);
   }
 
-  /// KV positions that some of the rows see. Spans only move right from token to token.
+  /// KV positions that some of the rows see, of a request's own. Spans only move right from token
+  /// to token.
   FLASHBSR_FN Span rows_span(const Request& r, int32_t begin, int32_t count) const {
     if (count == 0) return {0, 0};
     const Span a = visible_keys(h_, r, begin / h_.group_size);
     const Span z = visible_keys(h_, r, (begin + count - 1) / h_.group_size);
-    return {min_of(a.begin, z.end), z.end};
+    return {min_of(max_of(a.begin, h_.common_prefix), z.end), z.end};
   }
 
   /// Where a cut of a tile comes to lie when its positions do: as far along as it was, in whole KV
@@ -126,6 +129,7 @@ class BoundPlan {
 
   FLASHBSR_FN WorkItem item_now(int32_t i, const Request& r) const {
     WorkItem w = item(i);
+    if (r.shared()) return w;
     const Span from = rows_span(request(w.request), w.row_begin, w.row_count);
     const int32_t rows = rows_now(w.row_begin, w.row_count, r);
     const Span to = rows_span(r, w.row_begin, rows);

@@ -52,6 +52,7 @@ struct Layout {
   bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
   bool decode = false;     ///< one query token each, by the call rather than by these lengths
   bool bounds = false;     ///< lengths are the most that there may be; page ids come later
+  int32_t common_prefix = 0;  ///< of bounds: KV tokens that all requests with queries begin with
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
   /// Where pages follow each other and the last one is short: tokens of k, v. 0: it is whole.
@@ -121,6 +122,7 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
   layout.requests.assign(static_cast<size_t>(batch_size), Request{});
   layout.kv_heads.clear();
   layout.shared_kv = layout.bounds = false;
+  layout.common_prefix = 0;
   layout.num_kv_tokens = 0;
   for (int64_t b = 0; b < batch_size; ++b) {
     Request& r = layout.requests[static_cast<size_t>(b)];
@@ -219,6 +221,33 @@ inline void size_pages(Layout& layout, int64_t count) {
 
 inline int64_t mask_bits(const Request& r) {
   return static_cast<int64_t>(r.q_len) * (r.kv_len - r.mask_begin);
+}
+
+/// Page ids of a plan of bounds: the same for the first `tokens` of all requests, others for each
+/// page behind them.
+inline void take_common_prefix(Layout& layout, int64_t tokens, int32_t heads) {
+  const char* name = "common_prefix";
+  if (heads > 0) {
+    throw Error(ErrorCode::kUnsupported, name, std::to_string(tokens),
+                "0 where each KV head has a length of its own");
+  }
+  if (tokens < 0 || tokens % layout.page_size != 0) {
+    throw Error(ErrorCode::kValue, name, std::to_string(tokens),
+                "whole pages of " + std::to_string(layout.page_size) + " tokens");
+  }
+  std::iota(layout.kv_indices.begin(), layout.kv_indices.end(), 0);
+  for (const Request& r : layout.requests) {
+    if (r.q_len == 0) continue;
+    if (r.kv_len < tokens + r.q_len) {
+      throw Error(ErrorCode::kValue, name, std::to_string(tokens),
+                  "at most what bounds leave beside the query tokens, " +
+                      std::to_string(r.kv_len - r.q_len) + " of request " +
+                      std::to_string(r.index));
+    }
+    std::iota(layout.kv_indices.begin() + r.kv_begin,
+              layout.kv_indices.begin() + r.kv_begin + tokens / layout.page_size, 0);
+  }
+  layout.common_prefix = static_cast<int32_t>(tokens);
 }
 
 /// The lengths a mask must have.
@@ -361,9 +390,10 @@ inline void block_table_layout(Layout& layout, const IndexView* qo_indptr,
 }
 
 /// `kv_lens` [batch] or, with `heads` > 0, [batch, heads]: a request and a page table for every KV
-/// head. Page ids are 0 until they are known (core/resolve.h).
+/// head. Page ids are 0 until they are known (core/resolve.h); with a `common_prefix` they are such
+/// that a walk finds what is common, and nothing else.
 inline void bounds_layout(Layout& layout, const IndexView* qo_indptr, const IndexView& kv_lens,
-                          int32_t page_size, int32_t heads) {
+                          int32_t page_size, int32_t heads, int64_t common_prefix) {
   const int32_t tables = max_of(heads, 1);
   detail::start_requests(layout, qo_indptr, kv_lens.size / tables);
   detail::start_paged(layout, page_size);
@@ -385,6 +415,7 @@ inline void bounds_layout(Layout& layout, const IndexView* qo_indptr, const Inde
   }
   detail::narrow("pages of request", kv_lens.size, count);
   layout.kv_indices.assign(static_cast<size_t>(count), 0);
+  if (common_prefix != 0) detail::take_common_prefix(layout, common_prefix, heads);
   detail::finish(layout);
 }
 

@@ -68,6 +68,7 @@ class Planner {
     header().num_slots = static_cast<int32_t>(cut.split_chunks * heads);
     header().num_shared = static_cast<int32_t>(sharing.parts.size());
     header().num_requests -= header().num_shared;
+    header().common_prefix = sharing.empty() ? 0 : layout.common_prefix;
     write_shared(layout, sharing);
     write_choice(chosen, limits, heads);
     if (limits.by_head && layout.shared_kv && !workers.mixed()) {
@@ -384,7 +385,7 @@ class Planner {
       copy(at, buffer_.data() + from, static_cast<size_t>(count) * sizeof(Request));
       at += 8 * most;
     };
-    keep(h.off_requests, h.num_requests, h.max_requests);
+    keep(h.off_requests, h.num_requests + h.num_shared, h.max_requests);
     keep(h.off_items, h.num_items, h.max_items);
     keep(h.off_merges, h.num_merges, h.max_merges);
   }

@@ -15,7 +15,7 @@ from .context import ContextParallel
 __all__ = ["WORK_ITEM", "PlanHeader", "PlanRecords"]
 
 MAGIC = 0x52534246
-VERSION = 7
+VERSION = 8
 HEADER_WORDS = 72
 
 FLAG_CAUSAL = 1 << 0
@@ -96,6 +96,7 @@ class PlanHeader(NamedTuple):
     context_rank: int
     context_interleave: int
     cost_row_shift: int
+    common_prefix: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:

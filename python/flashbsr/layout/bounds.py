@@ -33,6 +33,12 @@ class Bounds(Layout):
         The bounds. Of two dimensions: each KV head has a length and a page table of its own.
     page_size : int
         Tokens of a page, at least 1.
+    common_prefix : int
+        KV tokens that all requests begin with, in the same pages: whole pages, and what bounds
+        leave beside the query tokens. Where it pays they are loaded once for all requests
+        (`docs/sharing.md`); they are read from the pages of the first request that has queries.
+        Lengths are then at least ``common_prefix`` and the request's query tokens, and ``update``
+        takes no ``qo_indptr``. Not with lengths per KV head. Default: 0.
 
     Notes
     -----
@@ -58,6 +64,7 @@ class Bounds(Layout):
     kv_lens: Array
     _: KW_ONLY
     page_size: int
+    common_prefix: int = 0
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Names and arrays of the indices that are given."""
@@ -75,7 +82,9 @@ class Bounds(Layout):
                 )
             bounds = bounds.reshape(-1)
         page_size = checked_page_size(self.page_size)
-        return "bounds", host_or_none(self.qo_indptr, "qo_indptr"), bounds, page_size, heads
+        queries = host_or_none(self.qo_indptr, "qo_indptr")
+        return "bounds", queries, bounds, page_size, heads, int(self.common_prefix)
 
     def _numbers(self) -> list[str]:
-        return [f"page_size={self.page_size}"]
+        common = [f"common_prefix={self.common_prefix}"] if self.common_prefix else []
+        return [f"page_size={self.page_size}", *common]

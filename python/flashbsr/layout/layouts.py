@@ -207,7 +207,7 @@ class BlockTable(Layout):
                 raise IndexRangeError(
                     "kv_lens", int(lens.max()), f"at most {room}, what a row of block_tables holds"
                 )
-            return "bounds", queries, lens, page_size, 0
+            return "bounds", queries, lens, page_size, 0, 0
         tables = to_values(self.block_tables, "block_tables")
         return "block_table", queries, tables, lens, page_size
 

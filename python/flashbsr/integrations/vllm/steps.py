@@ -84,6 +84,8 @@ class Batch:
     first, positions : int arrays, shape (requests,)
         Positions of first queries, where bounds and lengths do not tell: on the host (of bounds),
         and on a GPU.
+    common_prefix : int
+        Tokens, whole blocks, that all requests begin with; on the CPU they are found.
     """
 
     starts: np.ndarray[Any, Any]
@@ -94,6 +96,7 @@ class Batch:
     causal: bool = True
     first: np.ndarray[Any, Any] | None = None
     positions: Any = None
+    common_prefix: int = 0
 
     def on(self, share: ContextParallel) -> Batch:
         """Give what a rank has of it. Queries are the last tokens, wherever their keys are."""
@@ -127,15 +130,16 @@ class _Slot:
     attention: Attention
     starts: np.ndarray[Any, Any] | None = None
     bounds: np.ndarray[Any, Any] | None = None
+    common_prefix: int = 0
     turn: int = 0
 
-    def holds(self, starts: np.ndarray[Any, Any], bounds: np.ndarray[Any, Any]) -> bool:
+    def holds(self, starts: np.ndarray[Any, Any], batch: Batch) -> bool:
         """Tell whether the plan serves such a batch, and about as well as one of its own would."""
         if self.starts is None or self.bounds is None:
             return False
-        if not np.array_equal(self.starts, starts):
+        if self.common_prefix != batch.common_prefix or not np.array_equal(self.starts, starts):
             return False
-        room = self.bounds - bounds
+        room = self.bounds - batch.bounds
         return not room.size or (room.min() >= 0 and room.max() <= 2 * ROOM)
 
 
@@ -273,7 +277,7 @@ class Steps:
 
         Returns whether it planned, as `like` was in this step, if that is given.
         """
-        planned = not slot.holds(starts, batch.bounds)
+        planned = not slot.holds(starts, batch)
         if planned:
             page_size = self.place.page_size
             bounds = batch.bounds.astype(np.int64)
@@ -281,13 +285,15 @@ class Steps:
                 most = int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
             slot.starts = slot.bounds = None  # a plan that raises leaves none
-            layout = like or Bounds(starts, bounds, page_size=page_size)
+            common = batch.common_prefix
+            layout = like or Bounds(starts, bounds, page_size=page_size, common_prefix=common)
             self._planned(slot, layout, batch, stream)
-            slot.starts, slot.bounds = starts.copy(), bounds
+            slot.starts, slot.bounds, slot.common_prefix = starts.copy(), bounds, common
         slot.attention.update(
             batch.lens,
             batch.tables,
-            qo_indptr=batch.query_starts,
+            # Which rows share a prefix was planned, from starts that the host has.
+            qo_indptr=None if batch.common_prefix else batch.query_starts,
             q_positions=batch.positions,
             stream=stream,
         )
@@ -308,8 +314,12 @@ class Steps:
         return self._eager[causal][self._next]
 
     def _graph_for(self, batch: Batch, rows: int) -> _Graph | None:
-        """Find the engines of captured runs that this step may be replayed for."""
-        if not self._graphs:
+        """Find the engines of captured runs that this step may be replayed for.
+
+        Steps with a common prefix have no graph: vLLM replays none for them, and a plan of its own
+        may choose a kernel for them.
+        """
+        if not self._graphs or batch.common_prefix:
             return None
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:
