@@ -77,12 +77,11 @@ class Gather {
     constexpr int kColumns = Traits::kLandingColumnsQk / Traits::kKeyParts;
     auto at = key_at_;
     at.stage += part;
-    copy<kColumns>(
-        shared_.landing_key_pipeline, at,
-        Traits::kPreparesKeys ? shared_.landing_key_pipeline.full(0) : shared_.raw_keys,
-        shared_.landing_keys + at.stage * (Traits::kLandingKeyBytes / Traits::kKeyParts),
-        args_.base.params.k.dim - part * kColumns * Traits::kLandingDims,
-        from + part * kColumns * 128, owned, last);
+    copy<kColumns>(shared_.landing_key_pipeline, at,
+                   Traits::kPreparesKeys ? shared_.landing_key_pipeline.full(0) : shared_.raw_keys,
+                   shared_.landing_keys + at.stage * (Traits::kLandingKeyBytes / Traits::kKeyParts),
+                   args_.base.params.k.dim - part * kColumns * Traits::kLandingDims,
+                   from + part * kColumns * 128, owned, last);
   }
 
   FLASHBSR_DEVICE void copy_values(const char* from, int32_t owned) {

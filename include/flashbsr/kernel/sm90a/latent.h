@@ -123,7 +123,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       if (follow()) Base::rescale();
       multiply_other(at_);
       const bool grew = Base::soften(begin_of(i), masked(i));
-      // The product is done by now, and the next tile waits for the room.
+      // The product is done by now, and the next tile waits for the room, where nobody widens it.
       if (Traits::kTurnsParts) finish_values(true);
       Base::pack();
       hand_over(own);
@@ -191,8 +191,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     if constexpr (kMasksByBits<Variant>) {
       if (scores.sorts()) {
         uint32_t kinds = 0;
-        if (ptx::thread_index() % 32 == 0)
-          kinds = ptx::load_shared(shared_.kinds + 4 * stage);
+        if (ptx::thread_index() % 32 == 0) kinds = ptx::load_shared(shared_.kinds + 4 * stage);
         scores.set_cut(uniform(static_cast<int32_t>(kinds)) & kHides);
       }
     }

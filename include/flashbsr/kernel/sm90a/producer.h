@@ -324,8 +324,8 @@ class TmaLoader {
     const auto& pipeline = this->pipeline();
     const int32_t stage = at_.stage + part;
     pipeline.wait_empty({stage, at_.parity});
-    const uint32_t full = aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * stage
-                                : pipeline.full(stage);
+    const uint32_t full =
+        aside ? (kKeys ? shared_.raw_keys : shared_.raw_values) + 8 * stage : pipeline.full(stage);
     if (lane_ == 0) ptx::mbarrier_expect_bytes(full, kBytes);
     __syncwarp();
     const int32_t head = __shfl_sync(0xffffffffu, tile.item.kv_head, 0);

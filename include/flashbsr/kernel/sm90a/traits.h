@@ -202,9 +202,9 @@ struct LatentTraits {
   static constexpr bool kLatent = true;
   /// Each warpgroup frees its half of the dims as soon as it is done with them.
   static constexpr int kKeyParts = 2;
-  /// Of every other tile the second half is freed first: it is loaded and multiplied first. Wideners
-  /// go from left to right.
-  static constexpr bool kTurnsParts = kv_type == type && type == DType::kBF16;
+  /// Of every other tile the second half is freed first: it is loaded and multiplied first.
+  /// Wideners go from left to right.
+  static constexpr bool kTurnsParts = kv_type == type;
   static constexpr DType kType = type, kKvType = kv_type, kWeightType = type;
   static constexpr bool kPacked = packed;
   static constexpr int kWideners = kv_type == type ? 0 : 4;
