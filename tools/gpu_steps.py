@@ -52,9 +52,11 @@ def run(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
+        failed = [line for line in said.splitlines() if re.search(r"\] (FAILED|ERROR) ", line)]
         raise StepError(
-            f"ran out of {limit:.0f} s: {' '.join(command[:6])} ...\n{tail(said, 5)}"
-        ) from None
+            "\n".join([f"ran out of {limit:.0f} s: {' '.join(command[:6])} ...",
+                       *failed[:KEPT_FAILURES], tail(said, 5)])
+        ) from None  # fmt: skip
     return subprocess.CompletedProcess(command, process.returncode, said)
 
 
@@ -95,7 +97,8 @@ def summary(step: dict[str, Any]) -> str:
 
 def tests(limit: float, jobs: int) -> dict[str, Any]:
     """Run every test whose name says that it is of the CUDA device."""
-    command = [sys.executable, "-m", "pytest", "tests", "-q", "-k", "cuda and not fake_cuda"]
+    # A line for each test: what failed is known if time runs out.
+    command = [sys.executable, "-m", "pytest", "tests", "-v", "-k", "cuda and not fake_cuda"]
     # What the machine's frameworks warn of is no matter of ours; a signal does not reach a process
     # that waits for a kernel.
     command += ["-W", "default", "--timeout", "120", "--timeout-method", "thread"]
