@@ -42,7 +42,7 @@ struct BoundsArrays {
   std::optional<Array> qo_indptr;
   Array kv_lens;  ///< [batch], or [batch x heads]
   int32_t page_size = 1;
-  int32_t heads = 0;  ///< > 0: each KV head has a length and a page table of its own
+  int32_t heads = 0;          ///< > 0: each KV head has a length and a page table of its own
   int64_t common_prefix = 0;  ///< tokens that all requests with queries begin with
 };
 

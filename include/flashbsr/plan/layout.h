@@ -49,9 +49,9 @@ struct Layout {
   std::vector<int32_t> positions;   ///< of requests' first query tokens; empty: they are the last
   int32_t page_size = 1;
   bool paged = false;
-  bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
-  bool decode = false;     ///< one query token each, by the call rather than by these lengths
-  bool bounds = false;     ///< lengths are the most that there may be; page ids come later
+  bool shared_kv = false;     ///< requests choose from the same K and V: rows of one matrix
+  bool decode = false;        ///< one query token each, by the call rather than by these lengths
+  bool bounds = false;        ///< lengths are the most that there may be; page ids come later
   int32_t common_prefix = 0;  ///< of bounds: KV tokens that all requests with queries begin with
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
