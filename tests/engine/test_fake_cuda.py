@@ -25,7 +25,7 @@ torch = framework("torch")
         (["fake_cuda/vllm_latents.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/xla_nodes.py"], "", {}),
         (["fake_cuda/peer_merges.py"], "", {"FAKE_CUDA_SMS": "132"}),
-        (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {}),
+        (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/hopper_args.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
         (["fake_cuda/kernel_cases.py"], "", {"FAKE_CUDA_SMS": "132"}),
