@@ -16,7 +16,6 @@ failure. Each row is a process, and may take `LIMIT` seconds.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import importlib.util
 import json
 import random
@@ -31,12 +30,13 @@ from typing import Any
 
 import engines
 import gpu_hash
+import speed_records
 
-RECORDS = gpu_hash.ROOT / "tests" / "records"
 EXAMPLE = gpu_hash.ROOT / "examples" / "engines" / "transformers_generate.py"
 SOURCES = (
     "python/flashbsr/integrations/transformers/*.py",
     "tools/transformers_speed.py",
+    "tools/speed_records.py",
     "examples/engines/transformers_generate.py",
 )
 TURNS = 3
@@ -156,48 +156,25 @@ def line(name: str, outcome: dict[str, Any]) -> str:
     )
 
 
+def lines(outcomes: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Say how all went, and whether it is good."""
+    good = all(outcome["ok"] for outcome in outcomes.values())
+    return good, [line(name, outcome) for name, outcome in outcomes.items()]
+
+
 def record() -> int:
     """Measure all rows and keep them."""
-    import torch
-    import transformers
-    from gpu_steps import slug
-
     outcomes: dict[str, Any] = {}
     for name in ROWS:
         outcomes[name] = measured_apart(name)
         print(line(name, outcomes[name]), flush=True)
-    device = torch.cuda.get_device_name(0)
-    content = {
-        "device": device,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "source_hash": source_hash(),
-        "rows": outcomes,
-    }
-    path = RECORDS / f"transformers-{slug(device)}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"record: {path}")
-    return 0 if all(outcome["ok"] for outcome in outcomes.values()) else 1
+    speed_records.keep("transformers", outcomes, source_hash())
+    return 0 if lines(outcomes)[0] else 1
 
 
-def check(folder: Path = RECORDS) -> int:
+def check(folder: Path = speed_records.RECORDS) -> int:
     """Print the verdict on every record; 0 only if there is one and all are good and current."""
-    paths = sorted(folder.glob("transformers-*.json"))
-    status = 0 if paths else 1
-    for path in paths:
-        content = json.loads(path.read_text())
-        stale = content["source_hash"] != source_hash()
-        complete = set(content["rows"]) == set(ROWS)
-        print(
-            f"{content['device']}, transformers {content['transformers']}, "
-            f"{content['date'][:10]}" + ", STALE" * stale + ", INCOMPLETE" * (not complete)
-        )
-        for name, outcome in content["rows"].items():
-            print(f"  {line(name, outcome)}")
-            status |= not outcome["ok"]
-        status |= stale or not complete
-    return int(status)
+    return speed_records.check("transformers", list(ROWS), source_hash(), lines, folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

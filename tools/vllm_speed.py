@@ -25,7 +25,6 @@ no failures.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import fcntl
 import json
 import os
@@ -41,10 +40,13 @@ from pathlib import Path
 from typing import Any
 
 import engines
-import gpu_hash
+import speed_records
 
-RECORDS = gpu_hash.ROOT / "tests" / "records"
-SOURCES = ("python/flashbsr/integrations/vllm/*.py", "tools/vllm_speed.py")
+SOURCES = (
+    "python/flashbsr/integrations/vllm/*.py",
+    "tools/vllm_speed.py",
+    "tools/speed_records.py",
+)
 VOCAB, TOKENS, TURNS = 8192, 64, 3
 JUDGED = {"mixed": 24, "long": 4, "shared": 4}  # requests: float32 is slow
 LESS = 0.02
@@ -317,48 +319,19 @@ def lines(outcomes: dict[str, Any]) -> tuple[bool, list[str]]:
 
 def record(names: Sequence[str]) -> int:
     """Measure, and keep what all engines found."""
-    import torch
-    import vllm
-    from gpu_steps import slug
-
     with tempfile.TemporaryDirectory() as name:
         outcomes = measure(names, Path(name))
         judge(outcomes, Path(name))
     good, said = lines(outcomes)
     print("\n".join(said))
     if set(names) == set(ENGINES):
-        device = torch.cuda.get_device_name(0)
-        content = {
-            "device": device,
-            "torch": torch.__version__,
-            "vllm": vllm.__version__,
-            "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            "source_hash": source_hash(),
-            "engines": outcomes,
-        }
-        path = RECORDS / f"vllm-{slug(device)}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
-        print(f"record: {path}")
+        speed_records.keep("vllm", outcomes, source_hash())
     return 0 if good else 1
 
 
-def check(folder: Path = RECORDS) -> int:
+def check(folder: Path = speed_records.RECORDS) -> int:
     """Print the verdict on every record; 0 only if there is one and all are good and current."""
-    paths = sorted(folder.glob("vllm-*.json"))
-    status = 0 if paths else 1
-    for path in paths:
-        content = json.loads(path.read_text())
-        stale = content["source_hash"] != source_hash()
-        complete = set(content["engines"]) == set(ENGINES)
-        print(
-            f"{content['device']}, vLLM {content['vllm']}, {content['date'][:10]}"
-            + ", STALE" * stale
-            + ", INCOMPLETE" * (not complete)
-        )
-        good, said = lines(content["engines"])
-        print("\n".join(f"  {text}" for text in said))
-        status |= stale or not complete or not good
-    return int(status)
+    return speed_records.check("vllm", list(ENGINES), source_hash(), lines, folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,10 +30,10 @@ def kept(folder: Path, **changes: Any) -> Path:
     content = {
         "device": "NVIDIA H200",
         "torch": "2.11.0",
-        "transformers": "5.17.0",
+        "version": "5.17.0",
         "date": "2026-11-25T00:00:00+00:00",
         "source_hash": transformers_speed.source_hash(),
-        "rows": {name: row() for name in transformers_speed.ROWS},
+        "outcomes": {name: row() for name in transformers_speed.ROWS},
     }
     (folder / "transformers-nvidia-h200.json").write_text(json.dumps(content | changes))
     return folder
@@ -54,10 +54,10 @@ def test_no_record(tmp_path: Path) -> None:
     ("changes", "word"),
     [
         ({"source_hash": "0" * 16}, "STALE"),
-        ({"rows": {}}, "INCOMPLETE"),
-        ({"rows": {name: row(ok=False) for name in transformers_speed.ROWS}}, "WRONG"),
+        ({"outcomes": {}}, "INCOMPLETE"),
+        ({"outcomes": {name: row(ok=False) for name in transformers_speed.ROWS}}, "WRONG"),
         (
-            {"rows": {n: {"ok": False, "problem": "late"} for n in transformers_speed.ROWS}},
+            {"outcomes": {n: {"ok": False, "problem": "late"} for n in transformers_speed.ROWS}},
             "FAILED: late",
         ),
     ],
@@ -71,5 +71,5 @@ def test_a_bad_one(
 
 def test_a_missed_goal_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {name: row(times=0.5) for name in transformers_speed.ROWS}
-    assert transformers_speed.check(kept(tmp_path, rows=rows)) == 0
+    assert transformers_speed.check(kept(tmp_path, outcomes=rows)) == 0
     assert "goal missed" in capsys.readouterr().out

@@ -31,10 +31,10 @@ def kept(folder: Path, **changes: Any) -> Path:
     content = {
         "device": "NVIDIA H200",
         "torch": "2.11.0",
-        "vllm": "0.26.0",
+        "version": "0.26.0",
         "date": "2026-11-25T00:00:00+00:00",
         "source_hash": vllm_speed.source_hash(),
-        "engines": {name: found(name) for name in vllm_speed.ENGINES},
+        "outcomes": {name: found(name) for name in vllm_speed.ENGINES},
     }
     (folder / "vllm-nvidia-h200.json").write_text(json.dumps(content | changes))
     return folder
@@ -56,11 +56,11 @@ def test_no_record(tmp_path: Path) -> None:
     ("changes", "word"),
     [
         ({"source_hash": "0" * 16}, "STALE"),
-        ({"engines": {}}, "INCOMPLETE"),
-        ({"engines": {n: {"problem": "no GPU"} for n in vllm_speed.ENGINES}}, "FAILED: no GPU"),
+        ({"outcomes": {}}, "INCOMPLETE"),
+        ({"outcomes": {n: {"problem": "no GPU"} for n in vllm_speed.ENGINES}}, "FAILED: no GPU"),
         (
             {
-                "engines": {
+                "outcomes": {
                     n: found(n, agreement=0.95 - 0.03 * (e.backend == vllm_speed.OURS))
                     for n, e in vllm_speed.ENGINES.items()
                 }
