@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models of random weights that tools/engines_vllm.py serves, and prompts for them."""
+"""Models of random weights that tools/engines_*.py serve, and prompts for them."""
 
 from __future__ import annotations
 

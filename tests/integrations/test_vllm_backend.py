@@ -23,9 +23,10 @@ torch = framework("torch")
 vllm = importlib.import_module("flashbsr.integrations.vllm")
 layers = importlib.import_module("flashbsr.integrations.vllm.layer")
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning",
-                                        "ignore::UserWarning", "ignore::ResourceWarning",
-                                        "ignore::SyntaxWarning")  # fmt: skip
+QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning",
+                                   "ignore::UserWarning", "ignore::ResourceWarning",
+                                   "ignore::SyntaxWarning")  # fmt: skip
+pytestmark = QUIET
 
 CAPABILITY = SimpleNamespace(to_int=lambda: 90, major=9, minor=0)
 ASKED: dict[str, Any] = {
@@ -43,14 +44,19 @@ ASKED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Any]:
-    """The module of the classes."""
+def beside_vllm(name: str) -> Iterator[Any]:
+    """Import a module of the integration, with vLLM or what stands in for it."""
     stand_in_vllm.install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield importlib.import_module("flashbsr.integrations.vllm.backend")
+        yield importlib.import_module(f"flashbsr.integrations.vllm.{name}")
     stand_in_vllm.uninstall()
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Any]:
+    """The module of the classes."""
+    yield from beside_vllm("backend")
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +106,11 @@ class Mode:
         self.separate_routine = lambda: apart
 
 
-def builder(backend: Any, device: int | None = None, **options: Any) -> Any:
-    """One of a group of two layers, by hand on a GPU that is not there."""
-    made = [SimpleNamespace(impl=layers.Layer(4, 64, 0.1, 2, **options)) for _ in range(2)]
+def builder_of(plans: Any, made: list[Any], device: int | None = None, **parallel: Any) -> Any:
+    """A builder of class `plans` for two layers, by hand on a GPU that is not there."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, **parallel),
         scheduler_config=SimpleNamespace(max_num_seqs=16),
         compilation_config=SimpleNamespace(
             static_forward_context=dict(zip("ab", made, strict=True)),
@@ -113,12 +118,17 @@ def builder(backend: Any, device: int | None = None, **options: Any) -> Any:
             cudagraph_capture_sizes=[8, 32],
         ),
     )
-    spec = SimpleNamespace(block_size=16)
-    found = backend.FlashbsrBuilder(spec, ["a", "b"], config, torch.device("cpu"))
+    found = plans(SimpleNamespace(block_size=16), ["a", "b"], config, torch.device("cpu"))
     if device is not None:
         found.steps = Recorder(found.steps.kinds, device)
         found._stream = lambda: 5
     return found
+
+
+def builder(backend: Any, device: int | None = None, **options: Any) -> Any:
+    """One of a group of two layers."""
+    made = [SimpleNamespace(impl=layers.Layer(4, 64, 0.1, 2, **options)) for _ in range(2)]
+    return builder_of(backend.FlashbsrBuilder, made, device)
 
 
 class Recorder:
@@ -160,6 +170,13 @@ def test_on_a_gpu_the_host_reads_what_it_has(backend: Any) -> None:
     assert unknown.bounds.tolist() == [100, 100, 100, 0]
     batch, _, tokens, stream = made.build(0, metadata(**there))
     assert (batch.tables, tokens, stream) == (there["block_table_tensor"], 8, 5)
+
+
+def test_what_graphs_read_by_themselves(backend: Any) -> None:
+    """Arrays that lie where they lay at the capture: not those of halves of a batch."""
+    made = [SimpleNamespace(impl=layers.Layer(4, 64, 0.1, 2)) for _ in range(2)]
+    assert builder_of(backend.FlashbsrBuilder, made).steps.fixed
+    assert not builder_of(backend.FlashbsrBuilder, made, use_ubatching=True).steps.fixed
 
 
 def test_a_prefix_that_vllm_tells(backend: Any) -> None:

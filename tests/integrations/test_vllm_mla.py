@@ -8,13 +8,11 @@ They run with vLLM where it is installed, otherwise with the names that stand in
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import stand_in_vllm
 from flashbsr import errors
 from harness import framework
 
@@ -24,9 +22,7 @@ layers = importlib.import_module("flashbsr.integrations.vllm.layer")
 backends = importlib.import_module("test_vllm_backend")
 world = importlib.import_module("latent_world")
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning",
-                                        "ignore::UserWarning", "ignore::ResourceWarning",
-                                        "ignore::SyntaxWarning")  # fmt: skip
+pytestmark = backends.QUIET
 TOPK = 24
 ASKED: dict[str, Any] = {**backends.ASKED, "head_size": 576, "use_mla": True}
 
@@ -34,11 +30,7 @@ ASKED: dict[str, Any] = {**backends.ASKED, "head_size": 576, "use_mla": True}
 @pytest.fixture(scope="module")
 def mla() -> Iterator[Any]:
     """The module of the classes."""
-    stand_in_vllm.install()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield importlib.import_module("flashbsr.integrations.vllm.mla")
-    stand_in_vllm.uninstall()
+    yield from backends.beside_vllm("mla")
 
 
 def builder(mla: Any, chosen: bool = False, device: int | None = None, **options: Any) -> Any:
@@ -47,24 +39,11 @@ def builder(mla: Any, chosen: bool = False, device: int | None = None, **options
         options["topk_indices_buffer"] = torch.zeros(64, TOPK, dtype=torch.int32)
     kind = mla.ChosenImpl if chosen else mla.LatentImpl
     made = [SimpleNamespace(impl=world.make(kind=kind, **options)) for _ in range(2)]
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
-        scheduler_config=SimpleNamespace(max_num_seqs=16),
-        compilation_config=SimpleNamespace(
-            static_forward_context=dict(zip("ab", made, strict=True)),
-            cudagraph_mode=backends.Mode(apart=True),
-            cudagraph_capture_sizes=[8, 32],
-        ),
-    )
-    spec = SimpleNamespace(block_size=16)
     plans = mla.ChosenBuilder if chosen else mla.LatentBuilder
-    found = plans(spec, ["a", "b"], config, torch.device("cpu"))
+    found = backends.builder_of(plans, made, device)
     assert all(layer.impl.layer is layer for layer in made)
     if device is not None:
-        found.steps = backends.Recorder(found.steps.kinds, device)
         found.steps.place.page_size = 16
-        found._stream = lambda: 5
     return found
 
 

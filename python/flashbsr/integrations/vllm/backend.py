@@ -89,8 +89,10 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         )
         if place.ranks is not None:
             place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
-        # What a full graph reads lies where it lay at the capture: vLLM's contract.
-        self.steps = Steps(kinds, place, fixed=True)
+        # What a full graph reads lies where it lay at the capture: vLLM's contract. Halves of a
+        # batch (micro-batching) have arrays that are made for the step.
+        halves = getattr(vllm_config.parallel_config, "use_ubatching", False)
+        self.steps = Steps(kinds, place, fixed=not halves)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
