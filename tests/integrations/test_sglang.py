@@ -182,12 +182,8 @@ def registered(sglang: None) -> None:
     door.register()
 
 
-@pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_steps_of_a_server(name: str, dtype: str, page: int) -> None:
+def mixed_steps(serving: Serving) -> None:
     """Prompts in chunks, decodes, both in one step, a prefix that is shared; NaN elsewhere."""
-    serving = Serving(page, dtype, LAYERS[name])
     serving.add()
     serving.add()
     serving.step("EXTEND", [0, 1], [40, 3])
@@ -195,6 +191,14 @@ def test_steps_of_a_server(name: str, dtype: str, page: int) -> None:
     serving.step("DECODE", [0, 1], [1, 1])
     serving.add(prefix=0, tokens=48)
     serving.step("MIXED", [2, 1], [7, 1])
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_steps_of_a_server(name: str, dtype: str, page: int) -> None:
+    serving = Serving(page, dtype, LAYERS[name])
+    mixed_steps(serving)
     for _ in range(3):
         serving.step("DECODE", [1, 2, 0], [1, 1, 1])
 

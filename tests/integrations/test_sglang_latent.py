@@ -64,15 +64,8 @@ class Serving(plain.Serving):  # type: ignore[misc]
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_of_a_server(dtype: str, page: int) -> None:
-    """Prompts in chunks, decodes, both in one step, a prefix that is shared; NaN elsewhere."""
     serving = Serving(page, dtype)
-    serving.add()
-    serving.add()
-    serving.step("EXTEND", [0, 1], [40, 3])
-    serving.step("EXTEND", [0], [25])
-    serving.step("DECODE", [0, 1], [1, 1])
-    serving.add(prefix=0, tokens=48)
-    serving.step("MIXED", [2, 1], [7, 1])
+    plain.mixed_steps(serving)
     serving.step("DECODE", [1, 2, 0], [1, 1, 1])
     serving.step("TARGET_VERIFY", [1, 0], [4, 4], custom_mask=None, topk=1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashbsr import errors
-from harness import Device, framework
+from harness import CPU, DEVICES, Device, framework
 
 torch = framework("torch")
 chosen = importlib.import_module("flashbsr.integrations.vllm.chosen")
@@ -39,11 +39,15 @@ def serve(device: Device, steps: list[list[int]], kv: str = "auto", **options: A
 
 
 @pytest.mark.parametrize("kv", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_steps_of_a_server(dtype: str, kv: str, device: Device) -> None:
-    if device.is_cuda and dtype == "float32":
-        pytest.skip("float32 is computed on the CPU only")
     serve(device, STEPS, dtype=dtype, kv=kv)
+
+
+@pytest.mark.parametrize("kv", KINDS)
+def test_steps_in_float32(kv: str) -> None:
+    """Which is computed on the CPU only."""
+    serve(CPU, STEPS, dtype="float32", kv=kv)
 
 
 @pytest.mark.parametrize("kv", KINDS)
@@ -62,10 +66,9 @@ def test_heads_and_blocks(heads: int, block: int, topk: int, device: Device) -> 
 
 @pytest.mark.parametrize("kv", KINDS)
 @pytest.mark.parametrize("topk", [0, 40])
+@pytest.mark.parametrize("device", [d for d in DEVICES if d.is_cuda], ids=lambda d: d.name)
 def test_cuda_graphs_follow_later_steps(topk: int, kv: str, device: Device) -> None:
     """Update and attention of a decode step, replayed: longer requests, and fewer."""
-    if not device.is_cuda:
-        pytest.skip("the CPU has no graphs")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         where = {**place(device, kv), "stream": stream.cuda_stream}
