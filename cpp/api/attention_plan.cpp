@@ -272,7 +272,7 @@ void Attention::make_plan(const Shape& shape) {
     limits_ = limits_for(other);
     if (lower && limits_.wide.tile_rows >= rows) return;
     const int32_t found = plan(other_planner_).header().price;
-    if (found <= 0 || found >= price - price / 64) return;
+    if (found <= 0 || found >= price) return;
     std::swap(planner_, other_planner_);
     price = found;
     best = other;
