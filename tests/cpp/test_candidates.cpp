@@ -138,8 +138,8 @@ TEST(Candidates, NeverDearerThanWhole) {
     if (h.policy != kPolicyWhole) {
       EXPECT_LT(h.price, h.other_price) << name;
     } else if (h.other_price > 0) {
-      // Less than 0.2 % is not worth the search.
-      EXPECT_LE(h.price, h.other_price + h.other_price / 500) << name;
+      // Less than 0.4 % is not worth the search.
+      EXPECT_LE(h.price, h.other_price + h.other_price / 250) << name;
     }
   }
 }
