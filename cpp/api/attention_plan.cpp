@@ -283,7 +283,7 @@ void Attention::make_plan(const Shape& shape) {
     Batch high = usual;
     high.tile_rows = kUsualRows;
     try_kernel(usual, false);
-    try_kernel(high, false);
+    if (limits_.wide.tile_rows <= kRows) try_kernel(high, false);
   }
   if (limits_.wide.tile_rows > kRows && h.max_rows > kRows / 2) try_kernel(low, true);
   if (options_.latent && h.max_rows > kLatentRows) {
