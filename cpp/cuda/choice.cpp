@@ -57,10 +57,9 @@ bool can_rotate(const Tile& tile, const Need& need) {
 }
 
 /// What the table may have for a computation, the best first: "standard" does what others do, in
-/// more registers and instructions.
+/// more registers and instructions. Sigmoids are compiled when they are first used.
 std::array<const char*, 2> variants_for(const Need& need) {
-  if (need.sigmoid && !need.hooks()) return {"sigmoid_alone", "sigmoid"};
-  if (need.sigmoid) return {"sigmoid"};
+  if (need.sigmoid) return {};
   if (!need.hooks()) return {"plain", "standard"};
   const bool one = need.soft_cap + need.alibi + need.rotates + need.masked == 1;
   if (one && need.soft_cap) return {"soft_cap", "standard"};
@@ -68,9 +67,10 @@ std::array<const char*, 2> variants_for(const Need& need) {
   return {"standard"};
 }
 
-/// As the table calls it.
+/// As kernels that are compiled at run time are called.
 const char* variant_name(const Need& need) {
-  return need.sigmoid ? "sigmoid" : need.hooks() ? "standard" : "plain";
+  if (need.sigmoid) return need.hooks() ? "sigmoid" : "sigmoid_alone";
+  return need.hooks() ? "standard" : "plain";
 }
 
 enum class Source { kBuild, kProvider };
