@@ -95,8 +95,8 @@ def test_pinned_buffers_in_flight_are_not_overwritten(driver: Driver) -> None:
     ([40] * 4, [16] * 4, "fa2", "prefill_sm80_d64_f16_r64_plain"),
     ([64], [64], "fa2", "prefill_sm80_d64_f16_r128_plain"),
     ([64], [64], "fa3", "hopper_sm90a_d64_f16_r192_plain"),
-    ([300, 64, 40, 64], [60, 1, 1, 2], "cuda", "mixed_sm90a_d64_f16_r128_plain"),
-    ([300, 64, 40, 64], [60, 1, 1, 2], "fa3", "mixed_sm90a_d64_f16_r128_plain"),
+    ([300, 64, 40, 64], [60, 1, 1, 2], "cuda", "hopper_sm90a_d64_f16_r192_plain"),
+    ([300, 64, 40, 64], [60, 1, 1, 2], "fa3", "hopper_sm90a_d64_f16_r192_plain"),
     ([300, 64, 40, 64], [60, 1, 1, 2], "fa2", "prefill_sm80_d64_f16_r64_plain"),
 ])  # fmt: skip
 def test_kernel_follows_the_rows(

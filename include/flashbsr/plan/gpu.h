@@ -167,26 +167,25 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
 inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   constexpr double kBlockRate = 80e9;
   Workers workers(gpu_hopper_limits(k));
-  // By 130 plans: a token takes 16.6 ns with 192 rows, 12.9 with 64, in tiles of 128 rows 11.6 and
-  // 7.8: 6 % more than in the other kernels, since K and V wait behind those of the narrow tiles.
-  // Before the first item and behind the last are 8.5 us, 3 of them for code beyond 64 KB; who is
-  // idle merges.
-  const bool tall = ceil_div(k.rows, 64) > 2;  // whole tokens may be a few rows less
-  const double of_512 = k.bytes_per_token / 512.0;
-  workers.wide.cost_per_kv = detail::gpu_units((tall ? 11.0e-3 : 4.0e-3) * of_512);
-  workers.wide.cost_per_kv_row = detail::gpu_units((tall ? 1.85e-3 : 3.8e-3) * of_512);
+  // Fitted beside decodes: a row costs a quarter more in tiles of 128.
+  const int32_t warpgroups = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
+  const double of_192 = warpgroups < 3 ? 1.25 * warpgroups / 3 : 1.0;
+  workers.wide.cost_per_kv = detail::gpu_units(16.5e-3 * of_192 * k.bytes_per_token / 512);
+  workers.wide.cost_per_kv_row = workers.wide.cost_row_shift = 0;
   workers.wide.cost_per_item = detail::gpu_units(2.5);
-  workers.wide.cost_per_split = detail::gpu_units(9.0);
-  workers.wide.cost_per_shared = detail::gpu_units(6.0);
-  workers.wide.cost_of_launch = detail::gpu_units(8.5);
+  workers.wide.cost_per_split = workers.wide.cost_per_shared = detail::gpu_units(6.0);
+  workers.wide.cost_of_launch = detail::gpu_units(3.0);
+  workers.wide.cost_of_reading = 0;  // of both kinds, below
   workers.wide.idle_merge = true;
-  workers.wide.cost_of_merging = workers.wide.cost_per_merged_row = 0;
+  workers.wide.cost_of_merging = workers.wide.cost_per_merged_row = 0;  // who is idle merges
+  // By 130 plans of random batches: 9 us before the first item and behind the last, 3 of them for
+  // code beyond 64 KB, and K and V at 0.9 of what decode reads.
+  workers.cost_of_both = detail::gpu_units(6.0);
   workers.cost_of_reading =
-      detail::gpu_units(1024 * k.bytes_per_token / (0.88e-6 * k.bytes_per_second));
-  workers.wide.cost_of_reading = 0;  // of both kinds, above
+      detail::gpu_units(1024 * k.bytes_per_token / (0.9e-6 * k.bytes_per_second));
   const int32_t most = static_cast<int32_t>(k.bytes_per_second / kBlockRate);
   const int32_t blocks = max_of(min_of(most, k.sms - 1), 1);
-  workers.narrow_per_block = ceil_div(k.rows, 64);
+  workers.narrow_per_block = warpgroups;
   GpuKernel narrow = k;
   narrow.sms = blocks * workers.narrow_per_block;
   narrow.bytes_per_second = blocks * kBlockRate;
@@ -195,9 +194,11 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   workers.narrow = gpu_decode_limits(narrow);
   // A worker's rate is its own, whoever else is done.
   workers.narrow.memory_bound = false;
-  workers.narrow.cost_per_item = detail::gpu_units(1.5);
-  workers.narrow.cost_of_launch = workers.wide.cost_of_launch;
+  workers.narrow.cost_per_item = detail::gpu_units(0.5);
+  workers.narrow.cost_per_split = detail::gpu_units(2.4);
+  workers.narrow.cost_per_merged_part = detail::gpu_units(0.12);
   workers.narrow.cost_of_merging = workers.narrow.cost_per_merged_row = 0;
+  workers.narrow.cost_of_launch = detail::gpu_units(1.4);
   workers.wide.tail_rounds = workers.narrow.tail_rounds = 16;
   workers.narrow_rows = narrow_rows;
   return workers;

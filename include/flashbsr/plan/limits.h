@@ -115,6 +115,7 @@ struct Workers {
   int32_t narrow_rows = 0;  ///< 0: there are none
   int32_t narrow_per_block = 1;  ///< workers
   int32_t cost_of_reading = 0;   ///< of 1024 KV tokens of a head, for both kinds; 0: not priced
+  int32_t cost_of_both = 0;      ///< of a launch that has both, beside what either costs
 
   Workers(const DeviceLimits& limits = {}) : wide(limits) {}
 

@@ -40,7 +40,9 @@ class Mixture {
     both_.percent = wide_.chosen->percent;
     both_.kv_chunk = wide_.chosen->kv_chunk;
     both_.price = max_of(wide_.chosen->price, narrow_.chosen->price);
-    if (both_.price > 0) both_.price = max_of(both_.price, reading(tiles, shape, all));
+    if (both_.price > 0) {
+      both_.price = max_of(both_.price, reading(tiles, shape, all)) + all.cost_of_both;
+    }
     return both_;
   }
 
