@@ -35,6 +35,7 @@ TIE = {"float32": 1e-4, "bfloat16": 2.0**-4}
 APART = {"float32": 1e-4, "bfloat16": 2.0**-4}  # log probabilities, before a tie decided otherwise
 LEAST = {"float32": 0.9, "bfloat16": 0.25}  # of all places, so many are compared
 RANKS = "ENGINES_VLLM_RANKS"
+LOGS = "ENGINES_LOGS"  # a folder for what failed processes printed
 OVERRIDE = "CPU_ATTN,CPU_MLA,AMX_MLA"
 NO_LATENTS = {"ok": True, "skipped": "vLLM 0.26.0: MLA is not supported on CPU"}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -180,10 +181,14 @@ def of_process(
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
     command += [f"--{name}" for name, value in options.items() if value is True]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-    )
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=seconds, check=False,
+    )  # fmt: skip
     if done.returncode or not out.exists():
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+        if LOGS in os.environ:  # of several processes, the first error is the one that tells
+            name = "_".join(f"{name}_{value}" for name, value in options.items())
+            Path(os.environ[LOGS], f"{Path(program).stem}_{name}.log").write_text(done.stdout)
+        raise RuntimeError(f"exit status {done.returncode}: {done.stdout[-1500:]}")
     found: dict[str, Any] = json.loads(out.read_text())
     if (found["runs"] > 0) != ours:
         raise RuntimeError(f"flashbsr ran {found['runs']} times")
