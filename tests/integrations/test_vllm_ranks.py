@@ -24,6 +24,8 @@ from flashbsr.integrations.vllm.kinds import kind_of, latent_kind  # noqa: E402
         (2, 16, "all_to_all", True),
         (3, 4, "reduce_scatter", True),
         (4, 2, "all_to_all", False),
+        (2, 16, "peers", True),
+        (3, 1, "peers", False),
     ],
 )
 def test_steps_of_a_server(

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import flashbsr
 import numpy as np
 import torch
 from flashbsr import ContextParallel
+from flashbsr.distributed.merge import gather
+from flashbsr.integrations.vllm import context
 from flashbsr.integrations.vllm.context import Ranks
 from flashbsr.integrations.vllm.steps import Batch, Place, Steps
 from vllm_world import Serving
@@ -37,11 +41,39 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+# Through peers' memory: the steps of the most tokens do not fit in there, and some of the others
+# have their queries sent by a collective.
+MOST, QUERIES = 20, 20000
+
+
 class Late(Place):
     """As a GPU's, but the CPU computes."""
 
     def task(self) -> dict[str, Any]:
         return {"backend": "cpu", "context_parallel": self.ranks.share}
+
+
+class Letters:
+    """What `PeerMerge` does, by letters: everything to everybody, merged in the order of ranks."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, max_tokens: int, heads: int, dim: int, group: Any, **options: Any) -> None:
+        assert options == {"timeout": 5.0, "memory": "symmetric"}
+        self.max_tokens, self.heads, self.dim, self.group = max_tokens, heads, dim, group
+        self.size, self.rank = group.size(), group.rank()
+        self.merges: Counter[torch.dtype] = Counter()
+
+    def merge(self, out: Any, lse: Any, scatter_heads: bool = False) -> Any:
+        assert out.shape == (lse.shape[0], self.heads, self.dim)
+        assert lse.shape[0] <= self.max_tokens
+        self.merges[out.dtype] += 1
+        out = out.masked_fill(lse.isneginf()[..., None], torch.nan)  # weighs nothing
+        outs, lses = (gather(x, self.group, self.size, None).movedim(0, 1) for x in (out, lse))
+        merged, total = flashbsr.merge_states(outs.contiguous(), lses.contiguous())
+        own = self.heads // self.size
+        mine = slice(self.rank * own, (self.rank + 1) * own) if scatter_heads else slice(None)
+        return merged[:, mine], total[:, mine]
 
 
 @dataclass
@@ -64,8 +96,11 @@ class SpreadServing(Serving):
             for name, x in self.options.items()
         }
         super().__post_init__()
-        ranks = Ranks(self.share, torch.distributed.group.WORLD, self.method)
+        peers, method = self.method == "peers", self.method
+        ranks = Ranks(self.share, torch.distributed.group.WORLD, "all_to_all" if peers else method)
         ranks.check(self.steps.kinds)
+        if peers:
+            ranks = ranks.through_peers(self.steps.kinds, MOST, 5.0)
         place = replace(self.steps.place, ranks=ranks)
         if self.late:
             place = Late(self.dtype, self.block, device=0, ranks=ranks)
@@ -98,6 +133,7 @@ class SpreadServing(Serving):
 
 def serve(rank: int, size: int, interleave: int, method: str, late: bool) -> int:
     """Serve some steps of every case; each output is compared with float64 over all keys."""
+    context.PeerMerge, context.QUERIES = Letters, QUERIES  # type: ignore[misc]
     for seed, options in enumerate(CASES.values()):
         share = ContextParallel(size, rank, interleave)
         server = SpreadServing(share=share, method=method, seed=seed, late=late, **options)
@@ -105,4 +141,7 @@ def serve(rank: int, size: int, interleave: int, method: str, late: bool) -> int
             server.add()
         for q_lens, pad in STEPS:
             server.step(q_lens, pad)
+        for peers in server.steps.place.ranks.peers.values():
+            few = [q_lens for q_lens, _ in STEPS if sum(q_lens) <= MOST]
+            assert len(few) < peers.merge.merges.total() < 2 * len(few)  # outputs, and some queries
     return len(CASES)
