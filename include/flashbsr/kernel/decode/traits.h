@@ -64,10 +64,13 @@ struct DecodeTraits {
   static constexpr DType kCompute = kTokenScales && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
 
   /// What codes are divided by where they are multiplied (ptx/codes.h).
-  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
+  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 0x1p24f : 1.0f;
   static constexpr float kValueUnit = kv == DType::kE2M1            ? 128.0f
                                       : kPacked || kv == DType::kI8 ? 64.0f
                                                                     : 1.0f;
+
+  /// Zero points are taken off the sums of products: codes are multiplied as they are.
+  static constexpr bool kZeroPoints = kv == DType::kI4;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
@@ -114,7 +117,8 @@ struct DecodeTraits {
   // Shared memory: [rings][two items ready to multiply][rows to copy][O of every streaming
   // warp][its maxima and sums][items][barriers][barriers of rings that are filled by TMA]
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
-  static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 12 * rows + 16;
+  static constexpr int kReadyBytes =
+      (16 * head_dim + (kZeroPoints ? 2 * head_dim : 0)) * (rows / 8) + 12 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
   static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 8) + kScaleBytes);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
