@@ -75,8 +75,7 @@ struct DecodeTraits {
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
   static constexpr bool kOwnsBlock = host == DecodeHost::kBlock;
-  static constexpr int kWarps = !kOwnsBlock             ? 3
-                                : kPacked && arch >= 90 ? 12
+  static constexpr int kWarps = !kOwnsBlock ? 3
                                 : rows > 8
                                     ? (arch >= 90 ? 6 : 4)
                                     : (arch >= 90 ? 8 : 4) / max_of(ceil_div(head_dim, 128), 1);
@@ -92,8 +91,11 @@ struct DecodeTraits {
   static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
   static constexpr int kKvTile =
       kPacked ? min_of(64, 2048 / kRowBytes) : max_of(16, 4096 / kRowBytes);
-  static constexpr int kStages = stages;
+  static constexpr int kStages = kPacked && arch >= 90 ? 3 : stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
+  /// Stages whose pages are known or on their way: as many later ones as there is a wait between a
+  /// look-up and its use.
+  static constexpr int kPageStages = kTogether ? kStages : 2;
   /// Bytes of a scale, and words of those of a row of K or V at most: int4 has one for 32 codes or
   /// more, NVFP4 one for 16.
   static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
@@ -120,7 +122,8 @@ struct DecodeTraits {
   static constexpr int kReadyBytes =
       (16 * head_dim + (kZeroPoints ? 2 * head_dim : 0)) * (rows / 8) + 12 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
-  static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 8) + kScaleBytes);
+  static constexpr int kStateOffset =
+      kRowsOffset + kWarps * (kKvTile * (16 + 4 * kPageStages) + kScaleBytes);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
