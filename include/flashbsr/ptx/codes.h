@@ -142,6 +142,24 @@ FLASHBSR_DEVICE void int4_to_bf16(uint32_t rows, uint32_t minus, uint32_t (&pair
   }
 }
 
+// A matrix product takes subnormals as they are, too. So int4 codes need no more than masks: a pair
+// is their number of least subnormals, 2^-24 in fp16 and 2^-133 in bf16, and 16 times that where
+// codes lie four bits higher. Zero points are taken off the sums of products.
+
+/// What a product of codes by int4_pairs and fp16 is to be multiplied by.
+inline constexpr float kF16LeastUnit = 0x1p24f;
+
+/// Eight int4 codes to four pairs of the least numbers of a 16-bit type: pair i is codes i and
+/// i + 4, pairs 1 and 3 are 16 times as large.
+FLASHBSR_DEVICE void int4_pairs(uint32_t word, uint32_t (&pairs)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t bits = word >> (4 * i);
+    pairs[i] = bits & 0x000f000fu;
+    pairs[i + 1] = bits & 0x00f000f0u;
+  }
+}
+
 /// What e2m1_by_scales gives is to be multiplied by.
 template <DType kTo>
 inline constexpr float kE2M1Unit = kTo == DType::kBF16 ? 256.0f : 128.0f;

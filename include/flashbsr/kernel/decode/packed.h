@@ -21,6 +21,7 @@
 
 #include <flashbsr/kernel/decode/loader.h>
 #include <flashbsr/kernel/decode/query.h>
+#include <flashbsr/kernel/decode/state.h>
 #include <flashbsr/ptx/codes.h>
 #include <flashbsr/ptx/mma.h>
 
@@ -61,7 +62,7 @@ FLASHBSR_DEVICE void with_packed_run(int groups, const F& f) {
 /// @tparam Traits  of int4; the units of ptx/codes.h are theirs
 template <class Traits, int kRun, DType = Traits::kKv>
 class PackedKeys {
-  static_assert(Traits::kKeyUnit == ptx::kF16CodeUnit);
+  static_assert(Traits::kKeyUnit == ptx::kF16LeastUnit);
 
  public:
   static constexpr bool kByCodes = false;  ///< products of a run take the scale
@@ -73,17 +74,18 @@ class PackedKeys {
   FLASHBSR_DEVICE void begin(int chunk) {
     const uint32_t packed = scales_.word(chunk / kRun);
     scale_ = int4_scale(bits_float(packed));
-    minus_ = ptx::int4_minus_f16(packed);
+    zero_ = packed & 15u;
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int, uint32_t (&pairs)[4]) const {
-    ptx::int4_to_f16(word, minus_, pairs);
+    ptx::int4_pairs(word, pairs);
   }
   FLASHBSR_DEVICE float scale() const { return scale_; }
+  FLASHBSR_DEVICE uint32_t zero() const { return zero_; }
 
  private:
   PackedScales<Traits, kRun> scales_;
   float scale_ = 0;
-  uint32_t minus_ = 0;
+  uint32_t zero_ = 0;  // as codes are
 };
 
 /// A word has the scales of two chunks, two of each.
@@ -125,8 +127,7 @@ class PackedValues {
  public:
   static constexpr int kOperands = Scales::kWords;  ///< that weights make, one for each run
 
-  FLASHBSR_DEVICE PackedValues(const float* scales, int lane)
-      : of_codes_(scales + 2 * (lane & 3) * kStride) {}
+  FLASHBSR_DEVICE PackedValues(const float*, int) {}
 
   /// Weights by the scales of their values, as the products' B operands.
   template <int kTiles>
@@ -146,23 +147,36 @@ class PackedValues {
     }
   }
 
-  /// Goes on to the run of a chunk.
-  FLASHBSR_DEVICE void begin(int chunk) {
+  /// Adds what zero points add to O. A zero point is as codes are, and every row of the product's A
+  /// the same; of runs of one chunk rows g are of the first of two, and rows g + 8 of the other.
+  template <int kTiles>
+  FLASHBSR_DEVICE static void add_zeros(const float* scales, int lane,
+                                        const uint32_t (&b)[kOperands][kTiles][2],
+                                        DecodeZeros<Traits>& zeros) {
+    const float* of_codes = scales + 2 * (lane & 3) * kStride;
+    const Scales first[2] = {Scales(of_codes), Scales(of_codes + 8 * kStride)};
+    const Scales second[2] = {Scales(of_codes + kStride), Scales(of_codes + 9 * kStride)};
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      minus_[k] = ptx::int4_minus_bf16(first_[k].word(chunk / kRun), second_[k].word(chunk / kRun));
+    for (int i = 0; i < kOperands; ++i) {
+      uint32_t pair[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        pair[k] = ptx::permute_bytes(first[k].word(i), second[k].word(i), 0x5410) & 0x000f000fu;
+      }
+      const bool low = kRun == 2 || i % 2 == 0, high = kRun == 2 || i % 2 == 1;
+      const uint32_t a[4] = {low ? pair[0] : 0, high ? pair[0] : 0, low ? pair[1] : 0,
+                             high ? pair[1] : 0};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        ptx::mma_m16n8k16<Traits::kCompute>(zeros.o[i * kRun / 2][n], a, b[i][n][0], b[i][n][1]);
+      }
     }
   }
-  /// Of tokens 2 t + 8 k and the next.
-  FLASHBSR_DEVICE void widen(uint32_t word, int k, int, uint32_t (&pairs)[4]) const {
-    ptx::int4_to_bf16(word, minus_[k], pairs);
-  }
 
- private:
-  const float* of_codes_;
-  Scales first_[2] = {Scales(of_codes_), Scales(of_codes_ + 8 * kStride)};
-  Scales second_[2] = {Scales(of_codes_ + kStride), Scales(of_codes_ + 9 * kStride)};
-  uint32_t minus_[2];
+  FLASHBSR_DEVICE void begin(int) {}
+  FLASHBSR_DEVICE void widen(uint32_t word, int, int, uint32_t (&pairs)[4]) const {
+    ptx::int4_pairs(word, pairs);
+  }
 };
 
 template <class Traits, int kRun>
@@ -247,7 +261,13 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
       for (int n = 0; n < kTiles; ++n) {
         const uint4 q = query.operands(n, chunk);
         float (&x)[4] = Keys::kByCodes ? s[u + w][n] : sum[w][n];
-        if (!Keys::kByCodes && chunk % kRun == 0) x[0] = x[1] = x[2] = x[3] = 0;
+        if constexpr (!Keys::kByCodes) {
+          if (chunk % kRun == 0) {
+            x[0] = x[1] = x[2] = x[3] = 0;
+            ptx::mma_m16n8k8_f16(x, low[w].zero(), high[w].zero(),
+                                 query.template zeros_of<kRun>(n, chunk, lane));
+          }
+        }
         ptx::mma_m16n8k16<Traits::kKeyCompute>(x, first, q.x, q.y);
         ptx::mma_m16n8k16<Traits::kKeyCompute>(x, second, q.z, q.w);
         if constexpr (!Keys::kByCodes) {
@@ -281,13 +301,16 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
 template <class Traits, int kRun, int kSubTiles, int kTiles>
 FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
                                    const float (&p)[kSubTiles][kTiles][4],
-                                   float (&o)[Traits::kHeadDim / 16][kTiles][4]) {
+                                   DecodeState<Traits>& state) {
   using Values = PackedValues<Traits, kRun>;
   constexpr int kChunks = Traits::kHeadDim / 32, kBlock = 16 * Traits::kScaleWords;
 #pragma unroll
   for (int u = 0; u < kSubTiles; ++u) {
     uint32_t b[Values::kOperands][kTiles][2];
     Values::weights(scales + u * kBlock, lane, p[u], b);
+    if constexpr (Traits::kZeroPoints) {
+      Values::add_zeros(scales + u * kBlock, lane, b, state.zeros);
+    }
     Values values(scales + u * kBlock, lane);
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {
@@ -306,8 +329,8 @@ FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
           const uint32_t (&w)[2] = b[run][n];
-          ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk][n], first, w[0], w[1]);
-          ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk + 1][n], second, w[0], w[1]);
+          ptx::mma_m16n8k16<Traits::kCompute>(state.o[2 * chunk][n], first, w[0], w[1]);
+          ptx::mma_m16n8k16<Traits::kCompute>(state.o[2 * chunk + 1][n], second, w[0], w[1]);
         }
       }
     }

@@ -15,10 +15,38 @@ template <class Traits>
 class PackedRing : public DecodeRing<Traits> {
   using Base = DecodeRing<Traits>;
   using Base::ahead_, Base::args_, Base::count_, Base::current_, Base::items_, Base::lane_,
-      Base::ring_, Base::rows_, Base::stage_;
+      Base::ring_, Base::rows_;
 
  public:
   using Base::Base;
+
+  /// As DecodeRing's, with pages of as many stages as there are.
+  FLASHBSR_DEVICE void begin(int count, int known, int turn, bool prefetches) {
+    count_ = count;
+    Base::known_ = known;
+    Base::turn_ = turn;
+    current_.item = -1;
+    Base::next_item(current_);
+    ahead_ = current_;
+    int stage = 0;
+    // Of the item that is known all look-ups are under way together.
+    while (stage < kStages && ahead_.item == current_.item && ahead_.item < count_) {
+      Base::look_up(ahead_, stage_of(stage++));
+      ahead_.position += Base::kStep;
+      if (ahead_.position >= items_[ahead_.item].kv_end) break;
+    }
+    Base::wait_for_pages();
+    if (prefetches) Base::prefetch();
+    if (ahead_.item < count_ && ahead_.position >= items_[ahead_.item].kv_end) {
+      Base::next_item(ahead_);
+    }
+    if (stage == kStages) return;
+    for (; stage < kStages; ++stage) {
+      Base::look_up(ahead_, stage_of(stage));
+      Base::advance(ahead_);
+    }
+    Base::wait_for_pages();
+  }
 
   /// Both are copied when V has been multiplied.
   FLASHBSR_DEVICE void produce_keys() {}
@@ -43,9 +71,12 @@ class PackedRing : public DecodeRing<Traits> {
   FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[slot_][0]; }
 
  private:
-  static constexpr int kLooks = Base::kLooks;
+  static constexpr int kLooks = Base::kLooks, kStages = Traits::kStages;
   static_assert(Traits::kTogether && Base::kColumns == 1 && Traits::kKvTile % 32 == 0);
 
+  FLASHBSR_DEVICE int stage_of(int ahead) const {
+    return slot_ + ahead < kStages ? slot_ + ahead : slot_ + ahead - kStages;
+  }
   FLASHBSR_DEVICE uint32_t tile() const { return ring_ + slot_ * Traits::kStageBytes; }
 
   FLASHBSR_DEVICE void copy_stage() {
@@ -62,7 +93,7 @@ class PackedRing : public DecodeRing<Traits> {
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
       const int32_t position = current_.position + row;
-      const int32_t page = rows_.pages[stage_ & 1][row];
+      const int32_t page = rows_.pages[slot_][row];
       const int32_t token = args_.page_size.remainder(position, args_.page_size.quotient(position));
       const DecodePlace at{static_cast<uint32_t>(paged ? page : table + position),
                            static_cast<uint32_t>(paged ? token : 0), head};
@@ -75,11 +106,10 @@ class PackedRing : public DecodeRing<Traits> {
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
       const int32_t position = ahead_.position + row;
-      ptx::cp_async_4_when(ptx::shared_address(&rows_.pages[stage_ & 1][row]),
+      ptx::cp_async_4_when(ptx::shared_address(&rows_.pages[slot_][row]),
                            args_.kv_indices + later_table + args_.page_size.quotient(position),
                            paged && position < later_end);
     }
-    ++stage_;
     current_.position += Base::kStep;
     ahead_.position += Base::kStep;
     if (current_.position < end && ahead_.position < later_end) return;

@@ -66,8 +66,8 @@ struct DecodeScaleOffsets<Traits, true> {
 /// Where a warp's next rows are, in shared memory.
 template <class Traits>
 struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits> {
-  DecodeOffsets offsets[Traits::kKvTile];  // of the stage that is being copied
-  int32_t pages[2][Traits::kKvTile];       // of it and the one after it
+  DecodeOffsets offsets[Traits::kKvTile];               // of the stage that is being copied
+  int32_t pages[Traits::kPageStages][Traits::kKvTile];  // of it and those after it
 };
 
 /// Scales of a token's row of packed codes to `to`, zeros where not `inside`. Two words at once
