@@ -216,7 +216,9 @@ struct LatentTraits {
   static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
   /// Who reads to registers has few loads under way: L2 is to have what they find. A packed row is
   /// one piece.
-  static constexpr int kAskedRowBytes = !kWideners || (packed && type == DType::kF16) ? 0 : packed ? 656 : latent_dim;
+  static constexpr int kAskedRowBytes = !kWideners || (packed && type == DType::kF16) ? 0
+                                        : packed                                      ? 656
+                                                                                      : latent_dim;
   static constexpr int kAskedTailBytes = kWideners && !packed ? kTailBytes : 0;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
