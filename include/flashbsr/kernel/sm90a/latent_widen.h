@@ -1,17 +1,14 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Latents of e4m3 on their way to 16-bit products: from L2 to registers, from registers to the
+// Latents of e4m3 on their way to products of fp16: from L2 to registers, from registers to the
 // tiles. Q and two tiles fill shared memory, so nothing lands in between; products take most of its
 // bandwidth, too.
 //
 //   scheduler       looks up places of rows, a tile or two ahead, and asks L2 for them
 //   4 wideners      16 rows of every tile each: codes of half of the dims are converted and stored
-//                   while those of the next half are on their way, four rows at a time
+//                   while those of the next half are on their way
 //   2 tail warps    32 rows of the tails each
-//
-// A lane has 8 dims of each row of its warp: 8 bytes come, 16 go, and neither side meets a bank or
-// a sector twice.
 #pragma once
 
 #include <flashbsr/core/latent_row.h>
@@ -94,7 +91,7 @@ class LatentWidener : LatentRows<Traits> {
 
  private:
   static constexpr int kRows = Traits::kKvTile / 8;  ///< of a lane, in a tile
-  static constexpr int kBatch = 2;                   ///< rows whose loads are waited for at once
+  static constexpr int kBatch = 2;                   ///< stored before the next are asked for
   static constexpr int kFlight = Traits::kWidenedAhead / 2;  ///< rows that are under way
   static constexpr int kPartDims = Traits::kHeadDimVo / Traits::kKeyParts;
   static constexpr int kPartBytes = Traits::kKeyBytes / Traits::kKeyParts;
@@ -133,6 +130,7 @@ class LatentWidener : LatentRows<Traits> {
     const auto turn = [&] {
       if (kNumber == 1) pass(nth + 1 < count);
       from = codes_of(kNumber == 0 ? 1 - part : nth_part<Traits>(0, nth + 1));
+      ask(from);
     };
     if (kTurn == 0) turn();
     shared_.key_pipeline.wait_empty({stage, at.parity});
@@ -145,7 +143,8 @@ class LatentWidener : LatentRows<Traits> {
       for (int i = first; i < first + kBatch; ++i) store_codes(i, to);
 #pragma unroll
       for (int i = first; i < first + kBatch; ++i) load_codes((i + kFlight) % kRows, from);
-      if (kNumber == 1 && first == kRows - kBatch) load_scales();
+      // Behind the wait for all that is under way, and early: the next one waits for these, too.
+      if (kNumber == 1 && first == kTurn) load_scales();
       __syncwarp();  // so that ptxas leaves these loads here
     }
     Base::announce(shared_.key_pipeline.full(stage));
@@ -173,6 +172,18 @@ class LatentWidener : LatentRows<Traits> {
     const char* from = row_ + part * kPartDims;
     asm volatile("" : "+l"(from));  // in registers: otherwise it is added up anew for every row
     return from;
+  }
+  /// Asks L1 for the warp's codes of a part, all at once: registers have room for those of a row
+  /// when those before have gone out of them, and all loads are waited for together. Four groups
+  /// of eight lanes have the same rows: one line of 128 bytes each.
+  FLASHBSR_DEVICE void ask(const char* from) const {
+    if constexpr (Traits::kAsksL1) {
+      const int32_t line = min_of(lane() / 8 * 128, kPartDims - 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        ptx::prefetch_l1(Base::at(from - chunk() * 16 + line, place_[i]));
+      }
+    }
   }
   /// Of the lane's row `i`.
   FLASHBSR_DEVICE void load_codes(int i, const char* from) {
