@@ -1,17 +1,14 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Latents of e4m3 on their way to 16-bit products: from L2 to registers, from registers to the
+// Latents of e4m3 on their way to products of fp16: from L2 to registers, from registers to the
 // tiles. Q and two tiles fill shared memory, so nothing lands in between; products take most of its
 // bandwidth, too.
 //
 //   scheduler       looks up places of rows, a tile or two ahead, and asks L2 for them
 //   4 wideners      16 rows of every tile each: codes of half of the dims are converted and stored
-//                   while those of the next half are on their way, four rows at a time
+//                   while those of the next half are on their way
 //   2 tail warps    32 rows of the tails each
-//
-// A lane has 8 dims of each row of its warp: 8 bytes come, 16 go, and neither side meets a bank or
-// a sector twice.
 #pragma once
 
 #include <flashbsr/core/latent_row.h>
@@ -94,7 +91,7 @@ class LatentWidener : LatentRows<Traits> {
 
  private:
   static constexpr int kRows = Traits::kKvTile / 8;  ///< of a lane, in a tile
-  static constexpr int kBatch = 2;                   ///< rows whose loads are waited for at once
+  static constexpr int kBatch = 2;                   ///< stored before the next are asked for
   static constexpr int kFlight = Traits::kWidenedAhead / 2;  ///< rows that are under way
   static constexpr int kPartDims = Traits::kHeadDimVo / Traits::kKeyParts;
   static constexpr int kPartBytes = Traits::kKeyBytes / Traits::kKeyParts;
@@ -108,48 +105,55 @@ class LatentWidener : LatentRows<Traits> {
   FLASHBSR_DEVICE void widen(const Tile& tile) {
     row_ = args_.base.params.k.row(0, 0, tile.item.kv_head) + chunk() * 16;
     take_places(2 * tile_);
+    const char* const from = codes_of(0);
 #pragma unroll
-    for (int i = 0; i < kFlight; ++i) load_codes(0, i, row_);
+    for (int i = 0; i < kFlight; ++i) load_codes(i, from);
     load_scales();
 #pragma unroll 1
-    for (int32_t left = tile.count - 1; left >= 0; --left, ++tile_) {
-      widen_part<0>(left);
-      widen_part<1>(left);
+    for (int32_t nth = 0; nth < tile.count; ++nth, ++tile_) {
+      widen_part<0>(nth, tile.count);
+      widen_part<1>(nth, tile.count);
     }
   }
 
   /// Converts and stores a part of the tile while codes of the next one are asked for. Behind the
   /// item's last one it comes once more, for nothing.
-  /// @param left  tiles of the item after this one
-  template <int kPart>
-  FLASHBSR_DEVICE void widen_part(int32_t left) {
-    constexpr int kTurn = kPart == 1 ? kRows - kFlight : -1;
-    if (kTurn == 0) turn(left);
-    const auto at = Shared<Traits>::KeyPipeline::Place::after(2 * tile_ + kPart);
-    shared_.key_pipeline.wait_empty(at);
-    take_scales<kPart>();
-    const uint32_t to = shared_.keys + at.stage * kPartBytes + to_;
-    const char* from = row_;
-    asm volatile("" : "+l"(from));  // in registers: otherwise it is added up anew for every row
+  /// @tparam kNumber  of the part, as parts come
+  /// @param nth       of the item's tiles
+  template <int kNumber>
+  FLASHBSR_DEVICE void widen_part(int32_t nth, int32_t count) {
+    constexpr int kTurn = kRows - kFlight;  // from this row on others' codes are asked for
+    const int part = nth_part<Traits>(kNumber, nth);
+    const auto at = Shared<Traits>::KvPipeline::Place::after(tile_);
+    const int32_t stage = 2 * at.stage + part;
+    const char* from = codes_of(part);
+    const auto turn = [&] {
+      if (kNumber == 1) pass(nth + 1 < count);
+      from = codes_of(kNumber == 0 ? 1 - part : nth_part<Traits>(0, nth + 1));
+      ask(from);
+    };
+    if (kTurn == 0) turn();
+    shared_.key_pipeline.wait_empty({stage, at.parity});
+    take_scales(part);
+    const uint32_t to = shared_.keys + stage * kPartBytes + to_;
 #pragma unroll
     for (int first = 0; first < kRows; first += kBatch) {
-      if (first > 0 && first == kTurn) turn(left);
+      if (first > 0 && first == kTurn) turn();
 #pragma unroll
       for (int i = first; i < first + kBatch; ++i) store_codes(i, to);
 #pragma unroll
-      for (int i = first + kFlight; i < first + kFlight + kBatch; ++i) {
-        load_codes((kPart + i / kRows) % 2, i % kRows, from);
-      }
-      if (kPart == 1 && first == kRows - kBatch) load_scales();
+      for (int i = first; i < first + kBatch; ++i) load_codes((i + kFlight) % kRows, from);
+      // Behind the wait for all that is under way, and early: the next one waits for these, too.
+      if (kNumber == 1 && first == kTurn) load_scales();
       __syncwarp();  // so that ptxas leaves these loads here
     }
-    Base::announce(shared_.key_pipeline.full(at.stage));
+    Base::announce(shared_.key_pipeline.full(stage));
   }
 
-  /// To the rows of the item's next tile.
-  FLASHBSR_DEVICE void turn(int32_t left) {
+  /// To the next tile's rows, if the item has `more`.
+  FLASHBSR_DEVICE void pass(bool more) {
     Base::pass_entry(Entry::after(2 * tile_ + 1));  // of the tails
-    if (left > 0) take_places(2 * tile_ + 2);
+    if (more) take_places(2 * tile_ + 2);
   }
   /// Of the lane's rows of a tile.
   FLASHBSR_DEVICE void take_places(uint32_t n) {
@@ -163,10 +167,28 @@ class LatentWidener : LatentRows<Traits> {
     shared_.place_pipeline.release(entry);
   }
 
-  /// Of a part of row `i`; `from` is row_.
-  FLASHBSR_DEVICE void load_codes(int part, int i, const char* from) {
+  /// The lane's codes of a part, of row 0.
+  FLASHBSR_DEVICE const char* codes_of(int part) const {
+    const char* from = row_ + part * kPartDims;
+    asm volatile("" : "+l"(from));  // in registers: otherwise it is added up anew for every row
+    return from;
+  }
+  /// Asks L1 for the warp's codes of a part, all at once: registers have room for those of a row
+  /// when those before have gone out of them, and all loads are waited for together. Four groups
+  /// of eight lanes have the same rows: one line of 128 bytes each.
+  FLASHBSR_DEVICE void ask(const char* from) const {
+    if constexpr (Traits::kAsksL1) {
+      const int32_t line = min_of(lane() / 8 * 128, kPartDims - 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        ptx::prefetch_l1(Base::at(from - chunk() * 16 + line, place_[i]));
+      }
+    }
+  }
+  /// Of the lane's row `i`.
+  FLASHBSR_DEVICE void load_codes(int i, const char* from) {
     const int32_t place = __shfl_sync(0xffffffffu, place_[i / 4], i % 4, 4);
-    codes_[i % kFlight] = ptx::load_once_16(Base::at(from, place) + part * kPartDims);
+    codes_[i % kFlight] = ptx::load_once_16(Base::at(from, place));
   }
 
   /// Of the lane's group of either part.
@@ -182,12 +204,11 @@ class LatentWidener : LatentRows<Traits> {
     }
   }
   /// Those of a part become pairs of fp16 whose sums they are.
-  template <int kPart>
-  FLASHBSR_DEVICE void take_scales() {
+  FLASHBSR_DEVICE void take_scales(int part) {
     if constexpr (Traits::kPacked) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float x = next_scale_[kPart][i] * (1.0f / Traits::kKeyUnit);
+        const float x = (part ? next_scale_[1][i] : next_scale_[0][i]) * (1.0f / Traits::kKeyUnit);
         const float high = ptx::unpack_low<DType::kF16>(ptx::pack2<DType::kF16>(x, 0.0f));
         scale_[i] = ptx::pack2<DType::kF16>(high, x - high);
       }

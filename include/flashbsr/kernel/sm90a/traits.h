@@ -204,7 +204,7 @@ struct LatentTraits {
   static constexpr int kKeyParts = 2;
   /// Of every other tile the second half is freed first: it is loaded and multiplied first.
   /// Wideners go from left to right.
-  static constexpr bool kTurnsParts = kv_type == type;
+  static constexpr bool kTurnsParts = true;
   static constexpr int kWideners = kv_type == type ? 0 : 4;
   /// Codes are multiplied in fp16, which one instruction makes of two: Q of bf16 is fitted to it
   /// (fit_queries.h). The bf16 tails of packed rows stay what they are.
@@ -216,8 +216,9 @@ struct LatentTraits {
   static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
   /// Who reads to registers has few loads under way: L2 is to have what they find. A packed row is
   /// one piece.
-  static constexpr int kAskedRowBytes = !kWideners ? 0 : packed ? 656 : latent_dim;
-  static constexpr int kAskedTailBytes = kWideners && !packed ? kTailBytes : 0;
+  static constexpr int kAskedRowBytes = !kWideners || type == DType::kF16 ? 0 : packed ? 656 : 576;
+  static constexpr int kAskedTailBytes = 0;
+  static constexpr bool kAsksL1 = packed || type == DType::kBF16;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
