@@ -90,7 +90,7 @@ class PackedKeys {
 /// A word has the scales of two chunks, two of each.
 template <class Traits, int kRun>
 class PackedKeys<Traits, kRun, DType::kE2M1> {
-  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
+  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit && kRun == 2);
 
  public:
   static constexpr bool kByCodes = true;
@@ -102,11 +102,10 @@ class PackedKeys<Traits, kRun, DType::kE2M1> {
     const uint32_t bytes = ptx::permute_bytes(scales_.word(chunk / 2), 0, picks_);
     uint32_t unused;
     ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_, unused);
-    of_chunks_ = ptx::e2m1_scales<DType::kF16>(of_chunks_);
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int chunk, uint32_t (&pairs)[4]) const {
     const uint32_t scale = chunk % 2 ? ptx::twice_high(of_chunks_) : ptx::twice_low(of_chunks_);
-    ptx::e2m1_by_scales<DType::kF16>(word, scale, pairs);
+    ptx::e2m1_by_scales(word, scale, pairs);
   }
 
  private:
@@ -168,7 +167,7 @@ class PackedValues {
 
 template <class Traits, int kRun>
 class PackedValues<Traits, kRun, DType::kE2M1> {
-  static_assert(Traits::kValueUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
+  static_assert(Traits::kValueUnit == ptx::kE2M1Unit && kRun == 2);
   static constexpr int kStride = Traits::kScaleWords;
   using Scales = PackedScales<Traits, 2>;
 
@@ -194,14 +193,10 @@ class PackedValues<Traits, kRun, DType::kE2M1> {
       const uint32_t bytes =
           ptx::permute_bytes(first_[k].word(chunk / 2), second_[k].word(chunk / 2), picks_);
       ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_[k][0], of_chunks_[k][1]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        of_chunks_[k][i] = ptx::e2m1_scales<DType::kF16>(of_chunks_[k][i]);
-      }
     }
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int k, int chunk, uint32_t (&pairs)[4]) const {
-    ptx::e2m1_by_scales<DType::kF16>(word, of_chunks_[k][chunk % 2], pairs);
+    ptx::e2m1_by_scales(word, of_chunks_[k][chunk % 2], pairs);
   }
 
  private:
