@@ -161,46 +161,19 @@ FLASHBSR_DEVICE void int4_pairs(uint32_t word, uint32_t (&pairs)[4]) {
 }
 
 /// What e2m1_by_scales gives is to be multiplied by.
-template <DType kTo>
-inline constexpr float kE2M1Unit = kTo == DType::kBF16 ? 256.0f : 128.0f;
+inline constexpr float kE2M1Unit = 0x1p14f;
 
-/// Scales for e2m1_by_scales, of two rows or one, from fp16. Codes there are of the least
-/// exponents, 2^-126 and 2^-14 of what they mean, and 2^118 and 2^7 are as much as the largest
-/// scale takes.
-template <DType kTo>
-FLASHBSR_DEVICE uint32_t e2m1_scales(uint32_t scales) {
-  if constexpr (kTo == DType::kBF16) {
-    const uint32_t pair =
-        pack2<kTo>(unpack_low<DType::kF16>(scales), unpack_high<DType::kF16>(scales));
-    return fma2<kTo>(pair, 0x7a807a80u, 0x80008000u);
-  } else {
-    return fma2<kTo>(scales, 0x58005800u, 0x80008000u);
-  }
-}
-
-/// Eight e2m1 codes by their scales over kE2M1Unit, exactly: pair i is codes i and i + 4. Two bits
-/// of exponent and one after them are such bits of a larger format, subnormals included.
-template <DType kTo>
+/// Eight e2m1 codes by e4m3 scales, in fp16, over kE2M1Unit: pair i is codes i and i + 4. Two bits
+/// of exponent and one after them are such bits of fp16, subnormals included. Products are exact:
+/// the least is 2^-10 of what codes mean, and 2^-24 is the least fp16.
 FLASHBSR_DEVICE void e2m1_by_scales(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
-  if constexpr (kTo == DType::kF16) {
-    // All bits of a code are in the upper byte of an fp16: four codes become such bytes at once.
-    const uint32_t even = and_or(word << 4, 0x80808080u, (word << 1) & 0x0e0e0e0eu);
-    const uint32_t odd = and_or(word, 0x80808080u, (word >> 3) & 0x0e0e0e0eu);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t code = permute_bytes(i % 2 ? odd : even, 0, i < 2 ? 0x2404 : 0x3414);
-      pairs[i] = fma2<kTo>(code, scales, 0x80008000u);
-    }
-    return;
-  }
-  constexpr int kPlace = kTo == DType::kBF16 ? 6 : 9;  // of the last bit
-  constexpr uint32_t kMask = 0x00070007u << kPlace;
+  // All bits of a code are in the upper byte of an fp16: four codes become such bytes at once.
+  const uint32_t even = and_or(word << 4, 0x80808080u, (word << 1) & 0x0e0e0e0eu);
+  const uint32_t odd = and_or(word, 0x80808080u, (word >> 3) & 0x0e0e0e0eu);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int left = kPlace - 4 * i;
-    const uint32_t size = (left >= 0 ? word << max_of(left, 0) : word >> max_of(-left, 0)) & kMask;
-    const uint32_t code = and_or(word << (12 - 4 * i), 0x80008000u, size);
-    pairs[i] = fma2<kTo>(code, scales, 0x80008000u);
+    const uint32_t code = permute_bytes(i % 2 ? odd : even, 0, i < 2 ? 0x2404 : 0x3414);
+    pairs[i] = fma2<DType::kF16>(code, scales, 0x80008000u);
   }
 }
 

@@ -81,14 +81,12 @@ FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState
       float sum = state.sum[n][i];
 #pragma unroll
       for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-      if constexpr (Traits::kZeroPoints) sum *= 1.0f / kLeastWeightUnit;
       const int row = 8 * n + 2 * t + i;
       if (row >= row_count) continue;
       float* o = shared.o(warp, row);
 #pragma unroll
       for (int j = 0; j < State::kSteps; ++j) {
         const int d = State::value_dim(j, g);
-        if constexpr (Traits::kZeroPoints) state.take_zeros_off(j, n, i);
         if constexpr (State::kPairStep == 1) {
           *reinterpret_cast<float2*>(o + d) = {state.o[j][n][i], state.o[j][n][2 + i]};
         } else {

@@ -84,9 +84,8 @@ class DecodeMath {
   static constexpr int kSubTiles = Traits::kKvTile / 16;
   static constexpr int kSteps = Traits::kHeadDim / 16;
   static constexpr DType kType = Traits::kCompute;
-  /// So are products of weights with the least numbers of bf16 (kLeastWeightUnit).
   /// Weights in fp16 are kept 2^8 larger, so that small ones are not lost as subnormals.
-  static constexpr float kShift = Traits::kZeroPoints ? 56.0f : kType == DType::kF16 ? 8.0f : 0.0f;
+  static constexpr float kShift = kType == DType::kF16 ? 8.0f : 0.0f;
   /// How far logits may be beyond their reference, in powers of two: fp16 ends at 2^16.
   static constexpr float kSlack = kType == DType::kF16 ? 7.0f : 8.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
@@ -264,13 +263,6 @@ class DecodeMath {
         const float factor = top == -infinity() ? 1.0f : ptx::exp2(state.max[n][i] - top);
         state.max[n][i] = top;
         state.sum[n][i] *= factor;
-        if constexpr (Traits::kZeroPoints) {
-#pragma unroll
-          for (auto& group : state.zeros.o) {
-            group[n][i] *= factor;
-            group[n][2 + i] *= factor;
-          }
-        }
 #pragma unroll
         for (int j = 0; j < kSteps; ++j) {
           state.o[j][n][i] *= factor;
@@ -288,7 +280,7 @@ class DecodeMath {
         float p[kSubTiles][kTiles][4];
 #pragma unroll
         for (int u = 0; u < kSubTiles; ++u) weights(s[u], p[u], state);
-        packed_values<Traits, kRun>(values, scales, lane_, p, state);
+        packed_values<Traits, kRun>(values, scales, lane_, p, state.o);
       });
     } else {
 #pragma unroll
@@ -318,7 +310,7 @@ class DecodeMath {
           const float top = state.max[n][i & 1];
           p[n][i] = ptx::exp2(s[n][i] - ((top == -infinity() ? 0.0f : top) - kShift));
         } else {
-          p[n][i] = s[n][i] * (Traits::kZeroPoints ? kLeastWeightUnit : 1.0f);
+          p[n][i] = s[n][i];
         }
       }
       state.sum[n][0] += p[n][0] + p[n][2];

@@ -21,7 +21,6 @@
 
 #include <flashbsr/kernel/decode/loader.h>
 #include <flashbsr/kernel/decode/query.h>
-#include <flashbsr/kernel/decode/state.h>
 #include <flashbsr/ptx/codes.h>
 #include <flashbsr/ptx/mma.h>
 
@@ -91,7 +90,7 @@ class PackedKeys {
 /// A word has the scales of two chunks, two of each.
 template <class Traits, int kRun>
 class PackedKeys<Traits, kRun, DType::kE2M1> {
-  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
+  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit && kRun == 2);
 
  public:
   static constexpr bool kByCodes = true;
@@ -103,11 +102,10 @@ class PackedKeys<Traits, kRun, DType::kE2M1> {
     const uint32_t bytes = ptx::permute_bytes(scales_.word(chunk / 2), 0, picks_);
     uint32_t unused;
     ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_, unused);
-    of_chunks_ = ptx::e2m1_scales<DType::kF16>(of_chunks_);
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int chunk, uint32_t (&pairs)[4]) const {
     const uint32_t scale = chunk % 2 ? ptx::twice_high(of_chunks_) : ptx::twice_low(of_chunks_);
-    ptx::e2m1_by_scales<DType::kF16>(word, scale, pairs);
+    ptx::e2m1_by_scales(word, scale, pairs);
   }
 
  private:
@@ -127,7 +125,8 @@ class PackedValues {
  public:
   static constexpr int kOperands = Scales::kWords;  ///< that weights make, one for each run
 
-  FLASHBSR_DEVICE PackedValues(const float*, int) {}
+  FLASHBSR_DEVICE PackedValues(const float* scales, int lane)
+      : of_codes_(scales + 2 * (lane & 3) * kStride) {}
 
   /// Weights by the scales of their values, as the products' B operands.
   template <int kTiles>
@@ -147,41 +146,28 @@ class PackedValues {
     }
   }
 
-  /// Adds what zero points add to O. A zero point is as codes are, and every row of the product's A
-  /// the same; of runs of one chunk rows g are of the first of two, and rows g + 8 of the other.
-  template <int kTiles>
-  FLASHBSR_DEVICE static void add_zeros(const float* scales, int lane,
-                                        const uint32_t (&b)[kOperands][kTiles][2],
-                                        DecodeZeros<Traits>& zeros) {
-    const float* of_codes = scales + 2 * (lane & 3) * kStride;
-    const Scales first[2] = {Scales(of_codes), Scales(of_codes + 8 * kStride)};
-    const Scales second[2] = {Scales(of_codes + kStride), Scales(of_codes + 9 * kStride)};
+  /// Goes on to the run of a chunk.
+  FLASHBSR_DEVICE void begin(int chunk) {
 #pragma unroll
-    for (int i = 0; i < kOperands; ++i) {
-      uint32_t pair[2];
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        pair[k] = ptx::permute_bytes(first[k].word(i), second[k].word(i), 0x5410) & 0x000f000fu;
-      }
-      const bool low = kRun == 2 || i % 2 == 0, high = kRun == 2 || i % 2 == 1;
-      const uint32_t a[4] = {low ? pair[0] : 0, high ? pair[0] : 0, low ? pair[1] : 0,
-                             high ? pair[1] : 0};
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        ptx::mma_m16n8k16<Traits::kCompute>(zeros.o[i * kRun / 2][n], a, b[i][n][0], b[i][n][1]);
-      }
+    for (int k = 0; k < 2; ++k) {
+      minus_[k] = ptx::int4_minus_bf16(first_[k].word(chunk / kRun), second_[k].word(chunk / kRun));
     }
   }
-
-  FLASHBSR_DEVICE void begin(int) {}
-  FLASHBSR_DEVICE void widen(uint32_t word, int, int, uint32_t (&pairs)[4]) const {
-    ptx::int4_pairs(word, pairs);
+  /// Of tokens 2 t + 8 k and the next.
+  FLASHBSR_DEVICE void widen(uint32_t word, int k, int, uint32_t (&pairs)[4]) const {
+    ptx::int4_to_bf16(word, minus_[k], pairs);
   }
+
+ private:
+  const float* of_codes_;
+  Scales first_[2] = {Scales(of_codes_), Scales(of_codes_ + 8 * kStride)};
+  Scales second_[2] = {Scales(of_codes_ + kStride), Scales(of_codes_ + 9 * kStride)};
+  uint32_t minus_[2];
 };
 
 template <class Traits, int kRun>
 class PackedValues<Traits, kRun, DType::kE2M1> {
-  static_assert(Traits::kValueUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
+  static_assert(Traits::kValueUnit == ptx::kE2M1Unit && kRun == 2);
   static constexpr int kStride = Traits::kScaleWords;
   using Scales = PackedScales<Traits, 2>;
 
@@ -207,14 +193,10 @@ class PackedValues<Traits, kRun, DType::kE2M1> {
       const uint32_t bytes =
           ptx::permute_bytes(first_[k].word(chunk / 2), second_[k].word(chunk / 2), picks_);
       ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_[k][0], of_chunks_[k][1]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        of_chunks_[k][i] = ptx::e2m1_scales<DType::kF16>(of_chunks_[k][i]);
-      }
     }
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int k, int chunk, uint32_t (&pairs)[4]) const {
-    ptx::e2m1_by_scales<DType::kF16>(word, of_chunks_[k][chunk % 2], pairs);
+    ptx::e2m1_by_scales(word, of_chunks_[k][chunk % 2], pairs);
   }
 
  private:
@@ -301,16 +283,13 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
 template <class Traits, int kRun, int kSubTiles, int kTiles>
 FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
                                    const float (&p)[kSubTiles][kTiles][4],
-                                   DecodeState<Traits>& state) {
+                                   float (&o)[Traits::kHeadDim / 16][kTiles][4]) {
   using Values = PackedValues<Traits, kRun>;
   constexpr int kChunks = Traits::kHeadDim / 32, kBlock = 16 * Traits::kScaleWords;
 #pragma unroll
   for (int u = 0; u < kSubTiles; ++u) {
     uint32_t b[Values::kOperands][kTiles][2];
     Values::weights(scales + u * kBlock, lane, p[u], b);
-    if constexpr (Traits::kZeroPoints) {
-      Values::add_zeros(scales + u * kBlock, lane, b, state.zeros);
-    }
     Values values(scales + u * kBlock, lane);
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {
@@ -329,8 +308,8 @@ FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
           const uint32_t (&w)[2] = b[run][n];
-          ptx::mma_m16n8k16<Traits::kCompute>(state.o[2 * chunk][n], first, w[0], w[1]);
-          ptx::mma_m16n8k16<Traits::kCompute>(state.o[2 * chunk + 1][n], second, w[0], w[1]);
+          ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk][n], first, w[0], w[1]);
+          ptx::mma_m16n8k16<Traits::kCompute>(o[2 * chunk + 1][n], second, w[0], w[1]);
         }
       }
     }

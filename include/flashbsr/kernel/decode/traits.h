@@ -64,8 +64,8 @@ struct DecodeTraits {
   static constexpr DType kCompute = kTokenScales && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
 
   /// What codes are divided by where they are multiplied (ptx/codes.h).
-  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 0x1p24f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1            ? 128.0f
+  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 0x1p14f : kPacked ? 0x1p24f : 1.0f;
+  static constexpr float kValueUnit = kv == DType::kE2M1            ? 0x1p14f
                                       : kPacked || kv == DType::kI8 ? 64.0f
                                                                     : 1.0f;
 
@@ -122,8 +122,8 @@ struct DecodeTraits {
   static constexpr int kReadyBytes =
       (16 * head_dim + (kZeroPoints ? 2 * head_dim : 0)) * (rows / 8) + 12 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
-  static constexpr int kStateOffset =
-      kRowsOffset + kWarps * (kKvTile * (16 + 4 * kPageStages) + kScaleBytes);
+  static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 4 * kPageStages) +
+                                                              kScaleBytes + (kTogether ? 32 : 0));
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
