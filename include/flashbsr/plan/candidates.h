@@ -31,13 +31,14 @@
 //     GB/s while all are, 62 alone. SMs share ports in pairs, so a bit more than half of them busy
 //     is no gain over half: 72 equal items took 194 us, 38 GB/s each, where 132 with as many bytes
 //     took 125.
-//   - Tiles of one request read its K and V again, seldom from L2 alone: 0.7 of what the first one
+//   - Tiles of one request read its K and V again, not from L2 alone: half of what the first one
 //     takes. 1 x 263 queries of 16 heads over 57163 tokens in 128 items took 316 us, where all K
 //     and V once are 103, all items' 307, and their products 220.
 //   - A merge costs by rows, each part's and those of three more: 5 x 1 over 8942 tokens of one KV
 //     head took 14 us in 51 parts of 8 rows each, 30 by a price of parts alone.
 #pragma once
 
+#include <cmath>
 #include <vector>
 
 #include <flashbsr/plan/cut.h>
@@ -102,7 +103,7 @@ class Candidates {
   // In 1024 of what a worker takes while all are busy:
   static constexpr int64_t kAlone = 570;       ///< the least; 34.5 of 62 GB/s
   static constexpr int64_t kPorts = 900;       ///< with more than half of the others
-  static constexpr int64_t kAgainPercent = 70;  ///< of K and V that another tile reads, too
+  static constexpr int64_t kAgainPercent = 50;  ///< of K and V that another tile reads, too
   static constexpr int32_t kQuotaPercents[] = {125, 110, 100, 80, 50, 25};
   static constexpr int32_t kTailPercents[] = {50, 100, 200, 300};
   static constexpr int32_t kRounds = 3;
@@ -269,15 +270,26 @@ class Candidates {
     int64_t time = 0;
     if (limits_->memory_bound) {
       time = c.deal.time([&](int32_t busy) { return max_of(pace_of_memory(busy), kAlone); });
+    } else if (reading_ == 0) {
+      time = c.deal.longest();
     } else {
       // How much longer the memory takes than products, while all are busy.
       const int64_t mean = mean_queue(static_cast<int64_t>(c.cut.chunks.size()), c.cut.split_chunks);
       const int64_t slower = reading_ * 1024 / max_of<int64_t>(mean, 1);
-      time = slower <= 1024 ? c.deal.longest() : c.deal.time([&](int32_t busy) {
-        return max_of<int64_t>(pace_of_memory(busy) * slower >> 10, 1024);
-      });
+      time = c.deal.time(
+          [&](int32_t busy) { return longer_than(pace_of_memory(busy) * slower >> 10); });
     }
     return time + limits_->cost_of_launch + merging(c);
+  }
+
+  /// Pace of products beside the memory's, in 1024: of both the fourth root of the sum of fourth
+  /// powers, since either has to wait for the other now and then. Exact, so plans are the same
+  /// everywhere: what roots are taken of is below 2^53.
+  static int64_t longer_than(int64_t memory) {
+    const double of_memory = static_cast<double>(min_of<int64_t>(memory, 9000));
+    constexpr double kOne = 1024.0 * 1024 * 1024 * 1024;
+    const double squares = std::floor(std::sqrt(of_memory * of_memory * of_memory * of_memory + kOne));
+    return max_of(static_cast<int64_t>(std::sqrt(squares)), memory);
   }
 
   /// Cost of a queue on average; items and parts of a KV head.

@@ -86,8 +86,8 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
 
 /// Prefill on sm_90a: one block per SM, tiles claimed request by request. By 954 plans of random
 /// batches on an H200 (tools/plan_model.py; head dim 128, 16 bits, pages of 16): a KV token takes
-/// 15.9 ns with 192 packed rows, 12.3 with 128, 8.7 with 64 or fewer, and in tiles of 128 rows 11.4
-/// and 7.6; an item 4 us. What merges come to goes by rows: partial states of 192 are 98 KB, which
+/// 15.6 ns with 192 packed rows, 12.1 with 128, 8.7 with 64 or fewer, and in tiles of 128 rows 10.9
+/// and 7.3; an item 3.9 us, or 3.6. What merges come to goes by rows: partial states of 192 are 98 KB, which
 /// whoever is last reads by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
@@ -99,23 +99,23 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   };
   DeviceLimits limits = gpu_prefill_limits(k);
   limits.min_chunk = max_of(1024, k.kv_tile);
-  limits.cost_per_item = pick(3.8, 4.1);
-  limits.cost_per_kv = pick(3.86e-3 * of_512, 5.1e-3 * of_512);
-  limits.cost_per_kv_row = pick(3.75e-3 * of_512, 3.59e-3 * of_512);
+  limits.cost_per_item = pick(3.6, 3.9);
+  limits.cost_per_kv = pick(3.75e-3 * of_512, 5.2e-3 * of_512);
+  limits.cost_per_kv_row = pick(3.58e-3 * of_512, 3.46e-3 * of_512);
   limits.cost_row_shift = 6;
   // Tiles of a request read the same K and V from L2: not a worker's share of the memory is the
-  // limit, but what the device reads of all, at 0.92 of what the decode kernels do.
+  // limit, but what the device reads of all, at 0.95 of what the decode kernels do.
   limits.cost_of_reading =
-      detail::gpu_units(1024 * k.bytes_per_token / (0.92e-6 * k.bytes_per_second));
+      detail::gpu_units(1024 * k.bytes_per_token / (0.95e-6 * k.bytes_per_second));
   limits.by_request = true;
   limits.short_tile_first = true;
   limits.price_splits = true;
   limits.memory_bound = false;
-  limits.cost_per_split = pick(0.0, 1.3);
+  limits.cost_per_split = pick(0.0, 1.4);
   limits.cost_per_shared = detail::gpu_units(5.0);
-  limits.cost_per_merged_row = pick(8.4e-3, 6.2e-3);
-  limits.cost_of_merging = pick(1.25, 0.0);
-  limits.cost_of_launch = pick(1.2, 0.45);
+  limits.cost_per_merged_row = pick(8.0e-3, 6.0e-3);
+  limits.cost_of_merging = pick(1.45, 0.0);
+  limits.cost_of_launch = pick(1.45, 0.65);
   return limits;
 }
 
