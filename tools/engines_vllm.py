@@ -256,8 +256,9 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
 
     It has no chunks and no prefixes: vLLM switches them off for it, and leaves them on where the
     CPU has AMX and flashbsr takes the place of AMX_MLA (`chunks`). 0.26 has it on GPUs alone.
-    Where it has no chunks, a step takes a whole prompt: beside drafts vLLM 0.32 otherwise never finds
-    room for one, and goes on looking. Operators are PyTorch's: with vLLM's own (0.32, float32) tokens are others than those of
+    Where it has no chunks, a step takes a whole prompt: beside drafts vLLM 0.32 otherwise never
+    finds room for one, and goes on looking.
+    Operators are PyTorch's: with vLLM's own (0.32, float32) tokens are others than those of
     transformers, and others whenever prompts are put together otherwise, over both backends.
     """
     if version() == "0.26.0":
