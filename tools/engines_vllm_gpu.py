@@ -6,9 +6,9 @@
     python tools/engines.py --engine vllm_gpu --only deepseek       on one
 
 Models, prompts and the comparison are those of the CPU, in bfloat16. Latent attention is compared
-with transformers in float32. `two ranks ...` are two GPUs that share every request's keys (decode
-context parallelism); they must choose the tokens that one GPU chooses. Generations are processes,
-which cases share, and which share the GPUs: times mean nothing.
+with transformers in float32, over lists of chosen tokens, too. `two ranks ...` are two GPUs that
+share every request's keys (decode context parallelism); they must choose the tokens that one GPU
+chooses. Generations are processes, which cases share, and which share the GPUs: times mean nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def generate(args: argparse.Namespace) -> None:
         return
     from vllm import LLM
 
-    over = {} if args.ranks == 1 else {
+    if args.chosen:
+        choose_everything()
+    over: dict[str, Any] = {} if args.ranks == 1 else {
         "tensor_parallel_size": args.ranks, "decode_context_parallel_size": args.ranks,
         "cp_kv_cache_interleave_size": args.interleave, "dcp_comm_backend": args.merge,
         "distributed_executor_backend": "mp", "disable_custom_all_reduce": True,
@@ -75,9 +77,33 @@ def generate(args: argparse.Namespace) -> None:
         max_model_len=512, max_num_batched_tokens=64, max_num_seqs=8, enable_chunked_prefill=True,
         enable_prefix_caching=True, speculative_config=NGRAM if args.ngram else None,
         attention_config={"backend": args.backend}, enforce_eager=not args.graphs,
-        compilation_config=GRAPHS if args.graphs else {}, **over,
+        compilation_config=GRAPHS if args.graphs else {},
+        hf_overrides={"index_topk": 512} if args.chosen else {}, **over,
     )  # fmt: skip
     leave(llm, args.out)
+
+
+def choose_everything() -> None:
+    """Put something in the place of an indexer, whose kernels are no matter here.
+
+    For each row it chooses the whole past, newest first, so that tokens must be those of a model
+    without an indexer.
+    """
+    import torch
+    from vllm.model_executor.models import deepseek_v2
+
+    class Everything(torch.nn.Module):
+        def __init__(self, vllm_config: Any, config: Any, *rest: Any, **_: Any) -> None:  # noqa: ARG002
+            super().__init__()
+            self.topk_tokens, self.topk_indices_buffer = config.index_topk, rest[4]
+
+        def forward(self, hidden_states: Any, qr: Any, positions: Any, rotary: Any) -> Any:  # noqa: ARG002
+            ago = torch.arange(self.topk_tokens, device=positions.device)
+            past = positions.unsqueeze(1) - ago
+            self.topk_indices_buffer[: len(past)] = past.clamp(min=-1)
+            return self.topk_indices_buffer
+
+    deepseek_v2.Indexer = Everything
 
 
 def reference(args: argparse.Namespace) -> None:
@@ -212,6 +238,9 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "deepseek": partial(equal, "deepseek", "transformers"),
     "deepseek graphs": partial(equal, "deepseek", "transformers", graphs=True),
     "deepseek fp8": partial(scaled, "fp8_ds_mla", "fp8"),
+    "deepseek chosen": partial(equal, "deepseek", "transformers", chosen=True),
+    "deepseek chosen graphs": partial(equal, "deepseek", "transformers", chosen=True, graphs=True),
+    "deepseek chosen fp8": partial(scaled, "fp8_ds_mla", "fp8", chosen=True),
 }
 
 
@@ -223,6 +252,7 @@ if __name__ == "__main__":
     parser.add_argument("--backend", required=True)
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--ngram", action="store_true")
+    parser.add_argument("--chosen", action="store_true", help="tokens of lists, all of the past")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--interleave", type=int, default=1)
     parser.add_argument("--merge", default="ag_rs")
