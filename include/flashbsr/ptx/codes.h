@@ -123,38 +123,47 @@ FLASHBSR_DEVICE void int4_to_bf16(uint32_t rows, uint32_t minus, uint32_t (&pair
   }
 }
 
-// A matrix product takes subnormals as they are, too. So int4 codes need no more than masks: a pair
-// is their number of least subnormals, 2^-24 in fp16 and 2^-133 in bf16, and 16 times that where
-// codes lie four bits higher. Zero points are taken off the sums of products.
+/// What e2m1_by_scales gives is to be multiplied by.
+template <DType kTo>
+inline constexpr float kE2M1Unit = kTo == DType::kBF16 ? 256.0f : 128.0f;
 
-/// What a product of codes by int4_pairs and fp16 is to be multiplied by.
-inline constexpr float kF16LeastUnit = 0x1p24f;
-
-/// Eight int4 codes to four pairs of the least numbers of a 16-bit type: pair i is codes i and
-/// i + 4, pairs 1 and 3 are 16 times as large.
-FLASHBSR_DEVICE void int4_pairs(uint32_t word, uint32_t (&pairs)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t bits = word >> (4 * i);
-    pairs[i] = bits & 0x000f000fu;
-    pairs[i + 1] = bits & 0x00f000f0u;
+/// Scales for e2m1_by_scales, of two rows or one, from fp16. Codes there are of the least
+/// exponents, 2^-126 and 2^-14 of what they mean, and 2^118 and 2^7 are as much as the largest
+/// scale takes.
+template <DType kTo>
+FLASHBSR_DEVICE uint32_t e2m1_scales(uint32_t scales) {
+  if constexpr (kTo == DType::kBF16) {
+    const uint32_t pair =
+        pack2<kTo>(unpack_low<DType::kF16>(scales), unpack_high<DType::kF16>(scales));
+    return fma2<kTo>(pair, 0x7a807a80u, 0x80008000u);
+  } else {
+    return fma2<kTo>(scales, 0x58005800u, 0x80008000u);
   }
 }
 
-/// What e2m1_by_scales gives is to be multiplied by.
-inline constexpr float kE2M1Unit = 0x1p14f;
-
-/// Eight e2m1 codes by e4m3 scales, in fp16, over kE2M1Unit: pair i is codes i and i + 4. Two bits
-/// of exponent and one after them are such bits of fp16, subnormals included. Products are exact:
-/// the least is 2^-10 of what codes mean, and 2^-24 is the least fp16.
+/// Eight e2m1 codes by their scales over kE2M1Unit, exactly: pair i is codes i and i + 4. Two bits
+/// of exponent and one after them are such bits of a larger format, subnormals included.
+template <DType kTo>
 FLASHBSR_DEVICE void e2m1_by_scales(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
-  // All bits of a code are in the upper byte of an fp16: four codes become such bytes at once.
-  const uint32_t even = and_or(word << 4, 0x80808080u, (word << 1) & 0x0e0e0e0eu);
-  const uint32_t odd = and_or(word, 0x80808080u, (word >> 3) & 0x0e0e0e0eu);
+  if constexpr (kTo == DType::kF16) {
+    // All bits of a code are in the upper byte of an fp16: four codes become such bytes at once.
+    const uint32_t even = and_or(word << 4, 0x80808080u, (word << 1) & 0x0e0e0e0eu);
+    const uint32_t odd = and_or(word, 0x80808080u, (word >> 3) & 0x0e0e0e0eu);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t code = permute_bytes(i % 2 ? odd : even, 0, i < 2 ? 0x2404 : 0x3414);
+      pairs[i] = fma2<kTo>(code, scales, 0x80008000u);
+    }
+    return;
+  }
+  constexpr int kPlace = kTo == DType::kBF16 ? 6 : 9;  // of the last bit
+  constexpr uint32_t kMask = 0x00070007u << kPlace;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t code = permute_bytes(i % 2 ? odd : even, 0, i < 2 ? 0x2404 : 0x3414);
-    pairs[i] = fma2<DType::kF16>(code, scales, 0x80008000u);
+    const int left = kPlace - 4 * i;
+    const uint32_t size = (left >= 0 ? word << max_of(left, 0) : word >> max_of(-left, 0)) & kMask;
+    const uint32_t code = and_or(word << (12 - 4 * i), 0x80008000u, size);
+    pairs[i] = fma2<kTo>(code, scales, 0x80008000u);
   }
 }
 

@@ -52,7 +52,7 @@ template <int kArch, int kHeadDim>
 struct PackedCodes<kArch, kHeadDim, DType::kE2M1> {
   static constexpr bool kByProducts = false;
   static constexpr int kWords = kHeadDim / 64;
-  static constexpr float kKeyUnit = ptx::kE2M1Unit, kValueUnit = kKeyUnit;
+  static constexpr float kKeyUnit = ptx::kE2M1Unit<DType::kF16>, kValueUnit = kKeyUnit;
 
   FLASHBSR_DEVICE static int word_of(int chunk, int) { return chunk / 2; }
   FLASHBSR_DEVICE static void widen_key(uint32_t codes, float scale, int chunk, int32_t lane,
@@ -73,7 +73,7 @@ struct PackedCodes<kArch, kHeadDim, DType::kE2M1> {
   FLASHBSR_DEVICE static void by_scales(uint32_t codes, uint32_t bytes, uint32_t (&pairs)[4]) {
     uint32_t scales, other;
     ptx::float8_to_f16<kArch, DType::kE4M3>(bytes, scales, other);
-    ptx::e2m1_by_scales(codes, scales, pairs);
+    ptx::e2m1_by_scales<DType::kF16>(codes, ptx::e2m1_scales<DType::kF16>(scales), pairs);
   }
 };
 

@@ -61,7 +61,7 @@ FLASHBSR_DEVICE void with_packed_run(int groups, const F& f) {
 /// @tparam Traits  of int4; the units of ptx/codes.h are theirs
 template <class Traits, int kRun, DType = Traits::kKv>
 class PackedKeys {
-  static_assert(Traits::kKeyUnit == ptx::kF16LeastUnit);
+  static_assert(Traits::kKeyUnit == ptx::kF16CodeUnit);
 
  public:
   static constexpr bool kByCodes = false;  ///< products of a run take the scale
@@ -73,24 +73,23 @@ class PackedKeys {
   FLASHBSR_DEVICE void begin(int chunk) {
     const uint32_t packed = scales_.word(chunk / kRun);
     scale_ = int4_scale(bits_float(packed));
-    zero_ = packed & 15u;
+    minus_ = ptx::int4_minus_f16(packed);
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int, uint32_t (&pairs)[4]) const {
-    ptx::int4_pairs(word, pairs);
+    ptx::int4_to_f16(word, minus_, pairs);
   }
   FLASHBSR_DEVICE float scale() const { return scale_; }
-  FLASHBSR_DEVICE uint32_t zero() const { return zero_; }
 
  private:
   PackedScales<Traits, kRun> scales_;
   float scale_ = 0;
-  uint32_t zero_ = 0;  // as codes are
+  uint32_t minus_ = 0;
 };
 
 /// A word has the scales of two chunks, two of each.
 template <class Traits, int kRun>
 class PackedKeys<Traits, kRun, DType::kE2M1> {
-  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit && kRun == 2);
+  static_assert(Traits::kKeyUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
 
  public:
   static constexpr bool kByCodes = true;
@@ -102,10 +101,11 @@ class PackedKeys<Traits, kRun, DType::kE2M1> {
     const uint32_t bytes = ptx::permute_bytes(scales_.word(chunk / 2), 0, picks_);
     uint32_t unused;
     ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_, unused);
+    of_chunks_ = ptx::e2m1_scales<DType::kF16>(of_chunks_);
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int chunk, uint32_t (&pairs)[4]) const {
     const uint32_t scale = chunk % 2 ? ptx::twice_high(of_chunks_) : ptx::twice_low(of_chunks_);
-    ptx::e2m1_by_scales(word, scale, pairs);
+    ptx::e2m1_by_scales<DType::kF16>(word, scale, pairs);
   }
 
  private:
@@ -167,7 +167,7 @@ class PackedValues {
 
 template <class Traits, int kRun>
 class PackedValues<Traits, kRun, DType::kE2M1> {
-  static_assert(Traits::kValueUnit == ptx::kE2M1Unit && kRun == 2);
+  static_assert(Traits::kValueUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
   static constexpr int kStride = Traits::kScaleWords;
   using Scales = PackedScales<Traits, 2>;
 
@@ -193,10 +193,14 @@ class PackedValues<Traits, kRun, DType::kE2M1> {
       const uint32_t bytes =
           ptx::permute_bytes(first_[k].word(chunk / 2), second_[k].word(chunk / 2), picks_);
       ptx::float8_to_f16<Traits::kArch, DType::kE4M3>(bytes, of_chunks_[k][0], of_chunks_[k][1]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        of_chunks_[k][i] = ptx::e2m1_scales<DType::kF16>(of_chunks_[k][i]);
+      }
     }
   }
   FLASHBSR_DEVICE void widen(uint32_t word, int k, int chunk, uint32_t (&pairs)[4]) const {
-    ptx::e2m1_by_scales(word, of_chunks_[k][chunk % 2], pairs);
+    ptx::e2m1_by_scales<DType::kF16>(word, of_chunks_[k][chunk % 2], pairs);
   }
 
  private:
@@ -243,13 +247,7 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
       for (int n = 0; n < kTiles; ++n) {
         const uint4 q = query.operands(n, chunk);
         float (&x)[4] = Keys::kByCodes ? s[u + w][n] : sum[w][n];
-        if constexpr (!Keys::kByCodes) {
-          if (chunk % kRun == 0) {
-            x[0] = x[1] = x[2] = x[3] = 0;
-            ptx::mma_m16n8k8_f16(x, low[w].zero(), high[w].zero(),
-                                 query.template zeros_of<kRun>(n, chunk, lane));
-          }
-        }
+        if (!Keys::kByCodes && chunk % kRun == 0) x[0] = x[1] = x[2] = x[3] = 0;
         ptx::mma_m16n8k16<Traits::kKeyCompute>(x, first, q.x, q.y);
         ptx::mma_m16n8k16<Traits::kKeyCompute>(x, second, q.z, q.w);
         if constexpr (!Keys::kByCodes) {

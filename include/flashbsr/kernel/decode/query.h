@@ -12,23 +12,13 @@
 #include <flashbsr/core/launch.h>
 #include <flashbsr/kernel/decode/rotate.h>
 #include <flashbsr/kernel/decode/traits.h>
-#include <flashbsr/ptx/codes.h>
+#include <flashbsr/ptx/convert.h>
 
 namespace flashbsr {
 
-/// What takes zero points off logits of packed codes, for 64 dims: the B operand of m16n8k8 whose
-/// product with a token's zero points is what they add. Even positions of a column have minus the
-/// sum of a query's first 32 dims, as two fp16 numbers, and that of the others; odd ones are 0.
-template <class Traits, bool = Traits::kZeroPoints>
-struct DecodeZeroQueries {};
-template <class Traits>
-struct DecodeZeroQueries<Traits, true> {
-  uint32_t zeros[Traits::kRows / 8][Traits::kHeadDim / 64][32];  ///< of every lane
-};
-
 /// An item ready to multiply, in shared memory.
 template <class Traits>
-struct alignas(16) DecodeReady : DecodeZeroQueries<Traits> {
+struct alignas(16) DecodeReady {
   static constexpr int kWords = Traits::kHeadDim / 8 * (Traits::kRows / 8);  ///< of a lane
   uint4 b[kWords / 4][32];
   float scale[Traits::kRows];   ///< of the logits, every scale and the queries' own folded in
@@ -46,8 +36,7 @@ struct DecodeQuery {
   static constexpr bool kResident = Traits::kHeadDim <= 256;
 
   uint32_t b[kTiles][kSteps][2];
-  uint32_t zeros[kTiles][max_of(kSteps / 4, 1)];  ///< of DecodeZeroQueries
-  const uint4* place = nullptr;                   ///< this lane's in shared memory
+  const uint4* place = nullptr;  ///< this lane's in shared memory
 
   /// Operands of k-steps 2 i and 2 i + 1.
   FLASHBSR_DEVICE uint4 operands(int n, int i) const {
@@ -56,13 +45,6 @@ struct DecodeQuery {
     } else {
       return place[(n * (kSteps / 2) + i) * 32];
     }
-  }
-
-  /// Of DecodeZeroQueries, for a run of `kRun` chunks from `chunk` on.
-  template <int kRun>
-  FLASHBSR_DEVICE uint32_t zeros_of(int n, int chunk, int lane) const {
-    const uint32_t both = zeros[n][chunk / 2];
-    return kRun == 2 || (lane >> 1 & 1) == chunk % 2 ? both : 0;
   }
 
   /// Dims of the first element of register `half` of k-step `step`; the second is the next one, or
@@ -76,13 +58,6 @@ struct DecodeQuery {
     if constexpr (!kResident) {
       place = &ready.b[0][lane];
       return;
-    }
-    if constexpr (Traits::kZeroPoints) {
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < kSteps / 4; ++i) zeros[n][i] = ready.zeros[n][i][lane];
-      }
     }
     uint32_t* words = &b[0][0][0];
 #pragma unroll
@@ -102,11 +77,8 @@ struct DecodeQuery {
                                DecodeReady<Traits>& ready) {
     float scale[kTiles];
     load<kRotates>(args, item, lane, scale);
-    if constexpr (Traits::kZeroPoints) {
-      fit(scale, args.params.q.dtype);
-      sum_up(lane, ready);
-    } else if constexpr (dtype_size(Traits::kKv) == 1) {
-      if (args.params.q.dtype == DType::kBF16) fit(scale, DType::kBF16);
+    if constexpr (dtype_size(Traits::kKv) == 1) {
+      if (args.params.q.dtype == DType::kBF16) fit(scale);
     }
     const uint32_t* words = &b[0][0][0];
 #pragma unroll
@@ -184,11 +156,8 @@ struct DecodeQuery {
 
   /// bf16 queries against codes as keys, which are multiplied in fp16: each row is scaled by the
   /// power of two that brings its largest element to [2^14, 2^15), so nothing overflows and what is
-  /// lost lies 2^38 below it. Exact otherwise: bf16 has fewer bits than fp16. Where sums of 32 dims
-  /// are multiplied as well, it goes to [2^8, 2^9), and fp16 queries do too.
-  FLASHBSR_DEVICE void fit(float (&scale)[kTiles], DType q) {
-    constexpr int kTop = Traits::kZeroPoints ? 8 : 14;
-    const bool wide = q == DType::kBF16;
+  /// lost lies 2^38 below it. Exact otherwise: bf16 has fewer bits than fp16.
+  FLASHBSR_DEVICE void fit(float (&scale)[kTiles]) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       uint32_t largest = 0;  // of the magnitudes' bits, which order as the numbers do
@@ -202,10 +171,9 @@ struct DecodeQuery {
       }
       largest = max_of(largest, __shfl_xor_sync(~0u, largest, 1));
       largest = max_of(largest, __shfl_xor_sync(~0u, largest, 2));
-      const float most = wide ? bits_float(largest << 16) : ptx::unpack_low<DType::kF16>(largest);
-      const int exponent = static_cast<int>(float_bits(most) >> 23);  // and 127; 255: inf or NaN
-      // 2^(kTop - e), as far as both it and its inverse are normal numbers.
-      const int shift = exponent == 255 ? 0 : max_of(-126, min_of(126, kTop + 127 - exponent));
+      const int exponent = static_cast<int>(largest >> 7);  // biased by 127; 255: inf or NaN
+      // 2^(14 - e), as far as both it and its inverse are normal numbers.
+      const int shift = exponent == 255 ? 0 : max_of(-126, min_of(126, 14 + 127 - exponent));
       const float factor = bits_float(static_cast<uint32_t>(127 + shift) << 23);
       scale[n] *= bits_float(static_cast<uint32_t>(127 - shift) << 23);
 #pragma unroll
@@ -213,44 +181,9 @@ struct DecodeQuery {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint32_t& pair = b[n][step][half];
-          const float low =
-              wide ? ptx::unpack_low<DType::kBF16>(pair) : ptx::unpack_low<DType::kF16>(pair);
-          const float high =
-              wide ? ptx::unpack_high<DType::kBF16>(pair) : ptx::unpack_high<DType::kF16>(pair);
-          pair = ptx::pack2<DType::kF16>(low * factor, high * factor);
+          pair = ptx::pack2<DType::kF16>(ptx::unpack_low<DType::kBF16>(pair) * factor,
+                                         ptx::unpack_high<DType::kBF16>(pair) * factor);
         }
-      }
-    }
-  }
-
-  /// Sums for zero points. Codes of every other pair are 16 times as large (ptx/codes.h), and their
-  /// queries become that much smaller.
-  FLASHBSR_DEVICE void sum_up(int lane, DecodeZeroQueries<Traits>& ready) {
-    const int t = lane & 3;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < kSteps / 4; ++i) {
-        float sums[2] = {};
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            uint32_t& pair = b[n][4 * i + step][half];
-            sums[step / 2] +=
-                ptx::unpack_low<DType::kF16>(pair) + ptx::unpack_high<DType::kF16>(pair);
-            if (half) pair = ptx::fma2<DType::kF16>(pair, 0x2c002c00u, 0x80008000u);  // / 16
-          }
-        }
-#pragma unroll
-        for (float& sum : sums) {
-          sum += __shfl_xor_sync(~0u, sum, 1);
-          sum += __shfl_xor_sync(~0u, sum, 2);
-        }
-        const float sum = -(t < 2 ? sums[0] : sums[1]);
-        const uint32_t most = ptx::pack2<DType::kF16>(sum, 0);
-        const float rest = sum - ptx::unpack_low<DType::kF16>(most);
-        ready.zeros[n][i][lane] = t % 2 ? ptx::pack2<DType::kF16>(rest, 0) : most;
       }
     }
   }

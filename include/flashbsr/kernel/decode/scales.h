@@ -38,14 +38,11 @@ struct DecodePlace {
   uint32_t token;  ///< in the page
   uint32_t head;
 
-  /// Elements from a head's beginning to its row. Unsigned: half the instructions.
-  FLASHBSR_DEVICE int64_t in_head(const PagedView& view) const {
-    return static_cast<int64_t>(page * static_cast<uint64_t>(view.stride_page) +
-                                token * static_cast<uint64_t>(view.stride_token));
-  }
-  /// Elements from a view's beginning.
+  /// Elements from a view's beginning to its row. Unsigned: half the instructions.
   FLASHBSR_DEVICE int64_t offset(const PagedView& view) const {
-    return in_head(view) + static_cast<int64_t>(head * static_cast<uint64_t>(view.stride_head));
+    return static_cast<int64_t>(page * static_cast<uint64_t>(view.stride_page) +
+                                token * static_cast<uint64_t>(view.stride_token) +
+                                head * static_cast<uint64_t>(view.stride_head));
   }
 };
 
@@ -66,41 +63,27 @@ struct DecodeScaleOffsets<Traits, true> {
   int64_t v_scale_offsets[Traits::kKvTile];
 };
 
-/// Where rows of a KV head begin: addresses of K, V, and of their scales.
-struct alignas(16) DecodeHead {
-  int64_t k;
-  int64_t v;
-  int64_t k_scales;
-  int64_t v_scales;
-};
-
-/// Those of the head that is being copied, where it is worth the room.
-template <class Traits, bool = Traits::kTogether>
-struct DecodeHeads {};
-template <class Traits>
-struct DecodeHeads<Traits, true> {
-  DecodeHead head;
-};
-
 /// Where a warp's next rows are, in shared memory.
 template <class Traits>
-struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits>, DecodeHeads<Traits> {
-  DecodeOffsets offsets[Traits::kKvTile];               // of the stage that is being copied
-  int32_t pages[Traits::kPageStages][Traits::kKvTile];  // of it and those after it
+struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits> {
+  DecodeOffsets offsets[Traits::kKvTile];  // of the stage that is being copied
+  int32_t pages[2][Traits::kKvTile];       // of it and the one after it
 };
 
 /// Scales of a token's row of packed codes to `to`, zeros where not `inside`. Two words at once
 /// where they lie so: each copy of a lane is a line to look up. A single scale is there twice
 /// (packed.h).
-/// @param bytes  of a token's scales
+/// @param offset  from the view's beginning, in scales
 template <class Traits>
-FLASHBSR_DEVICE void copy_packed_scales(const float (&to)[Traits::kScaleWords], const char* from,
-                                        int bytes, bool inside) {
+FLASHBSR_DEVICE void copy_packed_scales(const float (&to)[Traits::kScaleWords],
+                                        const PagedView& view, int64_t offset, bool inside) {
+  const char* from = static_cast<const char*>(view.data) + offset * Traits::kScaleSize;
   const uint32_t place = ptx::shared_address(&to[0]);
   if constexpr (Traits::kScaleWords == 1) {
     ptx::cp_async_4_if(place, from, inside);
     return;
   }
+  const int bytes = view.dim * Traits::kScaleSize;
   const bool pairs = bytes > 4 && (reinterpret_cast<uint64_t>(from) & 7) == 0;
 #pragma unroll
   for (int word = 0; word < Traits::kScaleWords; word += 2) {

@@ -64,18 +64,16 @@ struct DecodeTraits {
   static constexpr DType kCompute = kTokenScales && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
 
   /// What codes are divided by where they are multiplied (ptx/codes.h).
-  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 0x1p14f : kPacked ? 0x1p24f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1            ? 0x1p14f
+  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
+  static constexpr float kValueUnit = kv == DType::kE2M1            ? 128.0f
                                       : kPacked || kv == DType::kI8 ? 64.0f
                                                                     : 1.0f;
-
-  /// Zero points are taken off the sums of products: codes are multiplied as they are.
-  static constexpr bool kZeroPoints = kv == DType::kI4;
 
   /// Warps that stream, each with a ring of its own. The rings of 8 fill an SM of 227 KB; the 99 KB
   /// of sm_86 and sm_89 hold half, and rows of 256 take twice the room, of 512 four times.
   static constexpr bool kOwnsBlock = host == DecodeHost::kBlock;
-  static constexpr int kWarps = !kOwnsBlock ? 3
+  static constexpr int kWarps = !kOwnsBlock             ? 3
+                                : kPacked && arch >= 90 ? 12
                                 : rows > 8
                                     ? (arch >= 90 ? 6 : 4)
                                     : (arch >= 90 ? 8 : 4) / max_of(ceil_div(head_dim, 128), 1);
@@ -91,11 +89,8 @@ struct DecodeTraits {
   static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
   static constexpr int kKvTile =
       kPacked ? min_of(64, 2048 / kRowBytes) : max_of(16, 4096 / kRowBytes);
-  static constexpr int kStages = kPacked && arch >= 90 ? 3 : stages;
+  static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
-  /// Stages whose pages are known or on their way: as many later ones as there is a wait between a
-  /// look-up and its use.
-  static constexpr int kPageStages = kTogether ? kStages : 2;
   /// Bytes of a scale, and words of those of a row of K or V at most: int4 has one for 32 codes or
   /// more, NVFP4 one for 16.
   static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
@@ -119,11 +114,9 @@ struct DecodeTraits {
   // Shared memory: [rings][two items ready to multiply][rows to copy][O of every streaming
   // warp][its maxima and sums][items][barriers][barriers of rings that are filled by TMA]
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
-  static constexpr int kReadyBytes =
-      (16 * head_dim + (kZeroPoints ? 2 * head_dim : 0)) * (rows / 8) + 12 * rows + 16;
+  static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 12 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
-  static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 4 * kPageStages) +
-                                                              kScaleBytes + (kTogether ? 32 : 0));
+  static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 8) + kScaleBytes);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =

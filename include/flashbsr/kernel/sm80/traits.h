@@ -56,8 +56,8 @@ struct PrefillTraits {
   /// And with weights. V's scales make these of any size, and so bf16; NVFP4's are in its codes.
   static constexpr DType kCompute = scaled && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
   /// What K and V are divided by where they are multiplied (ptx/codes.h).
-  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 0x1p14f : kPacked ? 512.0f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1                     ? 0x1p14f
+  static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
+  static constexpr float kValueUnit = kv == DType::kE2M1                     ? 128.0f
                                       : kv == DType::kI4 || kv == DType::kI8 ? 64.0f
                                                                              : 1.0f;
   /// Bytes of a scale of packed codes, and words of those of a row of K or V at most.
