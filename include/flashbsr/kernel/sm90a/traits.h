@@ -215,8 +215,8 @@ struct LatentTraits {
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
-  /// Latents with scales are multiplied 16 times as large as they are: scales from 2^-18 on have all
-  /// bits of fp16, and latents below 4094 are finite.
+  /// Latents with scales are multiplied 16 times as large as they are: scales from 2^-18 on have
+  /// all bits of fp16, and latents below 4094 are finite.
   static constexpr float kKeyUnit = packed && kFitsQueries ? 0.0625f : 1.0f, kValueUnit = kKeyUnit;
   static constexpr int kRows = 64;
   static constexpr int kKvTile = 64;
