@@ -28,7 +28,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,31 @@ def record(engine: str, only: list[str] | None, out: Path | None, jobs: int) -> 
     names = only or list(module.CASES)
     if unknown := set(names) - set(module.CASES):
         raise SystemExit(f"no case {', '.join(unknown)}; there are {', '.join(module.CASES)}")
+    found: dict[str, Any] = {}
     with ThreadPoolExecutor(jobs) as pool:  # cases wait for processes
-        outcomes = pool.map(lambda name: run_case(name, module.CASES[name]), names)
-        found = dict(zip(names, outcomes, strict=True))
-    good = all(outcome["ok"] for outcome in found.values())
+        running = {pool.submit(run_case, name, module.CASES[name]): name for name in names}
+        for done in as_completed(running):
+            found[running[done]] = done.result()
+            if only is None:  # at once: what comes later may never end
+                keep(engine, module, found, path)
     if only is None:
-        content = {"schema": SCHEMA, "engines": {}}
-        if path.exists():
-            content = json.loads(path.read_text())
-        content["engines"].setdefault(engine, {})[module.version()] = {
-            "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            "source_hash": source_hash(module.SOURCES),
-            "packages": module.packages(),
-            "cases": found,
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
         print(f"record: {path}")
-    return 0 if good else 1
+    return 0 if all(outcome["ok"] for outcome in found.values()) else 1
+
+
+def keep(engine: str, module: Any, found: dict[str, Any], path: Path) -> None:
+    """Write what this Python's engine has found so far; other engines and versions stay."""
+    content = {"schema": SCHEMA, "engines": {}}
+    if path.exists():
+        content = json.loads(path.read_text())
+    content["engines"].setdefault(engine, {})[module.version()] = {
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "source_hash": source_hash(module.SOURCES),
+        "packages": module.packages(),
+        "cases": found,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def verdict(engine: str, kept: dict[str, Any], module: Any) -> tuple[bool, list[str]]:
