@@ -36,9 +36,4 @@ FLASHBSR_DEVICE void prefetch_l1(const void* p) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
 }
 
-/// Asks L2 for `bytes` from there on, both multiples of 16: a hint that needs no ordering. sm_90.
-FLASHBSR_DEVICE void prefetch_l2(const void* p, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
-}
-
 }  // namespace flashbsr::ptx

@@ -139,11 +139,9 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       if (follow()) Base::rescale();
       multiply_other(at_);
       const bool grew = Base::soften(begin_of(i), masked(i));
-      // The product is done by now, and the next tile waits for the room, where nobody widens it.
-      if (Traits::kTurnsParts) finish_values(true);
+      finish_values(true);  // the product is done by now, and the next tile waits for the room
       Base::pack();
       hand_over(own);
-      if (!Traits::kTurnsParts) finish_values(true);
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);

@@ -5,7 +5,7 @@
 // tiles. Q and two tiles fill shared memory, so nothing lands in between; products take most of its
 // bandwidth, too.
 //
-//   scheduler       looks up places of rows, a tile or two ahead, and asks L2 for them
+//   scheduler       looks up places of rows, a tile or two ahead
 //   4 wideners      16 rows of every tile each: codes of half of the dims are converted and stored
 //                   while those of the next half are on their way
 //   2 tail warps    32 rows of the tails each
@@ -177,7 +177,7 @@ class LatentWidener : LatentRows<Traits> {
   /// when those before have gone out of them, and all loads are waited for together. Four groups
   /// of eight lanes have the same rows: one line of 128 bytes each.
   FLASHBSR_DEVICE void ask(const char* from) const {
-    if constexpr (Traits::kAsksL1) {
+    if constexpr (Traits::kPacked) {
       const int32_t line = min_of(lane() / 8 * 128, kPartDims - 1);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -54,7 +54,6 @@ struct HopperTraits {
   static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
   static constexpr bool kTurnsParts = false;       ///< those of odd tiles come from right to left
   static constexpr int kWideners = 0;              ///< warps that widen what memory has
-  static constexpr int kAskedRowBytes = 0, kAskedTailBytes = 0;  ///< that L2 is asked for, ahead
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
@@ -203,7 +202,6 @@ struct LatentTraits {
   /// Each warpgroup frees its half of the dims as soon as it is done with them.
   static constexpr int kKeyParts = 2;
   /// Of every other tile the second half is freed first: it is loaded and multiplied first.
-  /// Wideners go from left to right.
   static constexpr bool kTurnsParts = true;
   static constexpr int kWideners = kv_type == type ? 0 : 4;
   /// Codes are multiplied in fp16, which one instruction makes of two: Q of bf16 is fitted to it
@@ -214,16 +212,11 @@ struct LatentTraits {
   static constexpr DType kTailType = packed && kFitsQueries ? DType::kBF16 : kType;
   static constexpr bool kPacked = packed;
   static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
-  /// Who reads to registers has few loads under way: L2 is to have what they find. A packed row is
-  /// one piece.
-  static constexpr int kAskedRowBytes = !kWideners || type == DType::kF16 ? 0 : packed ? 656 : 576;
-  static constexpr int kAskedTailBytes = 0;
-  static constexpr bool kAsksL1 = packed || type == DType::kBF16;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
-  /// Latents are multiplied 16 times as large as they are: scales are fp16 numbers then for all of
-  /// a group below 2^-9, and no latent below 4094 is too large.
+  /// Latents with scales are multiplied 16 times as large as they are: scales from 2^-18 on have
+  /// all bits of fp16, and latents below 4094 are finite.
   static constexpr float kKeyUnit = packed && kFitsQueries ? 0.0625f : 1.0f, kValueUnit = kKeyUnit;
   static constexpr int kRows = 64;
   static constexpr int kKvTile = 64;
