@@ -63,7 +63,9 @@ def key_of(args: argparse.Namespace, headers: list[Path]) -> str:
 def compile_by_nvcc(args: argparse.Namespace) -> str:
     targets = []
     for target in args.sass:
-        targets += ["-gencode", f"arch=compute_{target},code=sm_{target}"]
+        # From the PTX that is kept, where that is of an older architecture.
+        older = args.ptx != "0" and int(args.ptx) < int(target.rstrip("a"))
+        targets += ["-gencode", f"arch=compute_{args.ptx if older else target},code=sm_{target}"]
     if args.ptx != "0":
         targets += ["-gencode", f"arch=compute_{args.ptx},code=compute_{args.ptx}"]
     command = [args.nvcc, "-fatbin", *targets, *FLAGS["nvcc"], *args.compress.split()]
@@ -146,7 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ccbin", help="nvcc's host compiler")
     parser.add_argument("--compress", default="", help="nvcc's option for it")
     parser.add_argument("--sass", nargs="+", required=True, help="machine code for, such as 90a")
-    parser.add_argument("--ptx", default="0", help="and PTX, of one of them; 0: none")
+    parser.add_argument("--ptx", default="0", help="and PTX, of one of them; nvcc assembles the code"
+                        " of higher ones from it; 0: none")  # fmt: skip
     parser.add_argument("--cache", default="", help="a folder of kernels that other builds made")
     args = parser.parse_args(argv)
     args.kind = args.compiler.split()[0]

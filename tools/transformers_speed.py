@@ -42,7 +42,7 @@ SOURCES = (
 TURNS = 3
 LIMIT = 180
 LAYERS, HIDDEN = 16, 2048
-JUDGED = 4  # requests of a row: float32 is slow
+JUDGED = 8  # requests of a row: float32 is slow
 LESS = 0.03
 
 
@@ -195,6 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return record()
     program = example()
     model = program.make_model(LAYERS, HIDDEN, torch.bfloat16)
+    # With 0.08 logits are so large that rounding to bfloat16 alone changes two tokens in five.
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "q_proj" in parameter_name or "k_proj" in parameter_name:
+                parameter.normal_(0, 0.03)
     print(json.dumps(measure(ROWS[args.row], program, model)))
     return 0
 

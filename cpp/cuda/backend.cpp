@@ -371,7 +371,10 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   }
   const PlanHeader& header = placed->header();
   KernelArgs args = placed->args(params);
-  args.overlap = info_.cc >= 90 && !placed->take_fresh() ? options.overlap : Overlap::kNone;
+  const bool fresh = placed->take_fresh();
+  // Kernels of older rows have no instruction that waits.
+  args.overlap = min_of(info_.cc, kernel_->arch) < 90 ? Overlap::kNone : options.overlap;
+  if (fresh && args.overlap != Overlap::kNone) args.overlap = Overlap::kLaunch;
   if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);

@@ -57,10 +57,9 @@ bool can_rotate(const Tile& tile, const Need& need) {
 }
 
 /// What the table may have for a computation, the best first: "standard" does what others do, in
-/// more registers and instructions.
+/// more registers and instructions. Sigmoids are compiled when they are first used.
 std::array<const char*, 2> variants_for(const Need& need) {
-  if (need.sigmoid && !need.hooks()) return {"sigmoid_alone", "sigmoid"};
-  if (need.sigmoid) return {"sigmoid"};
+  if (need.sigmoid) return {};
   if (!need.hooks()) return {"plain", "standard"};
   const bool one = need.soft_cap + need.alibi + need.rotates + need.masked == 1;
   if (one && need.soft_cap) return {"soft_cap", "standard"};
@@ -68,9 +67,15 @@ std::array<const char*, 2> variants_for(const Need& need) {
   return {"standard"};
 }
 
-/// As the table calls it.
+/// As kernels that are compiled at run time are called.
 const char* variant_name(const Need& need) {
   return need.sigmoid ? "sigmoid" : need.hooks() ? "standard" : "plain";
+}
+
+/// Whether a sigmoid without hooks has a kernel that asks for no others: where it is faster.
+bool sigmoid_alone(const Tile& tile, const Need& need) {
+  if (!need.sigmoid || need.hooks() || dtype_size(need.kv) != 2) return false;
+  return tile.family[0] == 'd' || (tile.family[0] == 'h' && need.head_dim_qk <= 128);
 }
 
 enum class Source { kBuild, kProvider };
@@ -113,7 +118,9 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .custom = custom,
                                  .row_hooks = need.row_hooks},
                        .kv = hopper ? kv_column(need) : kv_name(need.kv),
-                       .variant = custom ? need.variant->c_str() : variant_name(need),
+                       .variant = custom                      ? need.variant->c_str()
+                                  : sigmoid_alone(tile, need) ? "sigmoid_alone"
+                                                              : variant_name(need),
                        .masked = need.masked,
                        .copies = !hopper        ? KvCopies::kEither
                                  : need.gathers ? KvCopies::kRows

@@ -29,8 +29,8 @@ class PlacedPlan {
   bool complete() const { return header_.off_bounds == 0 || resolved_; }
   /// Whether there may be fewer query tokens than were planned.
   bool fewer_queries() const { return fewer_queries_; }
-  /// Whether the lengths may still be on their way, so that the next kernel must not start before
-  /// those ahead of it have finished; the ones behind it start no earlier than it does.
+  /// Whether the lengths may still be on their way, so that the next kernel must not read the plan
+  /// before those ahead of it have finished; the ones behind it start no earlier than that.
   bool take_fresh() { return std::exchange(fresh_, false); }
 
   /// What a kernel is launched with; the caller's arrays are in `params`.

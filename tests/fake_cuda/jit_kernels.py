@@ -304,13 +304,19 @@ def test_what_the_build_has_is_never_compiled(wishes: list[Wish]) -> None:
         for spec in (
             flashbsr.AttentionSpec(),
             flashbsr.AttentionSpec(logits_soft_cap=30.0),
-            flashbsr.AttentionSpec(activation="sigmoid"),
         ):
             attention(spec, kv_dtype="float16").plan(world.batch(*shape[:2]))
     odd = attention(flashbsr.AttentionSpec(), "fa3", q_dtype="float16", kv_dtype="float8_e5m2")
     with pytest.raises(errors.UnsupportedError, match="cpp/instances.txt"):
         odd.plan(world.batch([4]))
     assert not wishes
+
+
+def test_sigmoids_are_compiled(wishes: list[Wish]) -> None:
+    world, spec = World(), flashbsr.AttentionSpec(activation="sigmoid")
+    for shape in (DECODE, PREFILL):
+        attention(spec, kv_dtype="float16").plan(world.batch(*shape[:2]))
+    assert {wish.variant for wish in wishes} == {"sigmoid_alone"}
 
 
 def test_captured_runs_replay(driver: Driver, fake_torch: FakeTorch, wishes: list[Wish]) -> None:

@@ -41,6 +41,7 @@ enum class Overlap : int32_t {
   kNone = 0,      ///< starts when the kernel before has finished
   kPrologue = 1,  ///< reads the plan before it has finished: safe, plans are written by copies
   kKv = 2,        ///< reads K and V too: the caller promises that they are not being written
+  kLaunch = 3,    ///< is there, and reads nothing: the kernel before it writes the plan
 };
 
 /// Words behind the arrival counters, for kernels whose idle warps merge (kernel/merge_queue.h).

@@ -17,30 +17,28 @@
 //   cluster  every tile in 2, 4, 8 or 16 parts, whose blocks are a cluster and merge among
 //            themselves, where a device and a kernel have that
 //
-//   price = mean KV + mean parts x cost_per_split + most items of a queue x cost_per_item
-//           + 0.35 (longest queue - mean of the busy ones)
+// Their price is the time until the last queue ends, and what comes before and after it:
 //
-// and where products are the limit (not memory_bound), just the longest queue, and at least what
-// the memory takes for all K and V. To both come the launch, and what merges after the longest
-// queue where there are any. tools/plan_model.py measures how right that is. The queues' costs
-// count cost_per_item and cost_per_split. The model and its factors were fitted on an H200 (132
-// SMs, decode of head dim 128):
+//   price = sum over n of (time while n workers are busy) x pace(n) + launch + merging
+//   pace  = what a worker is slowed down by n - 1 others
 //
-//   - Parts cost throughput: 1 x 131072 tokens in 136 parts took 124.7 us, in 264 parts 126.8
-//     (bf16); 63 x 512 and 1 x 131072 in 216 parts 155.5, in 424 parts 157.6.
-//   - Items cost where one queue has many: the same batch in 113 parts, but with 20 items in a
-//     queue instead of 11, took 158.4 us (bf16), and 101.2 instead of 88.5 (e4m3).
-//   - And parts cost time at the end of queues: Zipf lengths in 96 parts of at most 1.1 quotas took
-//     21.6 us (bf16) and 16.5 (e4m3), in 64 of at most 1.25, whose longest queue is 6 % longer,
-//     19.9 and 13.7.
-//   - What the longest queue has above the others counts a third, because a worker that streams
-//     while others are done gets more than its share of the memory: 16 requests of 512 to 1024
-//     tokens whole, 1.45 x the mean on one worker, took 15.2 us; the best splits 15.4 to 16.9.
-//   - There is an end to that: one worker alone streams at 80 GB/s (e4m3: 51), its share is 34.5.
-//   - SMs share ports in pairs, so a bit more than half of them busy is no gain over half: 72
-//     equal items took 194 us, 38 GB/s each, where 132 with as many bytes took 125.
+// Queues' costs are what a worker takes. Of decode (memory_bound) that is by its share of the
+// memory while all are busy; of prefill by its products, whose memory is priced beside them, at
+// cost_of_reading. tools/plan_model.py measures how right that is: 1400 plans of 200 random batches
+// on an H200 are what the factors were fitted to.
+//
+//   - While n workers are busy each has n-th parts of the memory, up to what one can stream: 34.5
+//     GB/s while all are, 62 alone. SMs share ports in pairs, so a bit more than half of them busy
+//     is no gain over half: 72 equal items took 194 us, 38 GB/s each, where 132 with as many bytes
+//     took 125.
+//   - Tiles of one request read its K and V again, not from L2 alone: half of what the first one
+//     takes. 1 x 263 queries of 16 heads over 57163 tokens in 128 items took 316 us, where all K
+//     and V once are 103, all items' 307, and their products 220.
+//   - A merge costs by rows, each part's and those of three more: 5 x 1 over 8942 tokens of one KV
+//     head took 14 us in 51 parts of 8 rows each, 30 by a price of parts alone.
 #pragma once
 
+#include <cmath>
 #include <vector>
 
 #include <flashbsr/plan/cut.h>
@@ -102,10 +100,10 @@ class Candidates {
   int64_t other_price() const { return other_price_; }
 
  private:
-  static constexpr int64_t kSpreadPercent = 35;  ///< of the longest queue beyond the others
-  // The least share of the longest queue's modelled time that it takes:
-  static constexpr int64_t kAlonePercent = 60;  ///< 34.5 of 80 GB/s in bf16, of 51 in e4m3
-  static constexpr int64_t kPortPercent = 90;   ///< 34.5 of 38 GB/s, half to 95 % of workers busy
+  // In 1024 of what a worker takes while all are busy:
+  static constexpr int64_t kAlone = 570;       ///< the least; 34.5 of 62 GB/s
+  static constexpr int64_t kPorts = 900;       ///< with more than half of the others
+  static constexpr int64_t kAgainPercent = 50;  ///< of K and V that another tile reads, too
   static constexpr int32_t kQuotaPercents[] = {125, 110, 100, 80, 50, 25};
   static constexpr int32_t kTailPercents[] = {50, 100, 200, 300};
   static constexpr int32_t kRounds = 3;
@@ -124,7 +122,7 @@ class Candidates {
     best_.price = price(best_);
     const int64_t whole = best_.price;
     // No cut with splits is cheaper than this. Often whole is, or nearly: nothing else is tried.
-    other_price_ = least_price((tiles + 1) * heads, 2 * heads);
+    other_price_ = least_price(tiles + 1, 2);
     if (worth(whole) <= other_price_) return;
 
     least_ = std::numeric_limits<int64_t>::max();
@@ -148,7 +146,8 @@ class Candidates {
         try_bound(kPolicyEven, 100 * rounds, even_bound(rounds * workers));
       }
       // Fewer parts than workers, where a merge takes longer the more it has.
-      for (int32_t part = 2; limits_->cost_per_merged_part > 0 && part <= 8; part *= 2) {
+      const bool priced = limits_->cost_per_merged_part + limits_->cost_per_merged_row > 0;
+      for (int32_t part = 2; priced && part <= 8; part *= 2) {
         if (tiles * heads * part > workers) break;
         try_bound(kPolicyEven, 100 / part, even_bound(workers / part));
       }
@@ -166,7 +165,7 @@ class Candidates {
     if (chunk == last_chunk_) return;
     last_chunk_ = chunk;
     const Count count = count_parts(bound);
-    if (count.slots == 0 || count.slots > limits_->max_slots()) return;
+    if (count.slots == 0 || count.slots * shape_->num_kv_heads > limits_->max_slots()) return;
     trial_.price = least_price(count.items, count.slots);
     if (trial_.price < worth(best_.price)) {
       trial_.policy = policy;
@@ -209,7 +208,7 @@ class Candidates {
     int64_t items, slots;
   };
 
-  /// At least what Cut::bounded makes of this bound, for all KV heads.
+  /// At least what Cut::bounded makes of this bound, of a KV head.
   Count count_parts(int64_t bound) const {
     ChunkLength most(*limits_, bound);
     int64_t items = 0, slots = 0;
@@ -223,7 +222,7 @@ class Candidates {
       items += parts;
       if (parts > 1) slots += parts;
     }
-    return {items * shape_->num_kv_heads, slots * shape_->num_kv_heads};
+    return {items, slots};
   }
 
   /// The least bound, in KV tiles, with at most so many items.
@@ -232,7 +231,7 @@ class Candidates {
     int64_t low = 1, high = ceil_div<int64_t>(longest_, limits_->kv_tile);
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (count_parts(middle * tile_cost).items <= items) {
+      if (count_parts(middle * tile_cost).items * shape_->num_kv_heads <= items) {
         high = middle;
       } else {
         low = middle + 1;
@@ -261,59 +260,86 @@ class Candidates {
     c.deal.give(cost, count, split);
   }
 
-  int64_t price(const Candidate& c) const {
-    const int64_t workers = limits_->num_workers, heads = shape_->num_kv_heads;
-    const int64_t items = static_cast<int64_t>(c.cut.chunks.size()) * heads;
-    const int64_t slots = c.cut.split_chunks * heads;
-    const Deal::Loads loads = c.deal.loads();
-    const int64_t busy = max_of(loads.busy, 1), parts = slots * limits_->cost_per_split;
-    const int64_t others = (total_ + items * limits_->cost_per_item + parts) / busy;
-    const int64_t ends = limits_->cost_of_launch + merging(c);
-    if (!limits_->memory_bound) return max_of(loads.longest, reading_) + ends;
-    const int64_t shared = total_ / workers + parts / busy +
-                           loads.most_items * limits_->cost_per_item +
-                           (loads.longest - others) * kSpreadPercent / 100;
-    const bool ports = 2 * loads.busy > workers && 20 * loads.busy < 19 * workers;
-    return max_of(shared, loads.longest * (ports ? kPortPercent : kAlonePercent) / 100) + ends;
+  int64_t price(Candidate& c) const {
+    const int64_t workers = limits_->num_workers;
+    const int64_t share = (int64_t{1} << 30) / workers;  // of the memory, in 2^30
+    const auto pace_of_memory = [&](int32_t busy) {
+      const int64_t pace = busy * share >> 20;
+      return 2 * busy > workers ? max_of(pace, limits_->memory_bound ? kPorts : 1024) : pace;
+    };
+    int64_t time = 0;
+    if (limits_->memory_bound) {
+      time = c.deal.time([&](int32_t busy) { return max_of(pace_of_memory(busy), kAlone); });
+    } else if (reading_ == 0) {
+      time = c.deal.longest();
+    } else {
+      // How much longer the memory takes than products, while all are busy.
+      const int64_t mean = mean_queue(static_cast<int64_t>(c.cut.chunks.size()), c.cut.split_chunks);
+      const int64_t slower = reading_ * 1024 / max_of<int64_t>(mean, 1);
+      time = c.deal.time(
+          [&](int32_t busy) { return longer_than(pace_of_memory(busy) * slower >> 10); });
+    }
+    return time + limits_->cost_of_launch + merging(c);
   }
 
-  /// A bound by the memory: K and V of each request are read once. Where several tiles have the
-  /// same, which come first, products are the limit, and the memory is for others afterwards.
+  /// Pace of products beside the memory's, in 1024: of both the fourth root of the sum of fourth
+  /// powers, since either has to wait for the other now and then. Exact, so plans are the same
+  /// everywhere: what roots are taken of is below 2^53.
+  static int64_t longer_than(int64_t memory) {
+    const double of_memory = static_cast<double>(min_of<int64_t>(memory, 9000));
+    constexpr double kOne = 1024.0 * 1024 * 1024 * 1024;
+    const double squares = std::floor(std::sqrt(of_memory * of_memory * of_memory * of_memory + kOne));
+    return max_of(static_cast<int64_t>(std::sqrt(squares)), memory);
+  }
+
+  /// Cost of a queue on average; items and parts of a KV head.
+  int64_t mean_queue(int64_t items, int64_t slots) const {
+    return (total_ + (items * limits_->cost_per_item + slots * limits_->cost_per_split) *
+                         shape_->num_kv_heads) /
+           limits_->num_workers;
+  }
+
+  /// What the memory takes for all K and V.
   int64_t reading() const {
     const std::vector<Tile>& tiles = *tiles_;
-    const int64_t heads = shape_->num_kv_heads;
-    int64_t all = 0, alone = 0, work = 0;  // tokens, those of single tiles, costs of the others
+    int64_t tokens = 0;
     for (size_t first = 0, end; first < tiles.size(); first = end) {
-      int64_t longest = 0, cost = 0;
+      int64_t longest = 0, all = 0;
       for (end = first; end < tiles.size() && tiles[end].request == tiles[first].request; ++end) {
         longest = max_of(longest, tiles[end].length());
-        cost += kv_weight(*limits_, tiles[end].row_count) * tiles[end].length();
+        all += tiles[end].length();
       }
-      all += longest;
-      (end - first == 1 ? alone : work) += end - first == 1 ? longest : cost;
+      tokens += longest + (all - longest) * kAgainPercent / 100;
     }
-    const int64_t rate = limits_->cost_of_reading;
-    return max_of(all * rate * heads / 1024,
-                  alone * rate * heads / 1024 + work * heads / limits_->num_workers);
+    return tokens * limits_->cost_of_reading * shape_->num_kv_heads / 1024;
   }
 
   /// What merges take behind the longest queue.
   int64_t merging(const Candidate& c) const {
     if (c.cut.split_chunks == 0) return 0;
-    int32_t most = 0;
-    if (limits_->cost_per_merged_part > 0) {
-      for (const auto& parts : c.cut.parts) most = max_of(most, static_cast<int32_t>(parts.count));
+    int64_t most = 0;
+    for (size_t t = 0; t < tiles_->size(); ++t) {
+      const Parts& parts = c.cut.parts[t];
+      if (!parts.split()) continue;
+      const int64_t rows = int64_t{parts.count + 3} * (*tiles_)[t].row_count;
+      most = max_of(most, int64_t{parts.count} * limits_->cost_per_merged_part +
+                              rows * limits_->cost_per_merged_row);
     }
-    return limits_->cost_of_merging + int64_t{most} * limits_->cost_per_merged_part +
-           c.cut.split_chunks * shape_->num_kv_heads * limits_->cost_per_state;
+    int64_t merging = limits_->cost_of_merging + most +
+                      c.cut.split_chunks * shape_->num_kv_heads * limits_->cost_per_state;
+    if (limits_->memory_bound) {
+      // Queues begin with parts: with other items behind them, merges are hidden.
+      const int64_t workers = limits_->num_workers;
+      const int64_t others = static_cast<int64_t>(c.cut.chunks.size()) - c.cut.split_chunks;
+      merging = merging * max_of<int64_t>(workers - others * shape_->num_kv_heads, 0) / workers;
+    }
+    return merging;
   }
 
-  /// A bound below the price of any cut into so many items.
+  /// A bound below the price of any cut into so many items and parts of a KV head.
   int64_t least_price(int64_t items, int64_t slots) const {
-    const int64_t workers = limits_->num_workers;
-    const int64_t queue = (total_ + slots * limits_->cost_per_split) / workers +
-                          ceil_div(items, workers) * limits_->cost_per_item;
-    return max_of(queue, reading_) + limits_->cost_of_launch;
+    return max_of(mean_queue(items, slots), reading_) + limits_->cost_of_launch +
+           (limits_->memory_bound ? 0 : limits_->cost_of_merging);
   }
 
   // The batch of the current call.

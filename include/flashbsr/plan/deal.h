@@ -57,21 +57,27 @@ class Deal {
     }
   }
 
-  struct Loads {
-    int64_t longest = 0;     ///< cost of the longest queue
-    int32_t most_items = 0;  ///< of any worker
-    int32_t busy = 0;        ///< workers that have an item
-  };
+  /// Cost of the longest queue.
+  int64_t longest() const {
+    int64_t most = 0;
+    for (const int64_t key : heap_) most = max_of(most, key >> kWorkerBits);
+    return most;
+  }
 
-  Loads loads() const {
-    Loads l;
-    for (const int64_t key : heap_) {
-      const Run& run = runs_[static_cast<size_t>(key & kWorkerMask)];
-      l.longest = max_of(l.longest, key >> kWorkerBits);
-      l.most_items = max_of(l.most_items, run.items);
-      if (run.items > 0) l.busy += run.workers;
+  /// How long all queues take if what costs 1024 takes pace(n) while n workers are busy.
+  template <class Pace>
+  int64_t time(const Pace& pace) {
+    ends_ = heap_;
+    std::sort(ends_.begin(), ends_.end());
+    int64_t time = 0, before = 0;
+    int32_t busy = static_cast<int32_t>(runs_.size());
+    for (const int64_t key : ends_) {
+      const int64_t end = key >> kWorkerBits;
+      if (end > before) time += (end - before) * pace(busy);
+      before = end;
+      busy -= runs_[static_cast<size_t>(key & kWorkerMask)].workers;
     }
-    return l;
+    return time / 1024;
   }
 
   /// Writes the queues. With `splits_first` a queue begins with its parts of split tiles, so that
@@ -151,7 +157,7 @@ class Deal {
     heap_[at] = key;
   }
 
-  std::vector<int64_t> heap_;
+  std::vector<int64_t> heap_, ends_;
   std::vector<Run> runs_;              ///< by lowest worker
   std::vector<int32_t> next_, apart_;  ///< next place of each queue; queues with gaps
   int64_t next_item_ = 0;

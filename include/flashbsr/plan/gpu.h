@@ -39,25 +39,25 @@ inline double gpu_stream_us(const GpuKernel& k, double bytes) {
 
 }  // namespace detail
 
-/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.5 us by
-/// itself (its record, Q, the fill of the ring, the epilogue) and a part of a split tile 2.4 us
-/// more (its partial state, the arrival, its share of the merge); candidates.h has the
-/// measurements. Chunks of 64 tokens still pay when a batch is so small that SMs idle (1 x 1024
-/// tokens: 5.1 us in 16 parts; 4 x 1024: 8.5 us split, 9.8 whole).
+/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.6 us by
+/// itself (its record, Q, the fill of the ring, the epilogue), and merges 1.4 us and 16 ns for each
+/// row of each part: 35 us is what 140 plans of random batches are off by in a thousand. Chunks of
+/// 64 tokens still pay when a batch is so small that SMs idle (1 x 1024 tokens: 5.1 us in 16 parts;
+/// 4 x 1024: 8.5 us split, 9.8 whole).
 inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   DeviceLimits limits;
   limits.num_workers = k.sms * k.blocks_per_sm;
   limits.tile_rows = k.rows;
   limits.kv_tile = k.kv_tile;
   limits.min_chunk = max_of(64, k.kv_tile);
-  limits.cost_per_item = detail::gpu_units(0.5);
+  limits.cost_per_item = detail::gpu_units(0.6);
   limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
-  limits.cost_per_split = detail::gpu_units(2.4);
-  // One KV head over 4604 tokens: 72 parts took 13.4 us, of which 9 were their merge.
-  limits.cost_per_merged_part = detail::gpu_units(0.12);
-  limits.cost_of_launch = detail::gpu_units(1.4);
+  limits.cost_per_shared = detail::gpu_units(2.4);
+  limits.cost_of_merging = detail::gpu_units(1.4);
+  limits.cost_per_merged_row = detail::gpu_units(0.016);
+  limits.cost_of_launch = detail::gpu_units(2.6);
   limits.units_per_us = kGpuUnitsPerUs;
   return limits;
 }
@@ -84,14 +84,14 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
   return limits;
 }
 
-/// Prefill on sm_90a: one block per SM, tiles claimed request by request. By 1400 plans of random
+/// Prefill on sm_90a: one block per SM, tiles claimed request by request. By 954 plans of random
 /// batches on an H200 (tools/plan_model.py; head dim 128, 16 bits, pages of 16): a KV token takes
-/// 16.1 ns with 192 packed rows, 12.7 with 128, 9.3 with 64 or fewer, and in tiles of 128 rows 11.7
-/// and 8.6, ragged 10.7; an item 3.9 us, or 3; a part of a split tile 5 more, and a merge 0.7 or
-/// 0.3 for each of its parts: partial states are 98 KB, which whoever is last reads by itself.
+/// 15.6 ns with 192 packed rows, 12.1 with 128, 8.7 with 64 or fewer, and in tiles of 128 rows 10.9
+/// and 7.3; an item 3.9 us, or 3.6. What merges come to goes by rows: partial states of 192 are 98 KB, which
+/// whoever is last reads by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
-  // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for.
+  // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for; ragged it has none.
   const double boxes = small && k.box_tokens * 2 >= k.kv_tile ? 0.92 : 1.0;
   const double of_512 = boxes * k.bytes_per_token / 512;
   const auto pick = [small](double at_128, double at_192) {
@@ -99,22 +99,23 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   };
   DeviceLimits limits = gpu_prefill_limits(k);
   limits.min_chunk = max_of(1024, k.kv_tile);
-  limits.cost_per_item = pick(3.0, 3.9);
-  limits.cost_per_kv = pick(5.4e-3 * of_512, 5.9e-3 * of_512);
-  limits.cost_per_kv_row = pick(3.15e-3 * of_512, 3.42e-3 * of_512);
+  limits.cost_per_item = pick(3.6, 3.9);
+  limits.cost_per_kv = pick(3.75e-3 * of_512, 5.2e-3 * of_512);
+  limits.cost_per_kv_row = pick(3.58e-3 * of_512, 3.46e-3 * of_512);
   limits.cost_row_shift = 6;
   // Tiles of a request read the same K and V from L2: not a worker's share of the memory is the
-  // limit, but what the device reads of all, at 0.87 of what the decode kernels do.
+  // limit, but what the device reads of all, at 0.95 of what the decode kernels do.
   limits.cost_of_reading =
-      detail::gpu_units(1024 * k.bytes_per_token / (0.87e-6 * k.bytes_per_second));
+      detail::gpu_units(1024 * k.bytes_per_token / (0.95e-6 * k.bytes_per_second));
   limits.by_request = true;
   limits.short_tile_first = true;
   limits.price_splits = true;
   limits.memory_bound = false;
-  limits.cost_per_split = detail::gpu_units(5.0);
-  limits.cost_per_merged_part = pick(0.3, 0.7);
-  limits.cost_of_merging = pick(1.3, 1.0);
-  limits.cost_of_launch = pick(1.7, 1.0);
+  limits.cost_per_split = pick(0.0, 1.4);
+  limits.cost_per_shared = detail::gpu_units(5.0);
+  limits.cost_per_merged_row = pick(8.0e-3, 6.0e-3);
+  limits.cost_of_merging = pick(1.45, 0.0);
+  limits.cost_of_launch = pick(1.45, 0.65);
   return limits;
 }
 
@@ -130,8 +131,8 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_kv_row = limits.cost_row_shift = 0;
-  limits.cost_of_reading = limits.cost_of_launch = 0;
-  limits.cost_per_split = detail::gpu_units(2.0);
+  limits.cost_of_reading = limits.cost_of_launch = limits.cost_per_merged_row = 0;
+  limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0);
   limits.cost_of_merging = detail::gpu_units(4.0);
   limits.cost_per_merged_part = detail::gpu_units(0.2);
   limits.cost_per_state = detail::gpu_units(0.06);
@@ -151,7 +152,7 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_item = detail::gpu_units(6.0 * k.rows / 64);
-  limits.cost_per_split = detail::gpu_units(2.0 * k.rows / 64);
+  limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0 * k.rows / 64);
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
   return limits;
 }
@@ -163,20 +164,24 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
 inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   constexpr double kBlockRate = 80e9;
   Workers workers(gpu_hopper_limits(k));
-  // Fitted beside decodes: a row costs a quarter more in tiles of 128.
-  const int32_t warpgroups = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
-  const double of_192 = warpgroups < 3 ? 1.25 * warpgroups / 3 : 1.0;
-  workers.wide.cost_per_kv = detail::gpu_units(16.5e-3 * of_192 * k.bytes_per_token / 512);
-  workers.wide.cost_per_kv_row = workers.wide.cost_row_shift = 0;
+  // By 96 plans, a third of whose rows had no kernel but this. A token takes 16.4 ns with 192 rows,
+  // 12 with 128. Before the first item and behind the last are 8 us, 3 of them for code beyond 64
+  // KB; who is idle merges.
+  const double of_512 = k.bytes_per_token / 512.0;
+  workers.wide.cost_per_kv = detail::gpu_units(3.2e-3 * of_512);
+  workers.wide.cost_per_kv_row = detail::gpu_units(4.4e-3 * of_512);
   workers.wide.cost_per_item = detail::gpu_units(2.5);
-  workers.wide.cost_per_split = detail::gpu_units(6.0);
-  workers.wide.cost_of_launch = detail::gpu_units(3.0);
-  workers.wide.cost_of_reading = 0;  // narrow tiles do that
+  workers.wide.cost_per_split = detail::gpu_units(9.0);
+  workers.wide.cost_per_shared = detail::gpu_units(6.0);
+  workers.wide.cost_of_launch = detail::gpu_units(7.8);
   workers.wide.idle_merge = true;
-  workers.wide.cost_of_merging = workers.wide.cost_per_merged_part = 0;  // who is idle merges
+  workers.wide.cost_of_merging = workers.wide.cost_per_merged_row = 0;
+  workers.cost_of_reading =
+      detail::gpu_units(1024 * k.bytes_per_token / (0.88e-6 * k.bytes_per_second));
+  workers.wide.cost_of_reading = 0;  // of both kinds, above
   const int32_t most = static_cast<int32_t>(k.bytes_per_second / kBlockRate);
   const int32_t blocks = max_of(min_of(most, k.sms - 1), 1);
-  workers.narrow_per_block = warpgroups;
+  workers.narrow_per_block = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
   GpuKernel narrow = k;
   narrow.sms = blocks * workers.narrow_per_block;
   narrow.bytes_per_second = blocks * kBlockRate;
@@ -185,6 +190,9 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   workers.narrow = gpu_decode_limits(narrow);
   // A worker's rate is its own, whoever else is done.
   workers.narrow.memory_bound = false;
+  workers.narrow.cost_per_item = detail::gpu_units(1.8);
+  workers.narrow.cost_of_launch = workers.wide.cost_of_launch;
+  workers.narrow.cost_of_merging = workers.narrow.cost_per_merged_row = 0;
   workers.wide.tail_rounds = workers.narrow.tail_rounds = 16;
   workers.narrow_rows = narrow_rows;
   return workers;

@@ -66,14 +66,17 @@ struct DeviceLimits {
   /// Algorithm 1 alone, or the cheapest of several cuts by the model that plan/candidates.h has.
   bool price_splits = false;
   int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
+  int32_t cost_per_shared = 0;  ///< a partial state more of a request that shares, and its merge
   int32_t cost_of_launch = 0;   ///< before the first item and behind the last
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
+  int32_t cost_per_merged_row = 0;   ///< and for each row of them, and of three parts more
   int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Of 1024 KV tokens of a head, for all who need them, at the device's rate. 0: not priced.
   int32_t cost_of_reading = 0;
-  /// Whether workers share the memory, which one then has more of while others are idle.
+  /// Whether workers share the memory, which one then has more of while others are idle, by
+  /// cost_per_kv; otherwise that is what products take, and the memory has cost_of_reading.
   bool memory_bound = true;
   /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many
   /// requests share may end last.
@@ -108,6 +111,7 @@ struct Workers {
   DeviceLimits narrow;      ///< for tiles of at most narrow_rows packed rows; as many as may be
   int32_t narrow_rows = 0;  ///< 0: there are none
   int32_t narrow_per_block = 1;  ///< workers
+  int32_t cost_of_reading = 0;   ///< of 1024 KV tokens of a head, for both kinds; 0: not priced
 
   Workers(const DeviceLimits& limits = {}) : wide(limits) {}
 

@@ -40,6 +40,7 @@ class Mixture {
     both_.percent = wide_.chosen->percent;
     both_.kv_chunk = wide_.chosen->kv_chunk;
     both_.price = max_of(wide_.chosen->price, narrow_.chosen->price);
+    if (both_.price > 0) both_.price = max_of(both_.price, reading(tiles, shape, all));
     return both_;
   }
 
@@ -56,8 +57,8 @@ class Mixture {
 
   /// Cost of the longest queue.
   int64_t longest(const Candidate& chosen) const {
-    if (!workers_.mixed()) return chosen.deal.loads().longest;
-    return max_of(wide_.chosen->deal.loads().longest, narrow_.chosen->deal.loads().longest);
+    if (!workers_.mixed()) return chosen.deal.longest();
+    return max_of(wide_.chosen->deal.longest(), narrow_.chosen->deal.longest());
   }
 
   /// Writes the queues: the wide workers', then those of the narrow ones.
@@ -104,6 +105,18 @@ class Mixture {
       return *chosen;
     }
   };
+
+  /// The memory is for both kinds: K and V of each request are read once.
+  static int64_t reading(const std::vector<Tile>& tiles, const Shape& shape, const Workers& all) {
+    int64_t tokens = 0, longest = 0;
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      longest = max_of(longest, tiles[t].length());
+      if (t + 1 < tiles.size() && tiles[t + 1].request == tiles[t].request) continue;
+      tokens += longest;
+      longest = 0;
+    }
+    return tokens * all.cost_of_reading * shape.num_kv_heads / 1024 + all.wide.cost_of_launch;
+  }
 
   /// As many blocks for narrow tiles as make both kinds take equally long, or a few more or less
   /// where rounds fit better: 4 chunks of 512 tokens and 60 decodes over 4096 took 292 us with 44

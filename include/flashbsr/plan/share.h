@@ -126,12 +126,12 @@ class Sharer {
       // Chunks of half a worker's share (Cut::part_bound): two per worker, or one per tile.
       const int64_t chunks = max_of(int64_t{2} * limits.num_workers - shared_tiles, int64_t{0});
       sum += chunks * (limits.cost_per_item + state_cost(limits)) / 2;
-      longest += limits.cost_per_item + limits.cost_per_split;
+      longest += limits.cost_per_item + limits.cost_per_shared;
     }
     const int64_t both =
         max_of(sum + narrow_sum / workers.narrow_per_block, memory_share(workers, narrow_sum));
     return max_of(ceil_div<int64_t>(both, limits.num_workers), longest) +
-           (shared_tiles > 0 ? 2 * limits.cost_per_split : 0);
+           (shared_tiles > 0 ? 2 * limits.cost_per_shared : 0);
   }
 
  private:
@@ -256,7 +256,7 @@ class Sharer {
 
   /// A partial state more, and its merge.
   static int64_t state_cost(const DeviceLimits& limits) {
-    return max_of(limits.cost_per_split, limits.cost_per_item / 2);
+    return max_of(limits.cost_per_shared, limits.cost_per_item / 2);
   }
 
   /// Its tiles are items of their own, and every tile of its requests has a partial state more.
@@ -264,7 +264,7 @@ class Sharer {
     const int64_t saved = (without_[index] - token_cost(rows(node))) * (int64_t{node.end} - begin);
     const int64_t tiles = ceil_div<int64_t>(rows(node), limits_->tile_rows);
     const int64_t requests = tiles_[size(node.last)] - tiles_[size(node.first)];
-    return saved > tiles * (limits_->cost_per_item + limits_->cost_per_split) +
+    return saved > tiles * (limits_->cost_per_item + limits_->cost_per_shared) +
                        requests * state_cost(*limits_);
   }
 

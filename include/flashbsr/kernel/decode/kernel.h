@@ -10,6 +10,7 @@
 // docs/kernels/decode.md has the figures behind each choice.
 #pragma once
 
+#include <flashbsr/kernel/begin.h>
 #include <flashbsr/kernel/decode/epilogue.h>
 #include <flashbsr/kernel/decode/packed_loader.h>
 
@@ -162,9 +163,10 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   constexpr int kWords = sizeof(KernelArgs) / sizeof(int);
   const int ahead = reinterpret_cast<const int*>(&args)[min_of(16 * warp, kWords - 1)];
   asm volatile("" ::"r"(ahead));
-  // The plan is written by copies, which a dependent launch waits for: it may be read at once. The
+  // A plan that copies have written may be read at once: a dependent launch waits for them. The
   // first item comes with its request in one load; the others follow behind the streaming.
-  if (args.overlap != Overlap::kNone) ptx::launch_dependents<Traits::kArch>();
+  wait_for_plan<Traits::kArch>(args);
+  let_next_start<Traits::kArch>(args);
   const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
   if (threadIdx.x == 0) begin_decode(args, shared, static_cast<int>(blockIdx.x));
   __syncthreads();

@@ -10,10 +10,12 @@
 
 namespace flashbsr::ops {
 
-/// Its blocks come to their places while the kernel before it ends.
+/// Its blocks come to their places while the kernel before it ends, and those of the run behind it
+/// while it works: that waits for the plan (Overlap::kLaunch).
 template <int kArch>
 FLASHBSR_DEVICE void resolve(const ResolveArgs& a) {
   ptx::wait_for_prerequisites<kArch>();
+  ptx::launch_dependents<kArch>();
   const BoundPlan plan(a.plan);
   if (plan.bound()) plan.resolve(a.lengths, first_index(), index_stride());
 }

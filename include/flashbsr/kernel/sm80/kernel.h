@@ -145,7 +145,6 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
   const uint32_t keys = query_tile + Traits::kKeyOffset;
   const uint32_t values = query_tile + Traits::kValueOffset;
 
-  ptx::wait_for_prerequisites<Traits::kArch>();
   KvLoader<Traits> loader(state, ptx::thread_index());
   Loop loop(args, state, query_tile, ptx::thread_index());
 

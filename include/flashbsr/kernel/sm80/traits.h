@@ -39,7 +39,8 @@ template <int head_dim, DType kv, int rows, int arch = 80,
           int stages = prefill_stages(head_dim, kv, rows, arch), bool scaled = false>
 struct PrefillTraits {
   /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that
-  /// is more. On sm_90 that is the wait for the kernel before (PDL) and a conversion of e4m3.
+  /// is more. From sm_89 on that is a conversion of float8; others are one for all GPUs from sm_80
+  /// on, whose PTX is made once (cmake/instances.cmake).
   static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;

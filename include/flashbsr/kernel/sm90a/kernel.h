@@ -17,6 +17,7 @@
 // docs/kernels/sm90a.md draws the schedule.
 #pragma once
 
+#include <flashbsr/kernel/begin.h>
 #include <flashbsr/kernel/sm90a/epilogue.h>
 #include <flashbsr/kernel/sm90a/gather.h>
 #include <flashbsr/kernel/sm90a/mainloop.h>
@@ -62,11 +63,6 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
   }
 }
 
-/// The next launch may take SMs as they become free, and read its plan there.
-FLASHBSR_DEVICE void let_next_start(const KernelArgs& args) {
-  if (args.overlap != Overlap::kNone) ptx::launch_dependents<kArch>();
-}
-
 /// @tparam kPrepares  there is code for it; `prepares` says whether it is to be done
 template <class Traits, class Variant, KvCopies kCopies, bool kPrepares>
 FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& shared, bool prepares,
@@ -76,7 +72,7 @@ FLASHBSR_DEVICE void produce(const HopperArgs& args, const Shared<Traits>& share
     Scheduler<Traits, Variant, kCopies>(args, shared, lane).run();
     // Not before: blocks that decode are to be far from each other (narrow.h), and blocks that come
     // to SMs one by one are not: 300 us instead of 287 for 4 x 512 beside 60 decodes.
-    if constexpr (Traits::kMixed) let_next_start(args.base);
+    if constexpr (Traits::kMixed) let_next_start<kArch>(args.base);
   } else if (prepares) {
     if constexpr (kPrepares) produce_prepared<Traits, kCopies>(args, shared, lane);
   } else if constexpr (!Traits::kPreparesValues) {
@@ -171,6 +167,7 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
+  wait_for_plan<kArch>(args.base);
   const NarrowBlocks narrow = NarrowBlocks::of<Traits>(args.base);
   if constexpr (Traits::kMixed) {
     if (narrow.here && threadIdx.x >= 128 && threadIdx.x % 128 == 0) {
@@ -180,9 +177,9 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
       ptx::fence_async_proxy();
     }
   }
-  // The plan is written by copies, which a dependent launch waits for: the scheduler and who loads
-  // by TMA read it at once, and wait where they come to what kernels write.
-  if constexpr (!Traits::kMixed) let_next_start(args.base);
+  // A plan that copies have written is there, a dependent launch waits for them: the scheduler and
+  // who loads by TMA read it at once, and wait where they come to what kernels write.
+  if constexpr (!Traits::kMixed) let_next_start<kArch>(args.base);
   __syncthreads();
   // In this order ptxas puts the producers' code first. The first 64 KB of a kernel are there when
   // it begins; what is beyond comes from memory, 450 instructions in 3.3 us (H200), and all wait

@@ -118,7 +118,8 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }
-  let_next_start(args.base);
+  wait_for_plan<kArch>(args.base);
+  let_next_start<kArch>(args.base);
   __syncthreads();
   if (threadIdx.x >= 128 && threadIdx.x < kConsumersEnd) {
     ptx::take_registers<Traits::kConsumerRegisters>();

@@ -13,8 +13,8 @@
 namespace flashbsr::sm90a {
 
 /// An entry of the ring of places: a tile of K, then the same of V, and so on. Numbers are
-/// args.gather_unit bytes, from row 0 of the head. A lane copies every fourth row of its warp's:
-/// its numbers lie side by side.
+/// args.gather_unit bytes, from row 0 of the head. A lane copies every fourth row of its warp's, or
+/// widens every eighth one of the tile: its numbers lie side by side.
 template <class Traits>
 struct PlaceEntry {
   static constexpr int kRows = Traits::kKvTile / Shared<Traits>::kGatherWarps;  ///< of a warp
@@ -23,6 +23,7 @@ struct PlaceEntry {
 
   /// Byte of a row's number.
   FLASHBSR_DEVICE static int32_t of_row(int32_t row) {
+    if constexpr (Traits::kWideners > 0) return 4 * (row % 8 * (Traits::kKvTile / 8) + row / 8);
     const int32_t in_warp = row % kRows;
     return 4 * (row - in_warp + in_warp % 4 * kTurns + in_warp / 4);
   }

@@ -20,6 +20,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
+from ...arrays.torch import stream
 from ...engine.context import ContextParallel
 from ...errors import UnsupportedError
 from . import MERGE
@@ -34,6 +35,7 @@ from .kinds import (
     takes_head_size,
 )
 from .layer import Layer
+from .rows import rows_of
 from .steps import Batch, Place, Step, Steps
 
 __all__ = ["FlashbsrBackend", "FlashbsrBuilder", "FlashbsrImpl", "dtype_name"]
@@ -48,6 +50,11 @@ LEAST_SHARED = 1 << 16
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16`` of ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
+
+
+def _first(x: Any, count: int) -> Any:
+    """Give a tensor's first elements: itself where it has no others, a view costs the host 2 us."""
+    return x if x.shape[0] == count else x[:count]
 
 
 def through_peers(*, on_gpu: bool, halves: bool) -> bool:
@@ -186,7 +193,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         requests, tokens = max(config.scheduler_config.max_num_seqs, int(m.num_reqs)), max(sizes)
         # One graph for steps of all sorts, or graphs for decode steps and others apart?
         if compilation.cudagraph_mode.separate_routine():
-            key: Any = batch.even
+            key: Any = batch.of_requests.even
             if key is None:
                 raise UnsupportedError("cudagraph_mode", compilation.cudagraph_mode, "another")
             requests = max(requests, -(-tokens // key))
@@ -204,23 +211,21 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         if getattr(m, "mm_req_doc_ranges", None):
             raise UnsupportedError("mm_req_doc_ranges", "spans that see each other", "none")
         requests = int(m.num_reqs)
-        starts = np.asarray(m.query_start_loc_cpu)[: requests + 1]
-        tables = m.block_table_tensor[:requests]
-        if self.steps.place.device is None:
-            lens = np.asarray(m.seq_lens[:requests])
-            return Batch(starts, np.where(np.diff(starts) > 0, lens, 0), tables, causal=m.causal)
-        if self.crosses or m.seq_lens_cpu_upper_bound is None:
+        rows = rows_of(_first(m.query_start_loc_cpu, requests + 1).numpy())
+        on_cpu = self.steps.place.device is None
+        if on_cpu:
+            bounds = _first(m.seq_lens, requests).numpy()
+        elif self.crosses or m.seq_lens_cpu_upper_bound is None:
             bounds = np.full(requests, int(m.max_seq_len))
         else:
-            bounds = np.asarray(m.seq_lens_cpu_upper_bound)[:requests]
-        return Batch(
-            starts,
-            bounds * (starts[1:] > starts[:-1]),  # requests that pad a graph have no rows
-            tables,
-            m.seq_lens[:requests],
-            m.query_start_loc[: requests + 1],
-            m.causal,
-        )
+            bounds = _first(m.seq_lens_cpu_upper_bound, requests).numpy()
+        if rows.absent is not None:  # requests that pad a graph
+            bounds = np.where(rows.absent, 0, bounds)
+        tables = _first(m.block_table_tensor, requests)
+        if on_cpu:
+            return Batch(rows.starts, bounds, tables, causal=m.causal)
+        lens, query_starts = _first(m.seq_lens, requests), _first(m.query_start_loc, requests + 1)
+        return Batch(rows.starts, bounds, tables, lens, query_starts, m.causal)
 
     @staticmethod
     def _ranks(parallel: Any, kv_cache_spec: Any) -> Ranks | None:
@@ -238,7 +243,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def _stream(self) -> Any:
         device = self.steps.place.device
-        return None if device is None else torch.cuda.current_stream(device).cuda_stream
+        return None if device is None else stream(device)
 
 
 class FlashbsrBackend(AttentionBackend):  # type: ignore[misc]

@@ -19,6 +19,7 @@ from ...layout.bounds import Bounds
 from ...layout.layouts import BlockTable, Layout, Ragged
 from .context import Ranks
 from .kinds import Kind
+from .rows import Rows, rows_of
 
 __all__ = ["Batch", "Place", "Step", "Steps"]
 
@@ -124,18 +125,15 @@ class Batch:
             positions=positions,
         )
 
+    @cached_property
+    def of_requests(self) -> Rows:
+        """Query rows of each request."""
+        return rows_of(self.starts)
+
     @property
     def rows(self) -> int:
         """Query rows of all requests."""
-        return int(self.starts[-1])
-
-    @cached_property
-    def even(self) -> int | None:
-        """The number of rows that every request with any has; None: they differ."""
-        rows = self.starts[1:] - self.starts[:-1]
-        most = int(rows.max(initial=0))
-        # Those with most have all rows that there are.
-        return most if most and np.count_nonzero(rows == most) * most == self.rows else None
+        return self.of_requests.total
 
 
 @dataclass(slots=True)
@@ -143,19 +141,20 @@ class _Slot:
     """An engine, what it is planned for, and how often it was."""
 
     attention: Attention
-    starts: np.ndarray[Any, Any] | None = None
+    rows: Rows | None = None
     bounds: np.ndarray[Any, Any] | None = None
     common_prefix: int = 0
     turn: int = 0
 
-    def holds(self, starts: np.ndarray[Any, Any], batch: Batch) -> bool:
+    def holds(self, rows: Rows, batch: Batch) -> bool:
         """Tell whether the plan serves such a batch, and about as well as one of its own would."""
-        if self.starts is None or self.bounds is None:
+        if self.rows is not rows or self.bounds is None:
             return False
-        if self.common_prefix != batch.common_prefix or not np.array_equal(self.starts, starts):
+        if self.common_prefix != batch.common_prefix:
             return False
-        room = self.bounds - batch.bounds
-        return not room.size or (room.min() >= 0 and room.max() <= 2 * ROOM)
+        # Seen as unsigned, what is below 0 is above all.
+        room = (self.bounds - batch.bounds).view(np.uint64)
+        return not room.size or int(room.max()) <= 2 * ROOM
 
 
 @dataclass(slots=True)
@@ -280,7 +279,7 @@ class Steps:
             batch = batch.on(ranks.share)
         graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
-        starts = batch.starts if graph is None else _over(batch, num_actual_tokens)
+        rows = batch.of_requests if graph is None else _over(batch, num_actual_tokens)
         # Positions are made for the step, and lie anywhere.
         late = None
         if self.fixed and graph is not None and not batch.topk and batch.positions is None:
@@ -292,7 +291,7 @@ class Steps:
             if kind.ragged or (self.place.device is None and not batch.topk):
                 self._planned(slot, like or self._layout(kind, batch), batch, stream)
             else:
-                planned = self._bound(slot, batch, starts, like, stream)
+                planned = self._bound(slot, batch, rows, like, stream)
                 if late is None and not batch.topk:
                     _tell(slot.attention, batch, stream)
                 if not planned:
@@ -300,7 +299,7 @@ class Steps:
             made.setdefault(kind.ragged, slot.attention)
         turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
         return Step(
-            num_actual_tokens, slot_mapping, int(starts[-1]), graph is not None, turns, ranks, late
+            num_actual_tokens, slot_mapping, rows.total, graph is not None, turns, ranks, late
         )
 
     def _planned(self, slot: _Slot, layout: Layout | Attention, batch: Batch, stream: Any) -> None:
@@ -317,7 +316,7 @@ class Steps:
         self,
         slot: _Slot,
         batch: Batch,
-        starts: np.ndarray[Any, Any],
+        rows: Rows,
         like: Attention | None,
         stream: Any,
     ) -> bool:
@@ -325,18 +324,18 @@ class Steps:
 
         Returns whether it planned, as `like` was in this step, if that is given.
         """
-        planned = not slot.holds(starts, batch)
+        planned = not slot.holds(rows, batch)
         if planned:
             page_size = 1 if batch.topk else self.place.page_size
             bounds = batch.bounds.astype(np.int64)
-            if batch.even is not None:  # a decode step, and probably more of them
+            if batch.of_requests.even is not None:  # a decode step, and probably more of them
                 most = batch.topk or int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
-            slot.starts = slot.bounds = None  # a plan that raises leaves none
+            slot.rows = slot.bounds = None  # a plan that raises leaves none
             common = batch.common_prefix
-            layout = like or Bounds(starts, bounds, page_size=page_size, common_prefix=common)
+            layout = like or Bounds(rows.starts, bounds, page_size=page_size, common_prefix=common)
             self._planned(slot, layout, batch, stream)
-            slot.starts, slot.bounds, slot.common_prefix = starts.copy(), bounds, common
+            slot.rows, slot.bounds, slot.common_prefix = rows, bounds, common
         return planned
 
     def _turn(self, causal: bool) -> dict[Kind, _Slot]:
@@ -363,20 +362,22 @@ class Steps:
             return None
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:
-            graph = self._graphs.get((batch.even, batch.causal))
+            graph = self._graphs.get((batch.of_requests.even, batch.causal))
         fits = graph and len(batch.bounds) <= graph.requests and rows <= graph.tokens
         return graph if fits else None
 
 
-def _over(batch: Batch, rows: int) -> np.ndarray[Any, Any]:
+def _over(batch: Batch, rows: int) -> Rows:
     """Give query rows that cover all that a graph has: where lengths say fewer, zeros are written.
 
     Requests that pad a decode step get as many as the others have, which keeps the plan for steps
     of fewer requests; otherwise the last request gets what is over.
     """
-    even, count = batch.even, len(batch.bounds)
-    if even is not None and even * count == rows:
-        return np.arange(0, rows + 1, even, dtype=batch.starts.dtype)
-    starts: np.ndarray[Any, Any] = batch.starts.copy()
-    starts[-1] = max(rows, batch.rows)
-    return starts
+    mine, count = batch.of_requests, len(batch.bounds)
+    if mine.even is not None and mine.even * count == rows:
+        if mine.absent is None:
+            return mine
+        return rows_of(np.arange(0, rows + 1, mine.even, dtype=batch.starts.dtype))
+    starts = batch.starts.copy()
+    starts[-1] = max(rows, mine.total)
+    return rows_of(starts)
