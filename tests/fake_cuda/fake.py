@@ -82,11 +82,11 @@ class Driver:
     @contextlib.contextmanager
     def memory_of_h200(self) -> Iterator[None]:
         """Devices have as much bandwidth for each of 6 SMs as an H200 has for each of 132."""
-        self.library.fake_memory_clock(3201000 * 6 // 132)
+        self.library.fake_memory_clock(3125000 * 6 // 132)
         try:
             yield
         finally:
-            self.library.fake_memory_clock(3201000)
+            self.library.fake_memory_clock(3125000)
 
     @contextlib.contextmanager
     def no_maps_of(self, array: Any) -> Iterator[None]:

@@ -77,7 +77,7 @@ struct State {
   const int32_t* last_pages = nullptr;
   int last_grid = 0, last_threads = 0, last_shared = 0, last_overlap = 0, last_programmatic = 0,
       last_path = -1, last_box = 0, last_cluster = 0;
-  int memory_khz = 3201000;        ///< of an H200
+  int memory_khz = 3125000;        ///< of an H200
   const void* unmapped = nullptr;  ///< no tensor map of what lies there
 };
 

@@ -35,7 +35,7 @@
 //     takes. 1 x 263 queries of 16 heads over 57163 tokens in 128 items took 316 us, where all K
 //     and V once are 103, all items' 307, and their products 220.
 //   - A merge costs by rows, each part's and those of three more: 5 x 1 over 8942 tokens of one KV
-//     head took 14 us in 51 parts of 8 rows each, 30 by a price of parts alone.
+//     head took 16 us in 51 parts of 8 rows in tiles of 128, 27 by a price of parts alone.
 #pragma once
 
 #include <cmath>
@@ -101,14 +101,14 @@ class Candidates {
 
  private:
   // In 1024 of what a worker takes while all are busy:
-  static constexpr int64_t kAlone = 570;       ///< the least; 34.5 of 62 GB/s
-  static constexpr int64_t kPorts = 900;       ///< with more than half of the others
+  static constexpr int64_t kAlone = 570;        ///< the least; 34.5 of 62 GB/s
+  static constexpr int64_t kPorts = 900;        ///< with more than half of the others
   static constexpr int64_t kAgainPercent = 50;  ///< of K and V that another tile reads, too
   static constexpr int32_t kQuotaPercents[] = {125, 110, 100, 80, 50, 25};
   static constexpr int32_t kTailPercents[] = {50, 100, 200, 300};
   static constexpr int32_t kRounds = 3;
-  /// What is less than 0.2 % better is not worth the time to find it.
-  static int64_t worth(int64_t price) { return price - price / 512; }
+  /// What is less than 0.4 % better is not worth the time to find it.
+  static int64_t worth(int64_t price) { return price - price / 256; }
 
   void search(int64_t quota) {
     const int64_t tiles = static_cast<int64_t>(tiles_->size()), heads = shape_->num_kv_heads;
@@ -270,11 +270,17 @@ class Candidates {
     int64_t time = 0;
     if (limits_->memory_bound) {
       time = c.deal.time([&](int32_t busy) { return max_of(pace_of_memory(busy), kAlone); });
+      if (c.cut.split_chunks > 0 && items_behind_parts(c) > 0) {
+        const int64_t early = ceil_div(c.cut.split_chunks * shape_->num_kv_heads, workers);
+        time =
+            max_of(time, c.deal.longest() * kAlone / 1024 + early * limits_->cost_per_early_part);
+      }
     } else if (reading_ == 0) {
       time = c.deal.longest();
     } else {
       // How much longer the memory takes than products, while all are busy.
-      const int64_t mean = mean_queue(static_cast<int64_t>(c.cut.chunks.size()), c.cut.split_chunks);
+      const int64_t mean =
+          mean_queue(static_cast<int64_t>(c.cut.chunks.size()), c.cut.split_chunks);
       const int64_t slower = reading_ * 1024 / max_of<int64_t>(mean, 1);
       time = c.deal.time(
           [&](int32_t busy) { return longer_than(pace_of_memory(busy) * slower >> 10); });
@@ -288,7 +294,8 @@ class Candidates {
   static int64_t longer_than(int64_t memory) {
     const double of_memory = static_cast<double>(min_of<int64_t>(memory, 9000));
     constexpr double kOne = 1024.0 * 1024 * 1024 * 1024;
-    const double squares = std::floor(std::sqrt(of_memory * of_memory * of_memory * of_memory + kOne));
+    const double squares =
+        std::floor(std::sqrt(of_memory * of_memory * of_memory * of_memory + kOne));
     return max_of(static_cast<int64_t>(std::sqrt(squares)), memory);
   }
 
@@ -330,16 +337,20 @@ class Candidates {
     if (limits_->memory_bound) {
       // Queues begin with parts: with other items behind them, merges are hidden.
       const int64_t workers = limits_->num_workers;
-      const int64_t others = static_cast<int64_t>(c.cut.chunks.size()) - c.cut.split_chunks;
-      merging = merging * max_of<int64_t>(workers - others * shape_->num_kv_heads, 0) / workers;
+      merging = merging * max_of<int64_t>(workers - items_behind_parts(c), 0) / workers;
     }
     return merging;
   }
 
+  int64_t items_behind_parts(const Candidate& c) const {
+    return (static_cast<int64_t>(c.cut.chunks.size()) - c.cut.split_chunks) * shape_->num_kv_heads;
+  }
+
   /// A bound below the price of any cut into so many items and parts of a KV head.
   int64_t least_price(int64_t items, int64_t slots) const {
+    const bool hidden = limits_->memory_bound && items > slots;
     return max_of(mean_queue(items, slots), reading_) + limits_->cost_of_launch +
-           (limits_->memory_bound ? 0 : limits_->cost_of_merging);
+           (hidden ? 0 : limits_->cost_of_merging);
   }
 
   // The batch of the current call.

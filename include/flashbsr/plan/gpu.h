@@ -39,25 +39,28 @@ inline double gpu_stream_us(const GpuKernel& k, double bytes) {
 
 }  // namespace detail
 
-/// Decode: few rows, one block per SM that follows its queue. On an H200 an item costs 0.6 us by
-/// itself (its record, Q, the fill of the ring, the epilogue), and merges 1.4 us and 16 ns for each
-/// row of each part: 35 us is what 140 plans of random batches are off by in a thousand. Chunks of
-/// 64 tokens still pay when a batch is so small that SMs idle (1 x 1024 tokens: 5.1 us in 16 parts;
-/// 4 x 1024: 8.5 us split, 9.8 whole).
+/// Decode: few rows, one block per SM that follows its queue. By 215 plans of random batches on an
+/// H200 (tools/plan_model.py) an item costs 0.55 us by itself (its record, Q, the fill of the ring,
+/// the epilogue), and merges 1 us and 17 ns for each row of each part. Chunks of 64 tokens still
+/// pay when a batch is so small that SMs idle (1 x 1024 tokens: 5.1 us in 16 parts; 4 x 1024: 8.5
+/// us split, 9.8 whole).
 inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   DeviceLimits limits;
   limits.num_workers = k.sms * k.blocks_per_sm;
   limits.tile_rows = k.rows;
   limits.kv_tile = k.kv_tile;
   limits.min_chunk = max_of(64, k.kv_tile);
-  limits.cost_per_item = detail::gpu_units(0.6);
+  limits.cost_per_item = detail::gpu_units(0.55);
   limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
   limits.cost_per_shared = detail::gpu_units(2.4);
-  limits.cost_of_merging = detail::gpu_units(1.4);
-  limits.cost_per_merged_row = detail::gpu_units(0.016);
-  limits.cost_of_launch = detail::gpu_units(2.6);
+  // 124 requests of 1 to 673 tokens, one KV head: 13.6 us with parts before other items, 10.3
+  // whole.
+  limits.cost_per_early_part = detail::gpu_units(4.0);
+  limits.cost_of_merging = detail::gpu_units(1.0);
+  limits.cost_per_merged_row = detail::gpu_units(0.0175);
+  limits.cost_of_launch = detail::gpu_units(2.8);
   limits.units_per_us = kGpuUnitsPerUs;
   return limits;
 }
@@ -87,8 +90,8 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
 /// Prefill on sm_90a: one block per SM, tiles claimed request by request. By 954 plans of random
 /// batches on an H200 (tools/plan_model.py; head dim 128, 16 bits, pages of 16): a KV token takes
 /// 15.6 ns with 192 packed rows, 12.1 with 128, 8.7 with 64 or fewer, and in tiles of 128 rows 10.9
-/// and 7.3; an item 3.9 us, or 3.6. What merges come to goes by rows: partial states of 192 are 98 KB, which
-/// whoever is last reads by itself.
+/// and 7.3; an item 3.9 us, or 3.6. What merges come to goes by rows: partial states of 192 are 98
+/// KB, which whoever is last reads by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
   // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for; ragged it has none.
@@ -164,16 +167,18 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
 inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   constexpr double kBlockRate = 80e9;
   Workers workers(gpu_hopper_limits(k));
-  // By 96 plans, a third of whose rows had no kernel but this. A token takes 16.4 ns with 192 rows,
-  // 12 with 128. Before the first item and behind the last are 8 us, 3 of them for code beyond 64
-  // KB; who is idle merges.
+  // By 130 plans: a token takes 16.6 ns with 192 rows, 12.9 with 64, in tiles of 128 rows 11.6 and
+  // 7.8: 6 % more than in the other kernels, since K and V wait behind those of the narrow tiles.
+  // Before the first item and behind the last are 8.5 us, 3 of them for code beyond 64 KB; who is
+  // idle merges.
+  const bool tall = ceil_div(k.rows, 64) > 2;  // whole tokens may be a few rows less
   const double of_512 = k.bytes_per_token / 512.0;
-  workers.wide.cost_per_kv = detail::gpu_units(3.2e-3 * of_512);
-  workers.wide.cost_per_kv_row = detail::gpu_units(4.4e-3 * of_512);
+  workers.wide.cost_per_kv = detail::gpu_units((tall ? 11.0e-3 : 4.0e-3) * of_512);
+  workers.wide.cost_per_kv_row = detail::gpu_units((tall ? 1.85e-3 : 3.8e-3) * of_512);
   workers.wide.cost_per_item = detail::gpu_units(2.5);
   workers.wide.cost_per_split = detail::gpu_units(9.0);
   workers.wide.cost_per_shared = detail::gpu_units(6.0);
-  workers.wide.cost_of_launch = detail::gpu_units(7.8);
+  workers.wide.cost_of_launch = detail::gpu_units(8.5);
   workers.wide.idle_merge = true;
   workers.wide.cost_of_merging = workers.wide.cost_per_merged_row = 0;
   workers.cost_of_reading =
@@ -181,7 +186,7 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   workers.wide.cost_of_reading = 0;  // of both kinds, above
   const int32_t most = static_cast<int32_t>(k.bytes_per_second / kBlockRate);
   const int32_t blocks = max_of(min_of(most, k.sms - 1), 1);
-  workers.narrow_per_block = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
+  workers.narrow_per_block = ceil_div(k.rows, 64);
   GpuKernel narrow = k;
   narrow.sms = blocks * workers.narrow_per_block;
   narrow.bytes_per_second = blocks * kBlockRate;
@@ -190,7 +195,7 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   workers.narrow = gpu_decode_limits(narrow);
   // A worker's rate is its own, whoever else is done.
   workers.narrow.memory_bound = false;
-  workers.narrow.cost_per_item = detail::gpu_units(1.8);
+  workers.narrow.cost_per_item = detail::gpu_units(1.5);
   workers.narrow.cost_of_launch = workers.wide.cost_of_launch;
   workers.narrow.cost_of_merging = workers.narrow.cost_per_merged_row = 0;
   workers.wide.tail_rounds = workers.narrow.tail_rounds = 16;

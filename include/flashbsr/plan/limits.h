@@ -67,6 +67,9 @@ struct DeviceLimits {
   bool price_splits = false;
   int32_t cost_per_split = 0;   ///< what a part of a split tile costs beyond its work
   int32_t cost_per_shared = 0;  ///< a partial state more of a request that shares, and its merge
+  /// Where workers share the memory: what a part takes a worker that has other items behind it,
+  /// while others read.
+  int32_t cost_per_early_part = 0;
   int32_t cost_of_launch = 0;   ///< before the first item and behind the last
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
