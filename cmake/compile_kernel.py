@@ -148,8 +148,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ccbin", help="nvcc's host compiler")
     parser.add_argument("--compress", default="", help="nvcc's option for it")
     parser.add_argument("--sass", nargs="+", required=True, help="machine code for, such as 90a")
-    parser.add_argument("--ptx", default="0", help="and PTX, of one of them; nvcc assembles the code"
-                        " of higher ones from it; 0: none")  # fmt: skip
+    parser.add_argument(
+        "--ptx", default="0", help="and PTX, of one of them, from which nvcc assembles higher ones"
+    )
     parser.add_argument("--cache", default="", help="a folder of kernels that other builds made")
     args = parser.parse_args(argv)
     args.kind = args.compiler.split()[0]

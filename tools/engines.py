@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs serving engines over flashbsr and keeps the outcome, tests/records/engines-cpu.json.
+"""Runs serving engines over flashbsr and keeps the outcome, tests/records/engines-*.json.
 
     python tools/engines.py --engine vllm              with this Python's vLLM; others' stay
     python tools/engines.py --engine vllm --only fp8   some cases, nothing is written
-    python tools/engines.py --check                    no engine needed: is the record good?
+    python tools/engines.py --engine vllm_gpu --jobs 8 on GPUs, with so many cases at once
+    python tools/engines.py --check                    no engine needed: are the records good?
 
 CI has no engines, so this is run when an integration changes. Of each engine a module beside this
 file, ``engines_<name>.py``, has the cases: small models of random weights, which generate with the
@@ -13,7 +14,8 @@ engine's own attention and with flashbsr's, and must choose the same tokens. It 
 - ``VERSIONS``: those that the record must have,
 - ``SOURCES``: patterns of the files that decide (kernels have tests of their own),
 - ``version()`` and ``packages()``: of this Python,
-- ``CASES``: names, and functions that give a dict with ``ok``.
+- ``CASES``: names, and functions that give a dict with ``ok``,
+- ``PLACE``: of its record's name; "cpu" where it says nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +28,25 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from gpu_hash import ROOT, significant
 
 SCHEMA = 1
-RECORD = ROOT / "tests" / "records" / "engines-cpu.json"
+RECORDS = ROOT / "tests" / "records"
 TOOLS = Path(__file__).resolve().parent
 
 
 def engines() -> list[str]:
     """Names of the engines that have a module here."""
     return sorted(p.stem.removeprefix("engines_") for p in TOOLS.glob("engines_*.py"))
+
+
+def record_of(module: Any) -> Path:
+    """Name the file that keeps what an engine's cases found."""
+    return RECORDS / f"engines-{getattr(module, 'PLACE', 'cpu')}.json"
 
 
 def source_hash(patterns: Sequence[str], root: Path = ROOT) -> str:
@@ -64,28 +72,38 @@ def run_case(name: str, case: Any) -> dict[str, Any]:
     return outcome
 
 
-def record(engine: str, only: list[str] | None, path: Path) -> int:
+def record(engine: str, only: list[str] | None, out: Path | None, jobs: int) -> int:
     """Run an engine's cases, and unless some were chosen keep the outcome."""
     module = importlib.import_module(f"engines_{engine}")
+    path = out or record_of(module)
     names = only or list(module.CASES)
     if unknown := set(names) - set(module.CASES):
         raise SystemExit(f"no case {', '.join(unknown)}; there are {', '.join(module.CASES)}")
-    found = {name: run_case(name, module.CASES[name]) for name in names}
-    good = all(outcome["ok"] for outcome in found.values())
+    found: dict[str, Any] = {}
+    with ThreadPoolExecutor(jobs) as pool:  # cases wait for processes
+        running = {pool.submit(run_case, name, module.CASES[name]): name for name in names}
+        for done in as_completed(running):
+            found[running[done]] = done.result()
+            if only is None:  # at once: what comes later may never end
+                keep(engine, module, found, path)
     if only is None:
-        content = {"schema": SCHEMA, "engines": {}}
-        if path.exists():
-            content = json.loads(path.read_text())
-        content["engines"].setdefault(engine, {})[module.version()] = {
-            "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            "source_hash": source_hash(module.SOURCES),
-            "packages": module.packages(),
-            "cases": found,
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
         print(f"record: {path}")
-    return 0 if good else 1
+    return 0 if all(outcome["ok"] for outcome in found.values()) else 1
+
+
+def keep(engine: str, module: Any, found: dict[str, Any], path: Path) -> None:
+    """Write what this Python's engine has found so far; other engines and versions stay."""
+    content = {"schema": SCHEMA, "engines": {}}
+    if path.exists():
+        content = json.loads(path.read_text())
+    content["engines"].setdefault(engine, {})[module.version()] = {
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "source_hash": source_hash(module.SOURCES),
+        "packages": module.packages(),
+        "cases": found,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def verdict(engine: str, kept: dict[str, Any], module: Any) -> tuple[bool, list[str]]:
@@ -108,12 +126,13 @@ def verdict(engine: str, kept: dict[str, Any], module: Any) -> tuple[bool, list[
     return good, lines
 
 
-def check(path: Path, names: list[str]) -> int:
+def check(out: Path | None, names: list[str]) -> int:
     """Print the verdict on every engine; 0 only if all are good and current."""
-    content = json.loads(path.read_text()) if path.exists() else {"engines": {}}
     status = 0
     for engine in names:
         module = importlib.import_module(f"engines_{engine}")
+        path = out or record_of(module)
+        content = json.loads(path.read_text()) if path.exists() else {"engines": {}}
         good, lines = verdict(engine, content["engines"].get(engine, {}), module)
         print("\n".join(lines))
         status |= not good
@@ -128,13 +147,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=engines(), help="which; --check: default all")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="CASE,...")
     parser.add_argument("--check", action="store_true", help="judge the record")
-    parser.add_argument("--out", type=Path, default=RECORD, metavar="FILE")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at once")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="another record")
     args = parser.parse_args(argv)
     if args.check:
         return check(args.out, [args.engine] if args.engine else engines())
     if not args.engine:
         parser.error(f"--engine is one of {', '.join(engines())}")
-    return record(args.engine, args.only, args.out)
+    return record(args.engine, args.only, args.out, args.jobs)
 
 
 if __name__ == "__main__":

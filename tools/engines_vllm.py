@@ -35,6 +35,7 @@ TIE = {"float32": 1e-4, "bfloat16": 2.0**-4}
 APART = {"float32": 1e-4, "bfloat16": 2.0**-4}  # log probabilities, before a tie decided otherwise
 LEAST = {"float32": 0.9, "bfloat16": 0.25}  # of all places, so many are compared
 RANKS = "ENGINES_VLLM_RANKS"
+LOGS = "ENGINES_LOGS"  # a folder for what failed processes printed
 OVERRIDE = "CPU_ATTN,CPU_MLA,AMX_MLA"
 NO_LATENTS = {"ok": True, "skipped": "vLLM 0.26.0: MLA is not supported on CPU"}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -55,7 +56,7 @@ def packages() -> dict[str, str]:
 
 def generate(args: argparse.Namespace) -> None:
     """Generate in this process; tokens and log probabilities go to a file."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     over = {} if args.ranks == 1 else {
         "tensor_parallel_size": args.ranks, "decode_context_parallel_size": args.ranks,
@@ -64,11 +65,18 @@ def generate(args: argparse.Namespace) -> None:
     llm = LLM(
         args.model, skip_tokenizer_init=True, enforce_eager=True, dtype=args.dtype,
         kv_cache_dtype=args.kv, kv_cache_memory_bytes=64 << 20, block_size=32, max_model_len=512,
-        max_num_batched_tokens=64, max_num_seqs=8, enable_chunked_prefill=True,
+        max_num_batched_tokens=args.batched, max_num_seqs=8, enable_chunked_prefill=True,
         enable_prefix_caching=True, speculative_config=NGRAM if args.ngram else None,
         attention_config={"backend": args.backend},
         compilation_config={"custom_ops": ["none"]} if args.native else {}, **over,
     )  # fmt: skip
+    leave(llm, args.out)
+
+
+def leave(llm: Any, out: Path) -> None:
+    """Generate twice with an engine, leave a file, and end this process."""
+    from vllm import SamplingParams
+
     how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False,
                          logprobs=2)  # fmt: skip
     passes = []
@@ -83,7 +91,7 @@ def generate(args: argparse.Namespace) -> None:
             ],
         })  # fmt: skip
     runs = min(llm.collective_rpc(runs_of_worker))
-    args.out.write_text(json.dumps({"passes": passes, "runs": runs}))
+    out.write_text(json.dumps({"passes": passes, "runs": runs}))
     sys.stdout.flush()
     os._exit(0)  # an orderly end takes vLLM seconds
 
@@ -140,7 +148,20 @@ def runs_of_worker(worker: Any) -> int:  # noqa: ARG001
 
 
 def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, Any]:
-    """Generate in a process of its own; flashbsr is found by its entry point, as by users."""
+    """Generate in a process of its own, on the CPU."""
+    environment = {
+        "FLASHBSR_VLLM_OVERRIDE": OVERRIDE if ours else "", RANKS: str(options.get("ranks", 1))
+    }  # fmt: skip
+    if options.get("ranks", 1) > 1:  # vLLM would have a NUMA node for each
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    return of_process(__file__, folder, model, ours, environment, 900, **options)
+
+
+def of_process(
+    program: str, folder: Path, model: Path, ours: bool, environment: dict[str, str],
+    seconds: float, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a program that generates; flashbsr is found by its entry point, as by users."""
     info = folder / "flashbsr_under_test-0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashbsr-under-test\nVersion: 0\n")
@@ -154,19 +175,20 @@ def child(folder: Path, model: Path, ours: bool, **options: Any) -> dict[str, An
     environment = {
         **os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_LOGGING_LEVEL": "ERROR", "FLASHBSR_VLLM_OVERRIDE": OVERRIDE if ours else "",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", RANKS: str(options.get("ranks", 1)),
+        "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", **environment,
     }  # fmt: skip
-    if options.get("ranks", 1) > 1:  # vLLM would have a NUMA node for each
-        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(model), str(out)]
+    command = [sys.executable, program, str(model), str(out)]
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
     command += [f"--{name}" for name, value in options.items() if value is True]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=seconds, check=False,
+    )  # fmt: skip
     if done.returncode or not out.exists():
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+        if LOGS in os.environ:  # of several processes, the first error is the one that tells
+            name = "_".join(f"{name}_{value}" for name, value in options.items())
+            Path(os.environ[LOGS], f"{Path(program).stem}_{name}.log").write_text(done.stdout)
+        raise RuntimeError(f"exit status {done.returncode}: {done.stdout[-1500:]}")
     found: dict[str, Any] = json.loads(out.read_text())
     if (found["runs"] > 0) != ours:
         raise RuntimeError(f"flashbsr ran {found['runs']} times")
@@ -234,6 +256,8 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
 
     It has no chunks and no prefixes: vLLM switches them off for it, and leaves them on where the
     CPU has AMX and flashbsr takes the place of AMX_MLA (`chunks`). 0.26 has it on GPUs alone.
+    Where it has no chunks, a step takes a whole prompt: beside drafts vLLM 0.32 otherwise never
+    finds room for one, and goes on looking.
     Operators are PyTorch's: with vLLM's own (0.32, float32) tokens are others than those of
     transformers, and others whenever prompts are put together otherwise, over both backends.
     """
@@ -242,7 +266,7 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(kind, folder / "model")
-        given = {"dtype": "float32", "native": True}
+        given = {"dtype": "float32", "native": True, **({} if chunks() else {"batched": 512})}
         theirs = child(folder, folder / "model", False, backend="CPU_MLA", **given)
         ours = child(folder, folder / "model", True, **given, **options)
     first, second = (
@@ -350,6 +374,7 @@ if __name__ == "__main__":
     parser.add_argument("--backend")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--ngram", action="store_true")
+    parser.add_argument("--batched", type=int, default=64, help="the most tokens of a step")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--interleave", type=int, default=1)
     parser.add_argument("--merge", default="ag_rs")

@@ -7,7 +7,7 @@
     python tools/vllm_speed.py --check             no GPU: is the record good and current?
 
 Every engine (a model, a backend, a model runner of vLLM) is a process. All start at once, wait for
-each other, and take turns on a quiet host, five times: a host whose speed changes changes it for
+each other, and take turns on a quiet host, four times: a host whose speed changes changes it for
 all. Each generates greedily in vLLM's default mode:
 
 - ``mixed``: 64 prompts of 200 to 2000 tokens; ``long``: 8 of 16000; without a prefix cache, whose
@@ -48,7 +48,7 @@ SOURCES = (
     "tools/vllm_speed.py",
     "tools/speed_records.py",
 )
-VOCAB, TOKENS, ROUNDS = 8192, 64, 5
+VOCAB, TOKENS, ROUNDS = 8192, 64, 4
 JUDGED = {"mixed": 24, "long": 4, "shared": 4}  # requests: float32 is slow
 LESS = 0.02
 START, TURN = 240, 60  # seconds that all starts and one turn may take

@@ -114,6 +114,22 @@ def test_pages_and_heads(page_size: int, dtype: str, heads: int, kind: str, devi
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2.0**-7, 2.0**9])
+def test_sizes(size: float, kind: str, device: Device) -> None:
+    """Queries and scales far from 1, and rows of zeros, beside each other: products are of fp16."""
+    b = make((1, 3, 1), (300, 77, 1), 16, dtype_of(device))
+    rows = np.resize(np.float32([1, 0, 2.0**-8, 2, 2.0**-40]), (len(b.q), 16, 1))
+    if kind == PACKED:
+        rows /= np.float32(size)
+        b = b._replace(cache=(b.cache.astype(np.float32) * np.float32(size)).astype(b.cache.dtype))
+    b = coded(b._replace(q=(b.q.astype(np.float32) * rows).astype(b.q.dtype)), kind)
+    attention = engine(device, 16, {"causal": True})
+    attention.plan(b.layout(64))
+    out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True, **scales(kind))
+    check(device, out, lse, b, {"causal": True})
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_ragged_and_strides(kind: str, device: Device) -> None:
     """Tokens one after another; pages with room around them and a head that is written out."""
     b = coded(make((3, 1), (3, 90), 16, dtype_of(device)), kind)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 engines = importlib.import_module("engines")
 of_vllm = importlib.import_module("engines_vllm")
+of_gpus = importlib.import_module("engines_vllm_gpu")
 gpu_hash = importlib.import_module("gpu_hash")
 
 
@@ -82,6 +84,33 @@ def test_failures_stay_visible(engine: SimpleNamespace, capsys: Any) -> None:
     assert kept["unable"]["problem"] == "RuntimeError: no memory" and kept["yes"]["ok"]
     assert run(engine, "--check") == 1
     assert "FAILED no, unable" in capsys.readouterr().out
+
+
+def test_what_is_found_is_kept_at_once(engine: SimpleNamespace) -> None:
+    """Two cases at once, of which one waits for the other to be in the record."""
+
+    def second() -> Any:
+        for _ in range(500):
+            if engine.record.exists():
+                return {"ok": True}
+            time.sleep(0.01)
+        return {"ok": False}
+
+    engine.VERSIONS = ("1",)
+    engine.CASES = {"second": second, "first": lambda: {"ok": True}}
+    assert run(engine, "--engine", "abacus", "--jobs", "2") == 0
+    assert run(engine, "--check") == 0
+
+
+def test_records_of_places(engine: SimpleNamespace) -> None:
+    assert engines.record_of(engine).name == "engines-cpu.json"
+    assert engines.record_of(of_gpus).name == "engines-gpu.json"
+
+
+def test_log_probabilities_of_gpus() -> None:
+    for shift, good in ((0.0637, True), (0.1, False)):
+        assert of_gpus.alike(generated([1, 2]), generated([1, 2], shift=shift))["ok"] == good
+    assert not of_gpus.alike(generated([1, 2]), generated([1, 9]))["ok"]
 
 
 def test_chosen_cases_are_not_recorded(engine: SimpleNamespace) -> None:

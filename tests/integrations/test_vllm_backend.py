@@ -111,7 +111,7 @@ def builder_of(plans: Any, made: list[Any], device: int | None = None, **paralle
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, **parallel),
-        scheduler_config=SimpleNamespace(max_num_seqs=16),
+        scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=256),
         compilation_config=SimpleNamespace(
             static_forward_context=dict(zip("ab", made, strict=True)),
             cudagraph_mode=Mode(apart=True),
@@ -136,7 +136,7 @@ class Recorder:
 
     def __init__(self, kinds: Any, device: int) -> None:
         self.kinds = kinds
-        self.place = SimpleNamespace(device=device, fixed_split_size=None)
+        self.place = SimpleNamespace(device=device, fixed_split_size=None, ranks=None)
         self.captured: list[Any] = []
 
     def captures(self, *args: Any) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import harness
 import pytest
 from flashbsr import ContextParallel, errors
 from harness import framework
@@ -24,6 +25,8 @@ from flashbsr.integrations.vllm.kinds import kind_of, latent_kind  # noqa: E402
         (2, 16, "all_to_all", True),
         (3, 4, "reduce_scatter", True),
         (4, 2, "all_to_all", False),
+        (2, 16, "peers", True),
+        (3, 1, "peers", False),
     ],
 )
 def test_steps_of_a_server(
@@ -31,6 +34,13 @@ def test_steps_of_a_server(
 ) -> None:
     found = ranks.on_ranks(size, vllm_ranks.serve, tmp_path, interleave, method, late)
     assert found == [len(vllm_ranks.CASES)] * size
+
+
+@pytest.mark.skipif(len(harness.DEVICES) == 1, reason="no GPU here")
+def test_cuda_steps_through_peers_memory(tmp_path: Path) -> None:
+    """In eager steps and in CUDA graphs; ranks share a GPU where there is one."""
+    found = ranks.on_ranks(2, vllm_ranks.serve_on_gpus, tmp_path)
+    assert found == [len(vllm_ranks.ON_GPUS)] * 2
 
 
 def kind(kv_heads: int = 1, attn_type: str = "decoder", alibi: bool = False) -> object:

@@ -21,6 +21,25 @@ FLASHBSR_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return r;
 }
 
+/// a x b in pairs.
+template <DType kType>
+FLASHBSR_DEVICE uint32_t mul2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  if constexpr (kType == DType::kBF16) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  }
+  return r;
+}
+
+/// The larger in pairs of unsigned integers. sm_90.
+FLASHBSR_DEVICE uint32_t max2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
 /// (bits & mask) | more, in one instruction.
 FLASHBSR_DEVICE uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t more) {
   uint32_t r;

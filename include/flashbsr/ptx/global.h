@@ -31,9 +31,9 @@ FLASHBSR_DEVICE uint4 load_once_16(const void* p) {
   return x;
 }
 
-/// Asks L2 for `bytes` from there on, both multiples of 16: a hint that needs no ordering. sm_90.
-FLASHBSR_DEVICE void prefetch_l2(const void* p, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+/// Asks L1 for the line of 128 bytes around `p`: a hint that needs no register and no wait.
+FLASHBSR_DEVICE void prefetch_l1(const void* p) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
 }
 
 }  // namespace flashbsr::ptx

@@ -51,8 +51,9 @@ class Cost:
         attention has 576.
     bandwidth : float
         Bytes per second that decode reads. Default: 4.57e12, H200.
-    flops : float
-        Of prefill. Default: 730e12, H200, bfloat16.
+    flops, decode_flops : float
+        Per second, of prefill and of decode. Default: 730e12 and 560e12, H200, bfloat16. Latent
+        attention has so many heads for each key that its decode is limited by them.
     launch_us : float
         What a kernel takes beside its bytes.
     link : Link
@@ -66,6 +67,7 @@ class Cost:
     head_dim_kv: int | None = None
     bandwidth: float = 4.57e12
     flops: float = 730e12
+    decode_flops: float = 560e12
     launch_us: float = 3.5
     link: Link = Link()
 
@@ -101,7 +103,10 @@ class Cost:
             check_int(name, value, 1)
         per_token = (self.head_dim_kv or 2 * self.head_dim) * self.num_kv_heads * self.kv_bytes
         local = -(-kv_len // ranks)
-        attend = self.launch_us + batch * local * per_token / self.bandwidth * 1e6
+        dims = (self.head_dim_kv or self.head_dim) + self.head_dim
+        products = 2 * q_len * self.num_qo_heads * dims
+        slower = max(per_token / self.bandwidth, products / self.decode_flops)
+        attend = self.launch_us + batch * local * slower * 1e6
         if ranks == 1:
             return attend
         rows = batch * q_len * self.num_qo_heads

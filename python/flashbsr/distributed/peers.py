@@ -53,6 +53,9 @@ class PeerMerge:
     ----------
     size, rank : int
         Of the group.
+    max_tokens : int
+    device : torch.device
+        Of the arrays that it takes.
 
     Raises
     ------
@@ -103,16 +106,16 @@ class PeerMerge:
         if not torch.cuda.is_available():
             raise UnsupportedError("PeerMerge", "a machine without a GPU", f"GPUs; {WAY_OUT}")
         self.heads, self.dim, self.dtype, self.timeout = num_qo_heads, head_dim, dtype, timeout
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._checked: Any = None  # shapes, types and device of the last merge, which passed
         self._group = group
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self.device = torch.device("cuda", torch.cuda.current_device())
         rows, row_bytes = max_tokens * num_qo_heads, head_dim * dtype.itemsize
         count = _core.inbox_bytes(self.size, rows, row_bytes)
         self._everyone((count, rows, row_bytes))
         # All ones is what says that nothing has come.
         self._memory, inboxes = MEMORY[memory](self, count, 0xFF)
-        self._control = torch.zeros(4, dtype=torch.int32, device=self._device)
+        self._control = torch.zeros(4, dtype=torch.int32, device=self.device)
         self._missed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._missed_rank = self._missed.numpy()
         self._peers = _core.Peers(
@@ -124,7 +127,7 @@ class PeerMerge:
             self._missed.data_ptr(),
             max(round(timeout * 1000), 1),
         )
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         self._gathered(None)  # all are ready
 
     def merge(
@@ -199,23 +202,29 @@ class PeerMerge:
             raise ShapeError(
                 "out", f"shape {tuple(out.shape)}", f"(tokens, {self.heads}, {self.dim})"
             )
-        if out.shape[0] > self._max_tokens:
+        if out.shape[0] > self.max_tokens:
             raise CapacityError(
-                "out", f"{out.shape[0]} tokens", f"at most max_tokens={self._max_tokens}"
+                "out", f"{out.shape[0]} tokens", f"at most max_tokens={self.max_tokens}"
             )
-        if out.device != self._device:
-            raise UnsupportedError("out", f"on {out.device}", f"on {self._device}; {WAY_OUT}")
+        if out.device != self.device:
+            raise UnsupportedError("out", f"on {out.device}", f"on {self.device}; {WAY_OUT}")
         if out.dtype != torch.float32 and self.dtype not in (torch.float32, out.dtype):
             raise DTypeError("out", str(out.dtype), f"float32 or {self.dtype}, which travels")
 
-    def check(self) -> None:
+    def check(self, *, wait: bool = True) -> None:
         """Wait for the merges on the current stream, and raise if one has missed a rank.
+
+        Parameters
+        ----------
+        wait : bool
+            False: only those count that are done; a look at memory of the host.
 
         Raises
         ------
         PeerError
         """
-        torch.cuda.current_stream(self._device).synchronize()
+        if wait:
+            torch.cuda.current_stream(self.device).synchronize()
         self._raise_if_missed()
 
     def _raise_if_missed(self) -> None:
@@ -260,8 +269,8 @@ class PeerMerge:
 
 def _ipc(merge: PeerMerge, count: int, fill: int) -> tuple[Any, list[int]]:
     """Memory that every process opens by a handle of the driver."""
-    mine = torch.full((count,), fill, dtype=torch.uint8, device=merge._device)
-    torch.cuda.synchronize(merge._device)
+    mine = torch.full((count,), fill, dtype=torch.uint8, device=merge.device)
+    torch.cuda.synchronize(merge.device)
     kept: list[Any] = [mine]
     shared: list[Any] = []
 
@@ -276,7 +285,7 @@ def _ipc(merge: PeerMerge, count: int, fill: int) -> tuple[Any, list[int]]:
                 found.append(mine.data_ptr())
                 continue
             # As memory of the GPU that is to reach it; its own index may mean another one here.
-            theirs = torch.UntypedStorage._new_shared_cuda(merge._device.index, *handle)
+            theirs = torch.UntypedStorage._new_shared_cuda(merge.device.index, *handle)
             kept.append(theirs)
             found.append(theirs.data_ptr())
         return found
@@ -293,9 +302,9 @@ def _symmetric(merge: PeerMerge, count: int, fill: int) -> tuple[Any, list[int]]
     kept: list[Any] = []
 
     def reach() -> list[int]:
-        mine = symmetric.empty(count, dtype=torch.uint8, device=merge._device)
+        mine = symmetric.empty(count, dtype=torch.uint8, device=merge.device)
         mine.fill_(fill)
-        torch.cuda.synchronize(merge._device)
+        torch.cuda.synchronize(merge.device)
         group = dist.group.WORLD if merge._group is None else merge._group
         handle = symmetric.rendezvous(mine, group)
         kept.extend([mine, handle])

@@ -14,6 +14,7 @@
 // (softmax.h) go along with the weights: where one grew, both rescale. docs/kernels/mla.md.
 #pragma once
 
+#include <flashbsr/kernel/sm90a/fit_queries.h>
 #include <flashbsr/kernel/sm90a/softmax.h>
 
 namespace flashbsr::sm90a {
@@ -52,6 +53,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     whole_top_ = simple ? uniform(tile.ranges[0].whole_top) : -1;
     whole_bottom_ = uniform(tile.ranges[0].whole_bottom);
     shared_.query_pipeline.wait_full(query());
+    if constexpr (Traits::kFitsQueries) fit();
     if (group_ == 0) {
       run_even();
     } else {
@@ -72,6 +74,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   using Place = typename Shared<Traits>::KvPipeline::Place;
   static constexpr int kTurn =
       4;  ///< a named barrier: the odd one's Q K comes behind the even one's
+  static constexpr int kFitted = 5;  ///< another: both warpgroups have fitted their rows of Q
   static constexpr int kBoth = 256;  ///< threads
 
   /// ptxas takes no product whose registers are more than the launch has: beside wideners a half.
@@ -90,6 +93,19 @@ class LatentMainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE static int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
   FLASHBSR_DEVICE auto query() const {
     return typename Shared<Traits>::QueryPipeline::Place{0, steps_ >> 1 & 1};
+  }
+
+  /// Q becomes fp16, half of the rows by each warpgroup.
+  FLASHBSR_DEVICE void fit() {
+    const uint32_t units = shared_.queries + Traits::kFitOffset;
+    fit_queries<Traits>(shared_.queries, units, group_);
+    ptx::named_barrier_sync(kFitted, kBoth);
+    float unit[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      unit[h] = __uint_as_float(ptx::load_shared(units + 4 * (first_row(0) + 8 * h)));
+    }
+    scores.multiply(unit);
   }
 
   /// Tiles 0, 2, ... of an item, from its last one.
@@ -123,11 +139,9 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       if (follow()) Base::rescale();
       multiply_other(at_);
       const bool grew = Base::soften(begin_of(i), masked(i));
-      // The product is done by now, and the next tile waits for the room, where nobody widens it.
-      if (Traits::kTurnsParts) finish_values(true);
+      finish_values(true);  // the product is done by now, and the next tile waits for the room
       Base::pack();
       hand_over(own);
-      if (!Traits::kTurnsParts) finish_values(true);
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);
@@ -176,7 +190,7 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      ptx::wgmma_shared<Traits::kType>(
+      ptx::wgmma_shared<Traits::kTailType>(
           scores.s, query_ + descriptor_step(kColumns * Traits::kRows * 128 + i * 32),
           tail + descriptor_step(i * 32), true);
     }

@@ -7,14 +7,13 @@
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
-#include <flashbsr/ptx/global.h>
 #include <flashbsr/ptx/shared.h>
 
 namespace flashbsr::sm90a {
 
 /// An entry of the ring of places: a tile of K, then the same of V, and so on. Numbers are
-/// args.gather_unit bytes, from row 0 of the head. A lane copies every fourth row of its warp's:
-/// its numbers lie side by side.
+/// args.gather_unit bytes, from row 0 of the head. A lane copies every fourth row of its warp's, or
+/// widens every eighth one of the tile: its numbers lie side by side.
 template <class Traits>
 struct PlaceEntry {
   static constexpr int kRows = Traits::kKvTile / Shared<Traits>::kGatherWarps;  ///< of a warp
@@ -23,6 +22,7 @@ struct PlaceEntry {
 
   /// Byte of a row's number.
   FLASHBSR_DEVICE static int32_t of_row(int32_t row) {
+    if constexpr (Traits::kWideners > 0) return 4 * (row % 8 * (Traits::kKvTile / 8) + row / 8);
     const int32_t in_warp = row % kRows;
     return 4 * (row - in_warp + in_warp % 4 * kTurns + in_warp / 4);
   }
@@ -55,13 +55,6 @@ class RowFinder {
     }
     write(args_.key_steps, page, slot);
     write(args_.value_steps, page, slot);
-    if constexpr (Traits::kAskedRowBytes > 0) {
-      const int32_t count = tile.item.kv_end - tile.start - j * Traits::kKvTile;
-      ask<Traits::kAskedRowBytes>(args_.key_steps, page, slot, base.params.k, count);
-      if constexpr (Traits::kAskedTailBytes > 0) {
-        ask<Traits::kAskedTailBytes>(args_.value_steps, page, slot, base.params.k_tail, count);
-      }
-    }
   }
 
  private:
@@ -80,31 +73,6 @@ class RowFinder {
     }
     ptx::mbarrier_arrive(shared_.place_pipeline.full(at_.stage));
     at_.advance();
-  }
-
-  /// Asks L2 for rows of `kBytes`, of which the tile has `count`. Where those of a page lie close
-  /// together, with one instruction for all of them: lanes take turns, 40 cycles each.
-  template <int kBytes>
-  FLASHBSR_DEVICE void ask(const GatherSteps& steps, const int32_t (&page)[kRuns],
-                           const int32_t (&slot)[kRuns], const PagedView& rows,
-                           int32_t count) const {
-    const bool ragged = !args_.base.kv_indices;
-    const int32_t step = (ragged ? steps.page : steps.token) * args_.gather_unit;
-    const bool close = step > 0 && step <= kBytes + kBytes / 4;
-    const int32_t page_size =
-        ragged ? Traits::kKvTile : static_cast<int32_t>(args_.base.page_size.divisor);
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int32_t row = lane_ + 32 * i;
-      const int32_t begin = ragged ? row : slot[i];  // of its page's rows
-      if (row >= count || (close && row > 0 && begin > 0)) continue;
-      const int32_t place = page[i] * steps.page + slot[i] * steps.token;
-      const int32_t more =
-          close ? min_of(page_size - begin, min_of(count, Traits::kKvTile) - row) - 1 : 0;
-      ptx::prefetch_l2(
-          static_cast<const char*>(rows.data) + static_cast<int64_t>(place) * args_.gather_unit,
-          static_cast<uint32_t>(more * step + kBytes));
-    }
   }
 
   const HopperArgs& args_;

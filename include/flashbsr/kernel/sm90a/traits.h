@@ -54,7 +54,6 @@ struct HopperTraits {
   static constexpr int kKeyParts = 1;              ///< of a tile of K, loaded and freed apart
   static constexpr bool kTurnsParts = false;       ///< those of odd tiles come from right to left
   static constexpr int kWideners = 0;              ///< warps that widen what memory has
-  static constexpr int kAskedRowBytes = 0, kAskedTailBytes = 0;  ///< that L2 is asked for, ahead
   /// Q becomes two matrices of e4m3, whose sum it is (split_queries.h).
   static constexpr bool kSplitsQueries = type == DType::kBF16 && kv_type == DType::kE4M3;
   static constexpr DType kType = kSplitsQueries ? kv_type : type;  ///< of Q K^T
@@ -189,8 +188,8 @@ struct HopperTraits {
 /// reads codes to registers and writes what products read (latent_widen.h).
 /// @tparam latent_dim  512
 /// @tparam tail_dim    64
-/// @tparam type        of Q, and of the products
-/// @tparam kv_type     in memory: `type`, or e4m3
+/// @tparam type        of Q
+/// @tparam kv_type     in memory: `type`, which is that of products then, or e4m3
 /// @tparam packed      rows of 656 bytes with scales of their own (core/latent_row.h)
 /// @tparam hooks       the variant has hooks, which need registers
 template <int latent_dim, int tail_dim, DType type, DType kv_type = type, bool packed = false,
@@ -203,20 +202,22 @@ struct LatentTraits {
   /// Each warpgroup frees its half of the dims as soon as it is done with them.
   static constexpr int kKeyParts = 2;
   /// Of every other tile the second half is freed first: it is loaded and multiplied first.
-  /// Wideners go from left to right.
-  static constexpr bool kTurnsParts = kv_type == type;
-  static constexpr DType kType = type, kKvType = kv_type, kWeightType = type;
-  static constexpr bool kPacked = packed;
+  static constexpr bool kTurnsParts = true;
   static constexpr int kWideners = kv_type == type ? 0 : 4;
+  /// Codes are multiplied in fp16, which one instruction makes of two: Q of bf16 is fitted to it
+  /// (fit_queries.h). The bf16 tails of packed rows stay what they are.
+  static constexpr bool kFitsQueries = kWideners > 0 && type == DType::kBF16;
+  static constexpr DType kType = kWideners ? DType::kF16 : type;
+  static constexpr DType kKvType = kv_type, kWeightType = kType;
+  static constexpr DType kTailType = packed && kFitsQueries ? DType::kBF16 : kType;
+  static constexpr bool kPacked = packed;
   static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
-  /// Who reads to registers has few loads under way: L2 is to have what they find. A packed row is
-  /// one piece.
-  static constexpr int kAskedRowBytes = !kWideners ? 0 : packed ? 656 : latent_dim;
-  static constexpr int kAskedTailBytes = kWideners && !packed ? kTailBytes : 0;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
-  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
+  /// Latents with scales are multiplied 16 times as large as they are: scales from 2^-18 on have
+  /// all bits of fp16, and latents below 4094 are finite.
+  static constexpr float kKeyUnit = packed && kFitsQueries ? 0.0625f : 1.0f, kValueUnit = kKeyUnit;
   static constexpr int kRows = 64;
   static constexpr int kKvTile = 64;
   static_assert(latent_dim % 128 == 0 && tail_dim == 64 && dtype_size(type) == 2);
@@ -226,9 +227,9 @@ struct LatentTraits {
   static constexpr int kThreads = 128 * (kConsumers + 1) + 32 * kWideners;
   static constexpr int kBlocksPerSM = 1;
   static constexpr int kLaunchRegisters = kWideners ? 128 : 168;
-  static constexpr int kProducerRegisters = kWideners && hooks ? 48 : 40;
+  static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = !kWideners ? 232 : hooks ? 208 : 200;
-  static constexpr int kWidenerRegisters = hooks ? 48 : 72;
+  static constexpr int kWidenerRegisters = hooks ? 56 : 72;
   /// Rows of a widener that are under way to registers.
   static constexpr int kWidenedAhead = hooks ? 8 : 16;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters +
@@ -254,6 +255,7 @@ struct LatentTraits {
   /// Of a row: the reference of its weights, and each consumer's part of the denominators of two
   /// items.
   static constexpr int kStateBytes = kRows * 5 * 4;
+  static constexpr int kFitBytes = kFitsQueries ? kRows * 4 : 0;  ///< what Q was divided by
   /// Barriers: what either consumer, or both, have written may be read.
   static constexpr int kHandBytes = 32;
   static constexpr int kMostBytes = 227 * 1024;
@@ -267,7 +269,8 @@ struct LatentTraits {
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kTokenScaleOffset = kTileOffset + kTileSlots * kTileRecordBytes;  ///< none
   static constexpr int kStateOffset = kTokenScaleOffset;
-  static constexpr int kHandOffset = kStateOffset + kStateBytes;
+  static constexpr int kFitOffset = kStateOffset + kStateBytes;
+  static constexpr int kHandOffset = kFitOffset + kFitBytes;
   static constexpr int kBarrierOffset = kHandOffset + kHandBytes;
   static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
   static constexpr int kPlaceSlots = 4;

@@ -8,7 +8,8 @@ vLLM finds `register` by an entry point and calls it in every process, so that o
 
 Models of latent attention have theirs by the same name. On the CPU, where vLLM has no choice of
 backends, the environment says whose place to take: ``FLASHBSR_VLLM_OVERRIDE=CPU_ATTN``; for latent
-attention ``AMX_MLA`` or ``CPU_MLA``, too.
+attention ``AMX_MLA`` or ``CPU_MLA``, too. With ``FLASHBSR_VLLM_MERGE=peers`` GPUs of one host that
+share a cache (decode context parallelism) merge through each other's memory.
 docs/vllm.md has what is supported.
 """
 
@@ -19,12 +20,13 @@ import re
 import warnings
 from collections.abc import Sequence
 
-__all__ = ["BACKEND", "CHOSEN_BACKEND", "LATENT_BACKEND", "OVERRIDE", "register"]
+__all__ = ["BACKEND", "CHOSEN_BACKEND", "LATENT_BACKEND", "MERGE", "OVERRIDE", "register"]
 
 BACKEND = "flashbsr.integrations.vllm.current.Backend"
 LATENT_BACKEND = "flashbsr.integrations.vllm.mla.LatentBackend"
 CHOSEN_BACKEND = "flashbsr.integrations.vllm.mla.ChosenBackend"
 OVERRIDE = "FLASHBSR_VLLM_OVERRIDE"
+MERGE = "FLASHBSR_VLLM_MERGE"
 
 
 def register(override: Sequence[str] | None = None) -> None:

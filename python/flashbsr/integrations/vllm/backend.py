@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 from ...arrays.torch import stream
 from ...engine.context import ContextParallel
 from ...errors import UnsupportedError
+from . import MERGE
 from .context import METHODS, Ranks
 from .cores import spread
 from .kinds import (
@@ -39,6 +41,8 @@ from .steps import Batch, Place, Step, Steps
 __all__ = ["FlashbsrBackend", "FlashbsrBuilder", "FlashbsrImpl", "dtype_name"]
 
 
+# How ranks that share keys merge: as vLLM's dcp_comm_backend says, or through peers' memory.
+MERGES = ("collectives", "peers")
 # Tokens of KV that sharing a prefix must save, of all requests.
 LEAST_SHARED = 1 << 16
 
@@ -51,6 +55,33 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _first(x: Any, count: int) -> Any:
     """Give a tensor's first elements: itself where it has no others, a view costs the host 2 us."""
     return x if x.shape[0] == count else x[:count]
+
+
+def through_peers(*, on_gpu: bool, halves: bool) -> bool:
+    """Tell whether ranks are to merge through each other's memory.
+
+    Raises
+    ------
+    UnsupportedError
+        They are, and cannot.
+    """
+    wanted = os.environ.get(MERGE, MERGES[0])
+    if wanted not in MERGES:
+        raise UnsupportedError(MERGE, wanted, f"one of {', '.join(MERGES)}")
+    if wanted == MERGES[0]:
+        return False
+    if not on_gpu or halves:
+        where = "with micro-batching" if on_gpu else "on the CPU"
+        raise UnsupportedError(MERGE, f"{wanted} {where}", MERGES[0])
+    return True
+
+
+def patience() -> float:
+    """Give the seconds that a GPU waits for other ranks: more than vLLM waits for the whole step.
+
+    What it could not merge is NaN. By then nobody is there any more to draw tokens from it.
+    """
+    return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) + 10
 
 
 class FlashbsrImpl(Layer, AttentionImpl):  # type: ignore[misc]
@@ -94,11 +125,15 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             fixed_split_size=split,
             ranks=self._ranks(vllm_config.parallel_config, kv_cache_spec),
         )
-        if place.ranks is not None:
-            place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
         # What a full graph reads lies where it lay at the capture: vLLM's contract. Halves of a
         # batch (micro-batching) have arrays that are made for the step.
         halves = getattr(vllm_config.parallel_config, "use_ubatching", False)
+        if place.ranks is not None:
+            place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
+            if through_peers(on_gpu=on_gpu, halves=halves):
+                most = vllm_config.scheduler_config.max_num_batched_tokens
+                ranks = place.ranks.through_peers(kinds, most, patience())
+                place = replace(place, ranks=ranks)
         self.steps = Steps(kinds, place, fixed=not halves)
 
     @classmethod
@@ -122,7 +157,9 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         fast_build: bool = False,  # noqa: ARG002
     ) -> Step:
         """Plan a step. On the CPU prefixes are found, not told."""
-        m = common_attn_metadata
+        m, ranks = common_attn_metadata, self.steps.place.ranks
+        if ranks is not None:
+            ranks.raise_if_missed()
         batch = self.batch(m)
         if self.steps.place.device is not None and common_prefix_len > 0:
             batch = replace(batch, common_prefix=common_prefix_len)

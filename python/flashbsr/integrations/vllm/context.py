@@ -4,22 +4,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ...distributed.merge import gather, merge_over_ranks, together
+from ...distributed.peers import PeerMerge
 from ...engine.attention import Attention
 from ...engine.context import ContextParallel
 from ...errors import UnsupportedError
 from .kinds import Kind
 
-__all__ = ["METHODS", "Ranks"]
+__all__ = ["METHODS", "Peers", "Ranks"]
 
 # vLLM's names of the ways to merge (dcp_comm_backend); None: a model has no wish.
 METHODS = {None: "reduce_scatter", "ag_rs": "reduce_scatter", "a2a": "all_to_all"}
+# Bytes of a GPU's inbox: 1000 tokens of 32 heads of 128 of two ranks. A step of more sends so much
+# that a collective's 20 us before its first byte are little.
+INBOX = 64 << 20
+# Bytes of queries that a rank may send through peers' memory, those of the others' heads included,
+# which nobody reads: at 300 GB/s as long as a collective needs for its first byte.
+QUERIES = 4 << 20
+
+
+class Peers:
+    """Ranks that are GPUs of one host, and reach each other's memory: no collective in a step.
+
+    Queries of all heads come by a merge, too: each rank's own weigh 1, those of the others nothing.
+
+    Parameters
+    ----------
+    share : ContextParallel
+    group : process group
+    heads, dim : int
+        Of all ranks, and of each head.
+    most : int
+        The most tokens of a step.
+    timeout : float
+        Seconds that a GPU waits for the others.
+
+    Raises
+    ------
+    UnsupportedError
+        Ranks on several hosts, GPUs that do not reach each other.
+    """
+
+    def __init__(
+        self, share: ContextParallel, group: Any, heads: int, dim: int, most: int, timeout: float
+    ) -> None:
+        token = 2 * share.size * heads * (dim + 1) * 4
+        most = max(min(most, INBOX // token), 1)
+        # Not of PyTorch's pools, which vLLM may have made of memory that nobody else can open.
+        self.merge = PeerMerge(most, heads, dim, group, timeout=timeout, memory="symmetric")
+        self.share, self.heads, self.dim = share, heads, dim
+        own = heads // share.size
+        self.mine = slice(share.rank * own, (share.rank + 1) * own)
+        self.weights = torch.full((most, heads), -torch.inf, device=self.merge.device)
+        self.weights[:, self.mine] = 0
+
+    def takes(self, rows: int) -> bool:
+        """Tell whether there is room for so many tokens."""
+        return rows <= self.merge.max_tokens
+
+    def brings(self, query: torch.Tensor) -> bool:
+        """Tell whether `all_heads` is faster than a collective."""
+        sent = (self.share.size - 1) * query.numel() * self.share.size * query.element_size()
+        return bool(sent <= QUERIES)
+
+    def all_heads(self, query: torch.Tensor) -> torch.Tensor:
+        """Bring the heads of all ranks together, bit for bit."""
+        rows = query.shape[0]
+        padded = query.new_empty(rows, self.heads, self.dim)
+        padded[:, self.mine] = query
+        return self.merge.merge(padded, self.weights[:rows])[0]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,11 +96,50 @@ class Ranks:
     group : process group
     method : {"reduce_scatter", "all_to_all"}
         As of `flashbsr.distributed.merge_over_ranks`.
+    peers : dict of (heads, dim) to Peers
+        Where steps that are small enough go without collectives; heads are those of all ranks.
     """
 
     share: ContextParallel
     group: Any
     method: str = "reduce_scatter"
+    peers: Mapping[tuple[int, int], Peers] = field(default_factory=dict)
+
+    def through_peers(self, kinds: Sequence[Kind], most: int, timeout: float) -> Ranks:
+        """Give ranks that merge through each other's memory.
+
+        All of them call it, with the same arguments. Whoever merges through it must do so in the
+        order in which the others do: on one stream.
+
+        Parameters
+        ----------
+        kinds : sequence of Kind
+        most : int
+            The most tokens of a step.
+        timeout : float
+            Seconds that a GPU waits for the others.
+
+        Raises
+        ------
+        UnsupportedError
+            No GPUs of one host that reach each other's memory.
+        """
+        shapes = dict.fromkeys((k.num_qo_heads * self.share.size, k.head_dim) for k in kinds)
+        peers = {
+            (heads, dim): Peers(self.share, self.group, heads, dim, most, timeout)
+            for heads, dim in shapes
+        }
+        return replace(self, peers=peers)
+
+    def raise_if_missed(self) -> None:
+        """Raise if a step that has run found a rank missing. Waits for nothing.
+
+        Raises
+        ------
+        PeerError
+        """
+        for peers in self.peers.values():
+            peers.merge.check(wait=False)
 
     def check(self, kinds: Sequence[Kind], *, crosses: bool = False, on_gpu: bool = False) -> None:
         """Refuse layers whose keys or heads are not spread so.
@@ -115,12 +213,25 @@ class Ranks:
         PeerError
             A rank is gone, or late.
         """
+        rows, heads, dim = query.shape
+        peers = self.peers.get((heads * self.share.size, dim))
+        if peers is not None and not peers.takes(rows):
+            peers = None
+        if peers is not None and peers.brings(query):
+            queries = peers.all_heads(query)
+        else:
+            queries = self.all_heads(query)
         part, lse = attention.run(
-            self.all_heads(query),
+            queries,
             kv,
             return_lse=True,
             sinks=None if self.share.rank else sinks,
             **options,
         )
-        merged, _ = merge_over_ranks(part, lse, self.group, scatter_heads=True, method=self.method)
+        if peers is not None:
+            merged, _ = peers.merge.merge(part, lse, scatter_heads=True)
+        else:
+            merged, _ = merge_over_ranks(
+                part, lse, self.group, scatter_heads=True, method=self.method
+            )
         out.copy_(merged)
