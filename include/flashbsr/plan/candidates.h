@@ -324,15 +324,7 @@ class Candidates {
   /// What merges take behind the longest queue.
   int64_t merging(const Candidate& c) const {
     if (c.cut.split_chunks == 0) return 0;
-    int64_t most = 0;
-    for (size_t t = 0; t < tiles_->size(); ++t) {
-      const Parts& parts = c.cut.parts[t];
-      if (!parts.split()) continue;
-      const int64_t rows = int64_t{parts.count + 3} * (*tiles_)[t].row_count;
-      most = max_of(most, int64_t{parts.count} * limits_->cost_per_merged_part +
-                              rows * limits_->cost_per_merged_row);
-    }
-    int64_t merging = limits_->cost_of_merging + most +
+    int64_t merging = limits_->cost_of_merging + c.cut.longest_merge +
                       c.cut.split_chunks * shape_->num_kv_heads * limits_->cost_per_state;
     if (limits_->memory_bound) {
       // Queues begin with parts: with other items behind them, merges are hidden.

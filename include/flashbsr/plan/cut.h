@@ -126,9 +126,10 @@ class Cut {
   std::vector<Parts> parts;     ///< of every tile
   std::vector<uint32_t> order;  ///< of chunks, as the limits say; ties as they stand
   // Per KV head:
-  int64_t split_tiles = 0;   ///< that do not share
-  int64_t split_chunks = 0;  ///< partial states
-  int64_t split_rows = 0;    ///< of all partial states
+  int64_t split_tiles = 0;    ///< that do not share
+  int64_t split_chunks = 0;   ///< partial states
+  int64_t split_rows = 0;     ///< of all partial states
+  int64_t longest_merge = 0;  ///< cost of the most expensive one
 
   /// Parts are cut into items of at most this cost, whatever else is cut: their requests' own items
   /// come after them and merge, each its own rows. Parts that finish last would merge everybody's.
@@ -148,7 +149,7 @@ class Cut {
     order.clear();
     chunks.reserve(tiles.size());
     parts.reserve(tiles.size());
-    split_tiles = split_chunks = split_rows = 0;
+    split_tiles = split_chunks = split_rows = longest_merge = 0;
   }
 
   void whole(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape) {
@@ -205,6 +206,7 @@ class Cut {
       ++split_tiles;
       split_chunks += count;
       split_rows += static_cast<int64_t>(count) * tile.row_count;
+      note_merge(tile, count, limits);
     }
   }
 
@@ -244,11 +246,19 @@ class Cut {
       ++split_tiles;
     }
     if (p.split()) {
+      note_merge(tile, index, limits);
       for (size_t i = chunks.size() - static_cast<size_t>(index); i < chunks.size(); ++i) {
         chunks[i].cost += limits.cost_per_split;
       }
     }
     parts.push_back(p);
+  }
+
+  /// Whoever merges reads each part's rows; those of three more are what it takes beside them.
+  void note_merge(const Tile& tile, int32_t count, const DeviceLimits& limits) {
+    const int64_t rows = int64_t{count + 3} * tile.row_count;
+    longest_merge = max_of(longest_merge, int64_t{count} * limits.cost_per_merged_part +
+                                              rows * limits.cost_per_merged_row);
   }
 
   void sort(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape) {
