@@ -33,6 +33,7 @@ VERSIONS = ("0.5.23",)
 SOURCES = (
     "python/flashbsr/integrations/sglang/*.py",
     "python/flashbsr/integrations/vllm/kinds.py",
+    "python/flashbsr/integrations/vllm/rows.py",
     "python/flashbsr/integrations/vllm/steps.py",
     "tools/engines_sglang.py",
     "tools/small_models.py",
