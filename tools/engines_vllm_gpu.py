@@ -38,9 +38,8 @@ SOURCES = (
     "tools/engines_vllm.py", "tools/engines_vllm_gpu.py", "tools/small_models.py",
 )  # fmt: skip
 DEVICE, SECONDS = "cuda", 110
-# A log probability is a logit, of which two may be rounded to the next each (2^-4), less the
-# logarithm of a sum over all logits, which rounding moves, too. Two H200s were 0.0637 apart.
-APART = TIE["bfloat16"] + 2.0**-5
+# Two H200s have been 0.0637 apart, which fails: whether that is rounding has not been shown.
+APART = TIE["bfloat16"]
 THEIRS, OURS = "FLASH_ATTN", "CUSTOM"
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4, 8, 32]}
 

@@ -93,7 +93,10 @@ TEST(Mixture, LongPrefillsHaveThreeWarpgroups) {
   // 1 x 8192: 705 us on three, about 900 on two.
   const Prices found = prices_of({{8192, 8192, 1}, {1, 64, 1}});
   EXPECT_NEAR(found.hopper, 705, 140);
-  EXPECT_NEAR(found.mixed_192, 705, 140);
+  // Hopper's own costs were fitted anew to 954 plans; those of wide tiles beside narrow ones are as
+  // they were, so that their plans are, too: 38 us above hopper's price, 26 above what was
+  // measured.
+  EXPECT_NEAR(found.mixed_192, 705, 35);
   EXPECT_NEAR(found.mixed_128, 900, 180);
 }
 
