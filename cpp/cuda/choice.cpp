@@ -87,16 +87,21 @@ bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
   return !need.rotates || row.family[0] == 'p' || row.head_dim == need.head_dim_qk;
 }
 
+/// What the table says of a row's types.
+const char* types_of(const Tile& tile, const Need& need) {
+  // Families whose rows name the type of Q, where it is another.
+  const bool both = tile.family[0] == 'h' || (tile.family[0] == 'l' && need.q != need.kv);
+  return both ? kv_column(need) : kv_name(need.kv);
+}
+
 /// The row of the build.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
-  // Families whose rows name the type of Q, where it is another.
-  const bool hopper = tile.family[0] == 'h' || (tile.family[0] == 'l' && need.q != need.kv);
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
                                      .head_dim = need.head_dim_qk,
                                      .head_dim_vo = need.head_dim_vo,
-                                     .kv = hopper ? kv_column(need) : kv_name(need.kv),
+                                     .kv = types_of(tile, need),
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
@@ -108,6 +113,7 @@ const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo&
 /// A row that is compiled when it is first used.
 const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h', custom = need.variant;
+  const bool by_rows = hopper ? need.gathers : tile.family[0] == 'l' && need.q != need.kv;
   const JitQuery query{.shape = {.family = tile.family,
                                  .head_dim = need.head_dim_qk,
                                  .head_dim_vo = need.head_dim_vo,
@@ -117,14 +123,14 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
                                  .hooks = custom || need.sigmoid || need.hooks(),
                                  .custom = custom,
                                  .row_hooks = need.row_hooks},
-                       .kv = hopper ? kv_column(need) : kv_name(need.kv),
+                       .kv = types_of(tile, need),
                        .variant = custom                      ? need.variant->c_str()
                                   : sigmoid_alone(tile, need) ? "sigmoid_alone"
                                                               : variant_name(need),
                        .masked = need.masked,
-                       .copies = !hopper        ? KvCopies::kEither
-                                 : need.gathers ? KvCopies::kRows
-                                                : KvCopies::kBoxes};
+                       .copies = by_rows  ? KvCopies::kRows
+                                 : hopper ? KvCopies::kBoxes
+                                          : KvCopies::kEither};
   const KernelRow* row = try_jit_row(query, device.cc, need.provider);
   return row && serves(*row, need, device) ? row : nullptr;
 }

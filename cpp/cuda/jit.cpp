@@ -16,7 +16,9 @@ using Key = std::tuple<int, int, DType, DType, int, int, bool, KvCopies, std::st
 std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow& found, int cc,
                                        const std::shared_ptr<api::KernelProvider>& provider) {
   const TemplateQuery& q = query.shape;
-  const bool masked = q.custom && query.masked, gathers = query.copies == KvCopies::kRows;
+  // A template of the other families copies in one way.
+  const bool gathers = query.copies == KvCopies::kRows && q.family[0] == 'h';
+  const bool masked = q.custom && query.masked;
   auto kernel = std::make_unique<JitKernel>();
   kernel->provider = provider;
   kernel->kv = query.kv;

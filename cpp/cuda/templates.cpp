@@ -169,6 +169,29 @@ Found find_latent(const TemplateQuery& q, int cc) {
   }
 }
 
+template <DType kQ, DType kKv, bool kPacked>
+Found hopper_latent_row(bool hooks) {
+  using sm90a::LatentTraits;
+  if (hooks) return row_of<LatentTraits<512, 64, kQ, kKv, kPacked, true>>(90, true, 576, 512);
+  return row_of<LatentTraits<512, 64, kQ, kKv, kPacked, false>>(90, true, 576, 512);
+}
+
+/// Of Q's type ("latent"), of e4m3 with one scale ("latent_codes") or with four in each row
+/// ("latent_packed").
+Found find_hopper_latent(const TemplateQuery& q, int cc) {
+  using enum DType;
+  if (cc != 90 || q.rows != 64 || q.head_dim != 576 || q.head_dim_vo != 512) return {};
+  const std::string_view family = q.family;
+  const auto of_type = [&]<DType kQ>() -> Found {
+    if (family == "latent_packed") return hopper_latent_row<kQ, kE4M3, true>(q.hooks);
+    if (family == "latent_codes") return hopper_latent_row<kQ, kE4M3, false>(q.hooks);
+    return hopper_latent_row<kQ, kQ, false>(q.hooks);
+  };
+  if (q.q == kF16) return of_type.template operator()<kF16>();
+  if (q.q == kBF16) return of_type.template operator()<kBF16>();
+  return {};
+}
+
 template <int kDim, DType kQ, DType kKv>
 Found hopper_scaled_row(bool hooks) {
   using sm90a::ScaledTraits;
@@ -241,6 +264,7 @@ Found find_template(const TemplateQuery& query, int cc) {
   if (family == "decode_scaled") return find_decode_scaled(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
   if (family == "latent_mma") return find_latent(query, cc);
+  if (family.starts_with("latent")) return find_hopper_latent(query, cc);
   if (family == "hopper_scaled") return find_hopper_scaled(query, cc);
   return {};
 }
