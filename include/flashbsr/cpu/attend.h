@@ -33,16 +33,17 @@ void touch_tile(Kernel* const* kernels, int32_t count, const PagedView& x,
 /// other in a page, so together they read memory in order. Their results do not depend on the
 /// company.
 template <class Op, class Variant>
-void attend_few(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
+void attend_few(const Params& params, PlanView plan, Activation activation, int32_t first,
+                int32_t count, char* scratch) {
   using Kernel = ItemKernel<Op, Variant>;
   alignas(Kernel) char storage[kMaxBundle][sizeof(Kernel)];
   Kernel* kernels[kMaxBundle];
   for (int32_t i = 0; i < count; ++i) {
-    kernels[i] = new (storage[i]) Kernel(params, plan, first + i, scratch);
+    kernels[i] = new (storage[i]) Kernel(params, plan, activation, first + i, scratch);
     scratch += kernels[i]->scratch_bytes();
     kernels[i]->begin();
   }
-  const bool tiles = kernels[0]->tiles_keys() || kernels[0]->tiles_values();
+  const bool tiles = kernels[0]->integer_keys() || kernels[0]->integer_values();
   if (tiles) begin_tiles();
   for (;;) {
     bool more = false;  // one chunk: all or none
@@ -59,13 +60,14 @@ void attend_few(const Params& params, PlanView plan, int32_t first, int32_t coun
 
 /// Items [first, first + count), KV heads of one chunk.
 template <class Op, class Variant>
-void attend(const Params& params, PlanView plan, int32_t first, int32_t count, char* scratch) {
+void attend(const Params& params, PlanView plan, Activation activation, int32_t first,
+            int32_t count, char* scratch) {
   if (plan.items()[first].row_count <= kFewRows) {
-    attend_few<Op, Variant>(params, plan, first, count, scratch);
+    attend_few<Op, Variant>(params, plan, activation, first, count, scratch);
     return;
   }
   for (int32_t i = first; i < first + count; ++i) {
-    ItemKernel<Op, Variant> kernel(params, plan, i, scratch);
+    ItemKernel<Op, Variant> kernel(params, plan, activation, i, scratch);
     kernel.begin();
     while (kernel.next_tile()) kernel.attend();
     kernel.finish();
@@ -80,7 +82,7 @@ inline int64_t scratch_bytes(int rows, const Params& p) {
   bytes = max_of(bytes, Scratch<Bf16Op>(nullptr, rows, dim_qk, dim_vo).bytes);
 #endif
   return bytes + joined_bytes(p) + Folding(nullptr, p).bytes +
-         TileMemory(nullptr, kHasTiles && rows <= kFewRows ? rows : 0, dim_qk).bytes;
+         IntegerMemory(nullptr, kHasIntegers && rows <= kFewRows ? rows : 0, dim_qk).bytes;
 }
 
 /// The table of one variant in one type of products: what a file compiled at run time exports.
@@ -92,12 +94,8 @@ const KernelTable& variant_table() {
                       .lanes = kLanes,
                       .scratch_bytes = &scratch_bytes,
                       .attend = {},
-                      .merge = {}};
-    constexpr Activation kActivation =
-        Variant::use_softmax ? Activation::kSoftmax : Activation::kSigmoid;
-    constexpr int kColumn = static_cast<int>(kActivation);
-    table.attend[Op::kPerWord - 1][kColumn] = &attend<Op, Variant>;
-    table.merge[kColumn] = &merge_tile<Variant>;
+                      .merge = &merge_tile<Variant>};
+    table.attend[Op::kPerWord - 1] = &attend<Op, Variant>;
     return table;
   }();
   return kTable;

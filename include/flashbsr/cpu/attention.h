@@ -13,12 +13,12 @@
 
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/epilogue.h>
+#include <flashbsr/cpu/integers.h>
 #include <flashbsr/cpu/joined.h>
 #include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/rope.h>
 #include <flashbsr/cpu/scratch.h>
-#include <flashbsr/cpu/tiles.h>
 #include <flashbsr/variant/variant.h>
 
 namespace flashbsr::cpu {
@@ -34,7 +34,7 @@ class ItemKernel {
                 "rows that a variant changes are multiplied in float32");
 
  public:
-  ItemKernel(const Params& params, PlanView plan, int32_t item, char* memory)
+  ItemKernel(const Params& params, PlanView plan, Activation activation, int32_t item, char* memory)
       : p_(params),
         plan_(plan),
         h_(plan.header()),
@@ -42,6 +42,7 @@ class ItemKernel {
         request_(counted(h_, plan.requests()[item_.request])),
         first_position_(flashbsr::first_position(plan.requests()[item_.request])),
         variant_(params),
+        activation_(activation),
         keys_(joined_keys<Op>(params)),
         v_(joined_values<Op>(params)),
         mem_(memory, item_.row_count, keys_.dim, params.v.dim),
@@ -49,20 +50,22 @@ class ItemKernel {
         dv_padded_(padded_words<Op>(params.v.dim) * Op::kPerWord),
         joined_(memory + mem_.bytes),
         fold_(joined_ + joined_bytes(params), params),
-        tiles_(joined_ + joined_bytes(params) + fold_.bytes,
-               kTiles && item_.row_count <= kFewRows ? item_.row_count : 0, keys_.dim) {
+        integers_(joined_ + joined_bytes(params) + fold_.bytes,
+                  kIntegers && item_.row_count <= kFewRows ? item_.row_count : 0, keys_.dim) {
     // Rows that are edited take their scales first.
     fold_.keys = fold_.keys && !KeyEdit{*this}.active();
     fold_.values = fold_.values && !ValueEdit{*this}.active();
   }
 
   int64_t scratch_bytes() const {
-    return mem_.bytes + joined_bytes(p_) + fold_.bytes + tiles_.bytes;
+    return mem_.bytes + joined_bytes(p_) + fold_.bytes + integers_.bytes;
   }
 
-  /// Whether products of few rows with K, or with V, are those of tiles.h.
-  bool tiles_keys() const { return kTiles && fold_.keys && in_tiles(p_.k, p_.k_scales); }
-  bool tiles_values() const { return kTiles && fold_.values && in_tiles(p_.v, p_.v_scales); }
+  /// Whether products of few rows with K, or with V, are those of integers.h.
+  bool integer_keys() const { return kIntegers && fold_.keys && in_integers(p_.k, p_.k_scales); }
+  bool integer_values() const {
+    return kIntegers && fold_.values && in_integers(p_.v, p_.v_scales);
+  }
 
   /// Loads Q. The tile before the first is empty.
   void begin() {
@@ -106,8 +109,8 @@ class ItemKernel {
 
   /// P = softmax(Q K^T).
   void score() {
-    if (tiles_keys()) {
-      multiply_keys_in_tiles();
+    if (integer_keys()) {
+      multiply_integer_keys();
     } else {
       multiply_keys();
     }
@@ -117,8 +120,8 @@ class ItemKernel {
 
   /// O += P V.
   void accumulate() {
-    if (tiles_values()) {
-      multiply_values_in_tiles();
+    if (integer_values()) {
+      multiply_integer_values();
     } else {
       multiply_values();
     }
@@ -130,14 +133,14 @@ class ItemKernel {
       const Row& row = mem_.row[r];
       float* o = mem_.o + static_cast<int64_t>(r) * dv_padded_;
       float lse = 0;
-      if constexpr (Variant::use_softmax) {
+      if (softmax()) {
         const float sum = reduce_add(mem_.sum[r]);
         lse = sum == 0 ? -infinity() : row.max + __builtin_log2f(sum);
         const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
         for (int d = 0; d < dv_padded_; d += kLanes) store(o + d, load(o + d) * inverse);
       }
       if (item_.slot < 0) {
-        write_row(p_, variant_, row_at(row, p_.v.dim), item_.kv_head, o, lse);
+        write_row(p_, variant_, softmax(), row_at(row, p_.v.dim), item_.kv_head, o, lse);
       } else {
         const int64_t at = static_cast<int64_t>(item_.slot) + r;
         std::memcpy(p_.partial_out + at * p_.v.dim, o, static_cast<size_t>(p_.v.dim) * 4);
@@ -147,7 +150,7 @@ class ItemKernel {
   }
 
  private:
-  static constexpr bool kTiles = kHasTiles && Op::kPerWord == 2;
+  static constexpr bool kIntegers = kHasIntegers && Op::kPerWord == 2;
 
   void multiply_keys() {
     const KeyEdit edit{*this};
@@ -201,28 +204,27 @@ class ItemKernel {
     });
   }
 
-  void multiply_keys_in_tiles() {
-#if defined(__AMX_INT8__)
-    const auto multiply =
-        p_.k.dtype == DType::kI8 ? &score_tiles<DType::kI8> : &score_tiles<DType::kI4>;
-    multiply(key_rows(), tile_.count, fold_.k_scale, kKvTile, item_.row_count, tiles_, mem_.s,
-             kKvTile);
-#endif
-  }
-
-  void multiply_values_in_tiles() {
-#if defined(__AMX_INT8__)
-    int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
-    if (p_.v.dtype == DType::kI8) {
-      interleave_values<DType::kI8>(value_rows(), tile_.count, v);
-    } else {
-      interleave_values<DType::kI4>(value_rows(), tile_.count, v);
+  void multiply_integer_keys() {
+    if constexpr (kIntegers) {
+      with_codes(p_.k.dtype, [&]<DType T>() {
+        score_integers<T>(key_rows(), tile_.count, fold_.k_scale, kKvTile, item_.row_count,
+                          integers_, mem_.s, kKvTile);
+      });
     }
-    accumulate_tiles(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v_scale, kKvTile,
-                     item_.row_count, v, tiles_, mem_.o, dv_padded_);
-#endif
   }
 
+  void multiply_integer_values() {
+    if constexpr (kIntegers) {
+      with_codes(p_.v.dtype, [&]<DType T>() {
+        int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
+        interleave_values<T>(value_rows(), tile_.count, v);
+        accumulate_integers<T>(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v_scale, kKvTile,
+                               item_.row_count, v, integers_, mem_.o, dv_padded_);
+      });
+    }
+  }
+
+  bool softmax() const { return has_softmax<Variant>(activation_); }
   bool rotates() const { return p_.rope.fine != nullptr; }
   Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
   Operand value_rows() const { return {v_, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
@@ -314,11 +316,11 @@ class ItemKernel {
       }
       if (rotates()) rope_row(staged, p_.q.dim, position(row), p_.rope);
       words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
-#if defined(__AMX_INT8__)
-      if (tiles_keys() && item_.row_count <= kFewRows) {
-        split_query(staged, p_.q.dim, r, item_.row_count, tiles_);
+      if constexpr (kIntegers) {
+        if (integer_keys() && item_.row_count <= kFewRows) {
+          split_query(staged, p_.q.dim, r, item_.row_count, integers_);
+        }
       }
-#endif
     }
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
   }
@@ -409,7 +411,7 @@ class ItemKernel {
         !variant_.masks_logits() ||
         (whole && variant_.keeps_all(request_, row.token, tile.begin + vec_begin * kLanes,
                                      tile.begin + vec_end * kLanes));
-    if (Variant::use_softmax && whole && scale > 0 && !variant_.transforms_logits() && unmasked) {
+    if (softmax() && whole && scale > 0 && !variant_.transforms_logits() && unmasked) {
       for (int v = vec_begin; v < vec_end; ++v) peak = max(peak, load(s + v * kLanes));
       peak = peak * scale;
     } else {
@@ -421,9 +423,11 @@ class ItemKernel {
       }
     }
 
-    if constexpr (Variant::use_softmax) {
+    if (softmax()) {
       const float top = reduce_max(peak);
-      if (!(top <= row.max + kRescaleStep)) rescale(index, row, top);
+      if (!(top <= row.max + kRescaleStep)) {
+        rescale(row, top, mem_.sum[index], mem_.o + int64_t{index} * dv_padded_, dv_padded_);
+      }
       const float base = row.max == -infinity() ? 0.0f : row.max;
       FloatV sum = mem_.sum[index];
       for (int v = vec_begin; v < vec_end; ++v) {
@@ -471,14 +475,6 @@ class ItemKernel {
     return keys;
   }
 
-  void rescale(int32_t index, Row& row, float top) {
-    const float factor = row.max == -infinity() ? 0.0f : __builtin_exp2f(row.max - top);
-    row.max = top;
-    mem_.sum[index] *= factor;
-    float* o = mem_.o + static_cast<int64_t>(index) * dv_padded_;
-    for (int d = 0; d < dv_padded_; d += kLanes) store(o + d, load(o + d) * factor);
-  }
-
   const Params& p_;
   PlanView plan_;
   const PlanHeader& h_;
@@ -486,12 +482,13 @@ class ItemKernel {
   const Request request_;
   const int32_t first_position_;
   const Variant variant_;
+  const Activation activation_;
   const PagedView keys_, v_;
   const Scratch<Op> mem_;
   const int64_t q_ld_, dv_padded_;
   char* const joined_;  ///< joined_bytes()
   Folding fold_;
-  const TileMemory tiles_;
+  const IntegerMemory integers_;
   KvTile tile_;
 };
 

@@ -69,9 +69,7 @@ class Engine {
   /// `params.partial_out` and `partial_lse` must hold the plan's partial states.
   void run(PlanView plan, const Params& params, Activation activation) {
     const PlanHeader& h = plan.header();
-    const int act = static_cast<int>(activation);
-    const auto attend = table_->attend[static_cast<int>(compute_for(params))][act];
-    const auto merge = table_->merge[act];
+    const auto attend = table_->attend[static_cast<int>(compute_for(params))];
     const int32_t bundle = bundle_size(h);
     const int64_t scratch = max_of(table_->scratch_bytes(h.tile_rows, params),
                                    bundle * table_->scratch_bytes(kFewRows, params));
@@ -86,13 +84,15 @@ class Engine {
         const int32_t first = next.fetch_add(bundle, std::memory_order_relaxed);
         if (first >= h.num_items) break;
         const int32_t count = min_of(bundle, h.num_items - first);
-        attend(params, plan, first, count, memory);
+        attend(params, plan, activation, first, count, memory);
         for (int32_t i = first; i < first + count; ++i) {
           const WorkItem& item = plan.items()[i];
           for (int32_t m = item.merge; m < item.merge + item.merge_count; ++m) {
             // Release our partial state, acquire the others'.
             const int32_t arrived = arrivals_[static_cast<size_t>(m)].fetch_add(1) + 1;
-            if (arrived == plan.merges()[m].state_count) merge(params, plan, m);
+            if (arrived == plan.merges()[m].state_count) {
+              table_->merge(params, plan, activation, m);
+            }
           }
         }
       }

@@ -7,6 +7,7 @@
 
 #include <flashbsr/core/params.h>
 #include <flashbsr/core/state.h>
+#include <flashbsr/cpu/built_in.h>
 #include <flashbsr/cpu/convert.h>
 #include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/variant/variant.h>
@@ -16,10 +17,10 @@ inline namespace FLASHBSR_CPU_ISA {
 
 /// Writes normalised `o` [D_vo] (overwritten) and its base-2 `lse`.
 template <class Variant>
-FLASHBSR_FN void write_row(const Params& p, const Variant& variant, const RowAt& at,
+FLASHBSR_FN void write_row(const Params& p, const Variant& variant, bool softmax, const RowAt& at,
                            int32_t kv_head, float* o, float lse) {
   float scale = p.out_scale * (p.v_head_scale ? p.v_head_scale[kv_head] : 1.0f);
-  if (Variant::use_softmax && p.sinks) {
+  if (softmax && p.sinks) {
     const MergeWeights w = sink_weights(lse, p.sinks[at.head]);
     scale *= w.weight_a;
     lse = w.lse;
@@ -52,8 +53,8 @@ FLASHBSR_FN void for_each_state(PlanView plan, const Merge& m, const Visit& visi
 /// Contracts the partial states of a merge, one after another: deterministic. States of variants
 /// without softmax add up.
 template <class Variant>
-void merge_tile(const Params& p, PlanView plan, int32_t index) {
-  constexpr bool kSoftmax = Variant::use_softmax;
+void merge_tile(const Params& p, PlanView plan, Activation activation, int32_t index) {
+  const bool softmax = has_softmax<Variant>(activation);
   const Variant variant(p);
   const PlanHeader& h = plan.header();
   const Merge& m = plan.merges()[index];
@@ -62,14 +63,14 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
   float o[kMaxHeadDim];
   for (int32_t r = 0; r < m.row_count; ++r) {
     float top = -infinity();
-    if (kSoftmax) {
+    if (softmax) {
       for_each_state(plan, m, [&](int64_t slot) { top = max_of(p.partial_lse[slot + r], top); });
     }
     float sum = 0;
     for (int d = 0; d < p.v.dim; ++d) o[d] = 0;
     for_each_state(plan, m, [&](int64_t slot) {
       float weight = 1.0f;
-      if (kSoftmax) {
+      if (softmax) {
         const float lse = p.partial_lse[slot + r];
         weight = lse == -infinity() ? 0.0f : __builtin_exp2f(lse - top);
         sum += weight;
@@ -78,7 +79,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
       for (int d = 0; d < p.v.dim; ++d) o[d] += weight * part[d];
     });
     float lse = 0;
-    if (kSoftmax) {
+    if (softmax) {
       const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
       for (int d = 0; d < p.v.dim; ++d) o[d] *= inverse;
       lse = sum == 0 ? -infinity() : top + __builtin_log2f(sum);
@@ -87,7 +88,7 @@ void merge_tile(const Params& p, PlanView plan, int32_t index) {
     const int32_t token = packed / h.group_size;
     const RowAt at{&request, token, position + token,
                    m.kv_head * h.group_size + packed % h.group_size, p.v.dim};
-    write_row(p, variant, at, m.kv_head, o, lse);
+    write_row(p, variant, softmax, at, m.kv_head, o, lse);
   }
 }
 

@@ -31,11 +31,12 @@ struct KernelTable {
   int64_t (*scratch_bytes)(int rows, const Params&);
 
   /// Runs work items [first, first + count): KV heads of one chunk, count <= kMaxBundle.
-  /// [Compute][Activation]; null where the level lacks the instruction.
-  void (*attend[2][2])(const Params&, PlanView, int32_t first, int32_t count, char* scratch);
+  /// [Compute]; null where the level lacks the instruction.
+  void (*attend[2])(const Params&, PlanView, Activation, int32_t first, int32_t count,
+                    char* scratch);
 
-  /// Contracts one split tile. [Activation]
-  void (*merge[2])(const Params&, PlanView, int32_t merge);
+  /// Contracts one split tile.
+  void (*merge)(const Params&, PlanView, Activation, int32_t merge);
 };
 
 }  // namespace flashbsr::cpu

@@ -5,30 +5,30 @@
 #pragma once
 
 #include <flashbsr/cpu/attend.h>
-#include <flashbsr/variant/standard.h>
+#include <flashbsr/cpu/built_in.h>
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-inline const KernelTable& kernel_table(){static constexpr KernelTable kTable = {
-  .isa = FLASHBSR_STRINGIFY(FLASHBSR_CPU_ISA),
+inline const KernelTable& kernel_table() {
+  static constexpr KernelTable kTable = {
+      .isa = FLASHBSR_STRINGIFY(FLASHBSR_CPU_ISA),
 #if defined(__AVX512BF16__)
-  .has_bf16_dot = true,
+      .has_bf16_dot = true,
 #else
-  .has_bf16_dot = false,
+      .has_bf16_dot = false,
 #endif
-  .lanes = kLanes,
-  .scratch_bytes = &scratch_bytes,
-  .attend = {{&attend<F32Op, Standard>, &attend<F32Op, Sigmoid>},
+      .lanes = kLanes,
+      .scratch_bytes = &scratch_bytes,
 #if defined(__AVX512BF16__)
-             {&attend<Bf16Op, Standard>, &attend<Bf16Op, Sigmoid>}},
+      .attend = {&attend<F32Op, BuiltIn>, &attend<Bf16Op, BuiltIn>},
 #else
-             {nullptr, nullptr}},
+      .attend = {&attend<F32Op, BuiltIn>, nullptr},
 #endif
-  .merge = {&merge_tile<Standard>, &merge_tile<Sigmoid>},
-};
-return kTable;
+      .merge = &merge_tile<BuiltIn>,
+  };
+  return kTable;
 }  // namespace FLASHBSR_CPU_ISA
 
-}  // namespace flashbsr::cpu
+}  // namespace FLASHBSR_CPU_ISA
 }  // namespace flashbsr::cpu

@@ -20,6 +20,14 @@ struct Row {
   float max;    ///< running maximum, base 2; -inf while nothing was visible
 };
 
+/// Takes a row's denominator and output to another maximum.
+FLASHBSR_FN void rescale(Row& row, float top, FloatV& sum, float* o, int64_t dims) {
+  const float factor = row.max == -infinity() ? 0.0f : __builtin_exp2f(row.max - top);
+  row.max = top;
+  sum *= factor;
+  for (int64_t d = 0; d < dims; d += kLanes) store(o + d, load(o + d) * factor);
+}
+
 /// Per-thread memory of one item, carved from one block.
 template <class Op>
 struct Scratch {

@@ -9,30 +9,23 @@
 // Rapids core that takes a fifth of the time of widening codes for bf16 products (docs/cpu.md).
 #pragma once
 
-#include <flashbsr/cpu/codes.h>
+#include <flashbsr/cpu/digits.h>
 #include <flashbsr/cpu/tile_permission.h>
 #include <flashbsr/cpu/transpose.h>
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-#if defined(__AMX_INT8__)
-inline constexpr bool kHasTiles = true;
-#else
-inline constexpr bool kHasTiles = false;
-#endif
-
-inline constexpr int kTileRows = 16, kTileDims = 64, kTileBytes = kTileRows * kTileDims;
+inline constexpr bool kHasIntegers = true;
+inline constexpr int kTileRows = 16, kTileDims = kChunkDims, kTileBytes = kTileRows * kTileDims;
 
 /// Whether products with these rows are made in tiles.
-FLASHBSR_FN bool in_tiles(const PagedView& x, const PagedView& scales) {
-  const bool codes = x.dtype == DType::kI8 || x.dtype == DType::kI4;
-  const bool whole = scales.data && x.dim / scales.dim % kTileDims == 0;
-  return kHasTiles && codes && whole && may_use_tiles();
+FLASHBSR_FN bool in_integers(const PagedView& x, const PagedView& scales) {
+  return whole_chunks(x, scales) && may_use_tiles();
 }
 
 /// Memory for the products of one item of few rows.
-struct TileMemory {
+struct IntegerMemory {
   static constexpr int kKeyTiles = 4;  ///< that are multiplied side by side
   static constexpr int kQueryDigits = 3, kWeightDigits = 4;
   static constexpr int kQueryRows = kTileRows / kQueryDigits;    ///< of a tile
@@ -45,7 +38,7 @@ struct TileMemory {
   int8_t* p;       ///< [row tiles][2][tile]
   int64_t bytes = 0;
 
-  TileMemory(char* base, int rows, int dk) {
+  IntegerMemory(char* base, int rows, int dk) {
     const auto take = [&](int64_t size) {
       char* at = base + bytes;
       bytes += round_up<int64_t>(size, 64);
@@ -60,8 +53,6 @@ struct TileMemory {
   }
 };
 
-#if defined(__AMX_INT8__)
-
 /// All eight tiles: 16 rows of 64 bytes.
 inline void begin_tiles() {
   struct alignas(64) {
@@ -75,51 +66,15 @@ inline void begin_tiles() {
 /// Without their contents a thread is switched faster.
 inline void end_tiles() { _tile_release(); }
 
-/// 64 codes of a row, from byte `at * 64` of what is unpacked.
-template <DType T>
-FLASHBSR_FN __m512i load_codes(const char* row, int at, int zero) {
-  if constexpr (T == DType::kI8) {
-    return _mm512_loadu_si512(row + at * 64);
-  } else {
-    const __m512i bytes =
-        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + at * 32)));
-    const __m512i codes =
-        _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi16(bytes, 4)), _mm512_set1_epi8(15));
-    return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<char>(zero)));
-  }
-}
-
-/// The zero point of group `g` of a row.
-template <DType T>
-FLASHBSR_FN int zero_of(const Operand& o, int i, int g) {
-  return T == DType::kI4 ? static_cast<int>(load<uint32_t>(o.scale_rows[i] + g * 4) & 15) : 0;
-}
-
 /// The digits of a query row, in the column of each that products take.
-inline void split_query(const float* q, int dim, int row, int rows, const TileMemory& m) {
-  float largest = 0, poison = 0;
-  for (int d = 0; d < dim; ++d) {
-    largest = max_of(largest, q[d] < 0 ? -q[d] : q[d]);
-    poison += q[d] - q[d];
-  }
-  // The leading digit ends at 127, one of which rounding may need.
-  constexpr float kMost = 126.0f * 65536.0f;
-  const float inverse = largest > 0 ? kMost / largest : 0.0f;
-  const bool finite = poison == 0 && inverse <= 0x1p126f;
-  // Queries so small that the inverse overflows are zeros.
-  m.q_scale[row] = poison == 0 ? (finite ? largest / kMost : 0.0f) : poison;
-  const int tiles = ceil_div(rows, TileMemory::kQueryRows);
-  const int column = row % TileMemory::kQueryRows * TileMemory::kQueryDigits;
-  for (int d = 0; d < dim; ++d) {
-    int8_t* at = m.q + (d / kTileDims * tiles + row / TileMemory::kQueryRows) * kTileBytes +
-                 d % kTileDims / 4 * 64 + column * 4 + d % 4;
-    int32_t x = finite ? static_cast<int32_t>(__builtin_rintf(q[d] * inverse)) : 0;
-    for (int digit = TileMemory::kQueryDigits - 1; digit >= 0; --digit) {
-      const int8_t low = static_cast<int8_t>(x);
-      at[digit * 4] = low;
-      x = (x - low) >> 8;
-    }
-  }
+inline void split_query(const float* q, int dim, int row, int rows, const IntegerMemory& m) {
+  const int tiles = ceil_div(rows, IntegerMemory::kQueryRows);
+  const int column = row % IntegerMemory::kQueryRows * IntegerMemory::kQueryDigits;
+  int8_t* at = m.q + row / IntegerMemory::kQueryRows * kTileBytes + column * 4;
+  m.q_scale[row] =
+      split_row<IntegerMemory::kQueryDigits>(q, dim, [&](int d, int digit, int8_t value) {
+        at[d / kTileDims * tiles * kTileBytes + d % kTileDims / 4 * 64 + d % 4 + digit * 4] = value;
+      });
 }
 
 /// Rows [first, first + 16) of K as a tile's rows: where they lie, or copied side by side.
@@ -151,14 +106,14 @@ FLASHBSR_FN TileKeys tile_keys(const Operand& keys, int first, int count, int8_t
 
 /// S = Q K^T with K's scales, of `rows` rows: s[r * lds + token].
 template <DType T>
-__attribute__((noinline)) void score_tiles(const Operand& keys, int count, const float* scale,
-                                           int scale_stride, int rows, const TileMemory& m,
-                                           float* s, int lds) {
+__attribute__((noinline)) void score_integers(const Operand& keys, int count, const float* scale,
+                                              int scale_stride, int rows, const IntegerMemory& m,
+                                              float* s, int lds) {
   const int chunks = keys.x.dim / kTileDims, per_group = keys.group_size() / kTileDims;
-  const int tiles = ceil_div(rows, TileMemory::kQueryRows);
+  const int tiles = ceil_div(rows, IntegerMemory::kQueryRows);
   alignas(64) float turned[kTileRows * kTileRows];
   // Four tiles of K at a time: their loads come from L2, and nothing waits for one of them alone.
-  constexpr int kBlocks = TileMemory::kKeyTiles;
+  constexpr int kBlocks = IntegerMemory::kKeyTiles;
   for (int start = 0; start < count; start += kBlocks * kTileRows) {
     const int blocks = min_of(kBlocks, ceil_div(count - start, kTileRows));
     TileKeys from[kBlocks];
@@ -168,7 +123,7 @@ __attribute__((noinline)) void score_tiles(const Operand& keys, int count, const
                            : from[0];
     }
     for (int tile = 0; tile < tiles; ++tile) {
-      const int begin = tile * TileMemory::kQueryRows;
+      const int begin = tile * IntegerMemory::kQueryRows;
       for (int g = 0; g < chunks / per_group; ++g) {
         asm volatile("" ::: "memory");
         _tile_zero(0);
@@ -199,8 +154,8 @@ __attribute__((noinline)) void score_tiles(const Operand& keys, int count, const
           }
           transpose_words(lines, 0, turned, kTileRows);
           const FloatV k_scale = load(scale + g * scale_stride + first);
-          for (int r = begin; r < min_of(rows, begin + TileMemory::kQueryRows); ++r) {
-            const float* digits = turned + (r - begin) * TileMemory::kQueryDigits * kTileRows;
+          for (int r = begin; r < min_of(rows, begin + IntegerMemory::kQueryRows); ++r) {
+            const float* digits = turned + (r - begin) * IntegerMemory::kQueryDigits * kTileRows;
             const IntV low =
                 (load<IntV>(digits + kTileRows) << 8) + load<IntV>(digits + 2 * kTileRows);
             FloatV x = __builtin_convertvector(load<IntV>(digits), FloatV) * 65536.0f +
@@ -230,61 +185,37 @@ __attribute__((noinline)) void interleave_values(const Operand& values, int coun
         x[i] = t + i < count ? load_codes<T>(values.rows[t + i], c, zero_of<T>(values, t + i, g))
                              : _mm512_setzero_si512();
       }
-      const __m512i low01 = _mm512_unpacklo_epi8(x[0], x[1]);
-      const __m512i high01 = _mm512_unpackhi_epi8(x[0], x[1]);
-      const __m512i low23 = _mm512_unpacklo_epi8(x[2], x[3]);
-      const __m512i high23 = _mm512_unpackhi_epi8(x[2], x[3]);
+      __m512i turned[4];
+      interleave_four(x, turned);
       int8_t* tile = to + c * 4 * kTileBytes;
-      _mm512_store_si512(tile, _mm512_unpacklo_epi16(low01, low23));
-      _mm512_store_si512(tile + kTileBytes, _mm512_unpackhi_epi16(low01, low23));
-      _mm512_store_si512(tile + 2 * kTileBytes, _mm512_unpacklo_epi16(high01, high23));
-      _mm512_store_si512(tile + 3 * kTileBytes, _mm512_unpackhi_epi16(high01, high23));
+      for (int j = 0; j < 4; ++j) _mm512_store_si512(tile + j * kTileBytes, turned[j]);
     }
   }
-}
-
-/// The digits of weights times V's scales, one row; what they are to be multiplied by.
-FLASHBSR_FN float split_weights(const float* weights, const float* scale, int count, int row,
-                                const TileMemory& m) {
-  FloatV largest{}, poison{};
-  for (int i = 0; i < count; i += kLanes) {
-    const FloatV w = load(weights + i) * load(scale + i);
-    largest = max(largest, as_float(bits(w) & 0x7fffffffu));
-    poison += w - w;
-  }
-  constexpr float kMost = 126.0f * 16777216.0f;
-  const float top = reduce_max(largest), inverse = top > 0x1p-96f ? kMost / top : 0.0f;
-  int8_t* at = m.p + row / TileMemory::kWeightRows * 2 * kTileBytes +
-               row % TileMemory::kWeightRows * TileMemory::kWeightDigits * 64;
-  for (int i = 0; i < round_up(count, kTileDims); i += kLanes) {
-    __m512i x = _mm512_setzero_si512();
-    if (i < count) x = _mm512_cvtps_epi32(load(weights + i) * load(scale + i) * inverse);
-    int8_t* to = at + i / kTileDims * kTileBytes + i % kTileDims;
-#pragma GCC unroll 4
-    for (int digit = TileMemory::kWeightDigits - 1; digit >= 0; --digit) {
-      _mm_store_si128(reinterpret_cast<__m128i*>(to + digit * 64), _mm512_cvtepi32_epi8(x));
-      // What is left when the digit, from -128 to 127, is taken away.
-      x = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
-    }
-  }
-  return top / kMost + reduce_add(poison);
 }
 
 /// O[r] += P V over `count` tokens, of all groups of V's dims; `weights` are floats.
-__attribute__((noinline)) inline void accumulate_tiles(const Operand& values, int count,
-                                                       const float* weights, int ldw,
-                                                       const float* scale, int scale_stride,
-                                                       int rows, const int8_t* v,
-                                                       const TileMemory& m, float* o, int64_t ldo) {
+template <DType T>
+__attribute__((noinline)) void accumulate_integers(const Operand& values, int count,
+                                                   const float* weights, int ldw,
+                                                   const float* scale, int scale_stride, int rows,
+                                                   const int8_t* v, const IntegerMemory& m,
+                                                   float* o, int64_t ldo) {
   const int chunks = values.x.dim / kTileDims, per_group = values.group_size() / kTileDims;
   const int halves = ceil_div(count, kTileDims),
-            row_tiles = ceil_div(rows, TileMemory::kWeightRows);
+            row_tiles = ceil_div(rows, IntegerMemory::kWeightRows);
   float unit[kFewRows];
   for (int c = 0; c < chunks; ++c) {
     if (c % per_group == 0) {
       const float* of_group = scale + c / per_group * scale_stride;
       for (int r = 0; r < rows; ++r) {
-        unit[r] = split_weights(weights + r * ldw, of_group, count, r, m);
+        int8_t* at = m.p + r / IntegerMemory::kWeightRows * 2 * kTileBytes +
+                     r % IntegerMemory::kWeightRows * IntegerMemory::kWeightDigits * 64;
+        unit[r] = split_weights<IntegerMemory::kWeightDigits>(
+            weights + r * ldw, of_group, count, round_up(count, kTileDims),
+            [&](int i, int digit, __m128i x) {
+              int8_t* to = at + i / kTileDims * kTileBytes + i % kTileDims + digit * 64;
+              _mm_store_si128(reinterpret_cast<__m128i*>(to), x);
+            });
       }
     }
     for (int tile = 0; tile < row_tiles; ++tile) {
@@ -312,40 +243,21 @@ __attribute__((noinline)) inline void accumulate_tiles(const Operand& values, in
       _tile_stored(2, m.sums + 512, 64);
       _tile_stored(3, m.sums + 768, 64);
       asm volatile("" ::: "memory");
-      const int begin = tile * TileMemory::kWeightRows;
-      for (int r = begin; r < min_of(rows, begin + TileMemory::kWeightRows); ++r) {
-        __m512i x[4];
+      const int begin = tile * IntegerMemory::kWeightRows;
+      for (int r = begin; r < min_of(rows, begin + IntegerMemory::kWeightRows); ++r) {
+        FloatV sums[4];
         for (int j = 0; j < 4; ++j) {
-          const int32_t* sum = m.sums + j * 256 + (r - begin) * TileMemory::kWeightDigits * 16;
+          const int32_t* sum = m.sums + j * 256 + (r - begin) * IntegerMemory::kWeightDigits * 16;
           const IntV high = (load<IntV>(sum) << 8) + load<IntV>(sum + 16);
           const IntV low = (load<IntV>(sum + 32) << 8) + load<IntV>(sum + 48);
-          x[j] = reinterpret_cast<__m512i>(__builtin_convertvector(high, FloatV) * 65536.0f +
-                                           __builtin_convertvector(low, FloatV));
+          sums[j] = __builtin_convertvector(high, FloatV) * 65536.0f +
+                    __builtin_convertvector(low, FloatV);
         }
-        // A square of four numbers each, turned: block l of x[j] goes to block j of out[l].
-        const __m512i a = _mm512_shuffle_i32x4(x[0], x[1], 0x44);
-        const __m512i b = _mm512_shuffle_i32x4(x[2], x[3], 0x44);
-        const __m512i c2 = _mm512_shuffle_i32x4(x[0], x[1], 0xee);
-        const __m512i d2 = _mm512_shuffle_i32x4(x[2], x[3], 0xee);
-        const __m512i out[4] = {_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd),
-                                _mm512_shuffle_i32x4(c2, d2, 0x88),
-                                _mm512_shuffle_i32x4(c2, d2, 0xdd)};
-        float* to = o + r * ldo + c * kTileDims;
-        for (int l = 0; l < 4; ++l) {
-          const FloatV sum = reinterpret_cast<FloatV>(out[l]);
-          store(to + l * kLanes, load(to + l * kLanes) + sum * unit[r]);
-        }
+        add_columns(sums, unit[r], o + r * ldo + c * kTileDims);
       }
     }
   }
 }
-
-#else
-
-inline void begin_tiles() {}
-inline void end_tiles() {}
-
-#endif  // __AMX_INT8__
 
 }  // namespace FLASHBSR_CPU_ISA
 }  // namespace flashbsr::cpu
