@@ -13,6 +13,8 @@
 #include <flashbsr/cpu/loader.h>
 #include <flashbsr/cpu/transpose.h>
 
+#if defined(__AVX512VNNI__)
+
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
@@ -278,3 +280,5 @@ __attribute__((noinline)) void accumulate_integers(const Operand& values, int co
 
 }  // namespace FLASHBSR_CPU_ISA
 }  // namespace flashbsr::cpu
+
+#endif  // __AVX512VNNI__

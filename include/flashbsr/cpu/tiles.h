@@ -13,6 +13,8 @@
 #include <flashbsr/cpu/tile_permission.h>
 #include <flashbsr/cpu/transpose.h>
 
+#if defined(__AMX_INT8__)
+
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
@@ -261,3 +263,5 @@ __attribute__((noinline)) void accumulate_integers(const Operand& values, int co
 
 }  // namespace FLASHBSR_CPU_ISA
 }  // namespace flashbsr::cpu
+
+#endif  // __AMX_INT8__
