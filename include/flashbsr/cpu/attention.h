@@ -64,7 +64,7 @@ class ItemKernel {
   /// Whether products of few rows with K, or with V, are those of integers.h.
   bool integer_keys() const { return kIntegers && fold_.keys && in_integers(p_.k, p_.k_scales); }
   bool integer_values() const {
-    return kIntegers && fold_.values && in_integers(p_.v, p_.v_scales);
+    return kIntegerValues && fold_.values && in_integers(p_.v, p_.v_scales);
   }
 
   /// Loads Q. The tile before the first is empty.
@@ -151,6 +151,7 @@ class ItemKernel {
 
  private:
   static constexpr bool kIntegers = kHasIntegers && Op::kPerWord == 2;
+  static constexpr bool kIntegerValues = kHasIntegerValues && kIntegers;
 
   void multiply_keys() {
     const KeyEdit edit{*this};
@@ -214,7 +215,7 @@ class ItemKernel {
   }
 
   void multiply_integer_values() {
-    if constexpr (kIntegers) {
+    if constexpr (kIntegerValues) {
       with_codes(p_.v.dtype, [&]<DType T>() {
         int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
         interleave_values<T>(value_rows(), tile_.count, v);

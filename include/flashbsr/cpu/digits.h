@@ -10,7 +10,7 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-/// Codes of such rows are multiplied by 64.
+/// Codes are taken so many at once.
 inline constexpr int kChunkDims = 64;
 
 /// Whether rows have codes that may be multiplied as integers.

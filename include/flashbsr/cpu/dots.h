@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products with int8 and int4 codes by AVX-512's dot products of four bytes (VNNI), for few query
+// Q K^T with int8 and int4 codes by AVX-512's dot products of four bytes (VNNI), for few query
 // rows. Codes stay bytes, which the instruction wants unsigned: a bias is added to them, and what
 // it adds to a sum is taken off where the sum begins. Queries become integers of three digits to
-// base 256 (23 bits of a row's largest element), weights of two (15 bits of the largest of a row in
-// a KV tile). Products are exact in int32 and put together in float. Codes take no time to become
-// bf16, which is most of it otherwise (docs/cpu.md).
+// base 256 (23 bits of a row's largest element). Products are exact in int32 and put together in
+// float. Codes take no time to become bf16 (docs/cpu.md). Values do: weights of few digits lose
+// what is small.
 #pragma once
 
 #include <flashbsr/cpu/digits.h>
@@ -18,7 +18,7 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-inline constexpr bool kHasIntegers = true;
+inline constexpr bool kHasIntegers = true, kHasIntegerValues = false;
 
 /// Whether products with these rows are made of integers.
 FLASHBSR_FN bool in_integers(const PagedView& x, const PagedView& scales) {
@@ -30,18 +30,15 @@ inline void end_tiles() {}
 
 /// Memory for the products of one item of few rows.
 struct IntegerMemory {
-  static constexpr int kQueryDigits = 3, kWeightDigits = 4;
-  /// Side by side: sums take 24 and 16 of 32 registers.
-  static constexpr int kQueryRows = 4, kWeightRows = 2;
-  static constexpr int kBlocks = 2;                         ///< of 16 tokens of K, side by side
-  static constexpr int kTurned = kChunkDims * kLanes;       ///< bytes of a block's chunk
-  static constexpr int kValueChunk = kKvTile * kChunkDims;  ///< bytes of a tile's chunk of V
+  static constexpr int kDigits = 3;
+  static constexpr int kRows = 4;    ///< side by side: their sums take 24 of 32 registers
+  static constexpr int kBlocks = 2;  ///< of 16 tokens of K, side by side
+  static constexpr int kTurned = kChunkDims * kLanes;  ///< bytes of a block's chunk
 
   int8_t* q;       ///< [rows][digits][dims]
   int32_t* q_sum;  ///< [rows][digits][dims / 64]: what digits add up to
   float* q_scale;  ///< [rows]
   char* keys;      ///< [dims / 64][blocks][four dims][tokens]: four bytes each
-  int8_t* p;       ///< [rows][digits][kKvTile]
   int64_t bytes = 0;
 
   IntegerMemory(char* base, int rows, int dk) {
@@ -51,11 +48,10 @@ struct IntegerMemory {
       return at;
     };
     const int64_t chunks = ceil_div(dk, kChunkDims);
-    q = reinterpret_cast<int8_t*>(take(rows * kQueryDigits * chunks * kChunkDims));
-    q_sum = reinterpret_cast<int32_t*>(take(rows * kQueryDigits * chunks * 4));
+    q = reinterpret_cast<int8_t*>(take(rows * kDigits * chunks * kChunkDims));
+    q_sum = reinterpret_cast<int32_t*>(take(rows * kDigits * chunks * 4));
     q_scale = reinterpret_cast<float*>(take(rows * 4));
     keys = take(chunks * kBlocks * kTurned);
-    p = reinterpret_cast<int8_t*>(take(int64_t{rows} * kWeightDigits * kKvTile));
   }
 };
 
@@ -122,7 +118,7 @@ FLASHBSR_FN void for_row_blocks(int rows, const F& f) {
 
 /// The digits of a query row.
 inline void split_query(const float* q, int dim, int row, int, const IntegerMemory& m) {
-  constexpr int kDigits = IntegerMemory::kQueryDigits;
+  constexpr int kDigits = IntegerMemory::kDigits;
   const int chunks = dim / kChunkDims;
   int8_t* at = m.q + int64_t{row} * kDigits * dim;
   int32_t* sum = m.q_sum + row * kDigits * chunks;
@@ -158,7 +154,7 @@ template <DType T>
 __attribute__((noinline)) void score_integers(const Operand& keys, int count, const float* scale,
                                               int scale_stride, int rows, const IntegerMemory& m,
                                               float* s, int lds) {
-  constexpr int kDigits = IntegerMemory::kQueryDigits, kBlocks = IntegerMemory::kBlocks;
+  constexpr int kDigits = IntegerMemory::kDigits, kBlocks = IntegerMemory::kBlocks;
   constexpr int kTurned = IntegerMemory::kTurned;
   const int dim = keys.x.dim, chunks = dim / kChunkDims;
   const int per_group = keys.group_size() / kChunkDims;
@@ -167,7 +163,7 @@ __attribute__((noinline)) void score_integers(const Operand& keys, int count, co
       turn_keys<T>(keys, start + i % kBlocks * kLanes, count, i / kBlocks, m.keys + i * kTurned);
     }
     for (int g = 0; g < chunks / per_group; ++g) {
-      for_row_blocks<IntegerMemory::kQueryRows>(rows, [&]<int kRows>(int r) {
+      for_row_blocks<IntegerMemory::kRows>(rows, [&]<int kRows>(int r) {
         int32_t of_group[kRows][kDigits] = {};
         for (int i = 0; i < kRows * kDigits; ++i) {
           const int32_t* digits = m.q_sum + (r * kDigits + i) * chunks + g * per_group;
@@ -200,83 +196,12 @@ __attribute__((noinline)) void score_integers(const Operand& keys, int count, co
   }
 }
 
-/// V of a tile as the instruction takes it, four tokens of a dim side by side:
-/// [dims / 64][tokens / 4][4][64 bytes].
+// Names for code that this level leaves out.
 template <DType T>
-__attribute__((noinline)) void interleave_values(const Operand& values, int count, int8_t* out) {
-  for (int t = 0; t < count; t += 4) {
-    for (int c = 0; c < values.x.dim / kChunkDims; ++c) {
-      const int g = c * kChunkDims / values.group_size();
-      __m512i x[4], turned[4];
-      for (int i = 0; i < 4; ++i) {
-        const int row = min_of(t + i, count - 1);  // weights behind the last are zeros
-        const int zero = T == DType::kI8 ? 0 : zero_of<T>(values, row, g) - kBias<T>;
-        x[i] = biased<T>(load_codes<T>(values.rows[row], c, zero));
-      }
-      interleave_four(x, turned);
-      int8_t* to = out + int64_t{c} * IntegerMemory::kValueChunk + t * kChunkDims;
-      for (int j = 0; j < 4; ++j) _mm512_store_si512(to + j * 64, turned[j]);
-    }
-  }
-}
-
-/// What the digits of a row's weights add up to.
-FLASHBSR_FN int32_t sum_of(const int8_t* digits, int count) {
-  __m512i sum = _mm512_setzero_si512();
-  for (int i = 0; i < count; i += 64) {
-    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_load_si512(digits + i));
-  }
-  return _mm512_reduce_add_epi32(sum);
-}
-
-/// O[r] += P V over `count` tokens, of all groups of V's dims; `weights` are floats.
+void interleave_values(const Operand&, int, int8_t*);
 template <DType T>
-__attribute__((noinline)) void accumulate_integers(const Operand& values, int count,
-                                                   const float* weights, int ldw,
-                                                   const float* scale, int scale_stride, int rows,
-                                                   const int8_t* v, const IntegerMemory& m,
-                                                   float* o, int64_t ldo) {
-  constexpr int kDigits = IntegerMemory::kWeightDigits;
-  const int per_group = values.group_size() / kChunkDims;
-  float unit[kFewRows];
-  int32_t total[kFewRows][kDigits];
-  for (int c = 0; c < values.x.dim / kChunkDims; ++c, v += IntegerMemory::kValueChunk) {
-    for (int r = 0; c % per_group == 0 && r < rows; ++r) {
-      int8_t* at = m.p + r * kDigits * kKvTile;
-      unit[r] = split_weights<kDigits>(
-          weights + r * ldw, scale + c / per_group * scale_stride, count, round_up(count, 64),
-          [&](int i, int digit, __m128i x) {
-            _mm_store_si128(reinterpret_cast<__m128i*>(at + digit * kKvTile + i), x);
-          });
-      for (int d = 0; d < kDigits; ++d) total[r][d] = sum_of(at + d * kKvTile, count);
-    }
-    for_row_blocks<IntegerMemory::kWeightRows>(rows, [&]<int kRows>(int r) {
-      int32_t of_rows[kRows][kDigits];
-      for (int i = 0; i < kRows * kDigits; ++i) {
-        of_rows[i / kDigits][i % kDigits] = total[r + i / kDigits][i % kDigits];
-      }
-      FloatV columns[kRows][4];
-      const int8_t* p = m.p + r * kDigits * kKvTile;
-#pragma GCC unroll 1
-      for (int half = 0; half < 4; half += 2) {
-        Sums<kRows, kDigits> sums;
-        sums.take_off(kBias<T>, of_rows);
-        const int8_t* from = v + half * 64;
-        for (int t = 0; t < count; t += 4, from += 4 * 64) {
-          sums.add(_mm512_load_si512(from), _mm512_load_si512(from + 64), p + t, kKvTile);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i) {
-          columns[i][half] = put_together(sums.at[i][0]);
-          columns[i][half + 1] = put_together(sums.at[i][1]);
-        }
-      }
-      for (int i = 0; i < kRows; ++i) {
-        add_columns(columns[i], unit[r + i], o + (r + i) * ldo + c * kChunkDims);
-      }
-    });
-  }
-}
+void accumulate_integers(const Operand&, int, const float*, int, const float*, int, int,
+                         const int8_t*, const IntegerMemory&, float*, int64_t);
 
 }  // namespace FLASHBSR_CPU_ISA
 }  // namespace flashbsr::cpu

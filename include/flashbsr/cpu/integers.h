@@ -15,7 +15,7 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-inline constexpr bool kHasIntegers = false;
+inline constexpr bool kHasIntegers = false, kHasIntegerValues = false;
 
 FLASHBSR_FN bool in_integers(const PagedView&, const PagedView&) { return false; }
 inline void begin_tiles() {}
