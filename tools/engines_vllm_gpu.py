@@ -37,7 +37,7 @@ SOURCES = (
     "python/flashbsr/integrations/vllm/*.py", "python/flashbsr/distributed/*.py",
     "tools/engines_vllm.py", "tools/engines_vllm_gpu.py", "tools/small_models.py",
 )  # fmt: skip
-DEVICE, SECONDS = "cuda", 110
+DEVICE, SECONDS = "cuda", 180
 # Of logits, not log probabilities: a logit is a number of bfloat16, so that two engines are whole
 # steps of 2^-4 apart between 8 and 16, of 2^-5 below; the sum in a log probability moves it too.
 APART = TIE["bfloat16"]
