@@ -28,6 +28,9 @@ from .task import TaskInfo
 
 __all__ = ["Planned"]
 
+#: Arrays of `Planned.update`, as the core takes them.
+_LENGTHS = "kv_lens", "block_tables", "kv_indptr", "kv_indices", "qo_indptr", "q_positions"
+
 
 class Planned:
     """An engine and its plan; `Attention` documents the parameters."""
@@ -220,7 +223,7 @@ class Planned:
         if self._operand is None:
             self._operand = operand(self._number)
         self._batch = batch
-        self._lengths: dict[str, Any] = {}
+        self._lengths: tuple[Any, ...] = ()
         if late := batch[0].late():
             self.update(**late, q_positions=batch[2], stream=stream)
 
@@ -284,23 +287,17 @@ class Planned:
         UnsupportedError
             Arrays on the host while a CUDA graph is captured.
         """
-        arrays = {
-            "kv_lens": kv_lens,
-            "block_tables": block_tables,
-            "kv_indptr": kv_indptr,
-            "kv_indices": kv_indices,
-            "qo_indptr": qo_indptr,
-            "q_positions": q_positions,
-        }
-        views = {name: self._in_place(x, name) for name, x in arrays.items() if x is not None}
-        fields = tuple(views.get(name) for name in arrays)
-        self._engine.update(fields, self._plan_stream(stream), self._how != 0)
+        arrays = kv_lens, block_tables, kv_indptr, kv_indices, qo_indptr, q_positions
+        views = tuple(map(self._in_place, arrays, _LENGTHS))
+        self._engine.update(views, self._plan_stream(stream), self._how != 0)
         # The core reads them again if the first run needs another plan.
-        self._lengths |= {name: (arrays[name], view) for name, view in views.items()}
+        self._lengths = arrays, views
 
-    def _in_place(self, x: Array, name: str) -> Any:
+    def _in_place(self, x: Array | None, name: str) -> Any:
         """Export an index array, from a GPU without a copy."""
-        if isinstance(x, (list, tuple, np.ndarray)):
+        if x is None:
+            return None
+        if isinstance(x, (np.ndarray, list, tuple)):
             return to_values(x, name)
         adapter = adapter_for(x, name)
         device = adapter.device(x)
