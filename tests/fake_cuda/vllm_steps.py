@@ -107,10 +107,12 @@ def capture(
     server: Server, driver: Driver, stream: int, key: Any, sizes: list[int]
 ) -> dict[int, Any]:
     """Capture as vLLM does: every request one token long, largest number of rows first."""
-    server.steps.captures(key, True, REQUESTS, REQUESTS * key if key != "mixed" else TOKENS,
-                          REQUESTS * WIDTH)  # fmt: skip
+    tokens = REQUESTS * key if key != "mixed" else TOKENS
     graphs = {}
     for rows in sizes:
+        server.steps.captures(
+            key, True, rows, requests=REQUESTS, tokens=tokens, pages=REQUESTS * WIDTH
+        )
         each = 1 if key == "mixed" else key
         count = min(REQUESTS, rows // each)
         step, _ = server.step(stream, [each] * count, [each] * count, rows=rows)
@@ -241,12 +243,31 @@ def test_a_decode_step_in_the_room_of_its_plan_is_not_planned(
     replayed(server, driver, stream, graphs[4], step, batch, 4)
 
 
+def test_steps_larger_than_what_is_captured(driver: Driver, fake_torch: FakeTorch) -> None:
+    """Engines capture up to some size; larger decode steps are planned beside the graphs."""
+    server = Server()
+    fake_torch.current = stream = driver.stream()
+    graphs = capture(server, driver, stream, 1, [2, 1])
+    for seed in range(2):
+        step, batch = server.step(stream, [40, 70, 100 + seed, 9], [1] * 4, seed)
+        assert not step.captured
+        server.out.fill_(np.nan)
+        server.run(step, 4)
+        driver.synchronize(stream)
+        server.checked(batch, 4)
+        step, batch = server.step(stream, [41, 71 + seed], [1, 1], 5 + seed)
+        assert step.captured
+        replayed(server, driver, stream, graphs[2], step, batch, 2)
+
+
 def test_kinds_of_layers_of_one_group(driver: Driver, fake_torch: FakeTorch) -> None:
     """Windows and full attention over the same blocks, in one graph."""
     kinds = kind(), kind(12)
     server = Server(*kinds)
     fake_torch.current = stream = driver.stream()
-    server.steps.captures(1, True, REQUESTS, REQUESTS, REQUESTS * WIDTH)
+    server.steps.captures(
+        1, True, REQUESTS, requests=REQUESTS, tokens=REQUESTS, pages=REQUESTS * WIDTH
+    )
     step, _ = server.step(stream, [1] * 4, [1] * 4)
     for of in kinds:
         server.run(step, 4, of)

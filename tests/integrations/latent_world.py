@@ -224,7 +224,7 @@ class Captured(Serving):
         self.lens, self.starts = self.on(np.zeros(3, np.int32)), self.on(np.zeros(4, np.int32))
         self.blocks = self.on(np.zeros((3, WIDTH), np.int32))
         pages = rows * (self.topk or WIDTH)
-        self.steps.captures(1, not self.topk, rows, rows, pages)
+        self.steps.captures(1, not self.topk, rows, requests=rows, tokens=rows, pages=pages)
 
     def prefill(self, q_lens: list[int]) -> None:
         """Let requests have a past; nothing is attended to."""

@@ -139,8 +139,8 @@ class Recorder:
         self.place = SimpleNamespace(device=device, fixed_split_size=None, ranks=None)
         self.captured: list[Any] = []
 
-    def captures(self, *args: Any) -> None:
-        self.captured.append(args)
+    def captures(self, *run: Any, **capacity: int) -> None:
+        self.captured.append((*run, capacity))
 
     def plan(self, *args: Any) -> Any:
         return args
@@ -224,12 +224,16 @@ def test_lengths_of_an_encoder_are_not_those_of_the_decoder(backend: Any) -> Non
     assert found.bounds.tolist() == [100, 100, 100, 0] and not found.causal
 
 
+def capacity(requests: int, tokens: int, pages: int) -> dict[str, int]:
+    return {"requests": requests, "tokens": tokens, "pages": pages}
+
+
 @pytest.mark.parametrize(
     ("apart", "starts", "expected"),
     [
-        (True, [0, 1, 2, 3, 4], (1, True, 32, 32, 32 * 8)),
-        (True, [0, 4, 8, 12, 16], (4, True, 16, 64, 16 * 8)),
-        (False, [0, 1, 2, 3, 4], ("mixed", True, 16, 32, 16 * 8)),
+        (True, [0, 1, 2, 3, 4], (1, True, 8, capacity(32, 32, 32 * 8))),
+        (True, [0, 4, 8, 12, 16], (4, True, 16, capacity(16, 64, 16 * 8))),
+        (False, [0, 1, 2, 3, 4], ("mixed", True, 8, capacity(16, 32, 16 * 8))),
     ],
 )
 def test_what_graphs_are_captured_for(

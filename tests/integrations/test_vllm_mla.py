@@ -99,14 +99,14 @@ def test_what_graphs_are_captured_for(mla: Any) -> None:
     made = builder(mla, device=0)
     made.steps.plan = lambda *args: SimpleNamespace(slot_mapping=None, num_actual_tokens=4)
     made.build_for_cudagraph_capture(backends.metadata(query_start_loc_cpu=given))
-    assert made.steps.captured == [(1, True, 32, 32, 32 * 8)]
+    assert made.steps.captured == [(1, True, 8, backends.capacity(32, 32, 32 * 8))]
     made = builder(mla, True, device=0)
     made.steps.plan = lambda *args: SimpleNamespace(slot_mapping=None, num_actual_tokens=4)
     made.build_for_cudagraph_capture(backends.metadata())  # a step of any sort
-    assert made.steps.captured == [(1, False, 32, 32, 32 * TOPK)]
+    assert made.steps.captured == [(1, False, 8, backends.capacity(32, 32, 32 * TOPK))]
     made.vllm_config.compilation_config.cudagraph_capture_sizes = None
     made.build_for_cudagraph_capture(backends.metadata())
-    assert made.steps.captured[1] == (1, False, 8, 8, 8 * TOPK)
+    assert made.steps.captured[1] == (1, False, 8, backends.capacity(8, 8, 8 * TOPK))
 
 
 def test_which_steps_a_graph_may_be_replayed_for(mla: Any) -> None:

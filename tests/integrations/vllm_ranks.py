@@ -191,7 +191,8 @@ class OnGpu(SpreadServing):
     def replayed(self, times: int) -> None:
         """Capture a decode step of all requests, and replay it for later ones."""
         ones = [1] * len(self.requests)
-        self.steps.captures(1, self.causal, len(ones), len(ones), 70 * len(ones))
+        n = len(ones)
+        self.steps.captures(1, self.causal, n, requests=n, tokens=n, pages=70 * n)
         step, q = self.prepared(ones)
         assert step.captured
         rows = self.tensor(q)

@@ -91,7 +91,8 @@ class FlashbsrAttnBackend(AttentionBackend):  # type: ignore[misc]
         """Make engines for captured steps, of as many rows for each request."""
         rows = max_num_tokens // max_bs
         pages = max_bs * -(-int(self.req_to_token.shape[1]) // self.page_size)
-        self.steps.captures(rows, True, max_bs, max_bs * rows, pages)
+        tokens = max_bs * rows
+        self.steps.captures(rows, True, tokens, requests=max_bs, tokens=tokens, pages=pages)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Give the length of requests that pad a batch: one token, of the slot that nobody has."""

@@ -189,8 +189,9 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         m, config = common_attn_metadata, self.vllm_config
         batch = self.batch(m)
         compilation = config.compilation_config
-        sizes = [batch.rows, int(m.num_actual_tokens), *(compilation.cudagraph_capture_sizes or [])]
-        requests, tokens = max(config.scheduler_config.max_num_seqs, int(m.num_reqs)), max(sizes)
+        rows = max(batch.rows, int(m.num_actual_tokens))
+        tokens = max(rows, *(compilation.cudagraph_capture_sizes or [0]))
+        requests = max(config.scheduler_config.max_num_seqs, int(m.num_reqs))
         # One graph for steps of all sorts, or graphs for decode steps and others apart?
         if compilation.cudagraph_mode.separate_routine():
             key: Any = batch.of_requests.even
@@ -201,7 +202,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         else:
             key, tokens = "mixed", max(tokens, requests)
         pages = requests * int(m.block_table_tensor.shape[1])
-        self.steps.captures(key, batch.causal, requests, tokens, pages)
+        self.steps.captures(key, batch.causal, rows, requests=requests, tokens=tokens, pages=pages)
         return self.build(0, m)
 
     def batch(self, m: Any) -> Batch:

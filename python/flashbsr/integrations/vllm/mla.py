@@ -104,8 +104,9 @@ class ChosenBuilder(LatentBuilder):
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """Plan a step whose runs are captured: one graph for decode steps and for others."""
         m, compilation = common_attn_metadata, self.vllm_config.compilation_config
-        rows = max(int(m.num_actual_tokens), *(compilation.cudagraph_capture_sizes or [0]))
-        self.steps.captures(1, False, rows, rows, rows * self.topk)
+        rows = int(m.num_actual_tokens)
+        most = max(rows, *(compilation.cudagraph_capture_sizes or [0]))
+        self.steps.captures(1, False, rows, requests=most, tokens=most, pages=most * self.topk)
         return self.build(0, m)
 
 

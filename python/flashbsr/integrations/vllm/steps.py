@@ -222,10 +222,13 @@ def _tell(attention: Attention, batch: Batch, stream: Any = None) -> None:
 
 @dataclass(slots=True)
 class _Graph:
-    """What captured runs hold: engines with a capacity, which replays follow."""
+    """What captured runs hold: engines with a capacity, which replays follow.
+
+    `rows` are those of the largest captured run, which ends where its queries do.
+    """
 
     requests: int
-    tokens: int
+    rows: int = 0
     slots: dict[Kind, _Slot] = field(default_factory=dict)
 
 
@@ -254,23 +257,31 @@ class Steps:
         self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
         self._next = 0
 
-    def captures(self, key: Hashable, causal: bool, requests: int, tokens: int, pages: int) -> None:
+    def captures(
+        self, key: Hashable, causal: bool, rows: int, *, requests: int, tokens: int, pages: int
+    ) -> None:
         """Make engines for runs that are captured, if there are none for these.
+
+        Steps of more rows than the largest of these runs has are no graph's: engines capture up to
+        some size, and compute larger steps without.
 
         Parameters
         ----------
         key : hashable
             Rows of every request, or "mixed": any rows.
+        rows : int
+            Of the run that comes.
         requests, tokens, pages : int
             The most of requests, of query rows and of blocks of all requests that replays have.
         """
-        if (key, causal) in self._graphs:
-            return
-        graph = self._graphs[key, causal] = _Graph(requests, tokens)
-        capacity = {"max_batch_size": requests, "max_q_tokens": tokens, "max_kv_pages": pages}
-        for kind in self.kinds:
-            task = {**self.place.task(), **capacity}
-            graph.slots[kind] = _Slot(kind.attention(causal, self.place.q_dtype, **task))
+        graph = self._graphs.get((key, causal))
+        if graph is None:
+            graph = self._graphs[key, causal] = _Graph(requests)
+            capacity = {"max_batch_size": requests, "max_q_tokens": tokens, "max_kv_pages": pages}
+            for kind in self.kinds:
+                task = {**self.place.task(), **capacity}
+                graph.slots[kind] = _Slot(kind.attention(causal, self.place.q_dtype, **task))
+        graph.rows = max(graph.rows, rows)
 
     def plan(self, batch: Batch, slot_mapping: Any, num_actual_tokens: int, stream: Any) -> Step:
         """Plan a step; `stream` is the current one of the GPU, None on the CPU."""
@@ -363,7 +374,7 @@ class Steps:
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:
             graph = self._graphs.get((batch.of_requests.even, batch.causal))
-        fits = graph and len(batch.bounds) <= graph.requests and rows <= graph.tokens
+        fits = graph and len(batch.bounds) <= graph.requests and rows <= graph.rows
         return graph if fits else None
 
 
