@@ -336,9 +336,8 @@ bool CudaBackend::serves(const Params& params, void*) {
   if (!kernel_ || params.k.dtype != kv_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
   if (need_.scaled && half_scales_ && is_hopper(*kernel_)) return false;
-  // Other families' kernels for 16-bit Q and float8 K take either type of Q; rows of 656 bytes one.
-  const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3 &&
-                      !(is_latent(*kernel_) && need_.scaled);
+  // Other families' kernels for 16-bit Q and float8 K take either type of Q.
+  const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;
   if (kernel_->copies == KvCopies::kBoxes &&
       !takes_boxes(params, *kernel_, host_.plan.header(), maps_)) {

@@ -182,8 +182,6 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
   };
   const auto try_mma = [&]() -> const KernelRow* {
     if (need.family == api::Family::kFa3) return nullptr;
-    // Tails of 656 bytes are bf16, and multiplied as they are.
-    if (need.scaled && need.q != DType::kBF16) return nullptr;
     const std::span<const Tile> tiles = need.scaled ? std::span<const Tile>(kLatentMmaPacked)
                                         : codes     ? std::span<const Tile>(kLatentMmaCodes)
                                                     : std::span<const Tile>(kLatentMmaTiles);
@@ -280,9 +278,8 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                     std::to_string(device.cc),
                 "on a GPU head_dim_vo 512, 384, 320 or 256 and head_dim_qk the same or 64 more, "
                 "16-bit q, softmax without RoPE, a variant of the library, KV of q's type or "
-                "float8_e4m3fn (576 and 512; rows of 656 bytes with bfloat16 q, or on 9.0), compute "
-                "capability 8.0 or later (backend='fa3': 9.0, 576 and 512, heads up to 64 or a "
-                "multiple of 64); backend='cpu' runs every one");
+                "float8_e4m3fn (576 and 512), compute capability 8.0 or later (backend='fa3': 9.0, "
+                "576 and 512, heads up to 64 or a multiple of 64); backend='cpu' runs every one");
   }
   if (need.variant) {
     throw Error(ErrorCode::kUnsupported, "variant",

@@ -48,7 +48,7 @@ FLASHBSR_DEVICE void copy_codes(const BlockState& state, const Task& task, int32
 
 /// Q for products with codes, in place, between barriers: rows of bf16 are multiplied by powers of
 /// two, which `scales` take back (detail::fp16_exponent), and columns go where codes find them. The
-/// tails of rows with scales stay bf16 in their order.
+/// tails of rows with scales keep their type and order.
 template <class Traits>
 FLASHBSR_DEVICE void fit_queries(const Params& p, char* tile, float* scales) {
   constexpr int kRowBytes = Traits::kHeadDim * 2, kGroups = Traits::kHeadDim / 16;
@@ -117,8 +117,9 @@ struct CodedKeys {
   }
 
   /// S += Q K^T; queries(a, n) loads Q of step n, of which that of the tail is the last.
+  /// @param q  type of Q as it came: tails of bf16 are multiplied by their own type, or by fp16
   template <class Queries>
-  FLASHBSR_DEVICE void multiply(float (&s)[2][4], const Queries& queries) const {
+  FLASHBSR_DEVICE void multiply(float (&s)[2][4], DType q, const Queries& queries) const {
 #pragma unroll
     for (int n = 0; n < kSteps; n += 2) {
       uint32_t r[4];
@@ -141,11 +142,19 @@ struct CodedKeys {
     uint32_t a[4], r[4];
     queries(a, kSteps);
     ptx::ldmatrix_x4(r, tail);
-    if constexpr (Traits::kRowScales) {
+    if constexpr (!Traits::kRowScales) {
+      add_codes(s, a, r[0], r[1]);
+    } else if (q == DType::kBF16) {
       mma_16x8x16<Traits::kArch, DType::kBF16>(s[0], a, r[0], r[1]);
       mma_16x8x16<Traits::kArch, DType::kBF16>(s[1], a, r[2], r[3]);
     } else {
-      add_codes(s, a, r[0], r[1]);
+#pragma unroll
+      for (uint32_t& pair : r) {
+        pair = ptx::pack2<DType::kF16, Traits::kArch>(ptx::unpack_low<DType::kBF16>(pair),
+                                                      ptx::unpack_high<DType::kBF16>(pair));
+      }
+      mma_16x8x16<Traits::kArch, DType::kF16>(s[0], a, r[0], r[1]);
+      mma_16x8x16<Traits::kArch, DType::kF16>(s[1], a, r[2], r[3]);
     }
   }
 

@@ -54,6 +54,7 @@ class LatentScores : public Scores<Traits, Variant> {
   FLASHBSR_DEVICE LatentScores(const KernelArgs& args, const BlockState& state, uint32_t memory,
                                int32_t thread)
       : Base(args, state, memory, thread),
+        params_(args.params),
         memory_(memory),
         part_(static_cast<uint32_t>(thread) / 32 / Traits::kRowWarps) {
     static_assert(Base::kBands == 1 && Base::kTokenTiles == 2);
@@ -206,7 +207,7 @@ class LatentScores : public Scores<Traits, Variant> {
     if constexpr (Traits::kBytes) {
       const CodedKeys<Traits> keys(this->key_tile_ + tile, token_warp() * Traits::kWarpTokens,
                                    key_warp(), lane_);
-      keys.multiply(s, [&](uint32_t (&a)[4], int n) { queries_of(a, n); });
+      keys.multiply(s, params_.q.dtype, [&](uint32_t (&a)[4], int n) { queries_of(a, n); });
     } else {
       Keys keys(this->key_tile_ + tile + token_warp() * Traits::kWarpTokens * Keys::kRowBytes,
                 lane_);
@@ -293,6 +294,7 @@ class LatentScores : public Scores<Traits, Variant> {
     return made_[0] < kMost && made_[1] < kMost;
   }
 
+  const Params& params_;
   const uint32_t memory_;
   const int32_t part_;  ///< which of the warps that share rows
   uint32_t exchange_ = 0, tile_ = 0;  ///< of the weights at hand
