@@ -72,7 +72,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         const PrefillRow row = rows[r];
         RowEnd end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
         if constexpr (!Variant::use_softmax) end.factor *= kUnit;
-        if constexpr (Traits::kValueUnit != 1.0f) end.factor *= Traits::kValueUnit;
+        if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
         if constexpr (Variant::transforms_outputs) {
           const OutputRow<Traits> out(memory, r);
@@ -95,7 +95,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       } else {
         float factor = kUnit;
         if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-        if constexpr (Traits::kValueUnit != 1.0f) factor *= Traits::kValueUnit;
+        if constexpr (Traits::kTokenScales) factor *= Traits::kValueUnit;
         char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
         detail::for_each_run<Traits, Loop>(
             loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {

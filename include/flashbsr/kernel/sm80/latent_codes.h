@@ -190,9 +190,8 @@ FLASHBSR_DEVICE void store_scaled_weights(uint32_t to, uint32_t tile, int32_t fi
     uint32_t p[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float x = scales[i / 2 * 2][g] / Traits::kValueUnit;
-      const float y = scales[i / 2 * 2 + 1][g] / Traits::kValueUnit;
-      p[i] = ptx::pack2<Traits::kCompute, Traits::kArch>(w[i][0] * x, w[i][1] * y);
+      p[i] = ptx::pack2<Traits::kCompute, Traits::kArch>(w[i][0] * scales[i / 2 * 2][g],
+                                                         w[i][1] * scales[i / 2 * 2 + 1][g]);
     }
     ptx::store_shared_16(to + g * 512, {p[0], p[1], p[2], p[3]});
   }

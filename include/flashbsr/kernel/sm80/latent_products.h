@@ -153,8 +153,9 @@ class LatentScores : public Scores<Traits, Variant> {
   static constexpr int kOwners = Traits::kWarpTokens / Traits::kScoreTokens;
   static constexpr int kLineSteps = 4 / Traits::kKeyWarps;  ///< of a warp, in 64 dims
   static constexpr int kSteps = Traits::kHeadDim / 64 * kLineSteps;
-  /// What weights of 4 tokens may add up to: mainloop.h. Scales may take the rest of fp16's range.
-  static constexpr float kMost = Traits::kRowScales ? 2048.0f : 32768.0f;
+  /// What weights of 4 tokens may add up to: mainloop.h. Times scales they stay finite below 16 of
+  /// these, which is latents of 7168; the largest has all bits of fp16 from scales of 2^-21 on.
+  static constexpr float kMost = Traits::kRowScales ? 4096.0f : 32768.0f;
 
   FLASHBSR_DEVICE int32_t key_warp() const { return part_ % Traits::kKeyWarps; }
   FLASHBSR_DEVICE int32_t token_warp() const { return part_ / Traits::kKeyWarps; }

@@ -131,9 +131,7 @@ struct LatentTraits {
   static constexpr bool kBytes = dtype_size(type) == 1, kRowScales = row_scales;
   static constexpr DType kKv = type, kCompute = kBytes ? DType::kF16 : type, kKeyCompute = kCompute;
   static constexpr bool kPacked = false, kTokenScales = false, kLatent = true;
-  /// Weights times scales are twice as large as they are: with what weights may add up to, scales
-  /// below 16 stay finite, and from 2^-22 on a row's largest weight has all bits of fp16.
-  static constexpr float kKeyUnit = 1.0f, kValueUnit = row_scales ? 0.5f : 1.0f;
+  static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
