@@ -36,9 +36,9 @@ FLASHBSR_DEVICE void copy_codes(const BlockState& state, const Task& task, int32
   if (kTailChunks == 8 || chunk < kTailChunks) {
     const char* const tail =
         Traits::kRowScales ? codes + PackedLatent::kTailOffset : rows[Traits::kKvTile];
-    ptx::cp_async_16_if(tile + Traits::kTileTailOffset +
-                            Swizzle<Traits::kTailRowBytes>::offset(row, chunk),
-                        tail + chunk * 16, inside);
+    ptx::cp_async_16_if(
+        tile + Traits::kTileTailOffset + Swizzle<Traits::kTailRowBytes>::offset(row, chunk),
+        tail + chunk * 16, inside);
   }
   if (Traits::kRowScales && chunk == 0) {
     ptx::cp_async_16_if(tile + Traits::kTileScaleOffset + row * 16,
@@ -98,7 +98,7 @@ FLASHBSR_DEVICE void fit_queries(const Params& p, char* tile, float* scales) {
 /// Of 16 tokens of a tile, a warp's dims: 128 of the latent and 16 of the tail.
 template <class Traits>
 struct CodedKeys {
-  static constexpr int kSteps = 8;  ///< of the latent
+  static constexpr int kSteps = 8;                  ///< of the latent
   using Codes = QueryFragments<Traits::kRowBytes>;  // two neighbouring chunks of 16 rows
   const Codes codes;
   uint32_t tail, scales;

@@ -287,8 +287,8 @@ class LatentScores : public Scores<Traits, Variant> {
       }
     }
     if constexpr (Traits::kRowScales) {
-      store_scaled_weights<Traits>(
-          unit(block()), this->key_tile_ + tile_, block() * Traits::kScoreTokens, lane_, w);
+      store_scaled_weights<Traits>(unit(block()), this->key_tile_ + tile_,
+                                   block() * Traits::kScoreTokens, lane_, w);
     } else {
       ptx::store_shared_16(unit(block()), {p[0], p[1], p[2], p[3]});
     }
@@ -297,7 +297,7 @@ class LatentScores : public Scores<Traits, Variant> {
 
   const Params& params_;
   const uint32_t memory_;
-  const int32_t part_;  ///< which of the warps that share rows
+  const int32_t part_;                ///< which of the warps that share rows
   uint32_t exchange_ = 0, tile_ = 0;  ///< of the weights at hand
   uint32_t kept_[Traits::kKeptSteps][4];
   float base_[2], sum_[2];  ///< of a thread's rows g and g + 8: as in Mainloop

@@ -149,7 +149,10 @@ struct LatentTraits {
   static constexpr int kScoreTokens = 16;  ///< of S that a warp makes weights of
   static constexpr int kBlocks = kKvTile / kScoreTokens;
   /// Steps of the product of S, of a warp, whose part of Q stays in registers.
-  static constexpr int kMostSteps = row_scales ? 3 : rows == 16 ? 4 : rows == 64 && kStages == 3 ? 7 : 8;
+  static constexpr int kMostSteps = row_scales                   ? 3
+                                    : rows == 16                 ? 4
+                                    : rows == 64 && kStages == 3 ? 7
+                                                                 : 8;
   static constexpr int kKeptSteps = min_of(kMostSteps, kHeadDim / 16 / kKeyWarps);
   static constexpr int kPageSlots = 2 * kKvTile;
   static constexpr int kOutputBands = rows == 16 ? 1 : 2;  ///< of 16 rows, of O in a warp
