@@ -42,7 +42,7 @@ TOKENS = {
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     **{(family, 192): MANY for family in ("hopper", "hopper_fast", "hopper_scaled")},
     **{(family, 64): FEW for family in ("prefill", "prefill_scaled", "latent_mma", *LATENT)},
-    ("latent_mma", 16): (1, 2, 2, 1),
+    **{(family, 16): (1, 2, 2, 1) for family in ("latent_mma", "latent_mma_packed")},
     ("latent_mma", 32): (4, 3, 4, 3),
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
@@ -177,8 +177,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
     dim = kernel["head_dim"]
-    latent = family in (*LATENT, "latent_mma")
-    kv_dtype = "fp8_ds_mla" if family == "latent_packed" else kv_dtype
+    latent = family.startswith("latent")
+    kv_dtype = "fp8_ds_mla" if family.endswith("_packed") else kv_dtype
     exact = page_size or latent or kv_dtype in ("int4", "nvfp4")
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2

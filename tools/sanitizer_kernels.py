@@ -44,6 +44,10 @@ def compiled() -> list[dict[str, Any]]:
         ("hopper", "sm90a", 128, "bf16xe4m3", 192, "standard"),
     ]
     latents = [("latent_mma", "sm90", 320, "bf16", rows, "standard") for rows in (16, 32, 64)]
+    latents += [
+        (family, "sm90", "576x512", "e4m3", 16, "standard")
+        for family in ("latent_mma", "latent_mma_packed")
+    ]
     hopper = [
         ("latent", "sm90a", "576x512", "bf16", 64, "standard"),
         ("latent_codes", "sm90a", "576x512", "bf16xe4m3", 64, "standard"),

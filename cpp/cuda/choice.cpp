@@ -35,10 +35,12 @@ constexpr Tile kScaledTiles[] = {
     {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}, {"prefill_scaled", 128}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
-/// the device has room for: 64 rows and two tiles of K are 158 KB.
+/// the device has room for: 64 rows and two tiles of K are 158 KB. Of codes they have 16 rows.
 constexpr Tile kLatentTile = {"latent", 64}, kLatentCodeTile = {"latent_codes", 64},
                kPackedLatentTile = {"latent_packed", 64};
 constexpr Tile kLatentMmaTiles[] = {{"latent_mma", 16}, {"latent_mma", 32}, {"latent_mma", 64}};
+constexpr Tile kLatentMmaCodes[] = {{"latent_mma", 16}};
+constexpr Tile kLatentMmaPacked[] = {{"latent_mma_packed", 16}};
 
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
@@ -87,10 +89,14 @@ bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
   return !need.rotates || row.family[0] == 'p' || row.head_dim == need.head_dim_qk;
 }
 
-/// What the table says of a row's types.
+/// Hopper's kernels for latents of codes, whose rows come one by one.
+bool is_hopper_codes(const Tile& tile) {
+  return tile.family == kLatentCodeTile.family || tile.family == kPackedLatentTile.family;
+}
+
+/// What the table says of a row's types: of some families that of Q, too, where it is another.
 const char* types_of(const Tile& tile, const Need& need) {
-  // Families whose rows name the type of Q, where it is another.
-  const bool both = tile.family[0] == 'h' || (tile.family[0] == 'l' && need.q != need.kv);
+  const bool both = tile.family[0] == 'h' || is_hopper_codes(tile);
   return both ? kv_column(need) : kv_name(need.kv);
 }
 
@@ -113,7 +119,7 @@ const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo&
 /// A row that is compiled when it is first used.
 const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h', custom = need.variant;
-  const bool by_rows = hopper ? need.gathers : tile.family[0] == 'l' && need.q != need.kv;
+  const bool by_rows = hopper ? need.gathers : is_hopper_codes(tile);
   const JitQuery query{.shape = {.family = tile.family,
                                  .head_dim = need.head_dim_qk,
                                  .head_dim_vo = need.head_dim_vo,
@@ -168,21 +174,30 @@ const KernelRow* try_latent_tile(Source source, const Tile& tile, const Need& ne
 const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& device) {
   if (need.sigmoid || need.rotates || need.spread || need.variant) return nullptr;
   const bool codes = need.scaled || need.q != need.kv;
-  const Tile& tile = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
-  const bool whole = need.group <= tile.rows || need.group % tile.rows == 0;
-  if (need.family != api::Family::kFa2 && whole) {
-    if (const KernelRow* row = try_latent_tile(source, tile, need, device)) return row;
-  }
-  if (codes) return nullptr;
-  if (need.family == api::Family::kFa3) return nullptr;
-  const KernelRow* largest = nullptr;
-  for (const Tile& tile : kLatentMmaTiles) {
-    if (need.tile_rows > 0 && need.tile_rows != tile.rows) continue;
-    const KernelRow* row = try_latent_tile(source, tile, need, device);
-    if (row) largest = row;
-    if (row && (holds(tile, need) || need.tile_rows > 0)) break;
-  }
-  return largest;
+  const Tile& wide = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
+  const auto try_wide = [&]() -> const KernelRow* {
+    const bool whole = need.group <= wide.rows || need.group % wide.rows == 0;
+    if (need.family == api::Family::kFa2 || !whole) return nullptr;
+    return try_latent_tile(source, wide, need, device);
+  };
+  const auto try_mma = [&]() -> const KernelRow* {
+    if (need.family == api::Family::kFa3) return nullptr;
+    const std::span<const Tile> tiles = need.scaled ? std::span<const Tile>(kLatentMmaPacked)
+                                        : codes     ? std::span<const Tile>(kLatentMmaCodes)
+                                                    : std::span<const Tile>(kLatentMmaTiles);
+    const KernelRow* largest = nullptr;
+    for (const Tile& tile : tiles) {
+      if (need.tile_rows > 0 && need.tile_rows != tile.rows) continue;
+      const KernelRow* row = try_latent_tile(source, tile, need, device);
+      if (row) largest = row;
+      if (row && (holds(tile, need) || need.tile_rows > 0)) break;
+    }
+    return largest;
+  };
+  // Codes of few rows: Hopper's kernel multiplies 64 and is as long about 16 as about 128.
+  const bool few = codes && need.rows <= kLatentMmaCodes[0].rows;
+  const KernelRow* row = few ? try_mma() : try_wide();
+  return row ? row : few ? try_wide() : try_mma();
 }
 
 /// What to name where there is no kernel.
@@ -262,8 +277,8 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                     " heads, q " + dtype_name(need.q) + ", KV " + dtype_name(need.kv) + " on sm_" +
                     std::to_string(device.cc),
                 "on a GPU head_dim_vo 512, 384, 320 or 256 and head_dim_qk the same or 64 more, "
-                "16-bit q, softmax without RoPE, a variant of the library, KV of q's type (compute "
-                "capability 8.0 or later) or float8_e4m3fn (9.0; for it, and for backend='fa3', "
+                "16-bit q, softmax without RoPE, a variant of the library, KV of q's type or "
+                "float8_e4m3fn (576 and 512), compute capability 8.0 or later (backend='fa3': 9.0, "
                 "576 and 512, heads up to 64 or a multiple of 64); backend='cpu' runs every one");
   }
   if (need.variant) {

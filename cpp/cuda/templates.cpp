@@ -150,8 +150,21 @@ Found latent_row(const TemplateQuery& q) {
   return {};
 }
 
+/// Of codes, with one scale or ("latent_mma_packed") in rows of 656 bytes.
+template <bool kPacked>
+Found latent_code_row(const TemplateQuery& q, int cc) {
+  if (q.rows != 16 || q.kv != DType::kE4M3 || q.head_dim != 576 || q.head_dim_vo != 512) return {};
+  const auto row = [&]<int kArch>() -> Found {
+    using Traits = sm80::LatentTraits<512, 64, DType::kE4M3, 16, kArch, kPacked>;
+    return row_of<Traits>(kArch, false, 576, 512);
+  };
+  return cc >= 90 ? row.template operator()<90>() : row.template operator()<80>();
+}
+
 Found find_latent(const TemplateQuery& q, int cc) {
-  if (q.q != q.kv || cc < 80) return {};
+  if (cc < 80) return {};
+  if (std::string_view(q.family) == "latent_mma_packed") return latent_code_row<true>(q, cc);
+  if (q.q != q.kv) return latent_code_row<false>(q, cc);
   const int tail = q.head_dim - q.head_dim_vo;
   // Three tiles of 64 rows have room in 227 KB, which 9.0 and 10.x have and 12.x have not.
   const bool roomy = cc >= 90 && cc < 120;
@@ -263,7 +276,7 @@ Found find_template(const TemplateQuery& query, int cc) {
   if (family == "decode") return find_decode(query, cc);
   if (family == "decode_scaled") return find_decode_scaled(query, cc);
   if (family == "hopper") return find_hopper(query, cc);
-  if (family == "latent_mma") return find_latent(query, cc);
+  if (family.starts_with("latent_mma")) return find_latent(query, cc);
   if (family.starts_with("latent")) return find_hopper_latent(query, cc);
   if (family == "hopper_scaled") return find_hopper_scaled(query, cc);
   return {};

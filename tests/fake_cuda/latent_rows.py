@@ -20,13 +20,14 @@ ROOMY = CAPABILITY in ("80", "90")
 
 
 def kernel(
-    heads: int, latent: int, tail: int, backend: str, count: int = 64, kv_len: int = 2000
-) -> str:
+    heads: int, latent: int, tail: int, backend: str, count: int = 64, kv_len: int = 2000,
+    kv: str = "float16",
+) -> str:  # fmt: skip
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(sm_scale=0.1),
         flashbsr.TaskInfo(
             heads, 1, latent + tail, head_dim_vo=latent, latent=True, backend=backend,
-            q_dtype="float16", kv_dtype="float16",
+            q_dtype="float16", kv_dtype=kv,
         ),
     )  # fmt: skip
     attention.plan(flashbsr.Ragged(None, np.arange(count + 1, dtype=np.int32) * kv_len))
@@ -60,6 +61,24 @@ def test_other_dims_are_compiled(
     arch = "sm90" if CAPABILITY == "90" else "sm80"
     dims = f"{latent + tail}x{latent}" if tail else str(latent)
     assert kernel(heads, latent, tail, backend) == f"latent_mma_{arch}_d{dims}_f16_r{rows}_plain"
+
+
+@pytest.mark.parametrize("backend", ["cuda", "fa2"])
+@pytest.mark.parametrize("heads", [8, 16, 40, 128])
+@pytest.mark.parametrize(
+    ("kv", "family"), [("float8_e4m3fn", "latent_mma"), ("fp8_ds_mla", "latent_mma_packed")]
+)
+def test_codes_have_16_rows(
+    backend: str, heads: int, kv: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every GPU; Hopper has kernels of its own for more."""
+    monkeypatch.setattr(jit_cuda, "cuda_kernel", lambda *_: b"not empty")
+    name = kernel(heads, 512, 64, backend, kv=kv)
+    arch = "sm80" if CAPABILITY in ("80", "89") else "sm90"
+    if CAPABILITY == "90" and backend == "cuda" and heads in (40, 128):
+        assert name.startswith("latent_") and "_sm90a_" in name
+    else:
+        assert name == f"{family}_{arch}_d576x512_e4m3_r16_plain"
 
 
 @pytest.mark.parametrize(("count", "kv_len", "rows"), [

@@ -55,7 +55,7 @@ def on_host(driver: Driver, serving: Any) -> Any:
 @pytest.mark.parametrize("topk", [0, 40])
 @pytest.mark.parametrize(
     ("kv", "family"),
-    [("auto", "latent"), ("fp8", "latent_codes"), ("fp8_ds_mla", "latent_packed")],
+    [("auto", "latent"), ("fp8", "latent_mma"), ("fp8_ds_mla", "latent_mma_packed")],
 )
 def test_steps_of_a_server(
     driver: Driver, fake_torch: FakeTorch, kv: str, family: str, topk: int

@@ -388,6 +388,7 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _mla("page-1-64x8192", 64, 8192, None, page_size=1, goals=_at_most("page_penalty", 0.05)),
     _mla("h16-64x8192", 64, 8192, 148.0, 16),
     _mla("e4m3-64x8192", 64, 8192, 236.0, kv_dtype="float8_e4m3fn"),
+    _mla("e4m3-h16-64x8192", 64, 8192, None, 16, kv_dtype="float8_e4m3fn"),
     _mla("ds656-64x8192", 64, 8192, 236.0, kv_dtype="fp8_ds_mla"),
     _mla("ds656-h16-64x8192", 64, 8192, 95.0, 16, kv_dtype="fp8_ds_mla"),
     _mla_sparse("64", 64, 64, 450.0),

@@ -17,6 +17,7 @@
 
 #include <flashbsr/kernel/merge_queue.h>
 #include <flashbsr/kernel/sm80/kernel.h>
+#include <flashbsr/kernel/sm80/latent_codes.h>
 #include <flashbsr/kernel/sm80/latent_products.h>
 
 namespace flashbsr::sm80 {
@@ -75,17 +76,26 @@ FLASHBSR_DEVICE void attend_latent(const KernelArgs& args) {
     const bool empty = first < kv_begin;
 
     begin_item<Traits>(args, state, loader, thread, shared, first, empty);
-    if (!empty) loader.visit_latents(task, first, 0, AsyncCopy{keys});
+    const auto copy = [&](int32_t at, uint32_t slot, uint32_t tile) {
+      if constexpr (Traits::kBytes) {
+        copy_codes<Traits>(state, task, at, slot, tile);
+      } else {
+        loader.visit_latents(task, at, slot, AsyncCopy{tile});
+      }
+    };
+    if (!empty) copy(first, 0, keys);
     ptx::cp_async_wait_all();
     __syncthreads();
+    if constexpr (Traits::kBytes) {
+      fit_queries<Traits>(args.params, memory, state.scales);
+      __syncthreads();
+    }
 
     scores.begin(task);
     output.begin(task);
     LatentTile<Traits> tile{first};
     const auto fetch = [&](const LatentTile<Traits>& at) {
-      if (at.first >= kv_begin) {
-        loader.visit_latents(task, at.first, at.slot, AsyncCopy{keys + at.offset});
-      }
+      if (at.first >= kv_begin) copy(at.first, at.slot, keys + at.offset);
       loader.note(args, task, at.first - kTile, at.slot ^ 1);
       loader.look_up(args, task, at.first - 2 * kTile, at.slot);
     };

@@ -4,6 +4,7 @@
 // What a warp does in latent attention (latent.h): its part of S and of the weights, and of O.
 #pragma once
 
+#include <flashbsr/kernel/sm80/latent_codes.h>
 #include <flashbsr/kernel/sm80/mainloop.h>
 #include <flashbsr/ptx/shared.h>
 
@@ -53,6 +54,7 @@ class LatentScores : public Scores<Traits, Variant> {
   FLASHBSR_DEVICE LatentScores(const KernelArgs& args, const BlockState& state, uint32_t memory,
                                int32_t thread)
       : Base(args, state, memory, thread),
+        params_(args.params),
         memory_(memory),
         part_(static_cast<uint32_t>(thread) / 32 / Traits::kRowWarps) {
     static_assert(Base::kBands == 1 && Base::kTokenTiles == 2);
@@ -63,9 +65,8 @@ class LatentScores : public Scores<Traits, Variant> {
     Base::begin(task);
     base_[0] = base_[1] = Base::kShift - kNothing;
     sum_[0] = sum_[1] = 0.0f;
-    const Queries queries = this_queries();
 #pragma unroll
-    for (int n = 0; n < Traits::kKeptSteps; ++n) queries.load(kept_[n], 0, step_of(n));
+    for (int n = 0; n < Traits::kKeptSteps; ++n) load_queries(kept_[n], n);
   }
 
   /// Whether this warp makes weights: of block_of() of each tile.
@@ -75,6 +76,7 @@ class LatentScores : public Scores<Traits, Variant> {
   /// those who own the tokens.
   FLASHBSR_DEVICE void score(int32_t begin, uint32_t tile, uint32_t exchange) {
     exchange_ = exchange;
+    tile_ = tile;
     if (Base::sight(begin).any) {
       multiply(tile);
     } else {
@@ -151,8 +153,9 @@ class LatentScores : public Scores<Traits, Variant> {
   static constexpr int kOwners = Traits::kWarpTokens / Traits::kScoreTokens;
   static constexpr int kLineSteps = 4 / Traits::kKeyWarps;  ///< of a warp, in 64 dims
   static constexpr int kSteps = Traits::kHeadDim / 64 * kLineSteps;
-  /// What weights of 4 tokens may add up to: mainloop.h.
-  static constexpr float kMost = 32768.0f;
+  /// What weights of 4 tokens may add up to: mainloop.h. Times scales they stay finite below 16 of
+  /// these, which is latents of 7168; the largest has all bits of fp16 from scales of 2^-21 on.
+  static constexpr float kMost = Traits::kRowScales ? 4096.0f : 32768.0f;
 
   FLASHBSR_DEVICE int32_t key_warp() const { return part_ % Traits::kKeyWarps; }
   FLASHBSR_DEVICE int32_t token_warp() const { return part_ / Traits::kKeyWarps; }
@@ -177,34 +180,51 @@ class LatentScores : public Scores<Traits, Variant> {
     return n / kLineSteps * 4 + n % kLineSteps;
   }
   FLASHBSR_DEVICE uint32_t turn() const { return key_warp() * (kLineSteps * 32); }
-  FLASHBSR_DEVICE Queries this_queries() const {
+  /// Step `n` of this warp's. Of codes a warp has dims that share scales, and the tail's last.
+  FLASHBSR_DEVICE void load_queries(uint32_t (&a)[4], int n) const {
     Queries queries = this->queries_;
-    queries.base ^= turn();
-    return queries;
+    if constexpr (Traits::kBytes) {
+      if (n == kSteps - 1) {
+        queries.base ^= key_warp() * 32;
+        queries.load(a, 0, Traits::kValueDim / 16);
+      } else {
+        queries.base += key_warp() * (kSteps - 1) * 32;
+        queries.load(a, 0, n);
+      }
+    } else {
+      queries.base ^= turn();
+      queries.load(a, 0, step_of(n));
+    }
+  }
+  FLASHBSR_DEVICE void queries_of(uint32_t (&a)[4], int n) const {
+    if (n >= Traits::kKeptSteps) return load_queries(a, n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = kept_[n][i];
   }
 
   /// S of all tokens of this warp by some of the dims. Others' own tokens go to shared memory.
   FLASHBSR_DEVICE void multiply(uint32_t tile) {
     float s[2 * kOwners][4] = {};
-    const Queries queries = this_queries();
-    Keys keys(this->key_tile_ + tile + token_warp() * Traits::kWarpTokens * Keys::kRowBytes, lane_);
-    keys.base ^= turn();
+    if constexpr (Traits::kBytes) {
+      const CodedKeys<Traits> keys(this->key_tile_ + tile, token_warp() * Traits::kWarpTokens,
+                                   key_warp(), lane_);
+      keys.multiply(s, params_.q.dtype, [&](uint32_t (&a)[4], int n) { queries_of(a, n); });
+    } else {
+      Keys keys(this->key_tile_ + tile + token_warp() * Traits::kWarpTokens * Keys::kRowBytes,
+                lane_);
+      keys.base ^= turn();
 #pragma unroll
-    for (int n = 0; n < kSteps; ++n) {
-      uint32_t a[4];
-      if (n < Traits::kKeptSteps) {
+      for (int n = 0; n < kSteps; ++n) {
+        uint32_t a[4];
+        queries_of(a, n);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = kept_[n][i];
-      } else {
-        queries.load(a, 0, step_of(n));
-      }
+        for (int j = 0; j < kOwners; ++j) {
+          uint32_t k[2][2];
+          keys.load(k, j * 16, step_of(n));
 #pragma unroll
-      for (int j = 0; j < kOwners; ++j) {
-        uint32_t k[2][2];
-        keys.load(k, j * 16, step_of(n));
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          mma_16x8x16<Traits::kArch, Traits::kCompute>(s[2 * j + i], a, k[i][0], k[i][1]);
+          for (int i = 0; i < 2; ++i) {
+            mma_16x8x16<Traits::kArch, Traits::kCompute>(s[2 * j + i], a, k[i][0], k[i][1]);
+          }
         }
       }
     }
@@ -253,21 +273,32 @@ class LatentScores : public Scores<Traits, Variant> {
   /// Makes weights, and puts them where the parts of S were: each lane what it has read itself.
   FLASHBSR_DEVICE bool make() {
     uint32_t p[4];
+    [[maybe_unused]] float w[4][2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int h = i % 2;
       const float x = ptx::exp2(__fmaf_rn(s_[0][i / 2][2 * h], factor_[0][h], base_[h]));
       const float y = ptx::exp2(__fmaf_rn(s_[0][i / 2][2 * h + 1], factor_[0][h], base_[h]));
       made_[h] = i < 2 ? x + y : made_[h] + (x + y);
-      p[i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
+      if constexpr (Traits::kRowScales) {
+        w[i][0] = x, w[i][1] = y;
+      } else {
+        p[i] = ptx::pack2<Traits::kCompute, Traits::kArch>(x, y);
+      }
     }
-    ptx::store_shared_16(unit(block()), {p[0], p[1], p[2], p[3]});
+    if constexpr (Traits::kRowScales) {
+      store_scaled_weights<Traits>(unit(block()), this->key_tile_ + tile_,
+                                   block() * Traits::kScoreTokens, lane_, w);
+    } else {
+      ptx::store_shared_16(unit(block()), {p[0], p[1], p[2], p[3]});
+    }
     return made_[0] < kMost && made_[1] < kMost;
   }
 
+  const Params& params_;
   const uint32_t memory_;
-  const int32_t part_;  ///< which of the warps that share rows
-  uint32_t exchange_ = 0;
+  const int32_t part_;                ///< which of the warps that share rows
+  uint32_t exchange_ = 0, tile_ = 0;  ///< of the weights at hand
   uint32_t kept_[Traits::kKeptSteps][4];
   float base_[2], sum_[2];  ///< of a thread's rows g and g + 8: as in Mainloop
   float made_[2];           ///< what the last weights add to sums
@@ -297,9 +328,11 @@ class LatentOutput {
   }
   FLASHBSR_DEVICE static int32_t first_dim(int32_t thread) {
     const uint32_t part = static_cast<uint32_t>(thread) / (32 * kRowGroups);
-    return part % 4 * 16 + part / 4 * 64;
+    return Traits::kBytes ? part * kDims : part % 4 * 16 + part / 4 * 64;
   }
-  FLASHBSR_DEVICE static constexpr int column(int dim) { return dim / 16 * kStride + dim % 16; }
+  FLASHBSR_DEVICE static constexpr int column(int dim) {
+    return Traits::kBytes ? dim : dim / 16 * kStride + dim % 16;
+  }
 
   FLASHBSR_DEVICE void begin(const Task& task) {
     idle_ = first_row_ >= task.item.row_count;
@@ -332,27 +365,31 @@ class LatentOutput {
   /// O += P V, for the tile `tile` bytes from the first.
   FLASHBSR_DEVICE void accumulate(uint32_t tile, uint32_t exchange) {
     if (idle_) return;
-    using Values = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+    constexpr int kRowDims = Traits::kBytes ? Traits::kValueDim : Traits::kHeadDim;
+    constexpr int kSize = dtype_size(Traits::kKv), kLineDims = 128 / kSize;
+    using Values = ValueFragments<Traits::kArch, kRowDims, Traits::kKv>;
     const int32_t dim = first_dim(ptx::thread_index());
-    Values values(memory_ + Traits::kKeyOffset + tile + dim / 64 * 128, lane_);
-    values.base ^= dim % 64 * 2;  // as step_of() has it
+    Values values(memory_ + Traits::kKeyOffset + tile + dim / kLineDims * 128, lane_);
+    values.base ^= dim % kLineDims * kSize;  // as step_of() has it
+    // Of each group of dims weights lie there by its scales.
+    const uint32_t group = Traits::kRowScales ? dim / PackedLatent::kGroupDims * 512 : 0;
 #pragma unroll
     for (int j = 0; j < Traits::kBlocks; ++j) {
       uint32_t p[kBands][4];
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
         const uint4 x = ptx::load_shared_16(
-            latent_unit<Traits>(memory_, exchange, first_row_ / 16 + b, j) + lane_ * 16);
+            latent_unit<Traits>(memory_, exchange, first_row_ / 16 + b, j) + group + lane_ * 16);
         p[b][0] = x.x, p[b][1] = x.y, p[b][2] = x.z, p[b][3] = x.w;
       }
 #pragma unroll
       for (int d = 0; d < kDims; d += Values::kDims) {
         // Of an odd number of lines some warps have one less; write_rows() knows.
         if (column(d) + kStride > Traits::kValueDim && dim + column(d) >= Traits::kValueDim) break;
-        uint32_t v[2][2];
+        uint32_t v[Values::kDims / 8][2];
         values.load(v, j * 16, column(d));
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < Values::kDims / 8; ++i) {
 #pragma unroll
           for (int b = 0; b < kBands; ++b) {
             mma_16x8x16<Traits::kArch, Traits::kCompute>(o[b][d / 8 + i], p[b], v[i][0], v[i][1]);

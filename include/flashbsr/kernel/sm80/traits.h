@@ -120,13 +120,17 @@ using ScaledPrefillTraits =
 /// @tparam tail_dim    64 or 0
 /// @tparam rows  packed rows of an item: 16, of which two blocks find room on an SM, 32 or 64
 /// @tparam arch  as in PrefillTraits; from 90 on there is room for three tiles
-template <int latent_dim, int tail_dim, DType type, int rows, int arch = 80>
+/// @tparam row_scales  rows of 656 bytes (core/latent_row.h); otherwise codes have one scale
+template <int latent_dim, int tail_dim, DType type, int rows, int arch = 80,
+          bool row_scales = false>
 struct LatentTraits {
   static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = latent_dim + tail_dim;  ///< of Q and K
   static constexpr int kValueDim = latent_dim;
-  static constexpr DType kKv = type, kKeyCompute = type, kCompute = type;
-  static constexpr bool kBytes = false, kPacked = false, kTokenScales = false, kLatent = true;
+  /// Codes, which are widened on their way to the tensor cores (latent_codes.h).
+  static constexpr bool kBytes = dtype_size(type) == 1, kRowScales = row_scales;
+  static constexpr DType kKv = type, kCompute = kBytes ? DType::kF16 : type, kKeyCompute = kCompute;
+  static constexpr bool kPacked = false, kTokenScales = false, kLatent = true;
   static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
@@ -145,16 +149,25 @@ struct LatentTraits {
   static constexpr int kScoreTokens = 16;  ///< of S that a warp makes weights of
   static constexpr int kBlocks = kKvTile / kScoreTokens;
   /// Steps of the product of S, of a warp, whose part of Q stays in registers.
-  static constexpr int kMostSteps = rows == 16 ? 4 : rows == 64 && kStages == 3 ? 7 : 8;
+  static constexpr int kMostSteps = row_scales                   ? 3
+                                    : rows == 16                 ? 4
+                                    : rows == 64 && kStages == 3 ? 7
+                                                                 : 8;
   static constexpr int kKeptSteps = min_of(kMostSteps, kHeadDim / 16 / kKeyWarps);
   static constexpr int kPageSlots = 2 * kKvTile;
   static constexpr int kOutputBands = rows == 16 ? 1 : 2;  ///< of 16 rows, of O in a warp
   static constexpr int kDimWarps = kWarps / (kRowWarps / kOutputBands);
-  static_assert(latent_dim % 64 == 0 && tail_dim % 64 == 0 && dtype_size(type) == 2);
+  static_assert(latent_dim % 64 == 0 && tail_dim % 64 == 0);
+  static_assert(!kBytes || (rows == 16 && latent_dim == 512 && tail_dim == 64));
+  static_assert(kBytes ? type == DType::kE4M3 : !row_scales);
 
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
-  static constexpr int kRowBytes = kHeadDim * 2;
-  static constexpr int kTileBytes = kKvTile * kRowBytes;
+  /// Of codes the latents, behind which a tile has its tails, and scales behind these.
+  static constexpr int kRowBytes = kBytes ? latent_dim : kHeadDim * 2;
+  static constexpr int kTailRowBytes = !kBytes ? 0 : tail_dim * (row_scales ? 2 : 1);
+  static constexpr int kTileTailOffset = kKvTile * kRowBytes;
+  static constexpr int kTileScaleOffset = kTileTailOffset + kKvTile * kTailRowBytes;
+  static constexpr int kTileBytes = kTileScaleOffset + (row_scales ? kKvTile * 16 : 0);
   /// S of 16 rows and 16 tokens, of each warp but one of those that share them; then P.
   static constexpr int kUnitBytes = (kKeyWarps - 1) * 1024;
   static constexpr int kExchangeBytes = kRowWarps * kBlocks * kUnitBytes;  ///< of a tile
