@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 
-def kernel(q_len: int, kv_len: int, kv_dtype: str = "nvfp4", **task: Any) -> str:
+def kernel(
+    q_len: int, kv_len: int, kv_dtype: str = "nvfp4", window_left: int = -1, **task: Any
+) -> str:
     """Name of the kernel for four requests."""
     attention = flashbsr.Attention(
-        flashbsr.AttentionSpec(causal=True),
+        flashbsr.AttentionSpec(causal=True, window_left=window_left),
         flashbsr.TaskInfo(
             32, 8, 128, q_dtype="bfloat16", kv_dtype=kv_dtype, backend="cuda", **task
         ),
@@ -30,6 +32,11 @@ def test_many_rows_are_worth_the_pass() -> None:
 
 def test_few_rows_read_codes_as_they_are() -> None:
     assert kernel(1, 8192).startswith("decode_scaled_")
+
+
+@pytest.mark.parametrize(("window_left", "codes"), [(128, True), (8192, False)])
+def test_a_pass_over_what_windows_hide(window_left: int, codes: bool) -> None:
+    assert ("_scaled_" in kernel(512, 8192, window_left=window_left)) == codes
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])

@@ -28,17 +28,25 @@ inline double dequantize_us(const DequantizePass& pass, int32_t heads) {
   return 3.0 + bytes / (0.85e-6 * pass.bytes_per_second);
 }
 
-/// What all workers take for the tiles of the requests, were they dealt evenly.
+/// What all workers take for the tiles of the requests, were they dealt evenly. Of keys that
+/// causality and windows hide a tile has none: 4 x 512 queries with a window of 128 on 8192 tokens
+/// would be worth a pass over all of them otherwise.
 inline double attention_us(const DeviceLimits& limits, const Shape& shape,
                            const std::vector<Request>& requests) {
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
+  const int64_t tile_tokens = max_of<int64_t>(limits.tile_rows / group, 1);
   double units = 0;
   for (const Request& r : requests) {
-    int64_t keys = r.kv_len;
-    if (shape.window_left >= 0) keys = min_of<int64_t>(keys, int64_t{shape.window_left} + r.q_len);
-    for (int64_t rows = r.q_len * group; rows > 0; rows -= limits.tile_rows) {
-      units += static_cast<double>(keys) *
-               static_cast<double>(detail::kv_weight(limits, min_of<int64_t>(rows, limits.tile_rows)));
+    for (int64_t token = 0; token < r.q_len; token += tile_tokens) {
+      const int64_t end = min_of<int64_t>(token + tile_tokens, r.q_len);
+      int64_t keys = r.kv_len;
+      if (shape.causal) keys = max_of<int64_t>(keys - (r.q_len - end), 0);
+      if (shape.window_left >= 0) {
+        keys = min_of<int64_t>(keys, int64_t{shape.window_left} + end - token);
+      }
+      const int64_t rows = (end - token) * group;
+      units += static_cast<double>(keys) * static_cast<double>(detail::kv_weight(limits, rows)) *
+               static_cast<double>(ceil_div<int64_t>(rows, limits.tile_rows));
     }
   }
   return units * shape.num_kv_heads / (static_cast<double>(limits.num_workers) * limits.units_per_us);
