@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <flashbsr/core/launch.h>
 #include <flashbsr/core/resolve.h>
@@ -68,7 +69,14 @@ void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& 
   flashbsr::cpu::Engine engine(table, 1);
   // A user's variant has one of the two.
   const bool softmax = table.merge[0] != nullptr && !sigmoid;
-  engine.run(flashbsr::PlanView{reinterpret_cast<const int32_t*>(args.header)}, args.params,
+  // Kernels have their page ids from the arguments, which need not be the plan's.
+  const int32_t* plan = reinterpret_cast<const int32_t*>(args.header);
+  std::vector<int32_t> copy(plan, plan + args.header->total_size);
+  if (args.kv_indices) {
+    std::copy_n(args.kv_indices, args.header->num_kv_indices,
+                copy.begin() + args.header->off_kv_indices);
+  }
+  engine.run(flashbsr::PlanView{copy.data()}, args.params,
              softmax ? flashbsr::Activation::kSoftmax : flashbsr::Activation::kSigmoid);
   for (int64_t i = 0; i < flashbsr::num_counters(*args.header); ++i) {
     if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
@@ -91,6 +99,33 @@ void clear_rows(const flashbsr::ops::ClearRowsArgs& a) {
                   static_cast<size_t>(a.out.dim) * flashbsr::dtype_size(a.out.dtype));
       if (a.lse) a.lse[t * a.lse_stride_token + h * a.lse_stride_head] = -flashbsr::infinity();
     }
+  }
+}
+
+/// Of K or V: what the kernel writes, an element at a time.
+void dequantize_rows(const flashbsr::ops::DequantizePagesArgs& a,
+                     const flashbsr::ops::DequantizeRows& x, const flashbsr::Request& r) {
+  for (int32_t position = 0; position < r.kv_len; ++position) {
+    const int32_t nth = a.kv_indices ? position / x.codes.page_size : position;
+    const int64_t to = int64_t{r.kv_begin} + nth, page = a.kv_indices ? a.kv_indices[to] : to;
+    const int32_t within = a.kv_indices ? position % x.codes.page_size : 0;
+    for (int32_t head = 0; head < x.codes.heads; ++head) {
+      for (int32_t d = 0; d < x.codes.dim; ++d) {
+        const float code =
+            flashbsr::load_as_float(x.codes.row(page, within, head), d, x.codes.dtype);
+        const float scale = flashbsr::load_as_float(x.scales.row(page, within, head),
+                                                    d / flashbsr::ops::kCodeGroup, x.scales.dtype);
+        flashbsr::store_from_float(x.out.row(to, within, head), d, x.out.dtype, code * scale);
+      }
+    }
+  }
+}
+
+void dequantize_pages(const flashbsr::ops::DequantizePagesArgs& a) {
+  for (int32_t i = 0; a.kv_indices && i < a.header->num_kv_indices; ++i) a.page_ids[i] = i;
+  for (int32_t r = 0; r < a.header->num_requests; ++r) {
+    dequantize_rows(a, a.k, a.requests[r]);
+    dequantize_rows(a, a.v, a.requests[r]);
   }
 }
 
@@ -282,6 +317,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   } else if (name == "clear_rows") {
     const auto args = *static_cast<const flashbsr::ops::ClearRowsArgs*>(params[0]);
     op.work = [=] { clear_rows(args); };
+  } else if (name == "dequantize_pages") {
+    const auto args = *static_cast<const flashbsr::ops::DequantizePagesArgs*>(params[0]);
+    op.work = [=] { dequantize_pages(args); };
   } else if (name == "resolve") {
     const auto args = *static_cast<const flashbsr::ops::ResolveArgs*>(params[0]);
     // As a grid of several threads does, in some order.
