@@ -301,6 +301,30 @@ def quantize() -> None:
         flashbsr.dequantize_kv_cache(cache[0], scales[0], kv_dtype=dtype)
 
 
+def dense_pages() -> None:
+    """So many queries that NVFP4 is written as 16 bits first; requests end inside of pages."""
+    lengths, queries, heads = (2043, 0, 1501), (768, 0, 768), 8
+    pages = [-(-n // PAGE_SIZE) for n in lengths]
+    ids = np.random.default_rng(2).permutation(sum(pages))
+    shape = (sum(pages), PAGE_SIZE, heads)
+    task = flashbsr.TaskInfo(
+        4 * heads, heads, 128, q_dtype="bfloat16", kv_dtype="nvfp4", backend="cuda"
+    )
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
+    attention.plan(
+        flashbsr.Paged(offsets(queries), offsets(pages), ids, kv_lens=np.array(lengths),
+                             page_size=PAGE_SIZE)
+    )  # fmt: skip
+    kv = tuple(torch.zeros(*shape, 64, dtype=torch.uint8).to(DEVICE) for _ in "kv")
+    k_scale, v_scale = (
+        torch.ones(*shape, 8).to(torch.float8_e4m3fn).to(DEVICE) for _ in "kv"
+    )
+    q = normal((sum(queries), 4 * heads, 128), "bfloat16")
+    attention.run(q, kv, k_scale=k_scale, v_scale=v_scale)
+    if "scaled" in attention.explain().kernel:
+        raise RuntimeError("codes were read as they are")
+
+
 def rotate() -> None:
     """Every way to say positions."""
     q, k = normal((21, 4, 80), "bfloat16"), normal((21, 1, 80), "bfloat16")
@@ -356,6 +380,7 @@ OPS: dict[str, Callable[[], None]] = {
     "check_pages": check_pages,
     "clear_rows": bounds,
     "dequantize_kv": quantize,
+    "dequantize_pages": dense_pages,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
     "merge_peers": lambda: sanitizer_merges.through_peers(normal),

@@ -212,6 +212,10 @@ Batch Attention::batch() const {
               .q = q_dtype_,
               .kv = kv_dtype_,
               .scaled = kv_scaled_,
+              .kv_slots = laid_.layout.paged
+                              ? static_cast<int64_t>(laid_.layout.kv_indices.size()) *
+                                    laid_.layout.page_size
+                              : laid_.layout.num_kv_rows,
               .tile_rows = options_.tile_rows,
               .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.

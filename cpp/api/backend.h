@@ -30,6 +30,7 @@ struct Batch {
   DType q = DType::kF16;
   DType kv = DType::kF16;
   bool scaled = false;   ///< K and V are codes with scales of every token and head
+  int64_t kv_slots = 0;  ///< tokens of the pages that requests name; ragged: rows of K and V
   bool shares = false;   ///< requests share KV: tiles of many rows
   int tile_rows = 0;     ///< > 0: tiles of these, if a kernel of the build has them
   int mixed_rows = 0;    ///< > 0: a kernel for mixed batches, wide tiles of these, if there is one

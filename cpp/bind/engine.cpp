@@ -305,6 +305,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
     if (backend == api::family_backend(family)) o.family = family;
   }
   o.device = integer("device");
+  o.dequantize_bytes = nb::cast<int64_t>(d["dequantize_bytes"]);
   o.fast_fp8 = boolean("fast_fp8");
   const std::string q = text("q_dtype"), kv = text("kv_dtype"), v = text("v_dtype"),
                     out = text("o_dtype");

@@ -8,6 +8,7 @@
 
 #include <flashbsr/core/error.h>
 #include <flashbsr/core/latent_row.h>
+#include <flashbsr/plan/dequantize.h>
 
 #include "captured.h"
 #include "choice.h"
@@ -59,6 +60,9 @@ class CudaBackend final : public api::Backend {
 
  private:
   const KernelRow* kernel_for(const Need& need);
+  const KernelRow* dense_kernel(Need& need, const Batch& batch);
+  DequantizePass dense_pass(const Batch& batch) const;
+  Workers limits_of(const KernelRow& row, const Batch& batch, DType kv);
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
   /// Whether replays follow later plans: then all runs share one plan in memory.
@@ -87,6 +91,7 @@ class CudaBackend final : public api::Backend {
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16;
   bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
+  bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
@@ -167,6 +172,21 @@ Workers CudaBackend::limits(const Batch& batch) {
   }
   if (!found && q == DType::kE4M3) refuse_float8();
   if (!found) found = &choose_kernel(need, info_);  // says why there is none
+  const KernelRow* coded = found;
+  Need dense = need;
+  Workers limits = limits_of(*coded, batch, batch.kv);
+  dense_ = false;
+  if (const KernelRow* other = dense_kernel(dense, batch)) {
+    Workers with = limits_of(*other, batch, batch.q);
+    const double pass = dequantize_us(dense_pass(batch), o_.shape.num_kv_heads);
+    if (pass + attention_us(with.wide, o_.shape, *batch.lengths) <
+        attention_us(limits.wide, o_.shape, *batch.lengths)) {
+      dense_ = true;
+      found = other;
+      limits = with;
+      limits.wide.cost_of_launch += flashbsr::detail::gpu_units(pass);
+    }
+  }
   need_ = need;
   const KernelRow& row = *found;
   check_kernel(row);
@@ -175,15 +195,56 @@ Workers CudaBackend::limits(const Batch& batch) {
   kernel_ = &row;
   q_ = q;
   kv_ = batch.kv;
+  return limits;
+}
+
+/// @param kv  what the kernel reads
+Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType kv) {
   const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
-  const bool packed = o_.latent && need.scaled;
-  const int bytes_per_token =
-      packed ? PackedLatent::kBytes : static_cast<int>(row_bytes(kv_, dims));
+  const bool packed = o_.latent && batch.scaled;
+  const bool widened = batch.scaled && !o_.latent && dtype_size(kv) == 1;
+  const TokenBytes bytes{
+      .stored = packed ? PackedLatent::kBytes : static_cast<int32_t>(row_bytes(kv, dims)),
+      .multiplied = widened ? 2 * dims : 0,
+      .codes = kv};
   if (row.takes_clusters() && clusters_of_ != &row) {
+    prepare(row, device_);
     cluster_blocks_ = cluster_blocks(row, device_);
     clusters_of_ = &row;
   }
-  return limits_of(row, info_, group, batch.page_run, bytes_per_token, bandwidth_, cluster_blocks_);
+  const int group = o_.shape.num_qo_heads / o_.shape.num_kv_heads;
+  return cuda::limits_of(row, info_, group, batch.page_run, bytes, bandwidth_, cluster_blocks_);
+}
+
+DequantizePass CudaBackend::dense_pass(const Batch& batch) const {
+  const int32_t dims = o_.head_dim_qk + o_.head_dim_vo;
+  DequantizePass pass{.tokens = batch.kv_slots,
+                      .code_bytes = dims / 2 + dims / ops::kCodeGroup,
+                      .value_bytes = 2 * dims};
+  if (bandwidth_ > 0) pass.bytes_per_second = 0.95 * bandwidth_;
+  return pass;
+}
+
+/// The kernel for a batch's NVFP4 in 16 bits, which are its values exactly (other codes times their
+/// scales are not: keys would move logits by 2^-9 of their size); null: there is none, or no room.
+/// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
+const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
+  if (batch.kv != DType::kE2M1 || !batch.lengths || batch.per_head || need.mixed_rows > 0 ||
+      o_.capacity.fixed() || need.rotates || need.spread || need.variant || need.sigmoid) {
+    return nullptr;
+  }
+  if (dense_bytes(batch.kv_slots, o_.shape.num_kv_heads, o_.head_dim_qk + o_.head_dim_vo) >
+      o_.dequantize_bytes) {
+    return nullptr;
+  }
+  need.kv = batch.q;
+  need.scaled = need.half_scales = false;
+  const KernelRow* row = kernel_for(need);
+  if (row && row->copies == KvCopies::kBoxes && !kv_box(*row, batch.page_run)) {
+    need.gathers = true;
+    row = kernel_for(need);
+  }
+  return row;
 }
 
 /// Steps of a serving loop need the same, up to three kernels to choose from: the table of 170 rows
@@ -335,11 +396,11 @@ bool CudaBackend::serves(const Params& params, void*) {
       half_scales_ || params.k_scales.dtype == DType::kF16 || params.v_scales.dtype == DType::kF16;
   if (!kernel_ || params.k.dtype != kv_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
-  if (need_.scaled && half_scales_ && is_hopper(*kernel_)) return false;
+  if (need_.scaled && half_scales_ && !dense_ && is_hopper(*kernel_)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
-  const bool either = !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
+  const bool either = !dense_ && !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;
-  if (kernel_->copies == KvCopies::kBoxes &&
+  if (!dense_ && kernel_->copies == KvCopies::kBoxes &&
       !takes_boxes(params, *kernel_, host_.plan.header(), maps_)) {
     gathers_ = true;
     return false;
@@ -378,6 +439,10 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
+  }
+  if (dense_) {
+    placed->dense().write(args, header, stream);
+    args.overlap = Overlap::kNone;  // it reads what the pass writes
   }
   const Launch where{
       .device = device_,

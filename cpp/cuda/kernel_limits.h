@@ -27,15 +27,32 @@ inline double memory_bandwidth(int device) {
   return known ? 2e3 * khz * (bits / 8) : 0;
 }
 
+/// Bytes of K and V of a token: as they lie, and where codes are widened, as they are multiplied.
+struct TokenBytes {
+  int32_t stored = 0;
+  int32_t multiplied = 0;  ///< 0: the same
+  DType codes = DType::kF16;
+};
+
+/// Of products over codes, in that of 16 bits (docs/kernels/prefill_scaled.md, H100 and H200).
+inline double product_time(const KernelRow& row, const TokenBytes& bytes) {
+  if (bytes.multiplied == 0) return 1.0;
+  if (is_hopper(row)) return bytes.codes == DType::kI8 ? 1 / 0.736 : 1 / 0.772;
+  // Of mma.sync's 385 TFLOP/s over 16 bits.
+  return bytes.codes == DType::kI4 ? 385.0 / 200 : bytes.codes == DType::kE2M1 ? 385.0 / 244 : 1.5;
+}
+
 inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group, int64_t page_run,
-                         int bytes_per_token, double bandwidth,
+                         const TokenBytes& bytes, double bandwidth,
                          const ClusterBlocks& cluster_blocks) {
   GpuKernel kernel{.sms = info.sm_count,
                    .blocks_per_sm = row.shape.blocks_per_sm,
                    .rows = item_rows(row, group),
                    .kv_tile = row.shape.kv_tile,
                    .box_tokens = is_hopper(row) ? static_cast<int32_t>(kv_box(row, page_run)) : 0,
-                   .bytes_per_token = bytes_per_token};
+                   .bytes_per_token = bytes.stored,
+                   .product_bytes = bytes.multiplied,
+                   .product_time = product_time(row, bytes)};
   // What clock and width promise is 5 % more than a kernel reads (H200: 4.8 and 4.55 TB/s).
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
   if (is_decode(row)) return gpu_decode_limits(kernel);

@@ -29,6 +29,7 @@ PlacedPlan::PlacedPlan(const api::AttentionOptions& options, int device)
       counters_(device),
       partials_(device),
       slopes_(device),
+      dense_(device),
       lengths_(device),
       coarse_(device),
       fine_(device) {}

@@ -10,6 +10,7 @@
 
 #include "../api/backend.h"
 #include "../api/options.h"
+#include "dequantize.h"
 #include "memory.h"
 
 namespace flashbsr::cuda {
@@ -36,6 +37,9 @@ class PlacedPlan {
   /// What a kernel is launched with; the caller's arrays are in `params`.
   KernelArgs args(Params& params) const;
 
+  /// Where codes of the plan are written as 16 bits.
+  DensePages& dense() { return dense_; }
+
   const PlanHeader& header() const { return header_; }
   bool masked() const { return masked_; }
 
@@ -56,6 +60,7 @@ class PlacedPlan {
   DeviceMemory counters_;
   DeviceMemory partials_;
   DeviceMemory slopes_;
+  DensePages dense_;
   DeviceMemory lengths_;        ///< of the caller's that were in host memory
   DeviceMemory coarse_, fine_;  ///< RoPE tables
   int64_t rope_rows_ = 0;       ///< of the coarse table that are there

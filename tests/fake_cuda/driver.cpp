@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <flashbsr/core/launch.h>
 #include <flashbsr/core/resolve.h>
@@ -24,6 +25,7 @@
 #include <flashbsr/cpu/kernels.h>
 #include <flashbsr/kernel/ops/args.h>
 
+#include "dense_pages.h"
 #include "state.h"
 #include "tensor_map.h"
 
@@ -68,7 +70,14 @@ void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& 
   flashbsr::cpu::Engine engine(table, 1);
   // A user's variant has one of the two.
   const bool softmax = table.merge[0] != nullptr && !sigmoid;
-  engine.run(flashbsr::PlanView{reinterpret_cast<const int32_t*>(args.header)}, args.params,
+  // Kernels have their page ids from the arguments, which need not be the plan's.
+  const int32_t* plan = reinterpret_cast<const int32_t*>(args.header);
+  std::vector<int32_t> copy(plan, plan + args.header->total_size);
+  if (args.kv_indices) {
+    std::copy_n(args.kv_indices, args.header->num_kv_indices,
+                copy.begin() + args.header->off_kv_indices);
+  }
+  engine.run(flashbsr::PlanView{copy.data()}, args.params,
              softmax ? flashbsr::Activation::kSoftmax : flashbsr::Activation::kSigmoid);
   for (int64_t i = 0; i < flashbsr::num_counters(*args.header); ++i) {
     if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
@@ -282,6 +291,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   } else if (name == "clear_rows") {
     const auto args = *static_cast<const flashbsr::ops::ClearRowsArgs*>(params[0]);
     op.work = [=] { clear_rows(args); };
+  } else if (name == "dequantize_pages") {
+    const auto args = *static_cast<const flashbsr::ops::DequantizePagesArgs*>(params[0]);
+    op.work = [=] { fake::dequantize_pages(args); };
   } else if (name == "resolve") {
     const auto args = *static_cast<const flashbsr::ops::ResolveArgs*>(params[0]);
     // As a grid of several threads does, in some order.

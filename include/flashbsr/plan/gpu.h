@@ -17,6 +17,8 @@ struct GpuKernel {
   int32_t box_tokens = 0;  ///< of copies by TMA, which pages cut; 0: whole tiles
   /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
+  int32_t product_bytes = 0;   ///< of what is multiplied, where codes are widened first; 0: the same
+  double product_time = 1.0;   ///< in that of products of what lies in memory as it is multiplied
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
   int32_t cluster_blocks[4] = {};     ///< that run at once in clusters of 2, 4, 8 and 16
 };
@@ -35,6 +37,11 @@ inline int32_t gpu_units(double us) {
 /// of 512 bytes takes 15 ns. Rows do not matter: decode is bound by memory.
 inline double gpu_stream_us(const GpuKernel& k, double bytes) {
   return bytes * k.sms * k.blocks_per_sm / k.bytes_per_second * 1e6;
+}
+
+/// What products take of a token, in those of 512 bytes.
+inline double gpu_products(const GpuKernel& k) {
+  return k.product_time * (k.product_bytes > 0 ? k.product_bytes : k.bytes_per_token) / 512;
 }
 
 }  // namespace detail
@@ -72,7 +79,7 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
 /// or more: a part of 64 rows writes 32 KB of partial states and somebody reads them again, 128
 /// tokens' worth of K and V.
 inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
-  const double product_us = 22e-3 * k.rows / 64 * k.bytes_per_token / 512 * k.blocks_per_sm / 2;
+  const double product_us = 22e-3 * k.rows / 64 * detail::gpu_products(k) * k.blocks_per_sm / 2;
   DeviceLimits limits;
   limits.num_workers = k.sms * k.blocks_per_sm;
   limits.tile_rows = k.rows;
@@ -96,7 +103,7 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
   // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for; ragged it has none.
   const double boxes = small && k.box_tokens * 2 >= k.kv_tile ? 0.92 : 1.0;
-  const double of_512 = boxes * k.bytes_per_token / 512;
+  const double of_512 = boxes * detail::gpu_products(k);
   const auto pick = [small](double at_128, double at_192) {
     return detail::gpu_units(small ? at_128 : at_192);
   };

@@ -371,6 +371,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "v_dtype": elements_of(task.kv_dtype)[1] or "",
         "packed_latents": task.kv_dtype == PACKED_LATENTS,
         "o_dtype": task.o_dtype or "",
+        "dequantize_bytes": task.dequantize_bytes,
         "fast_fp8": task.fp8_accumulation == "fast",
         "custom_variant": variant is not None,
         "rewrites_rows": variant is not None and variant.rewrites_rows,

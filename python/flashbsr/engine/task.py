@@ -98,6 +98,11 @@ class TaskInfo:
         The keys of this engine are one rank's share of those of each request. Layouts say what is
         here; causality, windows and encodings go by positions on all ranks, which `Attention.plan`
         is given (``q_positions``). docs/distributed.md.
+    dequantize_bytes : int
+        Most bytes of GPU memory, beside the workspace, for an NVFP4 cache in 16 bits: a plan of
+        many query rows, without a capacity and fixed splits, writes it there before attention where
+        that is faster (docs/kv-quantization.md). 0: never. 256 MiB hold 65536 tokens of 8 KV heads
+        of 128.
     fp8_accumulation : {"default", "fast"}
         Products of float8 q and KV on tensor cores that truncate as they accumulate (compute
         capability 9.0): how often partial sums are promoted to float32. "default": so often that
@@ -144,6 +149,7 @@ class TaskInfo:
     backend: str = "auto"
     device: int | None = None
     check: bool = False
+    dequantize_bytes: int = 256 << 20
     fp8_accumulation: str = "default"
     context_parallel: ContextParallel | tuple[int, ...] | None = None
 
@@ -182,6 +188,7 @@ class TaskInfo:
             ("num_threads", 1),
             ("fixed_split_size", 1),
             ("device", 0),
+            ("dequantize_bytes", 0),
         ):
             value = getattr(self, name)
             if value is not None:

@@ -265,6 +265,27 @@ struct ResolveArgs {
   Lengths lengths;
 };
 
+/// NVFP4 as 16 bits, before attention over these: K or V of a plan.
+struct DequantizeRows {
+  PagedView codes;
+  PagedView scales;
+  PagedView out;     ///< its page i is the plan's i-th; ragged: its row is the row of the codes
+  FastDiv groups{};  ///< of a token: heads x dim / kCodeGroup
+  FastDiv row_groups{};  ///< of a head
+};
+/// Elements of a scale, which are a thread's at once: 8 bytes of codes, 32 of values.
+inline constexpr int kCodeGroup = 16;
+/// Tokens of a request that a block takes.
+inline constexpr int kDequantizeTokens = 32;
+struct DequantizePagesArgs {
+  const PlanHeader* header = nullptr;
+  const Request* requests = nullptr;
+  const int32_t* kv_indices = nullptr;  ///< null: ragged
+  int32_t* page_ids = nullptr;          ///< of the pages that are written: 0, 1, ...
+  FastDiv page_size{};
+  DequantizeRows k, v;
+};
+
 /// Rows of the outputs behind the last query token that there is become 0 and -inf.
 struct ClearRowsArgs {
   const PlanHeader* header = nullptr;
