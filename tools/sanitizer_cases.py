@@ -316,9 +316,7 @@ def dense_pages() -> None:
                              page_size=PAGE_SIZE)
     )  # fmt: skip
     kv = tuple(torch.zeros(*shape, 64, dtype=torch.uint8).to(DEVICE) for _ in "kv")
-    k_scale, v_scale = (
-        torch.ones(*shape, 8).to(torch.float8_e4m3fn).to(DEVICE) for _ in "kv"
-    )
+    k_scale, v_scale = (torch.ones(*shape, 8).to(torch.float8_e4m3fn).to(DEVICE) for _ in "kv")
     q = normal((sum(queries), 4 * heads, 128), "bfloat16")
     attention.run(q, kv, k_scale=k_scale, v_scale=v_scale)
     if "scaled" in attention.explain().kernel:

@@ -199,25 +199,24 @@ Batch Attention::batch() const {
   // 16-bit K and V have queries of their own type.
   const std::optional<DType>& kv = options_.kv_dtype;
   const bool types_given = kv && (dtype_size(*kv) > 1 || options_.q_dtype);
-  Batch batch{.requests = static_cast<int64_t>(laid_.layout.requests.size()),
-              .q_tokens = laid_.layout.num_q_tokens,
-              .per_head = !laid_.layout.kv_heads.empty(),
-              .decode = laid_.layout.decode,
-              .masked = laid_.masked,
-              .spread = options_.shape.context_size > 1 &&
-                        (shape().causal || options_.shape.window_left >= 0),
-              .page_run = laid_.layout.paged
-                              ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens)
-                              : 0,
-              .q = q_dtype_,
-              .kv = kv_dtype_,
-              .scaled = kv_scaled_,
-              .kv_slots = laid_.layout.paged
-                              ? static_cast<int64_t>(laid_.layout.kv_indices.size()) *
-                                    laid_.layout.page_size
-                              : laid_.layout.num_kv_rows,
-              .tile_rows = options_.tile_rows,
-              .guessed = !types_seen_ && !types_given};
+  Batch batch{
+      .requests = static_cast<int64_t>(laid_.layout.requests.size()),
+      .q_tokens = laid_.layout.num_q_tokens,
+      .per_head = !laid_.layout.kv_heads.empty(),
+      .decode = laid_.layout.decode,
+      .masked = laid_.masked,
+      .spread =
+          options_.shape.context_size > 1 && (shape().causal || options_.shape.window_left >= 0),
+      .page_run =
+          laid_.layout.paged ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens) : 0,
+      .q = q_dtype_,
+      .kv = kv_dtype_,
+      .scaled = kv_scaled_,
+      .kv_slots = laid_.layout.paged ? static_cast<int64_t>(laid_.layout.kv_indices.size()) *
+                                           laid_.layout.page_size
+                                     : laid_.layout.num_kv_rows,
+      .tile_rows = options_.tile_rows,
+      .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
   if (options_.split.fixed_size <= 0) batch.lengths = &laid_.layout.requests;
   if (options_.capacity.fixed()) {

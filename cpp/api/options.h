@@ -60,11 +60,11 @@ struct AttentionOptions {
   bool lse_base2 = false;
   SplitPolicy split;
   Capacity capacity;
-  int32_t num_workers = 0;  ///< 0: the device's default
-  int32_t tile_rows = 0;    ///< of a GPU's kernel; 0: the cheapest
-  int32_t num_threads = 0;  ///< 0: the cores this process may use
+  int32_t num_workers = 0;               ///< 0: the device's default
+  int32_t tile_rows = 0;                 ///< of a GPU's kernel; 0: the cheapest
+  int32_t num_threads = 0;               ///< 0: the cores this process may use
   int64_t dequantize_bytes = 256 << 20;  ///< most memory for codes that are written as 16 bits
-  bool fast_fp8 = false;    ///< fewer promotions of float8 sums on tensor cores that truncate
+  bool fast_fp8 = false;  ///< fewer promotions of float8 sums on tensor cores that truncate
   BackendChoice backend = BackendChoice::kAuto;
   Family family = Family::kAuto;  ///< another than kAuto only with BackendChoice::kCuda
   int32_t device = -1;            ///< CUDA ordinal; -1: that of the arrays

@@ -49,8 +49,8 @@ void DensePages::write(KernelArgs& args, const PlanHeader& header, CUstream stre
     ids_.fit(4 * pages + kIdSlack);
   }
   const PagedView k = dense_view(p.k, p.q.dtype, pages, values_.data());
-  const PagedView v = dense_view(p.v, p.q.dtype, pages,
-                                 values_.data() + dense_bytes(tokens, p.k.heads, p.k.dim));
+  const PagedView v =
+      dense_view(p.v, p.q.dtype, pages, values_.data() + dense_bytes(tokens, p.k.heads, p.k.dim));
   int32_t* const ids = reinterpret_cast<int32_t*>(ids_.data());
   const int64_t blocks = ceil_div<int64_t>(header.max_kv_len, ops::kDequantizeTokens);
   launch_op("dequantize_pages", {.device = device_, .stream = stream},

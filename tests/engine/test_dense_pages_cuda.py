@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from cases import BF16, F16, Case
 from harness import Device, attention_for
-from kv_codes import INT8, INT4_64, NVFP4, build
+from kv_codes import INT4_64, INT8, NVFP4, build
 from reference import Variant
-from test_kv_codes_cuda import gpu, moved, run
+from test_kv_codes_cuda import gpu, run
 
 __all__ = ["gpu"]
 

@@ -10,7 +10,7 @@ namespace fake {
 
 /// Of K or V: what the kernel writes, an element at a time.
 inline void dequantize_rows(const flashbsr::ops::DequantizePagesArgs& a,
-                     const flashbsr::ops::DequantizeRows& x, const flashbsr::Request& r) {
+                            const flashbsr::ops::DequantizeRows& x, const flashbsr::Request& r) {
   for (int32_t position = 0; position < r.kv_len; ++position) {
     const int32_t nth = a.kv_indices ? position / x.codes.page_size : position;
     const int64_t to = int64_t{r.kv_begin} + nth, page = a.kv_indices ? a.kv_indices[to] : to;

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Whether codes are written once as 16 bits, in a pass before attention over these, or read as
-// they are by every tile. Host code. By lengths that the host knows, so that a batch has one answer.
+// they are by every tile. Host code. By lengths that the host knows, so that a batch has one
+// answer.
 #pragma once
 
 #include <vector>
@@ -49,7 +50,8 @@ inline double attention_us(const DeviceLimits& limits, const Shape& shape,
                static_cast<double>(ceil_div<int64_t>(rows, limits.tile_rows));
     }
   }
-  return units * shape.num_kv_heads / (static_cast<double>(limits.num_workers) * limits.units_per_us);
+  return units * shape.num_kv_heads /
+         (static_cast<double>(limits.num_workers) * limits.units_per_us);
 }
 
 }  // namespace flashbsr

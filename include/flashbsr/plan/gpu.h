@@ -17,8 +17,8 @@ struct GpuKernel {
   int32_t box_tokens = 0;  ///< of copies by TMA, which pages cut; 0: whole tiles
   /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
-  int32_t product_bytes = 0;   ///< of what is multiplied, where codes are widened first; 0: the same
-  double product_time = 1.0;   ///< in that of products of what lies in memory as it is multiplied
+  int32_t product_bytes = 0;  ///< of what is multiplied, where codes are widened first; 0: the same
+  double product_time = 1.0;  ///< in that of products of what lies in memory as it is multiplied
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
   int32_t cluster_blocks[4] = {};     ///< that run at once in clusters of 2, 4, 8 and 16
 };

@@ -269,8 +269,8 @@ struct ResolveArgs {
 struct DequantizeRows {
   PagedView codes;
   PagedView scales;
-  PagedView out;     ///< its page i is the plan's i-th; ragged: its row is the row of the codes
-  FastDiv groups{};  ///< of a token: heads x dim / kCodeGroup
+  PagedView out;         ///< its page i is the plan's i-th; ragged: its row is the row of the codes
+  FastDiv groups{};      ///< of a token: heads x dim / kCodeGroup
   FastDiv row_groups{};  ///< of a head
 };
 /// Elements of a scale, which are a thread's at once: 8 bytes of codes, 32 of values.

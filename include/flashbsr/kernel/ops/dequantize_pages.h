@@ -27,8 +27,8 @@ FLASHBSR_DEVICE uint4 values_of(uint32_t codes, float scale, DType to) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float low = e2m1_by(codes >> 8 * i, scale), high = e2m1_by(codes >> (8 * i + 4), scale);
-    pairs[i] =
-        to == DType::kBF16 ? ptx::pack2<DType::kBF16>(low, high) : ptx::pack2<DType::kF16>(low, high);
+    pairs[i] = to == DType::kBF16 ? ptx::pack2<DType::kBF16>(low, high)
+                                  : ptx::pack2<DType::kF16>(low, high);
   }
   return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
