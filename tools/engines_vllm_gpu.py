@@ -160,6 +160,8 @@ def generated(kind: str, backend: str, peers: bool, options: tuple[tuple[str, An
         folder = Path(tempfile.mkdtemp(dir=FOLDER.name))
         environment = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         environment["VLLM_USE_V2_MODEL_RUNNER"] = str(dict(options).get("runner", 1) - 1)
+        # Free when it was asked for, a port may be another engine's when it is listened on.
+        environment["VLLM_PORT"] = str(21000 + 200 * place)
         if "ranks" not in dict(options):
             environment["CUDA_VISIBLE_DEVICES"] = str(place % gpus())
         if peers:

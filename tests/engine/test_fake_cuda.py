@@ -67,6 +67,7 @@ torch = framework("torch")
         "tensor maps",
         "every kernel",
         "tile rows",
+        "NVFP4 in 16 bits",
         "jit",
         "jit, other GPU",
         "latent, 8.0",
