@@ -307,9 +307,7 @@ def dense_pages() -> None:
     pages = [-(-n // PAGE_SIZE) for n in lengths]
     ids = np.random.default_rng(2).permutation(sum(pages))
     shape = (sum(pages), PAGE_SIZE, heads)
-    task = flashbsr.TaskInfo(
-        4 * heads, heads, 128, q_dtype="bfloat16", kv_dtype="nvfp4", backend="cuda"
-    )
+    task = flashbsr.TaskInfo(4 * heads, heads, 128, q_dtype="bfloat16", kv_dtype="nvfp4")
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
     attention.plan(
         flashbsr.Paged(offsets(queries), offsets(pages), ids, kv_lens=np.array(lengths),
