@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("fake_torch")
     [
         (DECODE, {}, "decode_sm80_d64_f16_r8_plain"),
         (DECODE, {"logits_soft_cap": 5.0}, "decode_sm80_d64_f16_r8_standard"),
-        (DECODE, {"activation": "sigmoid"}, "decode_sm80_d64_f16_r8_sigmoid"),
+        (DECODE, {"activation": "sigmoid"}, "decode_sm80_d64_f16_r8_sigmoid_alone"),
         (PREFILL, {}, "prefill_sm80_d64_f16_r64_plain"),
         (PREFILL, {"pos_encoding_mode": "ROPE_LLAMA"}, "prefill_sm80_d64_f16_r64_standard"),
     ],
