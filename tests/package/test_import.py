@@ -13,10 +13,13 @@ import flashbsr
 FRAMEWORKS = ["torch", "jax", "jaxlib", "cupy", "ml_dtypes", "matplotlib", "scipy"]
 SCRIPT = f"""
 import json, sys, time
-begin = time.process_time()
+begin = time.thread_time()
+import numpy
+between = time.thread_time()
 import flashbsr
-seconds = time.process_time() - begin
-print(json.dumps([seconds, [name for name in {FRAMEWORKS} if name in sys.modules]]))
+end = time.thread_time()
+times = [between - begin, end - between]
+print(json.dumps([*times, [name for name in {FRAMEWORKS} if name in sys.modules]]))
 """
 USE = f"""
 import sys
@@ -41,10 +44,13 @@ def fresh(script: str) -> str:
 
 
 def test_import_is_fast_and_lean() -> None:
-    """Under 0.15 s of CPU time, NumPy included: no wall clock, since the machine may be busy."""
+    """It takes half as long as NumPy's own (24 ms, 51): less than three quarters, in CPU time.
+
+    A number of seconds would fail on a machine that is busy or slow, where NumPy is slow, too.
+    """
     results = [json.loads(fresh(SCRIPT)) for _ in range(5)]
-    assert all(frameworks == [] for _, frameworks in results)
-    assert min(seconds for seconds, _ in results) < 0.15
+    assert all(frameworks == [] for *_, frameworks in results)
+    assert min(own / numpy for numpy, own, _ in results) < 0.75
 
 
 def test_use_with_numpy_imports_no_framework() -> None:
