@@ -102,7 +102,7 @@ void Attention::update_locked(const LengthArrays& arrays, const ResolveOptions& 
 }
 
 void Attention::resolve(const ResolveOptions& options) {
-  const PlanHeader& h = PlanView{planner_.buffer().data()}.header();
+  const PlanHeader& h = planner_->view().header();
   backend_->resolve(length_views(*lengths_, h, backend_->place()), options);
 }
 
@@ -113,7 +113,7 @@ int64_t Attention::needed_bytes() {
                      laid_.layout.page_size)
                .partial_rows;
   } else {
-    rows = PlanView{planner_.buffer().data()}.header().max_partial_rows;
+    rows = planner_->view().header().max_partial_rows;
   }
   return partial_bytes(rows, options_.head_dim_vo);
 }
@@ -167,7 +167,8 @@ void Attention::set_bytes(int64_t bytes) {
 std::vector<int32_t> Attention::plan_buffer() {
   const std::lock_guard<std::mutex> hold(running_);
   if (!planned_) throw Error(ErrorCode::kPlan, "plan_info", "no plan", "plan() first");
-  return planner_.buffer();
+  const std::span<const int32_t> words = planner_->buffer();
+  return {words.begin(), words.end()};
 }
 
 RunStats Attention::stats() {
@@ -226,8 +227,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   const Place place = backend_->place();
   // Under a CUDA graph the arrays are those of the largest batch.
   const bool spare_rows = place.cuda && options_.capacity.fixed();
-  Params params =
-      params_for(options_, PlanView{planner_.buffer().data()}.header(), arrays, place, spare_rows);
+  Params params = params_for(options_, planner_->view().header(), arrays, place, spare_rows);
   types_seen_ = true;
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
     q_dtype_ = params.q.dtype;

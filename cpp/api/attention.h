@@ -88,7 +88,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
   void hand_over(void* stream);
   void resolve(const ResolveOptions& options);
   void check_tile_rows(int32_t rows) const;
-  void make_plan(const Shape& shape);
+  void choose_cut(const Shape& shape);
   Workers limits_for(const Batch& batch);
   Batch batch() const;
   int64_t needed_bytes();
@@ -119,7 +119,10 @@ class Attention : public std::enable_shared_from_this<Attention> {
   Sharing trial_;
   Sharer sharer_;
 
-  Planner planner_, other_planner_;
+  Planner planners_[2];
+  Planner* planner_ = &planners_[0];  ///< of the last plan
+  Planner* other_planner_ = &planners_[1];
+  std::shared_ptr<PlanMemory> memory_;  ///< that the last plan is in
   Workers limits_;
   Batch asked_;  ///< that they are for
   RopeTableStorage rope_;

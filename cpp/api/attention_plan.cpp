@@ -50,7 +50,8 @@ void Attention::plan(Attention& like, void* stream) {
   laid_ = like.laid_;
   if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   if (has_schedule_of(like)) {
-    planner_.take(like.planner_, options_.shape.window_left);
+    memory_ = backend_->plan_memory();
+    planner_->take(*like.planner_, options_.shape.window_left, *memory_);
     hand_over(stream);
   } else {
     find_shared();
@@ -254,27 +255,28 @@ void Attention::check_tile_rows(int32_t rows) const {
 /// either; 64 heads over one KV head took 25.0 us by the lower one and 23.7 by the other.) And a
 /// kernel for mixed batches is worth its beginning, 3 us, where there is enough to read beside its
 /// products. Latents on mma.sync have tiles of 32 rows for batches of few parts.
-void Attention::make_plan(const Shape& shape) {
+void Attention::choose_cut(const Shape& shape) {
   constexpr int32_t kUsualRows = 192, kRows = 128, kLatentRows = 32;
   constexpr int64_t kRounds = 4;  // of all workers; beyond, waste at the ends of requests is little
-  const auto plan = [&](Planner& planner) {
-    return planner.plan(laid_.layout, shape, limits_, options_.split, options_.capacity, sharing_);
+  const auto choose = [&](Planner& planner) {
+    return planner.choose(laid_.layout, shape, limits_, options_.split, sharing_);
   };
-  const PlanHeader h = plan(planner_).header();
+  const Choice first = choose(*planner_);
   const Batch usual = batch();
   const bool open = usual.lengths && !options_.capacity.fixed() && options_.num_workers == 0 &&
                     options_.tile_rows == 0;
-  if (!open || h.price <= 0 || !sharing_.empty() || h.num_items > kRounds * h.num_workers) return;
+  if (!open || first.price <= 0 || !sharing_.empty()) return;
+  if (first.num_items > kRounds * first.num_workers) return;
   Batch low = usual;
   low.tile_rows = kRows;
   const bool mixed = limits_.mixed();
   Batch best = asked_;
-  int32_t price = h.price;
+  int64_t price = first.price;
   const auto try_kernel = [&](const Batch& other, bool lower) {
     const int32_t rows = limits_.wide.tile_rows;
     limits_ = limits_for(other);
     if (lower && limits_.wide.tile_rows >= rows) return;
-    const int32_t found = plan(other_planner_).header().price;
+    const int64_t found = choose(*other_planner_).price;
     if (found <= 0 || found >= price) return;
     std::swap(planner_, other_planner_);
     price = found;
@@ -288,8 +290,8 @@ void Attention::make_plan(const Shape& shape) {
     try_kernel(usual, false);
     if (limits_.wide.tile_rows <= kRows) try_kernel(high, false);
   }
-  if (limits_.wide.tile_rows > kRows && h.max_rows > kRows / 2) try_kernel(low, true);
-  if (options_.latent && h.max_rows > kLatentRows) {
+  if (limits_.wide.tile_rows > kRows && first.max_rows > kRows / 2) try_kernel(low, true);
+  if (options_.latent && first.max_rows > kLatentRows) {
     low.tile_rows = kLatentRows;
     try_kernel(low, true);
   }
@@ -302,14 +304,16 @@ void Attention::schedule(void* stream) {
   const Shape shape = this->shape();
   choose_kernel(shape);
   if (options_.tile_rows > 0) check_tile_rows(limits_.wide.tile_rows);
-  make_plan(shape);
+  choose_cut(shape);
+  memory_ = backend_->plan_memory();
+  planner_->write(*memory_, options_.capacity);
   hand_over(stream);
 }
 
 /// The plan to the backend, with what a run needs beside it.
 void Attention::hand_over(void* stream) {
   HostPlan host;
-  host.plan = PlanView{planner_.buffer().data()};
+  host.plan = planner_->view();
   if (laid_.masked) {
     host.mask = laid_.mask.data();
     host.mask_bytes = static_cast<int64_t>(laid_.mask.size());

@@ -12,6 +12,7 @@
 #include <flashbsr/core/launch.h>
 #include <flashbsr/core/params.h>
 #include <flashbsr/plan/limits.h>
+#include <flashbsr/plan/memory.h>
 
 #include "array.h"
 #include "lengths.h"
@@ -83,7 +84,9 @@ class Backend {
   virtual Place place() const = 0;
   /// Chooses the kernel for a batch and says what the scheduler must know of it.
   virtual Workers limits(const Batch& batch) = 0;
-  /// Takes a plan that was made with these limits.
+  /// Where the next plan is to be written. It may outlive this.
+  virtual std::shared_ptr<PlanMemory> plan_memory() = 0;
+  /// Takes a plan that was made with these limits and written there.
   virtual void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) = 0;
   /// The lengths of a plan of bounds: of all runs from now on, and of a capture's own.
   virtual void resolve(const LengthViews& lengths, const ResolveOptions& options) = 0;

@@ -17,6 +17,7 @@ class CpuBackend final : public Backend {
 
   Place place() const override { return {}; }
   Workers limits(const Batch& batch) override;
+  std::shared_ptr<PlanMemory> plan_memory() override { return plans_; }
   void take_plan(const HostPlan& plan, const Borrowed& borrowed, void* stream) override;
   void resolve(const LengthViews& lengths, const ResolveOptions& options) override;
   bool serves(const Params&, void*) override { return true; }
@@ -36,6 +37,7 @@ class CpuBackend final : public Backend {
   /// Of the user's variant, by cpu::Compute; null: not asked for yet.
   const cpu::KernelTable* custom_[2] = {};
   cpu::Engine engine_;
+  std::shared_ptr<PlanMemory> plans_ = std::make_shared<HeapPlanMemory>();
   HostPlan plan_;
   std::vector<int32_t> resolved_;  ///< of a plan of bounds, with the lengths
   char* workspace_ = nullptr;

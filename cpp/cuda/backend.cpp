@@ -38,6 +38,7 @@ class CudaBackend final : public api::Backend {
         info_(device_info(device)),
         own_(std::make_shared<PlacedPlan>(options, device)),
         page_check_(device),
+        plans_(std::make_shared<PinnedPlans>(device)),
         staging_(device),
         order_(device),
         order_in_capture_(device) {
@@ -47,6 +48,7 @@ class CudaBackend final : public api::Backend {
 
   api::Place place() const override { return {.cuda = true, .device = device_}; }
   Workers limits(const Batch& batch) override;
+  std::shared_ptr<PlanMemory> plan_memory() override { return plans_; }
   void take_plan(const HostPlan& plan, const api::Borrowed& borrowed, void* stream) override;
   void resolve(const api::LengthViews& lengths, const api::ResolveOptions& options) override;
   bool serves(const Params& params, void* stream) override;
@@ -108,7 +110,8 @@ class CudaBackend final : public api::Backend {
   std::weak_ptr<Captured> captured_;  ///< of own_, by the graphs that hold it
   unsigned long long holding_ = 0;    ///< the last capture that holds own_
   PageCheck page_check_;
-  Staging staging_;
+  std::shared_ptr<PinnedPlans> plans_;
+  Staging staging_;  ///< of masks and lengths
   UseOrder order_, order_in_capture_;
   HopperMaps maps_;
 };
@@ -305,7 +308,8 @@ void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
 void CudaBackend::place_own(CUstream stream) {
   const RelaxedCapture relaxed;
   order_.before(stream);
-  own_->take(host_, borrowed_, staging_, stream, captured());
+  own_->take(host_, borrowed_, {*plans_, staging_}, stream,
+             captured() ? Hold::kByGraphs : Hold::kNobody);
   order_.after(stream);
   placed_ = true;
 }
@@ -320,8 +324,7 @@ PlacedPlan& CudaBackend::place_for(const Capture& capture, CUstream stream) {
   const RelaxedCapture relaxed;
   const auto placed = std::make_shared<PlacedPlan>(o_, device_);
   const CUstream side = side_stream(device_);
-  placed->take(host_, borrowed_, staging_, side, false);
-  check(api().stream_synchronize(side), "cuStreamSynchronize of a captured plan");
+  placed->take(host_, borrowed_, {*plans_, staging_}, side, Hold::kAtOnce);
   pin(capture, placed, nullptr);
   std::erase_if(in_captures_, [](const InCapture& known) { return known.placed.expired(); });
   in_captures_.push_back({capture.id, stream, placed});

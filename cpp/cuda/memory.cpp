@@ -91,6 +91,19 @@ void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
   check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
 }
 
+int32_t* PinnedPlans::next(int64_t words) {
+  const ContextGuard context(device_);
+  const RelaxedCapture relaxed;
+  return reinterpret_cast<int32_t*>(staging_.next(4 * words));
+}
+
+void PinnedPlans::copy_at_once(CUdeviceptr to, int64_t bytes, CUstream stream) {
+  const CUresult copied =
+      api().memcpy_htod_async(to, staging_.last(), static_cast<size_t>(bytes), stream);
+  if (copied != CUDA_SUCCESS) check(copied, bytes_on("cuMemcpyHtoDAsync", bytes, device_));
+  check(api().stream_synchronize(stream), "cuStreamSynchronize of a captured plan");
+}
+
 void UseOrder::before(CUstream stream, bool captures) {
   // A handle may come back as another stream, but not that of a default stream.
   next_id_ = last_id_;

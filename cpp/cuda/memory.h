@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include <flashbsr/plan/memory.h>
+
 #include "api.h"
 
 namespace flashbsr::cuda {
@@ -61,8 +63,8 @@ class Event {
   CUevent event_ = nullptr;
 };
 
-/// Two pinned buffers in turn, so that a plan is written while the copy of the one before is still
-/// under way.
+/// Two pinned buffers in turn, so that one is written while the copy of the other is still under
+/// way.
 class Staging {
  public:
   explicit Staging(int device) : halves_{Half(device), Half(device)} {}
@@ -71,6 +73,8 @@ class Staging {
   char* next(int64_t bytes);
   /// Copies the buffer's first bytes to the device. `bytes` is what next() was asked for, or less.
   void copy(CUdeviceptr to, int64_t bytes, CUstream stream);
+  /// That of the last next().
+  const char* last() const { return halves_[turn_].memory; }
 
  private:
   struct Half {
@@ -83,6 +87,22 @@ class Staging {
   };
   Half halves_[2];
   int turn_ = 0;
+};
+
+/// Plans, written where they are copied from.
+class PinnedPlans final : public PlanMemory {
+ public:
+  explicit PinnedPlans(int device) : device_(device), staging_(device) {}
+
+  int32_t* next(int64_t words) override;
+  /// Copies the first bytes of the last plan.
+  void copy(CUdeviceptr to, int64_t bytes, CUstream stream) { staging_.copy(to, bytes, stream); }
+  /// And waits, beside a copy on another stream that may be under way.
+  void copy_at_once(CUdeviceptr to, int64_t bytes, CUstream stream);
+
+ private:
+  const int device_;
+  Staging staging_;
 };
 
 /// The order of all that touches one engine's memory on a device, from whatever streams: each use

@@ -18,6 +18,16 @@ constexpr int64_t kAlign = 256;  // of sections in device memory
 /// Bits are read as words of 32, and a tile's worth of them behind the last.
 constexpr int64_t kMaskSlack = 64;
 
+/// Of a plan, up to the last section in use.
+int64_t used_bytes(const PlanHeader& h) {
+  // Page ids of a plan of bounds are the device's to write.
+  int64_t words = h.off_kv_indices;
+  if (!h.off_bounds) words += h.num_kv_indices;
+  // Last, because most plans have none.
+  if (h.num_shared > 0) words = h.off_merge_parts + 4 * static_cast<int64_t>(h.num_merge_parts);
+  return 4 * words;
+}
+
 }  // namespace
 
 PlacedPlan::PlacedPlan(const api::AttentionOptions& options, int device)
@@ -43,48 +53,10 @@ void PlacedPlan::grow(DeviceMemory& memory, int64_t bytes, const char* what, boo
   memory.fit(bytes);
 }
 
-/// Writes the parts in use at their offsets into the pinned buffer; the gaps between are never
-/// read. Zeros follow the mask. Returns the bytes to copy.
-int64_t PlacedPlan::stage(const HostPlan& plan, int64_t mask_at, Staging& staging) const {
+void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, const PlanSource& from,
+                      CUstream stream, Hold hold) {
   const PlanHeader& h = plan.plan.header();
-  // Page ids of a plan of bounds are the device's to write.
-  const bool bounds = h.off_bounds != 0;
-  int64_t words = h.off_kv_indices;
-  if (!bounds) words += h.num_kv_indices;
-  // Last, because most plans have none.
-  if (h.num_shared > 0) words = h.off_merge_parts + 4 * static_cast<int64_t>(h.num_merge_parts);
-  const int64_t bytes = plan.mask ? mask_at + plan.mask_bytes + kMaskSlack : 4 * words;
-  char* out = staging.next(bytes);
-  const auto put = [&](int64_t at, int64_t words) {
-    std::memcpy(out + 4 * at, plan.plan.data + at, static_cast<size_t>(4 * words));
-  };
-  const int64_t request_words = 8 * (static_cast<int64_t>(h.num_requests) + h.num_shared);
-  put(0, h.off_requests + request_words);
-  put(h.off_items, 8 * static_cast<int64_t>(h.num_items));
-  put(h.off_queue_indptr, h.num_workers + 1);
-  put(h.off_queue_items, h.num_items);
-  put(h.off_merges, 8 * static_cast<int64_t>(h.num_merges));
-  if (bounds) {
-    int64_t at = h.off_bounds;
-    put(at, request_words);
-    put(at += 8 * static_cast<int64_t>(h.max_requests), 8 * static_cast<int64_t>(h.num_items));
-    put(at += 8 * static_cast<int64_t>(h.max_items), 8 * static_cast<int64_t>(h.num_merges));
-  } else {
-    put(h.off_kv_indices, h.num_kv_indices);
-  }
-  put(h.off_q_rows, h.num_q_rows);
-  put(h.off_merge_parts, 4 * static_cast<int64_t>(h.num_merge_parts));
-  if (plan.mask) {
-    std::memset(out + mask_at - kMaskSlack, 0, kMaskSlack);
-    std::memcpy(out + mask_at, plan.mask, static_cast<size_t>(plan.mask_bytes));
-    std::memset(out + mask_at + plan.mask_bytes, 0, kMaskSlack);
-  }
-  return bytes;
-}
-
-void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
-                      CUstream stream, bool held) {
-  const PlanHeader& h = plan.plan.header();
+  const bool held = hold == Hold::kByGraphs;
   const int64_t mask_at =
       round_up<int64_t>(4 * static_cast<int64_t>(h.total_size) + kMaskSlack, kAlign);
   grow(plan_, mask_at + plan.mask_bytes + kMaskSlack, "plan", held);
@@ -95,8 +67,7 @@ void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Stagi
     const int64_t bytes = partial_bytes(h.max_partial_rows, head_dim_vo_);
     if (bytes) grow(partials_, bytes, "workspace", held);
   }
-  const int64_t bytes = stage(plan, mask_at, staging);
-  staging.copy(plan_.address(), bytes, stream);
+  if (plan.mask) take_mask(plan, mask_at, from.staging, stream);
   if (fresh) {
     // Zero before a kernel and after it: once is enough.
     check(api().memset_d32_async(counters_.address(), 0, static_cast<size_t>(counters_.size() / 4),
@@ -105,11 +76,27 @@ void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, Stagi
   }
   take_rope(plan, stream, held);
   take_slopes(plan, stream);
+  if (hold == Hold::kAtOnce) {
+    from.plans.copy_at_once(plan_.address(), used_bytes(h), stream);
+  } else {
+    from.plans.copy(plan_.address(), used_bytes(h), stream);
+  }
   header_ = h;
   resolved_ = fewer_queries_ = fresh_ = false;
   masked_ = plan.mask != nullptr;
   mask_at_ = mask_at;
   borrowed_ = borrowed;
+}
+
+/// With zeros around it.
+void PlacedPlan::take_mask(const HostPlan& plan, int64_t mask_at, Staging& staging,
+                           CUstream stream) {
+  const int64_t bytes = plan.mask_bytes + 2 * kMaskSlack;
+  char* const out = staging.next(bytes);
+  std::memset(out, 0, kMaskSlack);
+  std::memcpy(out + kMaskSlack, plan.mask, static_cast<size_t>(plan.mask_bytes));
+  std::memset(out + kMaskSlack + plan.mask_bytes, 0, kMaskSlack);
+  staging.copy(plan_.address() + static_cast<CUdeviceptr>(mask_at - kMaskSlack), bytes, stream);
 }
 
 void PlacedPlan::resolve(const api::LengthViews& views, Staging& staging, CUstream stream) {

@@ -15,15 +15,27 @@
 
 namespace flashbsr::cuda {
 
+/// Where a plan comes from in host memory, its mask by the second.
+struct PlanSource {
+  PinnedPlans& plans;
+  Staging& staging;
+};
+
+/// Who holds the memory of a plan.
+enum class Hold {
+  kNobody,
+  kByGraphs,  ///< what has no room in it is an error, and nothing is changed
+  kAtOnce,    ///< a graph alone, which may begin when the plan is there
+};
+
 class PlacedPlan {
  public:
   PlacedPlan(const api::AttentionOptions& options, int device);
 
-  /// Puts a plan there, on `stream`, where the one before was. `held`: CUDA graphs hold the memory,
-  /// so that what has no room in it is an error, and nothing is changed. The device's context is
-  /// current, captures are relaxed.
-  void take(const api::HostPlan& plan, const api::Borrowed& borrowed, Staging& staging,
-            CUstream stream, bool held);
+  /// Puts a plan there, on `stream`, where the one before was. The device's context is current,
+  /// captures are relaxed.
+  void take(const api::HostPlan& plan, const api::Borrowed& borrowed, const PlanSource& from,
+            CUstream stream, Hold hold);
   /// The lengths of a plan of bounds; those in host memory are copied.
   void resolve(const api::LengthViews& views, Staging& staging, CUstream stream);
   /// Whether its lengths are known.
@@ -45,7 +57,7 @@ class PlacedPlan {
 
  private:
   void grow(DeviceMemory& memory, int64_t bytes, const char* what, bool held);
-  int64_t stage(const api::HostPlan& plan, int64_t mask_at, Staging& staging) const;
+  void take_mask(const api::HostPlan& plan, int64_t mask_at, Staging& staging, CUstream stream);
   void take_rope(const api::HostPlan& plan, CUstream stream, bool held);
   void take_slopes(const api::HostPlan& plan, CUstream stream);
 

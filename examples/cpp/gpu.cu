@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <vector>
 
 #include <cuda_fp16.h>
@@ -29,7 +30,7 @@ void check(cudaError_t status) {
 template <class T>
 class OnDevice {
  public:
-  explicit OnDevice(const std::vector<T>& host) : size_(host.size() * sizeof(T)) {
+  explicit OnDevice(std::span<const T> host) : size_(host.size_bytes()) {
     check(cudaMalloc(&data_, size_ ? size_ : 1));
     check(cudaMemcpy(data_, host.data(), size_, cudaMemcpyHostToDevice));
   }

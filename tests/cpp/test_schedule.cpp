@@ -309,18 +309,10 @@ TEST_P(Schedule, EqualInputGivesAnEqualPlan) {
   Problem other = random_problem(GetParam() + 1);
   used.plan(other.layout, other.shape, other.limits, other.split);
   fresh.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
-  EXPECT_EQ(fresh.buffer(), planner_.buffer());
-  // A planner with a past has larger sections; the contents are the same.
-  const PlanView again =
-      used.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
-  const PlanHeader& h = plan_.header();
-  ASSERT_EQ(again.header().num_items, h.num_items);
-  for (int32_t i = 0; i < h.num_items; ++i) {
-    const WorkItem &a = plan_.items()[i], &b = again.items()[i];
-    ASSERT_TRUE(a.request == b.request && a.row_begin == b.row_begin && a.kv_head == b.kv_head &&
-                a.kv_begin == b.kv_begin && a.kv_end == b.kv_end && a.slot == b.slot);
-    ASSERT_EQ(plan_.queue_items()[i], again.queue_items()[i]);
-  }
+  EXPECT_TRUE(std::ranges::equal(fresh.buffer(), planner_.buffer()));
+  // A planner with a past writes the same, wherever.
+  used.plan(problem_.layout, problem_.shape, problem_.limits, problem_.split);
+  EXPECT_TRUE(std::ranges::equal(used.buffer(), planner_.buffer()));
 }
 
 // Pages of 16 tokens that back the lengths of a ragged problem.

@@ -122,7 +122,8 @@ class Candidates {
     best_.price = price(best_);
     const int64_t whole = best_.price;
     // No cut with splits is cheaper than this. Often whole is, or nearly: nothing else is tried.
-    other_price_ = least_price(tiles + 1, 2);
+    // Tiles that share leave states even whole.
+    other_price_ = least_price(tiles + 1, max_of<int64_t>(best_.cut.split_chunks + 1, 2));
     if (worth(whole) <= other_price_) return;
 
     least_ = std::numeric_limits<int64_t>::max();
@@ -166,7 +167,7 @@ class Candidates {
     last_chunk_ = chunk;
     const Count count = count_parts(bound);
     if (count.slots == 0 || count.slots * shape_->num_kv_heads > limits_->max_slots()) return;
-    trial_.price = least_price(count.items, count.slots);
+    trial_.price = least_price(count.items, count.states);
     if (trial_.price < worth(best_.price)) {
       trial_.policy = policy;
       trial_.percent = percent;
@@ -206,12 +207,13 @@ class Candidates {
 
   struct Count {
     int64_t items, slots;
+    int64_t states;  ///< slots, and those of tiles that share
   };
 
   /// At least what Cut::bounded makes of this bound, of a KV head.
   Count count_parts(int64_t bound) const {
     ChunkLength most(*limits_, bound);
-    int64_t items = 0, slots = 0;
+    int64_t items = 0, slots = 0, states = 0;
     for (size_t t = 0; t < tiles_->size(); ++t) {
       const Tile& tile = (*tiles_)[t];
       const int64_t length = tile.length();
@@ -221,8 +223,9 @@ class Candidates {
       const int64_t parts = length > limit ? ceil_div(length, limit) : 1;
       items += parts;
       if (parts > 1) slots += parts;
+      if (parts > 1 || tile.shares) states += parts;
     }
-    return {items, slots};
+    return {items, slots, states};
   }
 
   /// The least bound, in KV tiles, with at most so many items.
@@ -338,10 +341,16 @@ class Candidates {
     return (static_cast<int64_t>(c.cut.chunks.size()) - c.cut.split_chunks) * shape_->num_kv_heads;
   }
 
-  /// A bound below the price of any cut into so many items and parts of a KV head.
+  /// A bound below the price of any cut into so many items and parts of a KV head. Where products
+  /// wait for the memory they do so as price() has it, while more than half of the workers are
+  /// busy; with fewer, all takes twice as long.
   int64_t least_price(int64_t items, int64_t slots) const {
     const bool hidden = limits_->memory_bound && items > slots;
-    return max_of(mean_queue(items, slots), reading_) + limits_->cost_of_launch +
+    int64_t queue = max_of<int64_t>(mean_queue(items, slots), 1);
+    if (reading_ > 0 && !limits_->memory_bound) {
+      queue = queue * min_of<int64_t>(longer_than(reading_ * 1024 / queue), 2048) / 1024;
+    }
+    return max_of(queue, reading_) + limits_->cost_of_launch +
            (hidden ? 0 : limits_->cost_of_merging);
   }
 

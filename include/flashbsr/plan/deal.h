@@ -4,9 +4,11 @@
 // Step 4 of the scheduler: items, most expensive first, each to the worker with the least
 // accumulated cost, ties to the lowest worker.
 //
-// Equal items come in runs, the KV heads of a chunk at least, so the heap holds runs of
-// neighbouring workers that carry the same load instead of single workers: a run of 8 items over
-// 132 workers is two steps of the heap, not eight. The result is the same.
+// Equal items come in runs, the KV heads of a chunk at least, so what is kept are runs of
+// neighbouring workers that carry the same load: a run of 8 items over 132 workers is one step or
+// two. They are kept in order of their loads. Costs fall, and loads differ by no more than the last
+// few of them, so a worker that was given an item mostly goes to the end: 4096 decodes take 40 us,
+// by a heap 180.
 #pragma once
 
 #include <algorithm>
@@ -28,54 +30,48 @@ class Deal {
   std::vector<Segment> segments;  ///< in item order
 
   void start(int32_t workers) {
-    runs_.resize(static_cast<size_t>(workers));
-    runs_[0] = {workers, 0};
-    heap_.assign(1, 0);
+    runs_.resize(kRoom * static_cast<size_t>(workers));
+    runs_[0] = {0, workers, 0};
+    begin_ = 0;
+    end_ = 1;
+    num_workers_ = workers;
     segments.clear();
     next_item_ = 0;
   }
 
-  /// The next `count` items, of `cost` > 0 each.
+  /// The next `count` items, of `cost` > 0 each, no more than those before.
   void give(int64_t cost, int64_t count, bool split) {
     while (count > 0) {
-      const int64_t top = heap_[0];
-      const int32_t worker = static_cast<int32_t>(top & kWorkerMask);
-      const Run run = runs_[static_cast<size_t>(worker)];
-      const int32_t taken = static_cast<int32_t>(min_of<int64_t>(count, run.workers));
-      runs_[static_cast<size_t>(worker)] = {taken, run.items + 1};
-      if (taken == run.workers) {
-        sink(top + (cost << kWorkerBits));
+      Run& least = runs_[begin_];
+      const int32_t taken = static_cast<int32_t>(min_of<int64_t>(count, least.workers));
+      const Run given{least.key + (cost << kWorkerBits), taken, least.items + 1};
+      segments.push_back({static_cast<int32_t>(next_item_), least.first(), taken, split});
+      if (taken == least.workers) {
+        ++begin_;
       } else {
-        // The rest of the run keeps its load.
-        runs_[static_cast<size_t>(worker + taken)] = {run.workers - taken, run.items};
-        sink(top + taken);
-        push(top + (cost << kWorkerBits));
+        // The rest of the run keeps its load, and is the least still.
+        least.key += taken;
+        least.workers -= taken;
       }
-      segments.push_back({static_cast<int32_t>(next_item_), worker, taken, split});
+      insert(given);
       next_item_ += taken;
       count -= taken;
     }
   }
 
   /// Cost of the longest queue.
-  int64_t longest() const {
-    int64_t most = 0;
-    for (const int64_t key : heap_) most = max_of(most, key >> kWorkerBits);
-    return most;
-  }
+  int64_t longest() const { return runs_[end_ - 1].load(); }
 
   /// How long all queues take if what costs 1024 takes pace(n) while n workers are busy.
   template <class Pace>
-  int64_t time(const Pace& pace) {
-    ends_ = heap_;
-    std::sort(ends_.begin(), ends_.end());
+  int64_t time(const Pace& pace) const {
     int64_t time = 0, before = 0;
-    int32_t busy = static_cast<int32_t>(runs_.size());
-    for (const int64_t key : ends_) {
-      const int64_t end = key >> kWorkerBits;
+    int32_t busy = num_workers_;
+    for (const Run* run = first(); run != last(); ++run) {
+      const int64_t end = run->load();
       if (end > before) time += (end - before) * pace(busy);
       before = end;
-      busy -= runs_[static_cast<size_t>(key & kWorkerMask)].workers;
+      busy -= run->workers;
     }
     return time / 1024;
   }
@@ -83,11 +79,9 @@ class Deal {
   /// Writes the queues. With `splits_first` a queue begins with its parts of split tiles, so that
   /// merges happen while other workers still stream.
   void write_queues(bool splits_first, int32_t* indptr, int32_t* items) {
-    const int32_t workers = static_cast<int32_t>(runs_.size());
-    for (const int64_t key : heap_) {
-      const int32_t worker = static_cast<int32_t>(key & kWorkerMask);
-      const Run& run = runs_[static_cast<size_t>(worker)];
-      std::fill_n(indptr + worker + 1, run.workers, run.items);
+    const int32_t workers = num_workers_;
+    for (const Run* run = first(); run != last(); ++run) {
+      std::fill_n(indptr + run->first() + 1, run->workers, run->items);
     }
     indptr[0] = 0;
     for (int32_t w = 0; w < workers; ++w) indptr[w + 1] += indptr[w];
@@ -104,14 +98,17 @@ class Deal {
   }
 
  private:
-  /// Neighbouring workers with equal loads, under the lowest of them.
-  struct Run {
-    int32_t workers, items;
-  };
-
-  // A key is cost << 16 | lowest worker: one comparison, and equal costs go to the lowest worker.
+  // A key is load << 16 | lowest worker: one comparison, and equal loads go to the lowest worker.
   static constexpr int kWorkerBits = 16;
-  static constexpr int64_t kWorkerMask = (1 << kWorkerBits) - 1;
+
+  /// Neighbouring workers with equal loads.
+  struct Run {
+    int64_t key;
+    int32_t workers, items;  ///< how many, and of each
+
+    int32_t first() const { return static_cast<int32_t>(key & ((1 << kWorkerBits) - 1)); }
+    int64_t load() const { return key >> kWorkerBits; }
+  };
 
   // Queues of 1024 items are 4 KB apart, so all their ends fall into one set of the first cache:
   // with a line between them a plan of 4096 decodes, 32 such queues, takes 340 us instead of 490.
@@ -134,31 +131,26 @@ class Deal {
     for (int32_t i = 0; i < s.count; ++i) items[next[i]++] = s.item + i;
   }
 
-  /// Replaces the root by `key`, which is not less, and sinks it to its place.
-  void sink(int64_t key) {
-    const size_t n = heap_.size();
-    size_t at = 0;
-    for (size_t child = 1; child < n; child = 2 * at + 1) {
-      child += child + 1 < n && heap_[child + 1] < heap_[child];
-      if (key < heap_[child]) break;
-      heap_[at] = heap_[child];
-      at = child;
+  const Run* first() const { return runs_.data() + begin_; }
+  const Run* last() const { return runs_.data() + end_; }
+
+  void insert(const Run& run) {
+    if (end_ == runs_.size()) {
+      std::copy(first(), last(), runs_.data());
+      end_ -= begin_;
+      begin_ = 0;
     }
-    heap_[at] = key;
+    Run* const begin = runs_.data() + begin_;
+    Run* place = runs_.data() + end_++;
+    for (; place != begin && run.key < place[-1].key; --place) *place = place[-1];
+    *place = run;
   }
 
-  void push(int64_t key) {
-    size_t at = heap_.size();
-    heap_.push_back(key);
-    while (at > 0 && key < heap_[(at - 1) / 2]) {
-      heap_[at] = heap_[(at - 1) / 2];
-      at = (at - 1) / 2;
-    }
-    heap_[at] = key;
-  }
+  static constexpr size_t kRoom = 4;  // times as many runs as there can be: the queue moves on
 
-  std::vector<int64_t> heap_, ends_;
-  std::vector<Run> runs_;              ///< by lowest worker
+  std::vector<Run> runs_;  ///< begin_ to end_, by keys
+  size_t begin_ = 0, end_ = 0;
+  int32_t num_workers_ = 0;
   std::vector<int32_t> next_, apart_;  ///< next place of each queue; queues with gaps
   int64_t next_item_ = 0;
 };

@@ -96,7 +96,8 @@ class Mixture {
     }
     /// A bound below the price of any cut: a queue is at least as long as the mean of all.
     int64_t least(const DeviceLimits& limits, const Shape& shape) const {
-      return limits.memory_bound ? 0 : cost * shape.num_kv_heads / limits.num_workers;
+      if (limits.memory_bound) return 0;
+      return cost * shape.num_kv_heads / limits.num_workers + limits.cost_of_launch;
     }
     Candidate& choose(const Shape& shape, const DeviceLimits& limits, const SplitPolicy& split) {
       // Of one batch only the number of workers changes.
@@ -133,8 +134,10 @@ class Mixture {
       if (max_of(wide_.least(workers.wide, shape), narrow_.least(workers.narrow, shape)) >= least) {
         continue;
       }
-      const int64_t price = max_of(wide_.choose(shape, workers.wide, split).price,
-                                   narrow_.choose(shape, workers.narrow, split).price);
+      // Wide tiles are few: theirs is found first, and may be enough.
+      int64_t price = wide_.choose(shape, workers.wide, split).price;
+      if (price >= least) continue;
+      price = max_of(price, narrow_.choose(shape, workers.narrow, split).price);
       if (price >= least) continue;
       least = price;
       workers_ = workers;
