@@ -66,8 +66,8 @@ Staging::Half::~Half() {
 char* Staging::next(int64_t bytes) {
   turn_ ^= 1;
   Half& half = halves_[turn_];
-  if (half.copied.exists()) {
-    check(api().event_synchronize(half.copied.get()), "cuEventSynchronize of a plan's copy");
+  if (half.read.exists()) {
+    check(api().event_synchronize(half.read.get()), "cuEventSynchronize of pinned memory");
   }
   if (bytes > half.size) {
     if (half.memory) check(api().mem_free_host(half.memory), "cuMemFreeHost");
@@ -88,7 +88,11 @@ void Staging::copy(CUdeviceptr to, int64_t bytes, CUstream stream) {
   const CUresult copied =
       api().memcpy_htod_async(to, half.memory, static_cast<size_t>(bytes), stream);
   if (copied != CUDA_SUCCESS) check(copied, bytes_on("cuMemcpyHtoDAsync", bytes, half.device));
-  check(api().event_record(half.copied.get(), stream), "cuEventRecord of a plan's copy");
+  read(stream);
+}
+
+void Staging::read(CUstream stream) {
+  check(api().event_record(halves_[turn_].read.get(), stream), "cuEventRecord of pinned memory");
 }
 
 int32_t* PinnedPlans::next(int64_t words) {

@@ -63,27 +63,29 @@ class Event {
   CUevent event_ = nullptr;
 };
 
-/// Two pinned buffers in turn, so that one is written while the copy of the other is still under
-/// way.
+/// Two pinned buffers in turn, so that one is written while the other is still copied or read.
+/// Every GPU reads them at the addresses that they have here.
 class Staging {
  public:
   explicit Staging(int device) : halves_{Half(device), Half(device)} {}
 
-  /// A buffer that no copy reads any more.
+  /// A buffer that nothing reads any more.
   char* next(int64_t bytes);
   /// Copies the buffer's first bytes to the device. `bytes` is what next() was asked for, or less.
   void copy(CUdeviceptr to, int64_t bytes, CUstream stream);
+  /// Instead: the work on `stream` up to here reads the buffer where it is.
+  void read(CUstream stream);
   /// That of the last next().
   const char* last() const { return halves_[turn_].memory; }
 
  private:
   struct Half {
-    explicit Half(int device) : device(device), copied(device) {}
+    explicit Half(int device) : device(device), read(device) {}
     ~Half();
     int device;
     char* memory = nullptr;
     int64_t size = 0;
-    Event copied;
+    Event read;
   };
   Half halves_[2];
   int turn_ = 0;

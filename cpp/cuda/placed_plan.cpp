@@ -17,6 +17,8 @@ using api::HostPlan;
 constexpr int64_t kAlign = 256;  // of sections in device memory
 /// Bits are read as words of 32, and a tile's worth of them behind the last.
 constexpr int64_t kMaskSlack = 64;
+/// Most bytes of lengths and page ids that a GPU reads from the host's memory.
+constexpr int64_t kReadInPlace = 64 << 10;
 
 /// Of a plan, up to the last section in use.
 int64_t used_bytes(const PlanHeader& h) {
@@ -108,24 +110,28 @@ void PlacedPlan::resolve(const api::LengthViews& views, Staging& staging, CUstre
   for (int i = 0; i < views.count; ++i) {
     if (views.views[i].host) total += bytes(now.*views.views[i].field);
   }
+  // Few are read where they are: the copy would take the host 3 us and the GPU no less than that.
+  const bool copies = total > kReadInPlace;
   if (total > 0) {
-    lengths_.fit(total);
     char* to = staging.next(total);
+    if (copies) lengths_.fit(total);
+    const char* from = copies ? lengths_.data() : to;
     int64_t at = 0;
     for (int i = 0; i < views.count; ++i) {
       Indices& x = now.*views.views[i].field;
       if (!views.views[i].host || x.size == 0) continue;
       std::memcpy(to + at, x.data, static_cast<size_t>(x.size * (x.wide ? 8 : 4)));
-      x.data = lengths_.data() + at;
+      x.data = from + at;
       at += bytes(x);
     }
-    staging.copy(lengths_.address(), total, stream);
+    if (copies) staging.copy(lengths_.address(), total, stream);
   }
   const int64_t threads = max_of(max_of(header_.num_items, header_.num_kv_indices), 1);
   launch_op(
       "resolve", {.device = device_, .stream = stream},
       {.blocks = ceil_div<int64_t>(threads, ops::kThreads), .blocks_per_sm = 4, .overlap = true},
       ops::ResolveArgs{.plan = reinterpret_cast<int32_t*>(plan_.data()), .lengths = now});
+  if (total > 0 && !copies) staging.read(stream);
   resolved_ = fresh_ = true;
   fewer_queries_ = now.qo_indptr.given();
 }

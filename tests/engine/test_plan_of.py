@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from typing import Any
 
 import flashbsr
@@ -27,19 +28,14 @@ KINDS = {
     "alibi": Variant(causal=True, pos_encoding_mode="ALIBI"),
     "not causal": PLAIN,
 }
-ROOM = ("max_", "off_", "total_size")  # what sections may hold, not what they do
 
 
 def same_plans(a: Plan, b: Plan) -> bool:
-    """Whether plans are alike to the bit but for the room that they have."""
+    """Whether plans are alike to the bit."""
     records = ("requests", "shared", "items", "merges", "merge_parts", "q_rows")
     queues = ("queue_indptr", "queue_items", "kv_indices")
     alike = [np.array_equal(getattr(a, name), getattr(b, name)) for name in (*records, *queues)]
-    fields = [plan.header._asdict() for plan in (a, b)]
-    for field in fields:
-        for name in [name for name in field if name.startswith(ROOM)]:
-            del field[name]
-    return all(alike) and fields[0] == fields[1]
+    return all(alike) and a.header == b.header
 
 
 def both(seed: int, kind: str, device: Device) -> tuple[flashbsr.Attention, Plan, Arrays]:
@@ -82,15 +78,23 @@ def make(kind: str = "plain", **task: Any) -> flashbsr.Attention:
     return flashbsr.Attention(spec, flashbsr.TaskInfo(4, 2, 16, backend="cpu", **task))
 
 
+def seconds_of_a_plan(kind: str, like: flashbsr.Attention) -> float:
+    attention, seconds = make(kind), []
+    for _ in range(20):
+        begin = time.thread_time()
+        attention.plan(like)
+        seconds.append(time.thread_time() - begin)
+    return min(seconds)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_a_copy_where_cuts_are_the_same(kind: str) -> None:
-    """Seen by the room in it, which is that of a larger plan before."""
-    like, attention = make(), make(kind)
-    like.plan(ragged([7] * 500))
-    like.plan(ragged([100, 90]))
-    attention.plan(like)
+    """Seen by its time: 12 us for 4000 requests, 100 where they are cut again."""
+    like = make()
+    like.plan(ragged([100] * 4000))
     copied = kind not in ("window", "not causal")
-    assert (attention.plan_info.header.max_requests >= 500) == copied
+    cut_again = seconds_of_a_plan("not causal", like)
+    assert (seconds_of_a_plan(kind, like) < cut_again / 2) == copied
 
 
 def test_masks_and_trees_come_along() -> None:
