@@ -38,6 +38,7 @@
 //     head took 16 us in 51 parts of 8 rows in tiles of 128, 27 by a price of parts alone.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -127,8 +128,7 @@ class Candidates {
     if (worth(whole) <= other_price_) return;
 
     least_ = std::numeric_limits<int64_t>::max();
-    last_chunk_ = 0;
-    keep_.clear();
+    start_trials();
     if (tiles * heads > workers && tiles * heads <= limits_->tail_rounds * workers) {
       // The order of the whole cut says which tiles are the longest.
       const int64_t kept = tiles * heads / workers * workers / heads;
@@ -140,8 +140,7 @@ class Candidates {
       for (const int32_t percent : kTailPercents) {
         try_bound(kPolicyTail, percent, even_bound(kept * heads + workers * percent / 100));
       }
-      keep_.clear();
-      last_chunk_ = 0;
+      start_trials();
     } else if (tiles * heads <= workers) {
       for (int32_t rounds = 1; rounds <= kRounds; ++rounds) {
         try_bound(kPolicyEven, 100 * rounds, even_bound(rounds * workers));
@@ -161,11 +160,21 @@ class Candidates {
     other_price_ = best_.policy != kPolicyWhole ? whole : none ? 0 : least_;
   }
 
+  /// Of cuts where no tile is kept whole.
+  void start_trials() {
+    keep_.clear();
+    tried_.clear();
+    last_chunk_ = 0;
+  }
+
   void try_bound(PlanPolicy policy, int32_t percent, int64_t bound) {
     const int64_t chunk = chunk_length(*limits_, bound, limits_->tile_rows);
     if (chunk == last_chunk_) return;
     last_chunk_ = chunk;
     const Count count = count_parts(bound);
+    // A tile has no fewer parts by a lower bound, so as many in all are the same of each: this cut.
+    if (std::find(tried_.begin(), tried_.end(), count.items) != tried_.end()) return;
+    tried_.push_back(count.items);
     if (count.slots == 0 || count.slots * shape_->num_kv_heads > limits_->max_slots()) return;
     trial_.price = least_price(count.items, count.states);
     if (trial_.price < worth(best_.price)) {
@@ -363,7 +372,8 @@ class Candidates {
   int64_t longest_ = 0;
 
   // Of the search.
-  std::vector<uint8_t> keep_;  ///< by tile: stays whole
+  std::vector<uint8_t> keep_;   ///< by tile: stays whole
+  std::vector<int64_t> tried_;  ///< items of a KV head, of each cut
   int64_t last_chunk_ = 0;
   int64_t least_ = 0;  ///< price of the cuts with splits
   Candidate best_, trial_;

@@ -101,8 +101,8 @@ namespace detail {
 
 /// What a KV token costs an item of so many packed rows.
 inline int64_t kv_weight(const DeviceLimits& limits, int64_t rows) {
-  return limits.cost_per_kv +
-         limits.cost_per_kv_row * ceil_div(rows, int64_t{1} << limits.cost_row_shift);
+  const int64_t one = int64_t{1} << limits.cost_row_shift;
+  return limits.cost_per_kv + limits.cost_per_kv_row * ((rows + one - 1) >> limits.cost_row_shift);
 }
 
 }  // namespace detail
