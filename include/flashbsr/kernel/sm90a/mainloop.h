@@ -426,7 +426,6 @@ class Mainloop : public Softmax<Traits, Variant> {
 
   template <class Ring, class At>
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
-    if constexpr (Traits::kTokenScales) __syncwarp();  // every lane has read scales
     if (threadIdx.x % 32 == 0) ring.release(at);
   }
   FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
