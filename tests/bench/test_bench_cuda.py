@@ -80,6 +80,7 @@ def small(w: Workload) -> Workload:
         kv_lens=kv_lens,
         window_left=min(w.window_left, 7),
         chosen_from=w.chosen_from and (min(w.chosen_from[0], 4), 64),
+        prefixes=((1, 32),) if w.prefixes and w.kind == "gpu-plan" else w.prefixes,
         block=w.block and (min(w.block[0], 12), min(w.block[1], 7)),
         num_qo_heads=heads[0],
         num_kv_heads=1 if w.kind == "gpu-mla" else heads[1],
@@ -253,7 +254,7 @@ def test_causal_bits() -> None:
 
 def test_what_is_bound_by_products() -> None:
     """Prefill, blocks, an extension and long chunks; not decode, nor what verifies a few tokens."""
-    others = "gpu-append", "gpu-append-slots", "gpu-merge", "gpu-mla"
+    others = "gpu-append", "gpu-append-slots", "gpu-merge", "gpu-mla", "gpu-plan"
     attention = [w for w in CUDA_WORKLOADS if w.kind not in others]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
     prefill = {w.name for w in attention if w.name.startswith("prefill-")}

@@ -19,7 +19,7 @@ from .results import Result
 from .timing import Budget, Samples, Side, interleave
 from .workloads import Workload
 
-__all__ = ["run_bounds", "run_update"]
+__all__ = ["run_bounds", "run_bounds_plan", "run_update"]
 
 #: Runs of a step, which has one update.
 LAYERS = 32
@@ -130,3 +130,17 @@ def run_update(w: Workload, gpu: Gpu, tick: Callable[[float], None]) -> Result:
     side = Side(lambda _: attention.update(lens, table))
     times = interleave({"flashbsr": side}, Budget(0.5, 4, 20, calls_per_round=40), tick=tick)
     return Result(w, times, {"update_us": times["flashbsr"].median * 1e6})
+
+
+def run_bounds_plan(w: Workload, gpu: Gpu, tick: Callable[[float], None]) -> Result:
+    """Time `Attention.plan` of bounds that change from step to step."""
+    size = w.page_size
+    assert size is not None
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task_info(w, gpu.backend))
+    layouts = [
+        flashbsr.Bounds(None, np.roll(np.array(w.kv_lens, np.int32), i), page_size=size)
+        for i in range(8)
+    ]
+    side = Side(lambda i: attention.plan(layouts[i % len(layouts)]))
+    times = interleave({"flashbsr": side}, Budget(0.5, 4, 20, calls_per_round=40), tick=tick)
+    return Result(w, times, {"plan_us": times["flashbsr"].median * 1e6})

@@ -22,7 +22,7 @@ import flashbsr
 from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
-from .cuda_bounds import run_bounds, run_update
+from .cuda_bounds import run_bounds, run_bounds_plan, run_update
 from .cuda_codes import run_codes
 from .cuda_data import io_bytes, normal, paged_sets, set_count
 from .cuda_decode import decode_call
@@ -293,6 +293,10 @@ def _run_update(w: Workload, session: CudaSession) -> Result:
     return run_update(w, session.gpu, session.tick)
 
 
+def _run_bounds_plan(w: Workload, session: CudaSession) -> Result:
+    return run_bounds_plan(w, session.gpu, session.tick)
+
+
 _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-decode": _run_decode,
     "gpu-fp8": _run_decode,
@@ -313,5 +317,6 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-append-slots": _run_append,
     "gpu-merge": _run_merge,
     "gpu-plan": _run_plan,
+    "gpu-plan-bounds": _run_bounds_plan,
     "gpu-run": _run_host,
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .workloads import ZIPF_1024, Goal, Workload
+from .workloads import WORKLOADS, ZIPF_1024, Goal, Workload
 
 __all__ = ["CUDA_KINDS", "CUDA_WORKLOADS", "REFERENCE_READ_GBS"]
 
@@ -40,7 +40,8 @@ CUDA_KINDS = {
     "gpu-append": "append_paged_kv_cache, bf16",
     "gpu-append-slots": "append_paged_kv_cache by slot_mapping, bf16",
     "gpu-merge": "merge_states, bf16",
-    "gpu-plan": "plan(), decode, host time",
+    "gpu-plan": "plan(), host time",
+    "gpu-plan-bounds": "plan() of bounds, decode, host time",
     "gpu-run": "run(), host time of the call",
 }
 
@@ -287,6 +288,12 @@ def _plan(batch: int, bound_us: float) -> Workload:
     return _decode(name, lengths, None, kind="gpu-plan", peer=False, quick=True, goals=goals)
 
 
+def _host_plan(name: str, bound_us: float) -> Workload:
+    """As on the CPU."""
+    workload = next(w for w in WORKLOADS if w.name == name)
+    return replace(workload, kind="gpu-plan", goals=_at_most("plan_us", bound_us))
+
+
 _LONG = (4096,) * 4
 _PAGED = (Goal("paged_penalty", 0.04, at_least=False),)
 
@@ -404,8 +411,19 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _append(8192, "append-slots", 0.93),
     _merge(16384, 4),
     _merge(4096, 16),
-    _plan(16, 20.0),
-    _plan(1024, 200.0),
+    _plan(16, 15.0),
+    _plan(1024, 100.0),
+    _plan(4096, 350.0),
+    _host_plan("plan-ragged-256", 200.0),
+    _host_plan("plan-shared-1024", 400.0),
+    _decode(
+        "plan-bounds-64",
+        tuple(1024 + 16 * i for i in range(64)),
+        None,
+        kind="gpu-plan-bounds",
+        peer=False,
+        goals=_at_most("plan_us", 20.0),
+    ),
     _decode(
         "run-host",
         (256,) * 16,

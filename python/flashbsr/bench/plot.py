@@ -269,5 +269,5 @@ _CUDA: tuple[_Panel, ...] = (
     (_gpu_memory, ("gpu-decode", "gpu-fp8", *_COPIES)),
     (_gpu_prefill, ("gpu-prefill",)),
     (_gpu_options, ("gpu-variants", "gpu-prefill-fp8", "gpu-short", "gpu-sparse")),
-    (_host, ("gpu-plan", "gpu-run")),
+    (_host, ("gpu-plan", "gpu-plan-bounds", "gpu-run")),
 )

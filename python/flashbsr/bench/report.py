@@ -156,6 +156,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "gpu-append-slots": _GPU_COPY,
     "gpu-merge": _GPU_COPY,
     "gpu-plan": (("plan_us", "us", "{:.1f}"),),
+    "gpu-plan-bounds": (("plan_us", "us", "{:.1f}"),),
     "gpu-run": (("host_us", "us", "{:.1f}"),),
 }
 
