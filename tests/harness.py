@@ -221,17 +221,22 @@ def input_bits(problem: Problem, device: Device) -> list[bytes]:
     return [device.get(x).tobytes() for x in inputs]
 
 
-def check_case(case: Case, device: Device = CPU) -> None:
-    """Build, run, and only then compute the reference: no recycled buffer can hold the answer."""
+def results_of(case: Case, device: Device = CPU) -> tuple[Problem, np.ndarray, np.ndarray | None]:
+    """Build and run a case; neither its inputs nor what is around its outputs may change."""
     problem = device.build(case)
     attention = attention_for(problem, device.backend)
     on_device = device.upload(problem)
     before = input_bits(on_device, device)
     out, lse = execute(on_device, attention, device)
     assert input_bits(on_device, device) == before, "run wrote into its inputs"
-    problem.kernel = on_device.kernel
-    compare(problem, out, lse)
     assert_poison_survived(out, case.name)
+    problem.kernel = on_device.kernel
+    return problem, out, lse
+
+
+def check_case(case: Case, device: Device = CPU) -> None:
+    """Run, and only then compute the reference: no recycled buffer can hold the answer."""
+    compare(*results_of(case, device))
 
 
 def check_variant(
