@@ -117,7 +117,7 @@ prove() {  # ROOT PYTHON NAME SOURCES PYTEST-OPTIONS
   in_root "$root" $venv/bin/pip install -q "/tmp/$wheel"
   seconds=$(awk "BEGIN {print $EPOCHREALTIME - $begin}")
   in_root "$root" $venv/bin/python /flashbsr/tools/check_installed.py --kernels --json /tmp/found.json
-  in_root "$root" $venv/bin/pip install -q safetensors  # the example reads its weights by it
+  in_root "$root" $venv/bin/pip install -q "/tmp/$wheel[examples]"
   in_root "$root" bash -euc "cd /flashbsr && $venv/bin/python -m examples.serve"
   in_root "$root" $venv/bin/pip install -q "${TEST_NEEDS[@]}"
   in_root "$root" bash -euc "cd /flashbsr && MPLBACKEND=agg $venv/bin/python -m pytest -q -n $(nproc) \
