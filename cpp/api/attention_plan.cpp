@@ -50,8 +50,10 @@ void Attention::plan(Attention& like, void* stream) {
   laid_ = like.laid_;
   if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   if (has_schedule_of(like)) {
-    memory_ = backend_->plan_memory();
-    planner_->take(*like.planner_, options_.shape.window_left, *memory_);
+    // Kept only then: until it is written the planner's last plan is in the memory of before.
+    const std::shared_ptr<PlanMemory> memory = backend_->plan_memory();
+    planner_->take(*like.planner_, options_.shape.window_left, *memory);
+    memory_ = memory;
     hand_over(stream);
   } else {
     find_shared();
@@ -305,8 +307,9 @@ void Attention::schedule(void* stream) {
   choose_kernel(shape);
   if (options_.tile_rows > 0) check_tile_rows(limits_.wide.tile_rows);
   choose_cut(shape);
-  memory_ = backend_->plan_memory();
-  planner_->write(*memory_, options_.capacity);
+  const std::shared_ptr<PlanMemory> memory = backend_->plan_memory();
+  planner_->write(*memory, options_.capacity);
+  memory_ = memory;
   hand_over(stream);
 }
 
