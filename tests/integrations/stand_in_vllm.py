@@ -101,6 +101,9 @@ class EncoderOnlyAttentionSpec:
     pass
 
 
+kFp8StaticTensorSym = "float8, one scale of the weights"  # noqa: N816
+
+
 class AttentionBackendEnum(enum.Enum):
     CPU_ATTN = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
     FLASHMLA = "vllm.v1.attention.backends.mla.flashmla.FlashMLABackend"
@@ -133,6 +136,9 @@ def install() -> None:
         "vllm.model_executor.layers": [],
         "vllm.model_executor.layers.attention": [],
         "vllm.model_executor.layers.attention.mla_attention": ["MLACommonBackend"],
+        "vllm.model_executor.layers.quantization": [],
+        "vllm.model_executor.layers.quantization.utils": [],
+        "vllm.model_executor.layers.quantization.utils.quant_utils": ["kFp8StaticTensorSym"],
         "vllm.v1": [],
         "vllm.v1.attention": [],
         "vllm.v1.attention.backend": [

@@ -424,6 +424,19 @@ def test_the_cache_that_is_asked_for(chosen: Any) -> None:
     assert impl.supports_mtp_with_cp_non_trivial_interleave_size
 
 
+def test_outputs_are_offered_in_float8_where_one_scale_fits(chosen: Any) -> None:
+    """To vLLM's fusion of attention and quantisation; ranks that share keys merge behind it."""
+    utils = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
+    key = utils.kFp8StaticTensorSym
+    impl = chosen.get_impl_cls()(4, 64, 0.1, 2)
+    assert impl.fused_output_quant_supported(key)
+    assert not impl.fused_output_quant_supported("another")
+    impl.dcp_world_size = 2
+    assert not impl.fused_output_quant_supported(key)
+    codes = chosen.get_impl_cls()(4, 64, 0.1, 2, kv_cache_dtype="int8_per_token_head")
+    assert not codes.fused_output_quant_supported(key)
+
+
 def test_registering(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as vLLM likes; overrides from the environment; a name that is not there is told."""
     registry = importlib.import_module("vllm.v1.attention.backends.registry")

@@ -124,6 +124,49 @@ def test_encoders_attend_to_the_step_alone(attn_type: str) -> None:
     serving.check(out, q, q_lens)
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "e4m3", "sinks"])
+def test_outputs_in_float8(name: str) -> None:
+    """What vLLM's fusion asks for: divided, rounded once; the layer never sees the number."""
+    serving = Serving(**LAYERS[name])
+    serving.add(), serving.add()
+    serving.layer.process_weights_after_loading(torch.bfloat16)
+    k, v, slots = serving.grow([18, 3])
+    step = serving.steps.plan(serving.batch([18, 3]), slots, 21, None)
+    serving.layer.do_kv_cache_update(serving.scales, k, v, serving.cache, slots)
+    q = serving.tensor(serving.rows(23, 4))  # two rows of padding
+
+    def run(dtype: torch.dtype, **options: Any) -> torch.Tensor:
+        out = torch.full(q.shape, 7.0).to(dtype)
+        serving.layer.forward(serving.scales, q, None, None, serving.cache, step, out, **options)
+        return out.float()
+
+    wide = run(q.dtype)
+    for scale in (0.03125, 2.0):  # powers of two: nothing but the rounding differs
+        number = torch.full((1, 1), scale)
+        for _ in range(2):  # computed, and kept
+            got = run(torch.float8_e4m3fn, output_scale=number)
+            exact = wide / scale
+            bound = exact.abs() * 2.0**-4 + 2.0**-10
+            # `wide` is a number of eight or more bits.
+            assert ((got - exact).abs() <= bound + exact.abs() * 2.0**-8).all()
+        assert not got[21:].any()
+        serving.layer.process_weights_after_loading(torch.bfloat16)  # other weights
+    with pytest.raises(errors.DTypeError, match="out"):
+        run(torch.float8_e5m2, output_scale=number)
+
+
+def test_outputs_in_float8_over_scales_of_tokens_are_refused() -> None:
+    serving = Serving(**LAYERS["int8"])
+    assert not serving.layer.divides_outputs
+    serving.add()
+    step = serving.steps.plan(serving.batch([0]), torch.zeros(0), 0, None)
+    q = torch.zeros(0, 4, 64, dtype=torch.bfloat16)
+    with pytest.raises(errors.UnsupportedError, match="output_scale"):
+        serving.layer.forward(
+            None, q, None, None, serving.cache, step, q.to(torch.float8_e4m3fn), torch.ones(1)
+        )
+
+
 def test_layers_of_two_kinds_in_one_group() -> None:
     """Another soft cap: its own plan, the same cache."""
     serving = Serving()
@@ -250,8 +293,8 @@ def test_values_of_another_size_and_quantised_outputs_are_refused() -> None:
     out = torch.zeros(1, 4, 64)
     with pytest.raises(errors.UnsupportedError, match="kv_cache"):
         serving.layer.forward(None, out, None, None, torch.zeros(9, 2, 16, 96), step, out)
-    with pytest.raises(errors.UnsupportedError, match="output_scale"):
-        serving.layer.forward(None, out, None, None, serving.cache, step, out, torch.ones(1))
+    with pytest.raises(errors.UnsupportedError, match="output_block_scale"):
+        serving.layer.forward(None, out, None, None, serving.cache, step, out, None, torch.ones(1))
 
 
 @pytest.mark.parametrize(

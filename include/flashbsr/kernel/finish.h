@@ -54,15 +54,17 @@ FLASHBSR_DEVICE void write_lse(const Params& p, int64_t token, int32_t q_head, f
   if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = lse * p.lse_unit;
 }
 
-/// Calls f.operator()<type>() for the run-time type of an output: f32, f16 or bf16.
+/// Calls f.operator()<type>() for the run-time type of an output: f32, f16, bf16 or e4m3.
 template <class F>
 FLASHBSR_DEVICE void with_output_dtype(DType t, const F& f) {
   if (t == DType::kBF16) {
     f.template operator()<DType::kBF16>();
   } else if (t == DType::kF16) {
     f.template operator()<DType::kF16>();
-  } else {
+  } else if (t == DType::kF32) {
     f.template operator()<DType::kF32>();
+  } else {
+    f.template operator()<DType::kE4M3>();
   }
 }
 
@@ -81,6 +83,20 @@ FLASHBSR_DEVICE void store_typed(char* row, int32_t d, int32_t dim, const float 
       for (int i = 0; i < kCount; i += 4) {
         *reinterpret_cast<float4*>(dst + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
       }
+    }
+  } else if constexpr (kType == DType::kE4M3) {
+    char* dst = row + d;
+    if constexpr (kCount == 2) {
+      const uint32_t pair = ptx::pack2_e4m3<kArch>(x[0], x[1]);
+      *reinterpret_cast<uint16_t*>(dst) = static_cast<uint16_t>(pair);
+    } else {
+      uint32_t four[kCount / 4];
+#pragma unroll
+      for (int i = 0; i < kCount / 4; ++i) {
+        four[i] = ptx::pack4_e4m3<kArch>(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+      }
+      if constexpr (kCount == 4) *reinterpret_cast<uint32_t*>(dst) = four[0];
+      if constexpr (kCount == 8) *reinterpret_cast<uint2*>(dst) = {four[0], four[1]};
     }
   } else {
     uint32_t pair[kCount / 2];

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <flashbsr/core/dtype.h>
+#include <flashbsr/core/math.h>
 
 namespace flashbsr::ptx {
 
@@ -29,8 +30,34 @@ FLASHBSR_DEVICE uint32_t pack2(float low, float high) {
   return r;
 }
 
-/// Four floats to e4m3 bytes, lowest first; beyond 448 they saturate. sm_89 and later.
+/// Two floats to e4m3 bytes, `low` first; beyond 448 they saturate, NaN stays NaN.
+template <int kArch>
+FLASHBSR_DEVICE uint32_t pack2_e4m3(float low, float high) {
+  if constexpr (kArch >= 89) {
+    uint16_t r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(r) : "f"(low), "f"(high));
+    return r;
+  } else {
+    // The adder rounds to eighths of the power of two below, of 2^-6 where subnormals begin. Half
+    // the instructions of float_to_e4m3, which branches.
+    const auto code = [](float x) {
+      constexpr uint32_t kLargest = 0x43e00000u, kLeastPower = 121u << 23, kTwenty = 20u << 23;
+      const uint32_t bits = float_bits(x), magnitude = bits & 0x7fffffffu;
+      const uint32_t size = min_of(magnitude, kLargest);
+      const uint32_t power = max_of(size & 0x7f800000u, kLeastPower);
+      const uint32_t eighths =
+          float_bits(bits_float(size) + bits_float(power + kTwenty)) - (power + kTwenty);
+      const uint32_t rounded = ((power - kLeastPower) >> 20) + eighths;
+      return (magnitude > 0x7f800000u ? 0x7fu : rounded) | bits >> 31 << 7;
+    };
+    return code(low) | code(high) << 8;
+  }
+}
+
+/// Four, lowest first.
+template <int kArch = 90>
 FLASHBSR_DEVICE uint32_t pack4_e4m3(float a, float b, float c, float d) {
+  if constexpr (kArch < 89) return pack2_e4m3<kArch>(a, b) | pack2_e4m3<kArch>(c, d) << 16;
   uint32_t r;
   asm("{.reg .b16 l, h;\n"
       " cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"

@@ -128,7 +128,8 @@ class Attention(Planned):
             uint8 ``(pages, page_size, 656)``, packed rows (docs/mla.md).
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
             Where to write; default: a new array of q's kind. Its type is the task's o_dtype, by
-            default that of q; with float8 q it may be any of float32, float16 and bfloat16.
+            default that of q or float8_e4m3fn; with float8 q also any of float32, float16 and
+            bfloat16.
         lse : float32 array, shape (num_q_tokens, num_qo_heads), optional
             Where to write the LSE; given, it is returned too.
         return_lse : bool

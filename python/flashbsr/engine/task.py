@@ -57,9 +57,9 @@ class TaskInfo:
         expected (float16 at first) plans once more; say them here where that run is captured into a
         CUDA graph. "fp8_ds_mla" with `latent`: rows of 656 bytes (docs/mla.md).
     o_dtype : data type, optional
-        float32, float16 or bfloat16, or on the CPU float8_e4m3fn: rounded once, beyond 448
-        saturated (`o_scale` of ``run``). None: that of q; with float8 q that of a given ``out``,
-        otherwise bfloat16.
+        float32, float16, bfloat16, or float8_e4m3fn: rounded once, beyond 448 saturated
+        (`o_scale` of ``run``). None: that of q, or float8_e4m3fn where a given ``out`` is; with
+        float8 q that of a given ``out``, otherwise bfloat16.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
         Instead of the last one `max_kv_len`: tokens of the longest request. There is room then for

@@ -63,16 +63,12 @@ FLASHBSR_DEVICE uint32_t pack(float low, float high) {
 /// Two floats to float8, saturating. An instruction from sm_89 on.
 template <int kArch, DType kType>
 FLASHBSR_DEVICE uint32_t pack_float8(float low, float high) {
-  if constexpr (kArch >= 89) {
+  if constexpr (kType == DType::kE4M3) {
+    return ptx::pack2_e4m3<kArch>(low, high);
+  } else if constexpr (kArch >= 89) {
     uint16_t r;
-    if constexpr (kType == DType::kE4M3) {
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
-    } else {
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
-    }
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
     return r;
-  } else if constexpr (kType == DType::kE4M3) {
-    return float_to_e4m3(low) | static_cast<uint32_t>(float_to_e4m3(high)) << 8;
   } else {
     return float_to_e5m2(low) | static_cast<uint32_t>(float_to_e5m2(high)) << 8;
   }

@@ -63,6 +63,34 @@ FLASHBSR_DEVICE void store_halves(const RowPair& rows, int32_t dim, const float 
   }
 }
 
+/// The same in e4m3: of 64 dims lane l of a quad has 16.
+template <int kCount>
+FLASHBSR_DEVICE void store_bytes(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
+  const int32_t lane = threadIdx.x % 4;
+#pragma unroll
+  for (int g = 0; g < kCount / 32; ++g) {
+    const int32_t d = 64 * g + 16 * lane;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // two dims of chunk 2i, two of the next one
+        const int at = 32 * g + 8 * i + 2 * h;
+        const float f = rows.factor[h];
+        x[i] = ptx::pack4_e4m3(o[at] * f, o[at + 1] * f, o[at + 4] * f, o[at + 5] * f);
+      }
+      transpose_quad(x);
+      uint2* const out = reinterpret_cast<uint2*>(rows.out[h] + d);
+      if (rows.out[h] && d < dim) {
+        out[0] = {ptx::permute_bytes(x[0], x[1], 0x5410), ptx::permute_bytes(x[2], x[3], 0x5410)};
+      }
+      if (rows.out[h] && d + 8 < dim) {
+        out[1] = {ptx::permute_bytes(x[0], x[1], 0x7632), ptx::permute_bytes(x[2], x[3], 0x7632)};
+      }
+    }
+  }
+}
+
 /// The same in fp32, without the transpose: a quad's 32 bytes are a sector.
 template <int kCount>
 FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
@@ -234,7 +262,8 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
   const RowStates states = row_states<Variant>(args.base, tile, first_row, loop, sum);
   const float (&factor)[2] = states.factor;
   write_states<Traits>(args.base, tile, first_row, states.lse);
-  const bool halves = !split && p.out.dtype != DType::kF32;
+  const DType type = split ? DType::kF32 : p.out.dtype;
+  const bool halves = type != DType::kF32 && type != DType::kE4M3;
   // An item without KV has no Q: its place may be the next item's.
   if (Traits::kStoreBoxes && halves && tile.count > 0) {
     const int32_t first = first_row - ptx::thread_index() % 32 / 4;
@@ -269,6 +298,8 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
   if (halves && !Traits::kStoreBoxes) {
     with_half_type(p.out.dtype,
                    [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim, loop.o); });
+  } else if (type == DType::kE4M3) {
+    detail::store_bytes(rows, p.v.dim, loop.o);
   } else {
     // Where halves are left they are zeros: half as many floats.
     detail::store_floats(rows, halves ? p.v.dim / 2 : p.v.dim, loop.o);

@@ -33,11 +33,14 @@ FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile,
                     dims * dtype_size(p.out.dtype);
     if (r >= tile.item.row_count) rows.out[h] = nullptr;
   }
-  if (!split && p.out.dtype != DType::kF32) {
-    with_half_type(p.out.dtype,
-                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim - dims, o); });
-  } else {
+  const DType type = split ? DType::kF32 : p.out.dtype;
+  if (type == DType::kF32) {
     detail::store_floats(rows, p.v.dim - dims, o);
+  } else if (type == DType::kE4M3) {
+    detail::store_bytes(rows, p.v.dim - dims, o);
+  } else {
+    with_half_type(type,
+                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim - dims, o); });
   }
 }
 

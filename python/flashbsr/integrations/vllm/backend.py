@@ -87,6 +87,17 @@ def patience() -> float:
 class FlashbsrImpl(Layer, AttentionImpl):  # type: ignore[misc]
     """A layer of vLLM."""
 
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Tell whether outputs can be written as what the next product quantises them to.
+
+        That is float8 with one scale that the weights bring. Where ranks share the keys of a
+        request, outputs are merged behind the kernel.
+        """
+        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
+
+        alone = getattr(self, "dcp_world_size", 1) == 1
+        return alone and self.divides_outputs and quant_key == kFp8StaticTensorSym
+
 
 class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     """Plans each step for the layers of a group.

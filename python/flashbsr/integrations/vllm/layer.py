@@ -93,9 +93,16 @@ class Layer:
         self._per_tensor = self.kind.kv_dtype in STORED and not self._per_token
         self._known: tuple[Any, ...] = (None, None, None)
         self._everyones: dict[str, Any] = {}
+        self._quotient: tuple[Any, Any] | None = None
+
+    @property
+    def divides_outputs(self) -> bool:
+        """Whether outputs may have a scale: it is folded into that of all values."""
+        return not self._per_token
 
     def process_weights_after_loading(self, act_dtype: Any) -> None:  # noqa: ARG002
         """Sinks come in the type of the weights; the engine adds them in float32."""
+        self._quotient = None
         if self.sinks is not None:
             self.sinks = self.sinks.detach().float().contiguous()
 
@@ -145,11 +152,13 @@ class Layer:
             keys, of values, a float32 of each, and what pads them.
         attn_metadata : Step, optional
             None: vLLM measures memory, nothing is to be computed.
-        output_scale, output_block_scale : optional
-            Refused: outputs are not quantised here, nor does vLLM ask for it unless offered.
+        output_scale : float32 tensor of one element, optional
+            Outputs are divided by it; `output` is float8_e4m3fn.
+        output_block_scale : optional
+            Refused: there is one scale, nor does vLLM ask for more unless offered.
         """
-        if output_scale is not None or output_block_scale is not None:
-            raise UnsupportedError("output_scale", "a scale", "None: outputs are not quantised")
+        if output_block_scale is not None:
+            raise UnsupportedError("output_block_scale", "a tensor", "None: outputs have one scale")
         if attn_metadata is None:
             return output.zero_()
         step = attn_metadata
@@ -162,6 +171,8 @@ class Layer:
             kv, k_scale, v_scale = (key[: step.rows], value[: step.rows]), None, None
         else:
             kv, k_scale, v_scale = self._cache(layer, kv_cache)
+        if output_scale is not None:
+            v_scale = self._divided(v_scale, output_scale)
         scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
         of_heads: dict[str, Any] = {
             name: self._on(query, name) for name in ("sinks", "alibi_slopes")
@@ -169,6 +180,8 @@ class Layer:
         attention = step.attention(self.kind)
         if step.ranks is None:
             attention.run(query, kv, out=out, **scales, **of_heads)
+        elif output_scale is not None:
+            raise UnsupportedError("output_scale", "a tensor", "None where ranks share keys")
         else:
             of_heads = {name: self._of_all(step.ranks, name, x) for name, x in of_heads.items()}
             step.ranks.attend(attention, query, kv, out, **scales, **of_heads)
@@ -187,6 +200,23 @@ class Layer:
             x = x.detach().to(device=like.device, dtype=torch.float32)
             setattr(self, name, x)
         return x
+
+    def _divided(self, v_scale: float | None, output_scale: Any) -> Any:
+        """Give the values' scale over the outputs' for each KV head, without a look at the number.
+
+        Kept from step to step, since it comes with the weights; but not what is computed while a
+        graph is captured, whose memory is the graph's.
+        """
+        if not self.divides_outputs:
+            raise UnsupportedError("output_scale", "a tensor", "None: values have scales of tokens")
+        known = self._quotient
+        if known is not None and known[0].data_ptr() == output_scale.data_ptr():
+            return known[1]
+        one = (1.0 if v_scale is None else v_scale) / output_scale.reshape(1).float()
+        quotient = one.expand(self.num_kv_heads).contiguous()
+        if not (quotient.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._quotient = output_scale, quotient
+        return quotient
 
     def _cache(self, layer: Any, kv_cache: Any) -> tuple[tuple[Any, Any], Any, Any]:
         """Keys and values of the cache, and their scales, if it has any.
