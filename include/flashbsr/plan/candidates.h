@@ -31,8 +31,8 @@
 //     GB/s while all are, 62 alone. SMs share ports in pairs, so a bit more than half of them busy
 //     is no gain over half: 72 equal items took 194 us, 38 GB/s each, where 132 with as many bytes
 //     took 125.
-//   - Tiles of one request read its K and V again, not from L2 alone: half of what the first one
-//     takes. 1 x 263 queries of 16 heads over 57163 tokens in 128 items took 316 us, where all K
+//   - Tiles of one request read its K and V again, from L2 and not from there alone: that has a
+//     rate of its own. 1 x 263 queries of 16 heads over 57163 tokens in 128 items took 316 us, where all K
 //     and V once are 103, all items' 307, and their products 220.
 //   - A merge costs by rows, each part's and those of three more: 5 x 1 over 8942 tokens of one KV
 //     head took 16 us in 51 parts of 8 rows in tiles of 128, 27 by a price of parts alone.
@@ -102,9 +102,8 @@ class Candidates {
 
  private:
   // In 1024 of what a worker takes while all are busy:
-  static constexpr int64_t kAlone = 570;        ///< the least; 34.5 of 62 GB/s
-  static constexpr int64_t kPorts = 900;        ///< with more than half of the others
-  static constexpr int64_t kAgainPercent = 50;  ///< of K and V that another tile reads, too
+  static constexpr int64_t kAlone = 570;  ///< the least; 34.5 of 62 GB/s
+  static constexpr int64_t kPorts = 900;  ///< with more than half of the others
   static constexpr int32_t kQuotaPercents[] = {125, 110, 100, 80, 50, 25};
   static constexpr int32_t kTailPercents[] = {50, 100, 200, 300};
   static constexpr int32_t kRounds = 3;
@@ -321,16 +320,18 @@ class Candidates {
   /// What the memory takes for all K and V.
   int64_t reading() const {
     const std::vector<Tile>& tiles = *tiles_;
-    int64_t tokens = 0;
+    int64_t once = 0, again = 0;
     for (size_t first = 0, end; first < tiles.size(); first = end) {
       int64_t longest = 0, all = 0;
       for (end = first; end < tiles.size() && tiles[end].request == tiles[first].request; ++end) {
         longest = max_of(longest, tiles[end].length());
         all += tiles[end].length();
       }
-      tokens += longest + (all - longest) * kAgainPercent / 100;
+      once += longest;
+      again += all - longest;
     }
-    return tokens * limits_->cost_of_reading * shape_->num_kv_heads / 1024;
+    return (once * limits_->cost_of_reading + again * limits_->cost_of_rereading) *
+           shape_->num_kv_heads / 1024;
   }
 
   /// What merges take behind the longest queue.

@@ -263,7 +263,21 @@ class Cut {
 
   void sort(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape) {
     sort_by_cost();
-    if (limits.by_request) group_by_request(tiles, limits, count_last(limits, shape));
+    if (!limits.by_request) return;
+    if (split_chunks > 0) sort_by_number();
+    group_by_request(tiles, limits, count_last(limits, shape));
+  }
+
+  /// Parts with the same number side by side, as costs have them: tiles of a request then read the
+  /// same keys at the same time, one of them from memory and the others from L2. Tile by tile 1 x
+  /// 128 queries over 65536 tokens took 334 us in 264 items, of which all K and V once are 90.
+  void sort_by_number() {
+    uint64_t used = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      keys_[i] = {static_cast<uint64_t>(chunks[order[i]].index), order[i]};
+      used |= keys_[i].rank;
+    }
+    sort_keys(used);
   }
 
   /// How many of the cheapest chunks are claimed last, whatever their request: a quarter, of at
@@ -327,13 +341,18 @@ class Cut {
       std::sort(keys_.begin(), keys_.end(), [](const Key& a, const Key& b) {
         return a.rank != b.rank ? a.rank < b.rank : a.chunk < b.chunk;
       });
-    } else if (!sorted) {
-      for (int shift = 0; shift < 64; shift += 8) {
-        if (used >> shift & 0xff) radix_pass(shift);
-      }
+      used = 0;
     }
     order.resize(n);
-    for (size_t i = 0; i < n; ++i) order[i] = keys_[i].chunk;
+    sort_keys(sorted ? 0 : used);
+  }
+
+  /// The order of `keys_`, sorted by those bits of their ranks that are used by any.
+  void sort_keys(uint64_t used) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      if (used >> shift & 0xff) radix_pass(shift);
+    }
+    for (size_t i = 0; i < order.size(); ++i) order[i] = keys_[i].chunk;
   }
 
   void radix_pass(int shift) {

@@ -117,6 +117,8 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   // limit, but what the device reads of all, at 0.95 of what the decode kernels do.
   limits.cost_of_reading =
       detail::gpu_units(1024 * k.bytes_per_token / (0.95e-6 * k.bytes_per_second));
+  // Half of what an H200's memory takes, on an H100 with two thirds of its rate, too.
+  limits.cost_of_rereading = detail::gpu_units(0.5 * 1024 * k.bytes_per_token / (0.95e-6 * 4.55e12));
   limits.by_request = true;
   limits.short_tile_first = true;
   limits.price_splits = true;
@@ -141,7 +143,8 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_kv_row = limits.cost_row_shift = 0;
-  limits.cost_of_reading = limits.cost_of_launch = limits.cost_per_merged_row = 0;
+  limits.cost_of_reading = limits.cost_of_rereading = 0;
+  limits.cost_of_launch = limits.cost_per_merged_row = 0;
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0);
   limits.cost_of_merging = detail::gpu_units(4.0);
   limits.cost_per_merged_part = detail::gpu_units(0.2);
@@ -182,7 +185,7 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   workers.wide.cost_per_item = detail::gpu_units(2.5);
   workers.wide.cost_per_split = workers.wide.cost_per_shared = detail::gpu_units(6.0);
   workers.wide.cost_of_launch = detail::gpu_units(3.0);
-  workers.wide.cost_of_reading = 0;  // of both kinds, below
+  workers.wide.cost_of_reading = workers.wide.cost_of_rereading = 0;  // of both kinds, below
   workers.wide.idle_merge = true;
   workers.wide.cost_of_merging = workers.wide.cost_per_merged_row = 0;  // who is idle merges
   // By 130 plans of random batches: 9 us before the first item and behind the last, 3 of them for

@@ -78,6 +78,7 @@ struct DeviceLimits {
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Of 1024 KV tokens of a head, for all who need them, at the device's rate. 0: not priced.
   int32_t cost_of_reading = 0;
+  int32_t cost_of_rereading = 0;  ///< by every other tile of their request
   /// Whether workers share the memory, which one then has more of while others are idle, by
   /// cost_per_kv; otherwise that is what products take, and the memory has cost_of_reading.
   bool memory_bound = true;

@@ -172,7 +172,9 @@ class PlanWriter {
     std::memcpy(data_, &h, sizeof(h));
     copy(h.off_requests, layout.requests.data(), layout.requests.size() * sizeof(Request));
     if (shape.placed) place_requests(layout);
-    copy(h.off_kv_indices, layout.kv_indices.data(), layout.kv_indices.size() * 4);
+    if (!layout.bounds) {  // whose page ids are written where the plan is read
+      copy(h.off_kv_indices, layout.kv_indices.data(), layout.kv_indices.size() * 4);
+    }
   }
 
   void copy(int32_t offset, const void* src, size_t bytes) {
