@@ -52,6 +52,7 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
                    .box_tokens = is_hopper(row) ? static_cast<int32_t>(kv_box(row, page_run)) : 0,
                    .bytes_per_token = bytes.stored,
                    .product_bytes = bytes.multiplied,
+                   .state_row_bytes = 4 * row.head_dim_vo,
                    .product_time = product_time(row, bytes)};
   // What clock and width promise is 5 % more than a kernel reads (H200: 4.8 and 4.55 TB/s).
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;

@@ -390,8 +390,8 @@ inline void block_table_layout(Layout& layout, const IndexView* qo_indptr,
 }
 
 /// `kv_lens` [batch] or, with `heads` > 0, [batch, heads]: a request and a page table for every KV
-/// head. Page ids are unknown, and whatever they are (core/resolve.h writes them where the plan is);
-/// with a `common_prefix` they are such that a walk finds what is common, and nothing else.
+/// head. Page ids are unknown, and whatever they are (core/resolve.h writes them where the plan
+/// is); with a `common_prefix` they are such that a walk finds what is common, and nothing else.
 inline void bounds_layout(Layout& layout, const IndexView* qo_indptr, const IndexView& kv_lens,
                           int32_t page_size, int32_t heads, int64_t common_prefix) {
   const int32_t tables = max_of(heads, 1);
