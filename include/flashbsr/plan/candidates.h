@@ -348,8 +348,11 @@ class Candidates {
   /// What merges take behind the longest queue.
   int64_t merging(const Candidate& c) const {
     if (c.cut.split_chunks == 0) return 0;
+    const int64_t heads = shape_->num_kv_heads;
+    const int64_t rows = max_of<int64_t>(c.cut.split_rows * heads - limits_->hidden_states, 0);
     int64_t merging = limits_->cost_of_merging + c.cut.longest_merge +
-                      c.cut.split_chunks * shape_->num_kv_heads * limits_->cost_per_state;
+                      c.cut.split_chunks * heads * limits_->cost_per_state +
+                      rows * limits_->cost_of_states / 1024;
     if (limits_->memory_bound) {
       // Queues begin with parts: with other items behind them, merges are hidden.
       const int64_t workers = limits_->num_workers;

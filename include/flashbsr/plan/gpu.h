@@ -125,10 +125,12 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   limits.short_tile_first = true;
   limits.price_splits = true;
   limits.memory_bound = false;
-  // A partial state of 192 rows is written at a worker's share of the memory: 98 KB take 2.8 us of
-  // an H200, 4.1 of an H100. That of 128 is hidden.
-  const double state_us = detail::gpu_stream_us(k, int64_t{k.rows} * k.state_row_bytes);
-  limits.cost_per_split = pick(0.0, state_us);
+  // Partial states of 192 rows are 98 KB, which take 2.8 us at a worker's share of an H200's memory
+  // and 4.1 of an H100's; there a part takes 6.5 more than its work. In tiles of 128 rows the last
+  // part of every queue takes no more.
+  limits.cost_of_states =
+      detail::gpu_units((small ? 1.8e6 : 1.6e6) * 1024 * k.state_row_bytes / k.bytes_per_second);
+  limits.hidden_states = small ? k.rows * limits.num_workers : 0;
   limits.cost_per_shared = detail::gpu_units(5.0);
   limits.cost_per_merged_row = pick(8.0e-3, 6.0e-3);
   limits.cost_of_merging = pick(1.45, 0.0);
@@ -148,7 +150,7 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_per_kv =
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_kv_row = limits.cost_row_shift = 0;
-  limits.cost_of_reading = limits.cost_of_rereading = 0;
+  limits.cost_of_reading = limits.cost_of_rereading = limits.cost_of_states = 0;
   limits.cost_of_launch = limits.cost_per_merged_row = 0;
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0);
   limits.cost_of_merging = detail::gpu_units(4.0);
@@ -178,9 +180,10 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
 /// Mixed batches on sm_90a: some blocks have wide tiles from the beginning, in others each consumer
 /// warpgroup has narrow ones first. The products of the wide ones are the limit there: their K and
 /// V come from L2, mostly. A block of narrow workers streams 80 GB/s beside wide ones (H200; 97 is
-/// what an SM can), and more blocks than it takes to read all that the memory gives are of no use.
+/// what an SM can) and as large a share of an H100's memory, and more blocks than it takes to read
+/// all that the memory gives are of no use.
 inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
-  constexpr double kBlockRate = 80e9;
+  constexpr double kBlockShare = 80e9 / 4.55e12;
   Workers workers(gpu_hopper_limits(k));
   // Fitted beside decodes: a row costs a quarter more in tiles of 128.
   const int32_t warpgroups = ceil_div(k.rows, 64);  // whole tokens may be a few rows less
@@ -192,18 +195,18 @@ inline Workers gpu_mixed_limits(const GpuKernel& k, int32_t narrow_rows) {
   workers.wide.cost_of_launch = detail::gpu_units(3.0);
   workers.wide.cost_of_reading = workers.wide.cost_of_rereading = 0;  // of both kinds, below
   workers.wide.idle_merge = true;
+  workers.wide.cost_of_states = 0;
   workers.wide.cost_of_merging = workers.wide.cost_per_merged_row = 0;  // who is idle merges
   // By 130 plans of random batches: 9 us before the first item and behind the last, 3 of them for
   // code beyond 64 KB, and K and V at 0.9 of what decode reads.
   workers.cost_of_both = detail::gpu_units(6.0);
   workers.cost_of_reading =
       detail::gpu_units(1024 * k.bytes_per_token / (0.9e-6 * k.bytes_per_second));
-  const int32_t most = static_cast<int32_t>(k.bytes_per_second / kBlockRate);
-  const int32_t blocks = max_of(min_of(most, k.sms - 1), 1);
+  const int32_t blocks = max_of(min_of(static_cast<int32_t>(1 / kBlockShare), k.sms - 1), 1);
   workers.narrow_per_block = warpgroups;
   GpuKernel narrow = k;
   narrow.sms = blocks * workers.narrow_per_block;
-  narrow.bytes_per_second = blocks * kBlockRate;
+  narrow.bytes_per_second = blocks * kBlockShare * k.bytes_per_second;
   narrow.rows = narrow_rows;
   narrow.kv_tile = 16;
   workers.narrow = gpu_decode_limits(narrow);

@@ -75,6 +75,8 @@ struct DeviceLimits {
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
   int32_t cost_per_merged_row = 0;   ///< and for each row of them, and of three parts more
   int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate
+  int32_t cost_of_states = 0;        ///< and for 1024 rows of all partial states,
+  int32_t hidden_states = 0;         ///< beyond so many
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Of 1024 KV tokens of a head, for all who need them, at the device's rate. 0: not priced.
   int32_t cost_of_reading = 0;
