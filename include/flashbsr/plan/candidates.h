@@ -102,9 +102,6 @@ class Candidates {
   int64_t other_price() const { return other_price_; }
 
  private:
-  // In 1024 of what a worker takes while all are busy:
-  static constexpr int64_t kAlone = 570;  ///< the least; 34.5 of 62 GB/s
-  static constexpr int64_t kPorts = 900;  ///< with more than half of the others
   static constexpr int32_t kQuotaPercents[] = {125, 110, 100, 80, 50, 25};
   static constexpr int32_t kTailPercents[] = {50, 100, 200, 300};
   static constexpr int32_t kRounds = 3;
@@ -275,17 +272,18 @@ class Candidates {
   int64_t price(Candidate& c) const {
     const int64_t workers = limits_->num_workers;
     const int64_t share = (int64_t{1} << 30) / workers;  // of the memory, in 2^30
+    const int64_t most = limits_->memory_bound ? limits_->pace_of_half : 1024;
     const auto pace_of_memory = [&](int32_t busy) {
       const int64_t pace = busy * share >> 20;
-      return 2 * busy > workers ? max_of(pace, limits_->memory_bound ? kPorts : 1024) : pace;
+      return 2 * busy > workers ? max_of(pace, most) : pace;
     };
     int64_t time = 0;
     if (limits_->memory_bound) {
-      time = c.deal.time([&](int32_t busy) { return max_of(pace_of_memory(busy), kAlone); });
+      const int64_t alone = limits_->pace_alone;
+      time = c.deal.time([&](int32_t busy) { return max_of(pace_of_memory(busy), alone); });
       if (c.cut.split_chunks > 0 && items_behind_parts(c) > 0) {
         const int64_t early = ceil_div(c.cut.split_chunks * shape_->num_kv_heads, workers);
-        time =
-            max_of(time, c.deal.longest() * kAlone / 1024 + early * limits_->cost_per_early_part);
+        time = max_of(time, c.deal.longest() * alone / 1024 + early * limits_->cost_per_early_part);
       }
     } else if (reading_ == 0) {
       time = c.deal.longest();

@@ -5,6 +5,8 @@
 // device's attributes come in as numbers.
 #pragma once
 
+#include <cmath>
+
 #include <flashbsr/plan/limits.h>
 
 namespace flashbsr {
@@ -62,6 +64,11 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
+  // An SM of an H200 can stream 62 GB/s and each of a pair 38, while all have 34.5. An H100's have
+  // 24; that they can 52 and 32 fits what decode took there.
+  const double share = std::sqrt(k.bytes_per_second / k.sms / (4.55e12 / 132));
+  limits.pace_alone = static_cast<int32_t>(min_of(570 * share, 1024.0));
+  limits.pace_of_half = static_cast<int32_t>(min_of(900 * share, 1024.0));
   limits.cost_per_shared = detail::gpu_units(2.4);
   // 124 requests of 1 to 673 tokens, one KV head: 13.6 us with parts before other items, 10.3
   // whole.

@@ -84,6 +84,9 @@ struct DeviceLimits {
   /// Whether workers share the memory, which one then has more of while others are idle, by
   /// cost_per_kv; otherwise that is what products take, and the memory has cost_of_reading.
   bool memory_bound = true;
+  /// What a worker then takes, in 1024 of its time while all are busy: alone, and with half of the
+  /// others, which is all that their ports give.
+  int32_t pace_alone = 570, pace_of_half = 900;
   /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many
   /// requests share may end last.
   bool idle_merge = false;
