@@ -121,14 +121,14 @@ class Family:
 
     def __init__(self) -> None:
         random = torch.Generator().manual_seed(0)
-        self.q = torch.randn(16, 4, 128, generator=random).half()
-        self.cache = torch.randn(560, 2, 64, 1, 128, generator=random).half()
+        self.q = torch.randn(16, 8, 128, generator=random).half()
+        self.cache = torch.randn(560, 2, 64, 2, 128, generator=random).half()
 
     @staticmethod
     def attention(**task: Any) -> Any:
         return flashbsr.Attention(
             flashbsr.AttentionSpec(),
-            flashbsr.TaskInfo(4, 1, 128, kv_dtype="float16", **task),
+            flashbsr.TaskInfo(8, 2, 128, kv_dtype="float16", **task),
         )
 
     @staticmethod
