@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # The reference's many small products are slower on OpenBLAS's threads than on one; NumPy reads this
 # when it is imported. The engine has its own threads.
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from closing import closing_line
 from harness import DEVICES, Device
+from selection import LINE, any_left_out, is_left_out, named
 
 # The suite says the same thing twice; `--hypothesis-profile=explore` searches.
 hypothesis.settings.register_profile(
@@ -48,8 +50,18 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was skipped, and why that is fine."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what takes long, unless it was asked for."""
+    asked = named(config.args, config.invocation_params.dir)
+    return True if is_left_out(collection_path, asked) else None
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what was left out, what was skipped, and why that is fine."""
+    if any_left_out(named(config.args, config.invocation_params.dir)):
+        terminalreporter.write_line(LINE)
     reports = terminalreporter.stats.get("skipped", [])
     reasons = [r.longrepr[2] if isinstance(r.longrepr, tuple) else "" for r in reports]
     if line := closing_line(reasons):

@@ -238,6 +238,22 @@ def per_head(scale: object, num_heads: int) -> np.ndarray:
     return np.broadcast_to(value, (num_heads,))
 
 
+def product(rows: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Multiply ``[heads, q_len, n]`` by a matrix, all rows at once; NumPy takes them by heads."""
+    heads, q_len, n = rows.shape
+    return (rows.reshape(heads * q_len, n) @ by).reshape(heads, q_len, by.shape[1])
+
+
+def head_blocks(num_qo_heads: int, group: int, size: int) -> list[slice]:
+    """Query heads whose products are made together: of one KV head, 2^22 elements of `size`."""
+    step = max(1, min(group, 2**22 // max(size, 1)))
+    return [
+        slice(h, min(h + step, first + group))
+        for first in range(0, num_qo_heads, group)
+        for h in range(first, first + group, step)
+    ]
+
+
 def attend(
     q: np.ndarray,
     k: np.ndarray,
@@ -301,64 +317,73 @@ def attend(
     lse = np.full((q_len, num_qo_heads), -np.inf, real)
     noise, sum_size = np.zeros_like(out), np.zeros_like(out)
     logit_size, logit_noise = np.zeros_like(lse), np.zeros_like(lse)
-    for h in range(num_qo_heads):
-        kv_head = h // group
-        scale = real(sm_scale * q_scale[h] * k_scale[kv_head])
-        values = v[:, kv_head]
-        x = q[:, h] @ k[:, kv_head].T * scale
-        if variant.logits_soft_cap:
-            cap = real(variant.logits_soft_cap)
-            x = cap * np.tanh(x / cap)
-        if variant.pos_encoding_mode == "ALIBI":
-            x = x + real(slopes[h]) * (key[None, :] - position[:, None]).astype(real)
-        gain = np.ones_like(x)  # by which the score function passes errors of the logit on
-        seen = allowed
-        index = (request, h, np.arange(q_len)[:, None], key[None, :])
-        if hooks.mask is not None:
-            seen = allowed & np.broadcast_to(np.asarray(hooks.mask(*index), bool), allowed.shape)
-        if hooks.score is not None:
-            step = real(2.0**-10)
-            moved = np.broadcast_to(hooks.score(x + step, *index), x.shape)
-            x = np.broadcast_to(hooks.score(x, *index), x.shape).astype(real)
-            with np.errstate(invalid="ignore"):  # inf - inf
-                gain = np.nan_to_num(np.abs(moved - x) / step, nan=0.0)
-        if hooks.activation is not None:
-            p = np.where(seen, hooks.activation(x), real(0))
-            total = np.ones(q_len, real)
-            lse[:, h] = np.nan
-        elif variant.activation == "sigmoid":
-            with np.errstate(over="ignore"):
-                p = 1 / (1 + np.exp(-(x + real(variant.sigmoid_bias))))
-            p = np.where(seen, p, real(0))
-            total = np.ones(q_len, real)
-            lse[:, h] = np.nan  # not defined
-        else:
-            x = np.where(seen, x, -np.inf)
-            top = x.max(axis=1, initial=-np.inf)
-            if sinks is not None:
-                top = np.maximum(top, real(sinks[h]))
-            top = np.where(np.isfinite(top), top, real(0))
-            p = np.exp(x - top[:, None])
-            total = p.sum(axis=1)
-            if sinks is not None:  # a key without a value: it takes probability and gives nothing
-                total = total + np.exp(real(sinks[h]) - top)
-            with np.errstate(divide="ignore"):
-                lse[:, h] = top + np.log(total)
-        norm = np.where(total > 0, total, real(1))[:, None]
-        out[:, h] = rounded(p, work) @ values / norm * real(v_scale[kv_head])
-        noise[:, h] = np.sqrt(p**2 @ values**2) / norm * v_scale[kv_head]
-        root = np.sqrt(seen.sum(axis=1, keepdims=True))
-        sum_size[:, h] = root * (p @ np.abs(values)) / norm * v_scale[kv_head]
-        sizes = np.abs(q[:, h]) @ np.abs(k[:, kv_head]).T * abs(scale)
-        if variant.pos_encoding_mode == "ALIBI":
-            sizes = sizes + abs(slopes[h]) * np.abs(key[None, :] - position[:, None])
-        if hooks.score is not None:
-            sizes = sizes * np.maximum(gain, 1) + np.where(np.isfinite(x), np.abs(x), 0)
-        sizes = np.where(seen, sizes, real(0))
-        logit_size[:, h] = sizes.max(axis=1, initial=0)
-        if variant.pos_encoding_mode == "ROPE_LLAMA" or hooks.query or hooks.key:
-            squares = np.where(seen, 2 * q[:, h] ** 2 @ k[:, kv_head].T ** 2, real(0))
-            logit_noise[:, h] = np.sqrt(squares.max(axis=1, initial=0)) * abs(scale)
+    turned = variant.pos_encoding_mode == "ROPE_LLAMA" or hooks.query or hooks.key
+    for heads in head_blocks(num_qo_heads, group, q_len * kv_len):
+        kv_head = heads.start // group
+        keys, values = k[:, kv_head], v[:, kv_head]
+        rows = q[:, heads].swapaxes(0, 1)  # [heads, q_len, dim]
+        logits, magnitudes = product(rows, keys.T), product(np.abs(rows), np.abs(keys).T)
+        weights = np.empty(logits.shape, real)
+        norms, roots = np.empty((2, *rows.shape[:2], 1), real)
+        for i, h in enumerate(range(heads.start, heads.stop)):
+            scale = real(sm_scale * q_scale[h] * k_scale[kv_head])
+            x = logits[i] * scale
+            if variant.logits_soft_cap:
+                cap = real(variant.logits_soft_cap)
+                x = cap * np.tanh(x / cap)
+            if variant.pos_encoding_mode == "ALIBI":
+                x = x + real(slopes[h]) * (key[None, :] - position[:, None]).astype(real)
+            gain = np.ones_like(x)  # by which the score function passes errors of the logit on
+            seen = allowed
+            index = (request, h, np.arange(q_len)[:, None], key[None, :])
+            if hooks.mask is not None:
+                seen = allowed & np.broadcast_to(
+                    np.asarray(hooks.mask(*index), bool), allowed.shape
+                )
+            if hooks.score is not None:
+                step = real(2.0**-10)
+                moved = np.broadcast_to(hooks.score(x + step, *index), x.shape)
+                x = np.broadcast_to(hooks.score(x, *index), x.shape).astype(real)
+                with np.errstate(invalid="ignore"):  # inf - inf
+                    gain = np.nan_to_num(np.abs(moved - x) / step, nan=0.0)
+            if hooks.activation is not None:
+                p = np.where(seen, hooks.activation(x), real(0))
+                total = np.ones(q_len, real)
+                lse[:, h] = np.nan
+            elif variant.activation == "sigmoid":
+                with np.errstate(over="ignore"):
+                    p = 1 / (1 + np.exp(-(x + real(variant.sigmoid_bias))))
+                p = np.where(seen, p, real(0))
+                total = np.ones(q_len, real)
+                lse[:, h] = np.nan  # not defined
+            else:
+                x = np.where(seen, x, -np.inf)
+                top = x.max(axis=1, initial=-np.inf)
+                if sinks is not None:
+                    top = np.maximum(top, real(sinks[h]))
+                top = np.where(np.isfinite(top), top, real(0))
+                p = np.exp(x - top[:, None])
+                total = p.sum(axis=1)
+                if sinks is not None:  # a key without a value: takes probability, gives nothing
+                    total = total + np.exp(real(sinks[h]) - top)
+                with np.errstate(divide="ignore"):
+                    lse[:, h] = top + np.log(total)
+            weights[i], norms[i, :, 0] = p, np.where(total > 0, total, real(1))
+            roots[i] = np.sqrt(seen.sum(axis=1, keepdims=True))
+            sizes = magnitudes[i] * abs(scale)
+            if variant.pos_encoding_mode == "ALIBI":
+                sizes = sizes + abs(slopes[h]) * np.abs(key[None, :] - position[:, None])
+            if hooks.score is not None:
+                sizes = sizes * np.maximum(gain, 1) + np.where(np.isfinite(x), np.abs(x), 0)
+            sizes = np.where(seen, sizes, real(0))
+            logit_size[:, h] = sizes.max(axis=1, initial=0)
+            if turned:
+                squares = np.where(seen, 2 * rows[i] ** 2 @ keys.T**2, real(0))
+                logit_noise[:, h] = np.sqrt(squares.max(axis=1, initial=0)) * abs(scale)
+        by = real(v_scale[kv_head]) / norms
+        out[:, heads] = (product(rounded(weights, work), values) * by).swapaxes(0, 1)
+        noise[:, heads] = (np.sqrt(product(weights**2, values**2)) * by).swapaxes(0, 1)
+        sum_size[:, heads] = (roots * product(weights, np.abs(values)) * by).swapaxes(0, 1)
     if hooks.output:
         out = hooks.output(out, position)
     return State(rounded(out, out_dtype), lse, noise, sum_size, logit_size, logit_noise)

@@ -120,7 +120,7 @@ prove() {  # ROOT PYTHON NAME SOURCES PYTEST-OPTIONS
   in_root "$root" $venv/bin/pip install -q "/tmp/$wheel[examples]"
   in_root "$root" bash -euc "cd /flashbsr && $venv/bin/python -m examples.serve"
   in_root "$root" $venv/bin/pip install -q "${TEST_NEEDS[@]}"
-  in_root "$root" bash -euc "cd /flashbsr && MPLBACKEND=agg $venv/bin/python -m pytest -q -n $(nproc) \
+  in_root "$root" bash -euc "cd /flashbsr && FLASHBSR_TEST_ALL=1 MPLBACKEND=agg $venv/bin/python -m pytest -q -n $(nproc) \
     -p no:cacheprovider ${TESTS[*]} $5" > "$log" || { tail -n 40 "$log"; exit 1; }
   tail -n 1 "$log"
   python3 tools/wheel_record.py --name "$3" --root "$4" --wheel "$FOLDER/wheels-$3/$wheel" \
