@@ -69,44 +69,45 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       const float lse = sum == 0.0f ? -infinity() : ptx::log2(sum) - loop.base[b][h];
       // Without softmax the weights' shift is all there is to undo.
       constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
-      if (item.slot < 0) {
+      const bool split = item.slot >= 0;
+      const bool leads = lane % 4 == 0 && first_dim == 0;
+      RowEnd end{kUnit, lse};
+      char* out;
+      if (split) {
+        if constexpr (Variant::use_softmax) end.factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
+        out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
+        if (leads) *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+      } else {
         const PrefillRow row = rows[r];
-        RowEnd end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
-        if constexpr (!Variant::use_softmax) end.factor *= kUnit;
-        if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
         const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
-        if constexpr (Variant::transforms_outputs) {
-          const OutputRow<Traits> out(memory, r);
+        end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
+        if constexpr (!Variant::use_softmax) end.factor *= kUnit;
+        out = p.out.row(token, row.q_head);
+        if (leads) write_lse(p, token, row.q_head, end.lse);
+      }
+      if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
+      if constexpr (Variant::transforms_outputs) {
+        if (!split) {
+          const OutputRow<Traits> kept(memory, r);
           detail::for_each_run<Traits, Loop>(loop.o[b], h, lane, end.factor,
                                              [&](int32_t d, const auto& x) {
                                                int i = 0;
 #pragma unroll
-                                               for (const float v : x) out[first_dim + d + i++] = v;
+                                               for (const float v : x)
+                                                 kept[first_dim + d + i++] = v;
                                              });
-        } else {
-          char* out = p.out.row(token, row.q_head);
-          with_output_dtype(p.out.dtype, [&]<DType kType>() {
-            detail::for_each_run<Traits, Loop>(
-                loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
-                  const int32_t at = first_dim + d;
-                  store_typed<kType, Traits::kArch>(out, at, kExact ? at + 1 : p.v.dim, x);
-                });
-          });
-        }
-        if (lane % 4 == 0 && first_dim == 0) write_lse(p, token, row.q_head, end.lse);
-      } else {
-        float factor = kUnit;
-        if constexpr (Variant::use_softmax) factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-        if constexpr (Traits::kTokenScales) factor *= Traits::kValueUnit;
-        char* out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
-        detail::for_each_run<Traits, Loop>(
-            loop.o[b], h, lane, factor, [&](int32_t d, const auto& x) {
-              store_typed<DType::kF32>(out, first_dim + d, p.v.dim, x);
-            });
-        if (lane % 4 == 0 && first_dim == 0) {
-          *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+          continue;
         }
       }
+      // A partial state is stored as an output in fp32 is.
+      const DType type = split ? DType::kF32 : p.out.dtype;
+      with_output_size(type, [&]<int kSize>() {
+        detail::for_each_run<Traits, Loop>(
+            loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
+              const int32_t at = first_dim + d;
+              store_sized<kSize, Traits::kArch>(out, type, at, kExact ? at + 1 : p.v.dim, x);
+            });
+      });
     }
   }
   if constexpr (Variant::transforms_outputs) {

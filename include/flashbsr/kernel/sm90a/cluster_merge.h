@@ -102,7 +102,7 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
       write_lse(p, token, row.q_head, end[h].lse);
     }
   }
-  with_output_dtype(p.out.dtype, [&]<DType kType>() {
+  with_output_size(p.out.dtype, [&]<int kSize>() {
     constexpr int kFlight = 16;  // loads
     float sum[4];
 #pragma unroll 1
@@ -123,8 +123,8 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
         if (part < parts - 1) continue;
         const int32_t d = group * Traits::kOutputDims + 8 * vector(i) + thread % 4 * 2;
         const float low[2] = {sum[0], sum[1]}, high[2] = {sum[2], sum[3]};
-        if (out[0]) store_typed<kType>(out[0], d, p.v.dim, low);
-        if (out[1]) store_typed<kType>(out[1], d, p.v.dim, high);
+        if (out[0]) store_sized<kSize>(out[0], p.out.dtype, d, p.v.dim, low);
+        if (out[1]) store_sized<kSize>(out[1], p.out.dtype, d, p.v.dim, high);
       }
     }
   });

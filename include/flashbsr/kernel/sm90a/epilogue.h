@@ -100,7 +100,7 @@ FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float x[2] = {o[4 * i + 2 * h] * rows.factor[h], o[4 * i + 2 * h + 1] * rows.factor[h]};
-      if (rows.out[h]) store_typed<DType::kF32>(rows.out[h], d, dim, x);
+      if (rows.out[h]) store_sized<4>(rows.out[h], DType::kF32, d, dim, x);
     }
   }
 }
