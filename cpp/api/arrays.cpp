@@ -139,8 +139,8 @@ class Checker {
     here(*given);
   }
 
-  /// Codes that kernels of a GPU read: one type for K and V, with scales of every token; packed
-  /// ones in rows that kernels need not pad, since padding has no scale.
+  /// Codes that kernels of a GPU read: with scales of every token; packed ones in rows that kernels
+  /// need not pad, since padding has no scale.
   void device_codes(const RunArrays& a, const Params& p) const {
     const bool some = p.k_scales.data || p.v_scales.data || p.k.dtype == DType::kI8;
     if (!place_.cuda || !some) return;
@@ -149,15 +149,17 @@ class Checker {
           dtype_size(x.dtype) == 1 && (!is_packed(x.dtype) || x.dim == 64 || x.dim == 128);
       return one && scales.data;
     };
-    const bool same = p.k.dtype == p.v.dtype && (!is_packed(p.k.dtype) || p.k.dim == p.v.dim);
+    const bool some_packed = is_packed(p.k.dtype) || is_packed(p.v.dtype);
+    const bool same = p.k.dim == p.v.dim || (p.k.dtype == p.v.dtype && !some_packed);
     const bool half = p.q.dtype == DType::kBF16 || p.q.dtype == DType::kF16;
     if (!same || !half || !served(p.k, p.k_scales) || !served(p.v, p.v_scales)) {
-      throw Error(ErrorCode::kUnsupported, a.k.name,
-                  std::string(dtype_name(p.k.dtype)) + " and " + dtype_name(p.v.dtype) +
-                      " codes for q in " + dtype_name(p.q.dtype) + " on " + place_text(place_),
-                  "K and V there in one of int8, float8, int4 and nvfp4 (packed: of head dim 64 or "
-                  "128), both with scales of every token and head, and q in float16 or bfloat16; "
-                  "backend='cpu' has all");
+      throw Error(
+          ErrorCode::kUnsupported, a.k.name,
+          std::string(dtype_name(p.k.dtype)) + " and " + dtype_name(p.v.dtype) +
+              " codes for q in " + dtype_name(p.q.dtype) + " on " + place_text(place_),
+          "K and V there in int8, float8, int4 or nvfp4 (packed, or of two types: of one head "
+          "dim, packed 64 or 128), both with scales of every token and head, and q in "
+          "float16 or bfloat16; backend='cpu' has all");
     }
     word_scales("k_scale", p.k_scales);
     word_scales("v_scale", p.v_scales);

@@ -28,8 +28,10 @@ Attention::Attention(const AttentionOptions& options)
       q_dtype_(options.q_dtype.value_or(DType::kF16)),
       // Queries in float8 leave the KV no other type.
       kv_dtype_(options.kv_dtype.value_or(q_dtype_ == DType::kE4M3 ? DType::kE4M3 : DType::kF16)),
+      v_dtype_(options.v_dtype.value_or(kv_dtype_)),
       // A float8 may have them or not: the first run says.
-      kv_scaled_(kv_dtype_ == DType::kI8 || is_packed(kv_dtype_) || options.packed_latents) {
+      kv_scaled_(kv_dtype_ == DType::kI8 || is_packed(kv_dtype_) || v_dtype_ != kv_dtype_ ||
+                 options.packed_latents) {
   Place place;
   if (options.backend == BackendChoice::kCpu) {
     settled_by_ = "backend='cpu'";
@@ -232,6 +234,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   if (!scheduled_ || !backend_->serves(params, options.stream)) {
     q_dtype_ = params.q.dtype;
     kv_dtype_ = params.k.dtype;
+    v_dtype_ = options_.latent ? kv_dtype_ : params.v.dtype;
     kv_scaled_ = has_token_scales(params);
     schedule(options.stream);
   }

@@ -110,7 +110,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
   // The batch stays, so that the plan can be made again for another place or kernel.
   LaidOut laid_;
   DType q_dtype_;
-  DType kv_dtype_;
+  DType kv_dtype_, v_dtype_;
   bool kv_scaled_;           ///< by scales of every token and head
   bool types_seen_ = false;  ///< a run brought them
 

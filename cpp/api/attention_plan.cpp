@@ -214,6 +214,7 @@ Batch Attention::batch() const {
           laid_.layout.paged ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens) : 0,
       .q = q_dtype_,
       .kv = kv_dtype_,
+      .v = v_dtype_,
       .scaled = kv_scaled_,
       .kv_slots = laid_.layout.paged ? static_cast<int64_t>(laid_.layout.kv_indices.size()) *
                                            laid_.layout.page_size

@@ -29,7 +29,8 @@ struct Batch {
   bool spread = false;   ///< rows see different keys of a share of them
   int64_t page_run = 0;  ///< tokens in a row in memory, of every page; 0: ragged KV
   DType q = DType::kF16;
-  DType kv = DType::kF16;
+  DType kv = DType::kF16;  ///< of K
+  DType v = DType::kF16;
   bool scaled = false;   ///< K and V are codes with scales of every token and head
   int64_t kv_slots = 0;  ///< tokens of the pages that requests name; ragged: rows of K and V
   bool shares = false;   ///< requests share KV: tiles of many rows

@@ -20,7 +20,8 @@ struct KernelWish {
   int head_dim = 0;    ///< of q and k
   int head_dim_vo = 0;
   DType q = DType::kF16;
-  DType kv = DType::kF16;
+  DType kv = DType::kF16;  ///< of K
+  DType v = DType::kF16;
   int rows = 0;  ///< of a tile
   /// "plain", "standard", "sigmoid"; the provider's own: "custom", with a mask "custom_masked".
   std::string variant;

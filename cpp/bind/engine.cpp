@@ -66,9 +66,10 @@ class PythonProvider final : public api::KernelProvider {
 
   std::string cuda_kernel(const api::KernelWish& wish) override {
     const nb::gil_scoped_acquire locked;
-    const nb::bytes code = nb::cast<nb::bytes>(provider_.attr("cuda_kernel")(
-        wish.name, wish.family, wish.arch, wish.target, wish.head_dim, wish.head_dim_vo,
-        dtype_name(wish.q), dtype_name(wish.kv), wish.rows, wish.variant, wish.gathers));
+    const nb::bytes code = nb::cast<nb::bytes>(
+        provider_.attr("cuda_kernel")(wish.name, wish.family, wish.arch, wish.target, wish.head_dim,
+                                      wish.head_dim_vo, dtype_name(wish.q), dtype_name(wish.kv),
+                                      wish.rows, wish.variant, wish.gathers, dtype_name(wish.v)));
     return {code.c_str(), code.size()};
   }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <flashbsr/core/error.h>
-#include <flashbsr/core/latent_row.h>
 #include <flashbsr/plan/dequantize.h>
 
 #include "captured.h"
@@ -64,7 +63,7 @@ class CudaBackend final : public api::Backend {
   const KernelRow* kernel_for(const Need& need);
   const KernelRow* dense_kernel(Need& need, const Batch& batch);
   DequantizePass dense_pass(const Batch& batch) const;
-  Workers limits_of(const KernelRow& row, const Batch& batch, DType kv);
+  Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
   /// Whether replays follow later plans: then all runs share one plan in memory.
@@ -91,7 +90,7 @@ class CudaBackend final : public api::Backend {
   std::array<std::pair<Need, const KernelRow*>, 4> known_{};
   size_t next_known_ = 0;
   const KernelRow* kernel_ = nullptr;
-  DType q_ = DType::kF16, kv_ = DType::kF16;
+  DType q_ = DType::kF16, kv_ = DType::kF16, v_ = DType::kF16;
   bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
   bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
@@ -134,6 +133,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .head_dim_vo = o_.head_dim_vo,
             .q = q,
             .kv = batch.kv,
+            .v = batch.v,
             .soft_cap = o_.soft_cap > 0,
             .alibi = o_.position == Position::kAlibi,
             .rotates = o_.position == Position::kRopeLlama,
@@ -177,10 +177,10 @@ Workers CudaBackend::limits(const Batch& batch) {
   if (!found) found = &choose_kernel(need, info_);  // says why there is none
   const KernelRow* coded = found;
   Need dense = need;
-  Workers limits = limits_of(*coded, batch, batch.kv);
+  Workers limits = limits_of(*coded, batch, batch.kv, batch.v);
   dense_ = false;
   if (const KernelRow* other = dense_kernel(dense, batch)) {
-    Workers with = limits_of(*other, batch, batch.q);
+    Workers with = limits_of(*other, batch, batch.q, batch.q);
     const double pass = dequantize_us(dense_pass(batch), o_.shape.num_kv_heads);
     if (pass + attention_us(with.wide, o_.shape, *batch.lengths) <
         attention_us(limits.wide, o_.shape, *batch.lengths)) {
@@ -198,18 +198,13 @@ Workers CudaBackend::limits(const Batch& batch) {
   kernel_ = &row;
   q_ = q;
   kv_ = batch.kv;
+  v_ = batch.v;
   return limits;
 }
 
-/// @param kv  what the kernel reads
-Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType kv) {
-  const int dims = o_.head_dim_qk + (o_.latent ? 0 : o_.head_dim_vo);
-  const bool packed = o_.latent && batch.scaled;
-  const bool widened = batch.scaled && !o_.latent && dtype_size(kv) == 1;
-  const TokenBytes bytes{
-      .stored = packed ? PackedLatent::kBytes : static_cast<int32_t>(row_bytes(kv, dims)),
-      .multiplied = widened ? 2 * dims : 0,
-      .codes = kv};
+/// @param k, v  what the kernel reads
+Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType k, DType v) {
+  const TokenBytes bytes = token_bytes(o_, batch.scaled, k, v);
   if (row.takes_clusters() && clusters_of_ != &row) {
     prepare(row, device_);
     cluster_blocks_ = cluster_blocks(row, device_);
@@ -232,15 +227,16 @@ DequantizePass CudaBackend::dense_pass(const Batch& batch) const {
 /// scales are not: keys would move logits by 2^-9 of their size); null: there is none, or no room.
 /// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
 const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
-  if (batch.kv != DType::kE2M1 || !batch.lengths || batch.per_head || need.mixed_rows > 0 ||
-      o_.capacity.fixed() || need.rotates || need.spread || need.variant || need.sigmoid) {
+  if (batch.kv != DType::kE2M1 || batch.v != batch.kv || !batch.lengths || batch.per_head ||
+      need.mixed_rows > 0 || o_.capacity.fixed() || need.rotates || need.spread || need.variant ||
+      need.sigmoid) {
     return nullptr;
   }
   if (dense_bytes(batch.kv_slots, o_.shape.num_kv_heads, o_.head_dim_qk + o_.head_dim_vo) >
       o_.dequantize_bytes) {
     return nullptr;
   }
-  need.kv = batch.q;
+  need.kv = need.v = batch.q;
   need.scaled = need.half_scales = false;
   const KernelRow* row = kernel_for(need);
   if (row && row->copies == KvCopies::kBoxes && !kv_box(*row, batch.page_run)) {
@@ -398,6 +394,7 @@ bool CudaBackend::serves(const Params& params, void*) {
   half_scales_ =
       half_scales_ || params.k_scales.dtype == DType::kF16 || params.v_scales.dtype == DType::kF16;
   if (!kernel_ || params.k.dtype != kv_) return false;
+  if (!o_.latent && params.v.dtype != v_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
   if (need_.scaled && half_scales_ && !dense_ && is_hopper(*kernel_)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.

@@ -42,6 +42,12 @@ constexpr Tile kLatentMmaTiles[] = {{"latent_mma", 16}, {"latent_mma", 32}, {"la
 constexpr Tile kLatentMmaCodes[] = {{"latent_mma", 16}};
 constexpr Tile kLatentMmaPacked[] = {{"latent_mma_packed", 16}};
 
+/// K and V in codes of two types have a template, and no row of the build.
+constexpr Tile kTwoTypesTile = {"prefill_scaled", 64};
+constexpr bool serves_two_types(const Tile& tile) {
+  return tile.family == kTwoTypesTile.family && tile.rows == kTwoTypesTile.rows;
+}
+
 /// What the table says of a hopper kernel's types: one of Q each.
 const char* kv_column(const Need& need) {
   if (need.q == need.kv) return kv_name(need.kv);
@@ -95,19 +101,21 @@ bool is_hopper_codes(const Tile& tile) {
 }
 
 /// What the table says of a row's types: of some families that of Q, too, where it is another.
-const char* types_of(const Tile& tile, const Need& need) {
+std::string types_of(const Tile& tile, const Need& need) {
   const bool both = tile.family[0] == 'h' || is_hopper_codes(tile);
+  if (need.v != need.kv) return std::string(kv_name(need.kv)) + "_" + kv_name(need.v);
   return both ? kv_column(need) : kv_name(need.kv);
 }
 
 /// The row of the build.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
+  const std::string types = types_of(tile, need);
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
                                      .head_dim = need.head_dim_qk,
                                      .head_dim_vo = need.head_dim_vo,
-                                     .kv = types_of(tile, need),
+                                     .kv = types.c_str(),
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
@@ -120,16 +128,18 @@ const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo&
 const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h', custom = need.variant;
   const bool by_rows = hopper ? need.gathers : is_hopper_codes(tile);
+  const std::string types = types_of(tile, need);
   const JitQuery query{.shape = {.family = tile.family,
                                  .head_dim = need.head_dim_qk,
                                  .head_dim_vo = need.head_dim_vo,
                                  .q = need.q,
                                  .kv = need.kv,
+                                 .v = need.v,
                                  .rows = tile.rows,
                                  .hooks = custom || need.sigmoid || need.hooks(),
                                  .custom = custom,
                                  .row_hooks = need.row_hooks},
-                       .kv = types_of(tile, need),
+                       .kv = types.c_str(),
                        .variant = custom                      ? need.variant->c_str()
                                   : sigmoid_alone(tile, need) ? "sigmoid_alone"
                                                               : variant_name(need),
@@ -146,6 +156,7 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
   const bool hopper = tile.family[0] == 'h' || need.mixed_rows > 0;
   // Only the streaming kernels know of shares: in 22 of the others that test spills.
   if (need.spread && tile.family[0] != 'd') return nullptr;
+  if (need.v != need.kv && !serves_two_types(tile)) return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (hopper && need.half_scales) return nullptr;
   if (need.family == (hopper ? api::Family::kFa2 : api::Family::kFa3)) return nullptr;

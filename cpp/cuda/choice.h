@@ -20,7 +20,8 @@ struct Need {
   int head_dim_qk = 0;
   int head_dim_vo = 0;
   DType q = DType::kF16;
-  DType kv = DType::kF16;
+  DType kv = DType::kF16;  ///< of K
+  DType v = DType::kF16;
   bool soft_cap = false;
   bool alibi = false;
   bool rotates = false;      ///< RoPE inside attention: not by every kernel

@@ -11,7 +11,8 @@ namespace flashbsr::cuda {
 namespace {
 
 /// Everything that tells two kernels apart; comparing numbers first keeps plan() fast.
-using Key = std::tuple<int, int, DType, DType, int, int, bool, KvCopies, std::string, std::string>;
+using Key =
+    std::tuple<int, int, DType, DType, DType, int, int, bool, KvCopies, std::string, std::string>;
 
 std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow& found, int cc,
                                        const std::shared_ptr<api::KernelProvider>& provider) {
@@ -38,6 +39,7 @@ std::unique_ptr<JitKernel> make_kernel(const JitQuery& query, const TemplateRow&
           .head_dim_vo = found.head_dim_vo,
           .q = q.q,
           .kv = q.kv,
+          .v = q.v,
           .rows = q.rows,
           .variant = masked     ? "custom_masked"
                      : q.custom ? "custom"
@@ -73,8 +75,9 @@ const KernelRow* try_jit_row(const JitQuery& query, int cc,
   static std::mutex mutex;
   static auto& kernels = *new std::map<Key, std::unique_ptr<JitKernel>>;
   const TemplateQuery& q = query.shape;
-  const Key key{found->head_dim,          found->head_dim_vo, q.q,      q.kv,         q.rows, cc,
-                q.custom && query.masked, query.copies,       q.family, query.variant};
+  const Key key{
+      found->head_dim,          found->head_dim_vo, q.q,      q.kv,         q.v, q.rows, cc,
+      q.custom && query.masked, query.copies,       q.family, query.variant};
   const std::lock_guard lock(mutex);
   std::unique_ptr<JitKernel>& kernel = kernels[key];
   if (!kernel) kernel = make_kernel(query, *found, cc, provider);

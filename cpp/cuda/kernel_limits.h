@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include <flashbsr/core/latent_row.h>
 #include <flashbsr/plan/gpu.h>
 
 #include "api.h"
@@ -33,6 +34,16 @@ struct TokenBytes {
   int32_t multiplied = 0;  ///< 0: the same
   DType codes = DType::kF16;
 };
+
+/// @param scaled  K and V are codes with scales of every token
+inline TokenBytes token_bytes(const api::AttentionOptions& o, bool scaled, DType k, DType v) {
+  if (o.latent && scaled) return {.stored = PackedLatent::kBytes, .codes = k};
+  const int value_dims = o.latent ? 0 : o.head_dim_vo;
+  const bool widened = scaled && dtype_size(k) == 1;
+  return {.stored = static_cast<int32_t>(row_bytes(k, o.head_dim_qk) + row_bytes(v, value_dims)),
+          .multiplied = widened ? 2 * (o.head_dim_qk + value_dims) : 0,
+          .codes = v == DType::kI4 ? v : k};  // int4 takes longest to widen
+}
 
 /// Of products over codes, in that of 16 bits (docs/kernels/prefill_scaled.md, H100 and H200).
 inline double product_time(const KernelRow& row, const TokenBytes& bytes) {

@@ -36,6 +36,19 @@ Found with_kv(DType kv, const F& f) {
   }
 }
 
+/// The same for a type that has scales of every token.
+template <class F>
+Found with_codes(DType kv, const F& f) {
+  switch (kv) {
+    case DType::kE4M3: return f.template operator()<DType::kE4M3>();
+    case DType::kE5M2: return f.template operator()<DType::kE5M2>();
+    case DType::kI8: return f.template operator()<DType::kI8>();
+    case DType::kI4: return f.template operator()<DType::kI4>();
+    case DType::kE2M1: return f.template operator()<DType::kE2M1>();
+    default: return {};
+  }
+}
+
 /// Calls f.operator()<kDim>() for the smallest head dim of mma.sync kernels that holds both.
 template <class F>
 Found with_dim(const TemplateQuery& q, const F& f) {
@@ -82,35 +95,27 @@ Found scaled_row(const TemplateQuery& q, int cc) {
 }
 
 Found find_decode_scaled(const TemplateQuery& q, int cc) {
-  if (q.rows != 8 || q.q == DType::kE4M3 || cc < 80) return {};
-  switch (q.kv) {
-    case DType::kE4M3: return scaled_row<DType::kE4M3>(q, cc);
-    case DType::kE5M2: return scaled_row<DType::kE5M2>(q, cc);
-    case DType::kI8: return scaled_row<DType::kI8>(q, cc);
-    case DType::kI4: return scaled_row<DType::kI4>(q, cc);
-    case DType::kE2M1: return scaled_row<DType::kE2M1>(q, cc);
-    default: return {};
-  }
+  if (q.rows != 8 || q.q == DType::kE4M3 || q.v != q.kv || cc < 80) return {};
+  return with_codes(q.kv, [&]<DType kKv>() { return scaled_row<kKv>(q, cc); });
 }
 
 /// Rows are rewritten in their tiles where a variant has hooks of them: codes have no room for
 /// that.
 Found find_prefill_scaled(const TemplateQuery& q, int cc) {
   if (q.rows != 64 || q.q == DType::kE4M3 || q.row_hooks || cc < 80) return {};
-  const auto row = [&]<DType kKv>() -> Found {
+  const auto row = [&]<DType kKv, DType kV>() -> Found {
     const int dim = max_of(q.head_dim, q.head_dim_vo);
-    if (dim <= 64) return row_of<sm80::ScaledPrefillTraits<64, kKv, 64>>(80, false, 64, 64);
-    if (dim <= 128) return row_of<sm80::ScaledPrefillTraits<128, kKv, 64>>(80, false, 128, 128);
+    if (dim <= 64) {
+      return row_of<sm80::ScaledPrefillTraits<64, kKv, 64, 80, kV>>(80, false, 64, 64);
+    }
+    if (dim <= 128) {
+      return row_of<sm80::ScaledPrefillTraits<128, kKv, 64, 80, kV>>(80, false, 128, 128);
+    }
     return {};
   };
-  switch (q.kv) {
-    case DType::kE4M3: return row.template operator()<DType::kE4M3>();
-    case DType::kE5M2: return row.template operator()<DType::kE5M2>();
-    case DType::kI8: return row.template operator()<DType::kI8>();
-    case DType::kI4: return row.template operator()<DType::kI4>();
-    case DType::kE2M1: return row.template operator()<DType::kE2M1>();
-    default: return {};
-  }
+  return with_codes(q.kv, [&]<DType kKv>() {
+    return with_codes(q.v, [&]<DType kV>() { return row.template operator()<kKv, kV>(); });
+  });
 }
 
 Found find_prefill(const TemplateQuery& q, int cc) {
@@ -215,7 +220,7 @@ Found hopper_scaled_row(bool hooks) {
 /// Larger heads have no room for codes as they lie and as they are widened.
 Found find_hopper_scaled(const TemplateQuery& q, int cc) {
   using enum DType;
-  if (cc != 90 || q.rows != 192) return {};
+  if (cc != 90 || q.rows != 192 || q.v != q.kv) return {};
   const auto row = [&]<int kDim>() -> Found {
     if (q.q == kF16 && q.kv == kI8) return hopper_scaled_row<kDim, kF16, kI8>(q.hooks);
     if (q.q == kBF16 && q.kv == kI8) return hopper_scaled_row<kDim, kBF16, kI8>(q.hooks);

@@ -16,7 +16,8 @@ struct TemplateQuery {
   int head_dim = 0;
   int head_dim_vo = 0;
   DType q = DType::kF16;
-  DType kv = DType::kF16;
+  DType kv = DType::kF16;  ///< of K
+  DType v = DType::kF16;
   int rows = 0;
   bool hooks = false;      ///< more than plain attention
   bool custom = false;     ///< a variant of the caller's

@@ -61,7 +61,8 @@ def run(
     np.testing.assert_array_equal(out, again)
     np.testing.assert_array_equal(lse, lse_again)
     work = "bfloat16"  # of weights times V's scales, whatever q is: they may be of any size
-    if kind.dtype == "nvfp4":  # whose codes take the scales, so that weights are in float16
+    value = others[0] if others else kind
+    if value.dtype == "nvfp4":  # whose codes take the scales, so that weights are in float16
         work = "float16"
     kernel = attention.explain().kernel
     exact, working = problem.reference(), problem.reference(work)
@@ -132,7 +133,8 @@ def test_variants(gpu: Device, case: Case, kind: Kind, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kinds", "dims"), [
-    ((INT8, INT4), (64, 64)), ((INT4, INT4), (96, 96)), ((NVFP4, NVFP4), (128, 64)),
+    ((INT8, INT4), (64, 128)), ((INT8, FP8), (64, 32)), ((INT4, INT4), (96, 96)),
+    ((NVFP4, NVFP4), (128, 64)),
 ], ids=str)  # fmt: skip
 def test_what_is_not_there_says_so(
     gpu: Device, kinds: tuple[Kind, Kind], dims: tuple[int, int]

@@ -45,6 +45,7 @@ class Wish:
     rows: int
     variant: str  #: ``"plain"``, ``"standard"``, ``"sigmoid"``, ``"custom"``, ``"custom_masked"``
     gathers: bool = False  #: on Hopper: K and V row by row, as any lie, and not in boxes by TMA
+    v: str = ""  #: V's type, where that is another than K's
 
 
 def kernel_source(
@@ -87,6 +88,7 @@ def kernel_source(
         "HEAD_DIM_VO": str(wish.head_dim_vo),
         "Q": f"flashbsr::DType::{TYPES[wish.q]}",
         "KV": f"flashbsr::DType::{TYPES[wish.kv]}",
+        "V": f"flashbsr::DType::{TYPES[wish.v or wish.kv]}",
         "ROWS": str(wish.rows),
         "HOOKS": "false" if wish.variant == "plain" else "true",
         "VARIANT": variant,

@@ -56,12 +56,13 @@ class Provider:
         rows: int,
         variant: str,
         gathers: bool,
+        v: str,
     ) -> bytes:
         """Machine code of a CUDA kernel; the parameters are those of ``KernelWish``."""
         from .cuda import cuda_kernel
         from .kernel_source import Wish
 
         wish = Wish(
-            name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant, gathers
+            name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant, gathers, v
         )
         return cuda_kernel(wish, self._text, self._struct)

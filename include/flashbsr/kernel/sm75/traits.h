@@ -18,13 +18,13 @@ struct PrefillTraits {
   static_assert(kv == DType::kF16 && rows == 64);
   static constexpr int kArch = 75;
   static constexpr int kHeadDim = head_dim;
-  static constexpr DType kKv = kv;
+  static constexpr DType kKv = kv, kV = kv;
   static constexpr int kRows = rows;
-  static constexpr bool kBytes = false;
-  static constexpr bool kPacked = false, kTokenScales = false;
+  static constexpr bool kBytes = false, kValueBytes = false;
+  static constexpr bool kPacked = false, kValuePacked = false, kTokenScales = false;
   static constexpr DType kKeyCompute = kv, kCompute = kv;
   static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
-  static constexpr int kScaleSize = 4, kScaleWords = 1;
+  static constexpr int kScaleSize = 4, kValueScaleSize = 4, kScaleWords = 1;
   static constexpr int kSources = 2;
 
   static constexpr int kWarps = 4;
@@ -37,7 +37,7 @@ struct PrefillTraits {
   static constexpr bool kLatent = false;
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
-  static constexpr int kRowBytes = head_dim * 2;
+  static constexpr int kRowBytes = head_dim * 2, kValueRowBytes = kRowBytes;
   static constexpr int kTileBytes = kKvTile * kRowBytes;
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
   static constexpr int kRowRecordBytes = 16;   ///< sizeof(PrefillRow)

@@ -17,7 +17,7 @@ namespace detail {
 template <class Traits, class Loop, int kDimTiles, class Store>
 FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int32_t lane,
                                   float factor, const Store& store) {
-  if constexpr (Traits::kPacked) {  // of 32 dims, tile i has every fourth from i on
+  if constexpr (Traits::kValuePacked) {  // of 32 dims, tile i has every fourth from i on
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 4) {
       float x[8];
@@ -25,7 +25,7 @@ FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int3
       for (int i = 0; i < 8; ++i) x[i] = o[n + i % 4][2 * half + i / 4] * factor;
       store(n * 8 + lane % 4 * 8, x);
     }
-  } else if constexpr (Traits::kBytes) {  // tiles 2c and 2c + 1 hold even and odd dims
+  } else if constexpr (Traits::kValueBytes) {  // tiles 2c and 2c + 1 hold even and odd dims
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 2) {
       const float x[4] = {o[n][2 * half] * factor, o[n + 1][2 * half] * factor,

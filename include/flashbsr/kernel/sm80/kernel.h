@@ -42,6 +42,13 @@ struct AsyncCopy {
 template <class Traits>
 inline constexpr bool kReadsAgain = Traits::kPacked && Traits::kRows == 128;
 
+/// Where a slot's tile of V is, behind the first, if that of K is `tile` bytes behind its first.
+template <class Traits>
+FLASHBSR_DEVICE uint32_t value_tile(uint32_t tile) {
+  if constexpr (Traits::kValueTileBytes == Traits::kTileBytes) return tile;
+  return tile == 0 ? 0 : Traits::kValueTileBytes;
+}
+
 /// Copies of whole tiles between the products, which hide them.
 template <class Traits, int kSteps, int kBlocks>
 struct Feed {
@@ -59,24 +66,27 @@ struct Feed {
   }
 
   /// Of the slot of the tile after.
-  FLASHBSR_DEVICE uint32_t next_tile() const {
-    return Traits::kStages == 1 ? 0 : (slot ^ 1) * Traits::kTileBytes;
+  FLASHBSR_DEVICE uint32_t next_tile(int bytes) const {
+    return Traits::kStages == 1 ? 0 : (slot ^ 1) * bytes;
   }
 
   /// Row `i` of the copies between the products of S: of V, or of the next K and V.
   FLASHBSR_DEVICE const char* source(int i) const {
     if constexpr (Traits::kStages == 1) return loader.source(slot, true, i);
-    return loader.source(slot ^ 1, i >= kRows, i % kRows);
+    return loader.source(slot ^ 1, i >= kRows, i < kRows ? i : i - kRows);
   }
   FLASHBSR_DEVICE void begin() { next_source = source(0); }
   FLASHBSR_DEVICE void step(int step) {
-    constexpr int kAll = Traits::kStages * kRows;
+    constexpr int kAll = Traits::kStages == 1 ? kValueRows : kRows + kValueRows;
 #pragma unroll
     for (int i = step * kAll / kSteps; i < (step + 1) * kAll / kSteps; ++i) {
       if constexpr (Traits::kStages == 1) {
-        loader.copy_row(values, i, next_source, true);
+        loader.copy_row(values, true, i, next_source, true);
+      } else if (i < kRows) {
+        loader.copy_row(keys + next_tile(Traits::kTileBytes), false, i, next_source, more());
       } else {
-        loader.copy_row((i >= kRows ? values : keys) + next_tile(), i % kRows, next_source, more());
+        loader.copy_row(values + next_tile(Traits::kValueTileBytes), true, i - kRows, next_source,
+                        more());
       }
       if (i + 1 < kAll) next_source = source(i + 1);
     }
@@ -86,7 +96,7 @@ struct Feed {
     if (Traits::kStages == 1 && block == 0) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        loader.copy_row(keys, i, loader.source(slot ^ 1, false, i), more());
+        loader.copy_row(keys, false, i, loader.source(slot ^ 1, false, i), more());
       }
     }
     if (block == kNoteBlock) found = loader.find(args, task, first - 2 * Traits::kKvTile, slot);
@@ -98,7 +108,8 @@ struct Feed {
     }
   }
 
-  static constexpr int kRows = KvLoader<Traits>::kRows;
+  static constexpr int kRows = KvLoader<Traits>::kRows;  ///< of K that a thread copies
+  static constexpr int kValueRows = KvLoader<Traits>::kValueRows;
   static constexpr int kNoteBlock = kBlocks > 2 ? kBlocks - 2 : 0;
   const char* next_source = nullptr;
   typename KvLoader<Traits>::Found found = {};
@@ -199,7 +210,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
             ptx::cp_async_wait_all();
             __syncthreads();
           }
-          done = loop.accumulate(tile, feed);
+          done = loop.accumulate(value_tile<Traits>(tile), feed);
           if (done < Loop::kBlocks) break;
           first -= kTile;
           slot ^= 1;
@@ -212,7 +223,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
           feed.block_begin(block);
           feed.block_end(block);
         }
-        loop.resume(done, kTwo ? slot * Traits::kTileBytes : 0);
+        loop.resume(done, kTwo ? slot * Traits::kValueTileBytes : 0);
       } else {
         ptx::cp_async_wait_all();
         loader.settle_scales(args.params, slot);
@@ -228,7 +239,8 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         if constexpr (kTwo) {
           if (more) {
             copier.visit_keys(args, task, next, slot ^ 1, AsyncCopy{keys + next_tile});
-            copier.visit_values(args, task, next, slot ^ 1, AsyncCopy{values + next_tile});
+            copier.visit_values(args, task, next, slot ^ 1,
+                                AsyncCopy{values + value_tile<Traits>(next_tile)});
           }
         } else {
           copier.visit_values(args, task, first, slot, AsyncCopy{values});
@@ -238,8 +250,8 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
           rewrite_tile<Traits, Variant, false>(args, task, first,
                                                memory + Traits::kKeyOffset + tile, row);
           if constexpr (kTwo) {
-            rewrite_tile<Traits, Variant, true>(args, task, first,
-                                                memory + Traits::kValueOffset + tile, row);
+            rewrite_tile<Traits, Variant, true>(
+                args, task, first, memory + Traits::kValueOffset + value_tile<Traits>(tile), row);
           }
           __syncthreads();
         }
@@ -258,7 +270,7 @@ FLASHBSR_DEVICE void prefill(const KernelArgs& args) {
         loader.look_up(args, task, first - 3 * kTile, slot ^ 1);
         if (sight.any) {
           loop.soften(first, sight.all);
-          loop.resume(0, tile);
+          loop.resume(0, value_tile<Traits>(tile));
         }
       }
       first -= kTile;

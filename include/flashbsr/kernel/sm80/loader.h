@@ -77,17 +77,19 @@ template <class Traits>
 class KvLoader {
   static constexpr int kSize = dtype_size(Traits::kKv);
   static constexpr int kRowBytes = Traits::kRowBytes;
-  static constexpr int kChunkDims = Traits::kHeadDim / (kRowBytes / 16);  ///< of 16 bytes
   static constexpr int kTokens = Traits::kKvTile;
   /// Addresses of a tile: K's rows, then V's, then those of their scales.
   static constexpr int kNotes = Traits::kSources * kTokens;
   static constexpr int kSlots = Traits::kPageSlots;
+  static constexpr int kValueRowBytes = Traits::kValueRowBytes;
   using Shape = CopyShape<Traits::kThreads, kTokens, kRowBytes>;
+  using ValueShape = CopyShape<Traits::kThreads, kTokens, kValueRowBytes>;
   static_assert(kTokens <= Traits::kThreads);
 
  public:
   static constexpr int kChunks = Shape::kRowsEach * Shape::kChunksEach;  ///< of a thread
   static constexpr int kRows = Shape::kRowsEach;                         ///< of a thread
+  static constexpr int kValueRows = ValueShape::kRowsEach;
 
   FLASHBSR_DEVICE KvLoader(const BlockState& state, int32_t thread)
       : rows_(state.kv_rows),
@@ -174,12 +176,14 @@ class KvLoader {
   template <class Copy>
   FLASHBSR_DEVICE void visit_keys(const KernelArgs& args, const Task& task, int32_t first,
                                   uint32_t slot, const Copy& copy) const {
-    visit(rows_ + slot * kNotes, args.params.k.dim, task.item.kv_end - first, copy);
+    visit<Shape, kRowBytes>(rows_ + slot * kNotes, offset_, args.params.k.dim,
+                            task.item.kv_end - first, copy);
   }
   template <class Copy>
   FLASHBSR_DEVICE void visit_values(const KernelArgs& args, const Task& task, int32_t first,
                                     uint32_t slot, const Copy& copy) const {
-    visit(rows_ + slot * kNotes + kTokens, args.params.v.dim, task.item.kv_end - first, copy);
+    visit<ValueShape, kValueRowBytes>(rows_ + slot * kNotes + kTokens, value_offset(),
+                                      args.params.v.dim, task.item.kv_end - first, copy);
   }
 
   /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
@@ -196,8 +200,8 @@ class KvLoader {
       // memory. settle_scales() takes the half.
       const uint64_t from =
           reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]) & ~uint64_t{3};
-      const int32_t bytes =
-          (thread < kTokens ? p.k_scales.dim : p.v_scales.dim) * Traits::kScaleSize;
+      const int32_t bytes = thread < kTokens ? p.k_scales.dim * Traits::kScaleSize
+                                             : p.v_scales.dim * Traits::kValueScaleSize;
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         if (i > 0 && 4 * i >= bytes) break;
@@ -210,11 +214,11 @@ class KvLoader {
   /// Scales in fp16 that this thread has copied, once they have arrived, become floats; a barrier
   /// follows.
   FLASHBSR_DEVICE void settle_scales(const Params& p, uint32_t slot) const {
-    if constexpr (Traits::kTokenScales && !Traits::kPacked) {
+    if constexpr (Traits::kTokenScales && !(Traits::kPacked && Traits::kValuePacked)) {
       const int32_t thread = ptx::thread_index();
       if (2 * kTokens < Traits::kThreads && thread >= 2 * kTokens) return;
       if ((thread < kTokens ? p.k_scales : p.v_scales).dtype != DType::kF16) return;
-      float& scale = token_scales_[slot * 2 * kTokens + thread];
+      float& scale = token_scales_[(slot * 2 * kTokens + thread) * Traits::kScaleWords];
       const uint32_t word = float_bits(scale);
       const auto from = reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]);
       scale = from & 2 ? ptx::unpack_high<DType::kF16>(word) : ptx::unpack_low<DType::kF16>(word);
@@ -251,20 +255,39 @@ class KvLoader {
 
   /// Where this thread's row `i` of a whole tile is: of K, or of V.
   FLASHBSR_DEVICE const char* source(uint32_t slot, bool value, int i) const {
-    return rows_[slot * kNotes + (value ? kTokens : 0) + Shape::row(thread_) + i * Shape::kDown] +
-           Shape::chunk(thread_) * 16;
+    const char* const* const rows = rows_ + slot * kNotes;
+    return value ? source_of<ValueShape>(rows + kTokens, i) : source_of<Shape>(rows, i);
   }
   /// Copies it into the tile at shared address `tile`, if `wanted`.
-  FLASHBSR_DEVICE void copy_row(uint32_t tile, int i, const char* src, bool wanted) const {
-    if (Shape::kShort && Shape::row(thread_) >= kTokens) return;
-#pragma unroll
-    for (int j = 0; j < Shape::kChunksEach; ++j) {
-      ptx::cp_async_16_when(tile + offset_ + Shape::step(i, j), src + j * Shape::kAcross * 16,
-                            wanted);
+  FLASHBSR_DEVICE void copy_row(uint32_t tile, bool value, int i, const char* src,
+                                bool wanted) const {
+    if (value) {
+      copy_row_of<ValueShape>(tile + value_offset(), i, src, wanted);
+    } else {
+      copy_row_of<Shape>(tile + offset_, i, src, wanted);
     }
   }
 
  private:
+  /// In a tile of V, of this thread's first chunk.
+  FLASHBSR_DEVICE uint32_t value_offset() const {
+    if constexpr (kValueRowBytes == kRowBytes) return offset_;
+    return Swizzle<kValueRowBytes>::offset(ValueShape::row(thread_), ValueShape::chunk(thread_));
+  }
+
+  template <class Of>
+  FLASHBSR_DEVICE const char* source_of(const char* const* rows, int i) const {
+    return rows[Of::row(thread_) + i * Of::kDown] + Of::chunk(thread_) * 16;
+  }
+  template <class Of>
+  FLASHBSR_DEVICE void copy_row_of(uint32_t to, int i, const char* src, bool wanted) const {
+    if (Of::kShort && Of::row(thread_) >= kTokens) return;
+#pragma unroll
+    for (int j = 0; j < Of::kChunksEach; ++j) {
+      ptx::cp_async_16_when(to + Of::step(i, j), src + j * Of::kAcross * 16, wanted);
+    }
+  }
+
   FLASHBSR_DEVICE static void describe_source(const PagedView& view, int size, const Task& task,
                                               KvSource& source) {
     const auto bytes = [&](int64_t stride) { return static_cast<uint64_t>(stride) * size; };
@@ -281,34 +304,36 @@ class KvLoader {
     return max_of(position, task.item.kv_begin);
   }
 
-  template <class Copy>
-  FLASHBSR_DEVICE void visit(const char* const* rows, int32_t dim, int32_t count,
+  /// @param to  in the tile, of this thread's first chunk
+  template <class Of, int kBytes, class Copy>
+  FLASHBSR_DEVICE void visit(const char* const* rows, uint32_t to, int32_t dim, int32_t count,
                              const Copy& copy) const {
-    const int32_t row = Shape::row(thread_), chunk = Shape::chunk(thread_);
-    if (Shape::kShort && row >= kTokens) return;
+    constexpr int kChunkDims = Traits::kHeadDim / (kBytes / 16);  // of 16 bytes
+    const int32_t row = Of::row(thread_), chunk = Of::chunk(thread_);
+    if (Of::kShort && row >= kTokens) return;
     rows += row;
-    const char* src[Shape::kRowsEach];
+    const char* src[Of::kRowsEach];
 #pragma unroll
-    for (int i = 0; i < Shape::kRowsEach; ++i) src[i] = rows[i * Shape::kDown] + chunk * 16;
+    for (int i = 0; i < Of::kRowsEach; ++i) src[i] = rows[i * Of::kDown] + chunk * 16;
     if (count >= kTokens && dim == Traits::kHeadDim) {
 #pragma unroll
-      for (int i = 0; i < Shape::kRowsEach; ++i) {
+      for (int i = 0; i < Of::kRowsEach; ++i) {
 #pragma unroll
-        for (int j = 0; j < Shape::kChunksEach; ++j) {
-          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
-               src[i] + j * Shape::kAcross * 16, Inside{});
+        for (int j = 0; j < Of::kChunksEach; ++j) {
+          copy(i * Of::kChunksEach + j, to + Of::step(i, j), src[i] + j * Of::kAcross * 16,
+               Inside{});
         }
       }
     } else {
-      const int32_t chunk = Shape::chunk(ptx::thread_index());  // anew: nothing of this is kept
+      const int32_t chunk = Of::chunk(ptx::thread_index());  // anew: nothing of this is kept
 #pragma unroll
-      for (int i = 0; i < Shape::kRowsEach; ++i) {
-        const bool inside = row + i * Shape::kDown < count;
+      for (int i = 0; i < Of::kRowsEach; ++i) {
+        const bool inside = row + i * Of::kDown < count;
 #pragma unroll
-        for (int j = 0; j < Shape::kChunksEach; ++j) {
-          const bool mine = (chunk + j * Shape::kAcross) * kChunkDims < dim;
-          copy(i * Shape::kChunksEach + j, offset_ + Shape::step(i, j),
-               src[i] + j * Shape::kAcross * 16, inside && mine);
+        for (int j = 0; j < Of::kChunksEach; ++j) {
+          const bool mine = (chunk + j * Of::kAcross) * kChunkDims < dim;
+          copy(i * Of::kChunksEach + j, to + Of::step(i, j), src[i] + j * Of::kAcross * 16,
+               inside && mine);
         }
       }
     }

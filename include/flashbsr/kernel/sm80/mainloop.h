@@ -37,7 +37,7 @@ class Mainloop : public Scores<Traits, Variant> {
                            int32_t thread)
       : Base(args, state, query_tile, thread),
         value_tile_(query_tile + Traits::kValueOffset +
-                    first_dim(thread) * dtype_size(Traits::kKv)) {}
+                    first_dim(thread) * dtype_size(Traits::kV)) {}
 
   /// The first column of O that a thread's warp has.
   FLASHBSR_DEVICE static int32_t first_dim(int32_t thread) {
@@ -86,21 +86,23 @@ class Mainloop : public Scores<Traits, Variant> {
   using Base::factor_, Base::s_, Base::kTokenTiles;
   template <bool kPacked, class = void>
   struct ValuesOf {
-    using Type = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kKv, Traits::kCompute>;
+    using Type = ValueFragments<Traits::kArch, Traits::kHeadDim, Traits::kV, Traits::kCompute>;
   };
   template <class Unused>
   struct ValuesOf<true, Unused> {
     using Type = PackedValueFragments<Traits::kHeadDim>;
   };
-  using Values = typename ValuesOf<Traits::kPacked>::Type;
+  using Values = typename ValuesOf<Traits::kValuePacked>::Type;
   /// Pairs of words that a load of V gives: packed codes are widened where they are multiplied.
-  static constexpr int kLoaded = Values::kDims / (Traits::kPacked ? 32 : 8);
+  static constexpr int kLoaded = Values::kDims / (Traits::kValuePacked ? 32 : 8);
   /// Weights take scales of groups where the dims of these begin: until then they are floats.
-  static constexpr bool kGroupWeights = Traits::kKv == DType::kI4;
+  static constexpr bool kGroupWeights = Traits::kV == DType::kI4;
   static constexpr int kWeightWords = kGroupWeights ? 8 : 4;
   static constexpr int kPairs = 4 * kBands;  ///< of weights that a thread has of 16 tokens
   /// Loads of V that the weights stay behind. More cost registers: bytes spend them on widening.
-  static constexpr int kLag = Traits::kPacked ? kDims / Values::kDims - 1 : Traits::kBytes ? 1 : 2;
+  static constexpr int kLag = Traits::kValuePacked  ? kDims / Values::kDims - 1
+                              : Traits::kValueBytes ? 1
+                                                    : 2;
   /// What four of a row's weights may add up to, so that each fits its type with room to spare.
   static constexpr float kMost = 32768.0f;
 
@@ -167,20 +169,20 @@ class Mainloop : public Scores<Traits, Variant> {
   /// Packed codes of a block and of a chunk of 32 dims, to operands.
   FLASHBSR_DEVICE void widen_values(uint32_t lane, int block, int chunk, const uint32_t (&words)[2],
                                     uint32_t (&v)[4][2]) const {
-    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kV>;
     static_assert(Codes::kValueUnit == Traits::kValueUnit);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float* scales = value_scales(lane, block, half, chunk);
       uint32_t pairs[4];
-      Codes::widen_values(words[half], scales[0], scales[Codes::kWords], chunk, lane, pairs);
+      Codes::widen_values(words[half], scales[0], scales[Traits::kScaleWords], chunk, lane, pairs);
 #pragma unroll
       for (int n = 0; n < 4; ++n) v[n][half] = pairs[n];
     }
   }
   /// Of packed codes: the word of a chunk, of this thread's first token of eight of a block.
   FLASHBSR_DEVICE const float* value_scales(uint32_t lane, int block, int half, int chunk) const {
-    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
+    using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kV>;
     return Base::scales_of(Traits::kKvTile + 16 * block + 8 * half + lane % 4 * 2) +
            Codes::word_of(chunk, Base::value_groups());
   }
@@ -192,14 +194,14 @@ class Mainloop : public Scores<Traits, Variant> {
 #pragma unroll
     for (int i = 0; i < Values::kDims / 8; ++i) {
       const int chunk = (first + i) / 4;
-      if constexpr (Traits::kPacked) {
+      if constexpr (Traits::kValuePacked) {
         if (i % 4 == 0) widen_values(values.lane, block, chunk, v[i / 4], wide);
       }
       if constexpr (kGroupWeights) {
         if (i % 4 == 0) scale_weights(values.lane, block, chunk, p, scaled);
       }
-      const uint32_t low = Traits::kPacked ? wide[i % 4][0] : v[i % kLoaded][0];
-      const uint32_t high = Traits::kPacked ? wide[i % 4][1] : v[i % kLoaded][1];
+      const uint32_t low = Traits::kValuePacked ? wide[i % 4][0] : v[i % kLoaded][0];
+      const uint32_t high = Traits::kValuePacked ? wide[i % 4][1] : v[i % kLoaded][1];
 #pragma unroll
       for (int b = 0; b < kBands; ++b) {
         if constexpr (kGroupWeights) {
@@ -254,7 +256,7 @@ class Mainloop : public Scores<Traits, Variant> {
       p[b][2 * i] = float_bits(x);
       p[b][2 * i + 1] = float_bits(y);
       return;
-    } else if constexpr (Traits::kTokenScales && !Traits::kPacked) {
+    } else if constexpr (Traits::kTokenScales && !Traits::kValuePacked) {
       const float2 scale = Base::token_scales(Traits::kKvTile + 16 * block + i / 2 * 8);
       x *= scale.x;
       y *= scale.y;

@@ -146,8 +146,9 @@ class Scores {
   /// Of the thread's two tokens of eight from `token` on, of the tile at hand: of K, or from
   /// kKvTile on of V.
   FLASHBSR_DEVICE float2 token_scales(int token) const {
-    static_assert(Traits::kScaleWords == 1);
-    return *reinterpret_cast<const float2*>(scales_of(token + lane_ % 4 * 2));
+    const float* const scales = scales_of(token + lane_ % 4 * 2);
+    if constexpr (Traits::kScaleWords == 1) return *reinterpret_cast<const float2*>(scales);
+    return {scales[0], scales[Traits::kScaleWords]};
   }
   FLASHBSR_DEVICE int value_groups() const { return args_.params.v_scales.dim; }
   FLASHBSR_DEVICE const float* scales_of(int32_t token) const {
@@ -158,7 +159,7 @@ class Scores {
   /// 128 rows, have no register to keep them in.
   template <class Operands>
   FLASHBSR_DEVICE Operands operands(uint32_t tile) const {
-    if constexpr (kHasHooks<Variant> || Traits::kPacked) {
+    if constexpr (kHasHooks<Variant> || Traits::kPacked || Traits::kValuePacked) {
       return Operands(tile, ptx::thread_index() % 32);
     } else {
       return Operands(tile, lane_);
@@ -189,7 +190,7 @@ class Scores {
   template <class Between>
   FLASHBSR_DEVICE void multiply_packed(uint32_t tile, Between&& between) {
     using Codes = PackedCodes<Traits::kArch, Traits::kHeadDim, Traits::kKv>;
-    static_assert(Codes::kKeyUnit == Traits::kKeyUnit && Codes::kWords == Traits::kScaleWords);
+    static_assert(Codes::kKeyUnit == Traits::kKeyUnit);
     between.begin();  // a thread has two copies or four
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) between.step(step);
@@ -216,7 +217,7 @@ class Scores {
           Codes::widen_key(words[i], scales_of(at + lane / 4)[word], chunk, lane, k);
           if constexpr (Codes::kByProducts) {
             const float* scales = scales_of(at + lane % 4 * 2) + word;
-            const float scale[2] = {int4_scale(scales[0]), int4_scale(scales[Codes::kWords])};
+            const float scale[2] = {int4_scale(scales[0]), int4_scale(scales[Traits::kScaleWords])};
 #pragma unroll
             for (int b = 0; b < kBands; ++b) {
               float sum[4] = {};

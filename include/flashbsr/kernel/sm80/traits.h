@@ -23,6 +23,14 @@ FLASHBSR_FN constexpr int prefill_stages(int head_dim, DType kv, int rows, int a
              : 1;
 }
 
+FLASHBSR_FN constexpr bool is_byte(DType t) { return dtype_size(t) == 1 && !is_packed(t); }
+
+/// Of codes: bytes of a scale, and words of those of a row at most.
+FLASHBSR_FN constexpr int scale_size(DType t) { return t == DType::kE2M1 ? 1 : 4; }
+FLASHBSR_FN constexpr int scale_words(DType t, int head_dim) {
+  return t == DType::kE2M1 ? head_dim / 64 : is_packed(t) ? head_dim / 32 : 1;
+}
+
 /// Warps that share rows, each with its part of O's columns and all of S: 16 rows of 512 columns
 /// would be 256 of a thread's 255 registers.
 FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 2 : 1; }
@@ -34,38 +42,38 @@ FLASHBSR_FN constexpr int prefill_parts(int head_dim) { return head_dim > 256 ? 
 /// @tparam kv_tile   tokens of a tile of K or V
 /// @tparam stages    buffers for K, and for V: 1 or 2
 /// @tparam scaled    K and V have scales of every token and head: logits take K's, weights V's
+/// @tparam v         type of V, where it has other codes than K
 template <int head_dim, DType kv, int rows, int arch = 80,
           int kv_tile = prefill_kv_tile(head_dim, rows),
-          int stages = prefill_stages(head_dim, kv, rows, arch), bool scaled = false>
+          int stages = prefill_stages(head_dim, kv, rows, arch), bool scaled = false, DType v = kv>
 struct PrefillTraits {
   /// Whose instructions the kernel uses: what the pass of the compiler makes code for, where that
   /// is more. From sm_89 on that is a conversion of float8; others are one for all GPUs from sm_80
   /// on, whose PTX is made once (cmake/instances.cmake).
   static constexpr int kArch = max_of(FLASHBSR_ARCH, arch);
   static constexpr int kHeadDim = head_dim;
-  static constexpr DType kKv = kv;
+  static constexpr DType kKv = kv, kV = v;
   static constexpr int kRows = rows;
 
   /// Elements of a byte, which are widened on their way to the tensor cores.
-  static constexpr bool kBytes = dtype_size(kv) == 1 && !is_packed(kv);
+  static constexpr bool kBytes = is_byte(kv), kValueBytes = is_byte(v);
   /// Two of them in a byte (tile/packed.h).
-  static constexpr bool kPacked = is_packed(kv);
+  static constexpr bool kPacked = is_packed(kv), kValuePacked = is_packed(v);
   static constexpr bool kTokenScales = scaled;
   static_assert(scaled || (kv != DType::kI8 && !kPacked));
+  static_assert(v == kv || (scaled && dtype_size(kv) == 1 && dtype_size(v) == 1));
   /// What the tensor cores multiply with Q: codes are exact in fp16.
   static constexpr DType kKeyCompute = dtype_size(kv) == 1 ? DType::kF16 : kv;
   /// And with weights. V's scales make these of any size, and so bf16; NVFP4's are in its codes.
-  static constexpr DType kCompute = scaled && kv != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
+  static constexpr DType kCompute = scaled && v != DType::kE2M1 ? DType::kBF16 : kKeyCompute;
   /// What K and V are divided by where they are multiplied (ptx/codes.h).
   static constexpr float kKeyUnit = kv == DType::kE2M1 ? 128.0f : kPacked ? 512.0f : 1.0f;
-  static constexpr float kValueUnit = kv == DType::kE2M1                     ? 128.0f
-                                      : kv == DType::kI4 || kv == DType::kI8 ? 64.0f
-                                                                             : 1.0f;
-  /// Bytes of a scale of packed codes, and words of those of a row of K or V at most.
-  static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
-  static constexpr int kScaleWords = kv == DType::kE2M1 ? head_dim / 64
-                                     : kPacked          ? head_dim / 32
-                                                        : 1;
+  static constexpr float kValueUnit = v == DType::kE2M1                    ? 128.0f
+                                      : v == DType::kI4 || v == DType::kI8 ? 64.0f
+                                                                           : 1.0f;
+  /// Bytes of a scale of packed codes, and words that there are for those of a row of K or V.
+  static constexpr int kScaleSize = scale_size(kv), kValueScaleSize = scale_size(v);
+  static constexpr int kScaleWords = max_of(scale_words(kv, head_dim), scale_words(v, head_dim));
 
   static constexpr int kRowWarps = 4;  ///< that rows are dealt to
   static constexpr int kParts = prefill_parts(head_dim);
@@ -80,7 +88,9 @@ struct PrefillTraits {
 
   static constexpr int kQueryBytes = rows * head_dim * 2;
   static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
+  static constexpr int kValueRowBytes = static_cast<int>(row_bytes(v, head_dim));
   static constexpr int kTileBytes = kKvTile * kRowBytes;
+  static constexpr int kValueTileBytes = kKvTile * kValueRowBytes;
   /// Arrays that a token has a row in: K, V and the scales of both.
   static constexpr int kSources = scaled ? 4 : 2;
   static constexpr int kSourceBytes = 32;      ///< sizeof(KvSource)
@@ -94,7 +104,7 @@ struct PrefillTraits {
   /// and the next]
   static constexpr int kKeyOffset = kQueryBytes;
   static constexpr int kValueOffset = kKeyOffset + kStages * kTileBytes;
-  static constexpr int kKvRowOffset = kValueOffset + kStages * kTileBytes;
+  static constexpr int kKvRowOffset = kValueOffset + kStages * kValueTileBytes;
   static constexpr int kSourceOffset = kKvRowOffset + 2 * kSources * kKvTile * 8;
   static constexpr int kPageOffset = kSourceOffset + kSources * kSourceBytes;
   static constexpr int kRowOffset = kPageOffset + 2 * kThreads * 4;
@@ -107,11 +117,11 @@ struct PrefillTraits {
 
 /// A kernel for codes with scales of every token. With 128 rows and tiles of 64 tokens int4 spills
 /// 32 bytes at head dim 64.
-template <int head_dim, DType kv, int rows, int arch = 80>
+template <int head_dim, DType kv, int rows, int arch = 80, DType v = kv>
 using ScaledPrefillTraits =
     PrefillTraits<head_dim, kv, rows, arch,
                   is_packed(kv) && rows == 128 ? 32 : prefill_kv_tile(head_dim, rows),
-                  prefill_stages(head_dim, kv, rows, arch), true>;
+                  prefill_stages(head_dim, kv, rows, arch), true, v>;
 
 /// A kernel for latent K and V (latent.h): a row of K is its latent, which is V too, and a tail
 /// that RoPE has turned. A warp has S of 16 rows, of some tokens and some dims; afterwards O of up
@@ -130,7 +140,9 @@ struct LatentTraits {
   /// Codes, which are widened on their way to the tensor cores (latent_codes.h).
   static constexpr bool kBytes = dtype_size(type) == 1, kRowScales = row_scales;
   static constexpr DType kKv = type, kCompute = kBytes ? DType::kF16 : type, kKeyCompute = kCompute;
+  static constexpr DType kV = kKv;
   static constexpr bool kPacked = false, kTokenScales = false, kLatent = true;
+  static constexpr bool kValueBytes = kBytes, kValuePacked = kPacked;
   static constexpr float kKeyUnit = 1.0f, kValueUnit = 1.0f;
   static constexpr int kRows = rows;
   static constexpr int kWarps = 8;
@@ -164,6 +176,7 @@ struct LatentTraits {
   static constexpr int kQueryBytes = rows * kHeadDim * 2;
   /// Of codes the latents, behind which a tile has its tails, and scales behind these.
   static constexpr int kRowBytes = kBytes ? latent_dim : kHeadDim * 2;
+  static constexpr int kValueRowBytes = kRowBytes;  ///< a loader's; latents are K's own
   static constexpr int kTailRowBytes = !kBytes ? 0 : tail_dim * (row_scales ? 2 : 1);
   static constexpr int kTileTailOffset = kKvTile * kRowBytes;
   static constexpr int kTileScaleOffset = kTileTailOffset + kKvTile * kTailRowBytes;
