@@ -169,7 +169,9 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     fixed = page_size is not None and not chosen_by_rows and not levels
     kv_lens = LONG if page_size and not fixed and not by_price(kernel) else KV_LENS
     q_type, _, kv_type = kernel["kv"].rpartition("x")
-    kv_dtype, q_dtype = TYPES[kv_type], TYPES[q_type or kv_type]
+    k_type, _, v_type = kv_type.partition("_")
+    kv_dtype, q_dtype = TYPES[k_type], TYPES[q_type or k_type]
+    v_dtype = TYPES[v_type or k_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
     scaled = family.endswith("_scaled")
@@ -179,7 +181,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     dim = kernel["head_dim"]
     latent = family.startswith("latent")
     kv_dtype = "fp8_ds_mla" if family.endswith("_packed") else kv_dtype
-    exact = page_size or latent or kv_dtype in ("int4", "nvfp4")
+    exact = page_size or latent or {kv_dtype, v_dtype} & {"int4", "nvfp4"}
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
     kv_heads = 1 if latent else 2
     fields = {"sm_scale": 0.05} if latent else {}
@@ -200,7 +202,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
             latent=latent,
             backend=backend,
             q_dtype=q_dtype,
-            kv_dtype=kv_dtype,
+            kv_dtype=(kv_dtype, v_dtype) if v_type else kv_dtype,
             fixed_split_size=3 * page_size if fixed and page_size else None,
             tile_rows=rows if asked else None,
             check=page_size is not None,
@@ -227,7 +229,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         indices = np.random.default_rng(1).permutation(shape[0]).astype(np.int32)
         lens = np.array(kv_lens, np.int32)
         # Half of the kernels without masks: items and parts that lengths leave empty.
-        bounds = kernel["kv"] in ("bf16", "e4m3", "i8") and "custom_mask" not in masks
+        bounds = kernel["kv"] in ("bf16", "e4m3", "i8", "i8_i4") and "custom_mask" not in masks
         if bounds and not (fixed and spec.get("window_left", -1) >= 0):
             layout: Any = flashbsr.Bounds(qo_indptr, lens, page_size=page_size)
             attention.plan(layout, **masks)
@@ -241,7 +243,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
         shape = (sum(kv_lens), kv_heads)
         attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
     kv, k_scale = cache_of((*shape, dim), kv_dtype, scaled)
-    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), kv_dtype, scaled)
+    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), v_dtype, scaled)
     kv = kv if latent else (kv, v)
     lse = spec.get("activation") != "sigmoid"
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.

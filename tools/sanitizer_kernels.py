@@ -24,7 +24,7 @@ def reachable(kernels: list[dict[str, Any]], capability: int) -> list[dict[str, 
 def compiled() -> list[dict[str, Any]]:
     """Rows that no build has and 9.0 compiles.
 
-    Head dim 512, hooks over codes and over latents, e5m2, other latents.
+    Head dim 512, hooks over codes and over latents, codes of two types, e5m2, other latents.
     """
     wide = [
         (family, arch, 512, kv, rows, variant)
@@ -36,6 +36,7 @@ def compiled() -> list[dict[str, Any]]:
         ("prefill_scaled", "sm80", 128, kv, 64, "plain" if kv == "e5m2" else "standard")
         for kv in ("i8", "i4", "e2m1", "e5m2")
     ]
+    codes += [("prefill_scaled", "sm80", 128, kv, 64, "plain") for kv in ("i8_i4", "i4_e2m1")]
     float8 = [
         ("decode", "sm90", 128, "e4m3", 8, "standard"),
         ("decode", "sm90", 64, "e5m2", 8, "plain"),

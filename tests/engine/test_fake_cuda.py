@@ -50,6 +50,7 @@ torch = framework("torch")
             {"FAKE_CUDA_SMS": "132"},
         ),
         (["engine/test_kv_codes_cuda.py", "engine/test_kv_codes_ends_cuda.py"], "cuda", {}),
+        (["engine/test_kv_codes_two_types_cuda.py"], "arrays or layouts or split", {}),
         (
             ["engine/test_float8_out_cuda.py"],
             "beside or nan or bf16_r192_plain or d128_bf16_r8_plain",
@@ -83,6 +84,7 @@ torch = framework("torch")
         "latent",
         "latent, eight bits",
         "ends of codes",
+        "codes of two types",
         "float8 outputs",
         "chunks over codes",
         "plans of others",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import flashbsr
 import matrix
+import pytest
 from compare import MismatchError, assert_attention
 from harness import CPU
 
@@ -46,6 +47,7 @@ def run(level: str, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(900)  # five processes, one after the other, where others work too
 def test_matrix(tmp_path: Path) -> None:
     """Every case on every level beside one reference, which takes longer than all of them.
 
