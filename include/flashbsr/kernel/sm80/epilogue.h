@@ -56,7 +56,6 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
   const int32_t first_dim = Loop::first_dim(ptx::thread_index());
   const float v_scale = value_scale(p, item.kv_head);
-  constexpr bool kExact = Traits::kLatent;  // their dims are not padded, and are not compared
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
 #pragma unroll
@@ -105,7 +104,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
         detail::for_each_run<Traits, Loop>(
             loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
               const int32_t at = first_dim + d;
-              store_sized<kSize, Traits::kArch>(out, type, at, kExact ? at + 1 : p.v.dim, x);
+              store_sized<kSize, Traits::kArch>(out, type, at, Loop::kExact ? at + 1 : p.v.dim, x);
             });
       });
     }

@@ -315,6 +315,8 @@ class LatentOutput {
   static constexpr int kChunks = ceil_div(Traits::kValueDim / 64, Traits::kDimWarps / 4);
   static constexpr int kDims = 16 * kChunks;
   static constexpr int kDimTiles = kDims / 8;
+  /// Dims are not padded, but of an odd number of lines some warps have one less.
+  static constexpr bool kExact = Traits::kValueDim / 64 % (Traits::kDimWarps / 4) == 0;
   static constexpr float kShift = Scores<Traits, Variant>::kShift;
 
   float o[kBands][kDimTiles][4];
@@ -384,7 +386,7 @@ class LatentOutput {
       }
 #pragma unroll
       for (int d = 0; d < kDims; d += Values::kDims) {
-        // Of an odd number of lines some warps have one less; write_rows() knows.
+        // Those dims are not written either (kExact).
         if (column(d) + kStride > Traits::kValueDim && dim + column(d) >= Traits::kValueDim) break;
         uint32_t v[Values::kDims / 8][2];
         values.load(v, j * 16, column(d));

@@ -26,6 +26,7 @@ class Mainloop : public Scores<Traits, Variant> {
   using Base::kBands, Base::kShift;
   static constexpr int kDims = Traits::kHeadDim / Traits::kParts;  ///< of O, in this warp
   static constexpr int kDimTiles = kDims / 8;
+  static constexpr bool kExact = false;  ///< all dims of O exist: none is padding
   static constexpr int kBlocks = Traits::kKvTile / 16;
 
   /// A thread has rows g and g + 8 of each band, g = lane / 4, and of O columns as in out_column().
