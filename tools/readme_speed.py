@@ -58,7 +58,8 @@ def draw(cuda: Path, to: Path) -> None:
     """Draw a bar for each peer and workload of `SHOWN`; the line at 1 is the peer's own speed."""
     import matplotlib.pyplot as plt
 
-    found = speedups(json.loads(cuda.read_text()))
+    record = json.loads(cuda.read_text())
+    found, device = speedups(record), record["machine"]["device"]["name"].removeprefix("NVIDIA ")
     names = [name for name in SHOWN if name in found]
     figure, ax = plt.subplots(figsize=(9, 4.6), layout="constrained")
     for i, (key, peer) in enumerate(PEERS.items()):
@@ -71,7 +72,7 @@ def draw(cuda: Path, to: Path) -> None:
     ax.axvline(1, color="#22303c", linewidth=1, linestyle=(0, (4, 3)))
     ax.set_yticks(range(len(names)), [SHOWN[name] for name in names])
     ax.invert_yaxis()
-    ax.set_xlabel("times as fast (32 query and 8 KV heads of 128, bfloat16, one H200)")
+    ax.set_xlabel(f"times as fast (32 query and 8 KV heads of 128, bfloat16, one {device})")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, loc="lower right")
     figure.savefig(to, dpi=140, facecolor="white")
