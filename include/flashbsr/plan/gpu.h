@@ -65,9 +65,11 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
   // An SM of an H200 can stream 62 GB/s and each of a pair 38, while all have 34.5. An H100's have
-  // 24; that they can 52 and 32 fits what decode took there.
+  // 24; that they can 48 and 32 fits what decode took there. (52 fitted few SMs as well, but half
+  // of them have 43 each: 64 parts of 131072 tokens took 196 us, by that price as long as 128,
+  // 174.)
   const double share = std::sqrt(k.bytes_per_second / k.sms / (4.55e12 / 132));
-  limits.pace_alone = static_cast<int32_t>(min_of(570 * share, 1024.0));
+  limits.pace_alone = static_cast<int32_t>(min_of(570 * std::sqrt(share), 1024.0));
   limits.pace_of_half = static_cast<int32_t>(min_of(900 * share, 1024.0));
   limits.cost_per_shared = detail::gpu_units(2.4);
   // 124 requests of 1 to 673 tokens, one KV head: 13.6 us with parts before other items, 10.3
