@@ -17,7 +17,6 @@ from pathlib import Path
 
 import flashbsr
 import matrix
-import pytest
 from compare import MismatchError, assert_attention
 from harness import CPU
 
@@ -47,7 +46,6 @@ def run(level: str, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(900)  # five processes, one after the other, where others work too
 def test_matrix(tmp_path: Path) -> None:
     """Every case on every level beside one reference, which takes longer than all of them.
 
