@@ -24,29 +24,24 @@ TemplateRow row_of(int arch, bool exact, int head_dim, int head_dim_vo) {
           {Traits::kThreads, Traits::kSmemBytes, Traits::kBlocksPerSM, Traits::kKvTile}};
 }
 
-/// Calls f.operator()<kType>() for a type of K and V.
-template <class F>
-Found with_kv(DType kv, const F& f) {
-  switch (kv) {
-    case DType::kF16: return f.template operator()<DType::kF16>();
-    case DType::kBF16: return f.template operator()<DType::kBF16>();
-    case DType::kE4M3: return f.template operator()<DType::kE4M3>();
-    case DType::kE5M2: return f.template operator()<DType::kE5M2>();
-    default: return {};
-  }
+/// Calls f.operator()<kType>() for that of kTypes which a type is.
+template <DType... kTypes, class F>
+Found with_one_of(DType type, const F& f) {
+  Found found;
+  ((type == kTypes && (found = f.template operator()<kTypes>(), true)) || ...);
+  return found;
 }
 
-/// The same for a type that has scales of every token.
+/// The same for a type of K and V, and for one that has scales of every token.
+template <class F>
+Found with_kv(DType kv, const F& f) {
+  using enum DType;
+  return with_one_of<kF16, kBF16, kE4M3, kE5M2>(kv, f);
+}
 template <class F>
 Found with_codes(DType kv, const F& f) {
-  switch (kv) {
-    case DType::kE4M3: return f.template operator()<DType::kE4M3>();
-    case DType::kE5M2: return f.template operator()<DType::kE5M2>();
-    case DType::kI8: return f.template operator()<DType::kI8>();
-    case DType::kI4: return f.template operator()<DType::kI4>();
-    case DType::kE2M1: return f.template operator()<DType::kE2M1>();
-    default: return {};
-  }
+  using enum DType;
+  return with_one_of<kE4M3, kE5M2, kI8, kI4, kE2M1>(kv, f);
 }
 
 /// Calls f.operator()<kDim>() for the smallest head dim of mma.sync kernels that holds both.
