@@ -32,6 +32,8 @@ FLAGS = {
     # As in python/flashbsr/jit/nvrtc.py: kernels compiled ahead of time and at run time are one.
     "nvrtc": ("-std=c++20", "-default-device", "--ptxas-options=-v"),
 }
+# Before the toolkit's headers: what nvcc includes of these, in short.
+NVCC_HEADERS = Path(__file__).parent / "nvcc"
 INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"](flashbsr/[^>\"]+)[>\"]", re.MULTILINE)
 PARTS = (".fatbin", ".log")
 
@@ -53,7 +55,7 @@ def key_of(args: argparse.Namespace, headers: list[Path]) -> str:
     """Digest of what decides the result: compiler, flags, targets, text."""
     settings = (args.compiler, *FLAGS[args.kind], args.compress, *args.sass, args.ptx)
     digest = hashlib.sha256("\0".join(settings).encode())
-    steps = (Path(__file__), Path(nvrtc_packages.__file__))
+    steps = (Path(__file__), Path(nvrtc_packages.__file__), NVCC_HEADERS / "cuda_runtime.h")
     for path in (args.source, *headers, *steps):
         content = path.read_bytes()
         digest.update(f"\0{path.name} {len(content)}\0".encode() + content)
@@ -69,7 +71,8 @@ def compile_by_nvcc(args: argparse.Namespace) -> str:
     if args.ptx != "0":
         targets += ["-gencode", f"arch=compute_{args.ptx},code=compute_{args.ptx}"]
     command = [args.nvcc, "-fatbin", *targets, *FLAGS["nvcc"], *args.compress.split()]
-    command += ["-ccbin", args.ccbin, f"-I{args.include}", args.source, "-o", args.output]
+    command += ["-ccbin", args.ccbin, f"-I{NVCC_HEADERS}", f"-I{args.include}"]
+    command += [args.source, "-o", args.output]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

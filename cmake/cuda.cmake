@@ -158,7 +158,8 @@ list(FILTER FLASHBSR_DEVICE_HEADERS EXCLUDE REGEX "/include/flashbsr/(cpu|plan)/
 function(flashbsr_compile_kernel name source sass ptx)
   get_filename_component(folder "${source}" DIRECTORY)
   set(base "${folder}/${name}")
-  set(scripts "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.py" "${PROJECT_SOURCE_DIR}/cmake/nvrtc_packages.py")
+  set(scripts "${PROJECT_SOURCE_DIR}/cmake/compile_kernel.py" "${PROJECT_SOURCE_DIR}/cmake/nvrtc_packages.py"
+              "${PROJECT_SOURCE_DIR}/cmake/nvcc/cuda_runtime.h")
   set(compiler --compiler "${FLASHBSR_CUDA_COMPILER} ${FLASHBSR_CUDA_COMPILER_VERSION}")
   if(FLASHBSR_CUDA_COMPILER STREQUAL "nvcc")
     list(APPEND compiler --nvcc "${FLASHBSR_NVCC}" --ccbin "${CMAKE_CXX_COMPILER}"

@@ -19,6 +19,7 @@ PATTERNS = (
     "include/flashbsr/**/*.h",
     "cpp/**/*",
     "cmake/compile_kernel.py",
+    "cmake/nvcc/*.h",
     "cmake/nvrtc_packages.py",
     "python/flashbsr/**/*.py",
 )

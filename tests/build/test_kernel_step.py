@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def test_what_is_written(kernel: Kernel, capsys: pytest.CaptureFixture[str]) -> 
     assert "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=sm_90" in call
     assert "-gencode arch=compute_80,code=compute_80" in call
     assert "--compress-mode=size" in call
+    assert call.index("/cmake/nvcc ") < call.index(f"-I{kernel.folder}/include ")
     assert capsys.readouterr().out == "k  sm_80 96 registers\n"
     assert "Used 96 registers" in kernel.output.with_suffix(".log").read_text()
 
@@ -270,3 +272,22 @@ def test_the_effort_is_said(tmp_path: Path, images: int, minutes: str) -> None:
     )
     outcome = run([tool("cmake"), "-P", script])
     assert re.match(minutes + r" (\d+ cores|one core)$", outcome.output.strip()), outcome.output
+
+
+def test_less_of_cuda_s_headers_is_the_same_kernel(tmp_path: Path) -> None:
+    """nvcc finds our cuda_runtime.h first. What it makes of a kernel is what its own gives."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    source = tmp_path / "rope.cu"
+    text = (ROOT / "cpp/kernels/rope.cu.in").read_text()
+    source.write_text(re.sub(r"@\w+@", "rope", text))
+    made = []
+    for folder in (INCLUDE, ROOT / "cmake/nvcc"):
+        output = tmp_path / "rope.ptx"
+        command = [nvcc, "-ptx", "-arch=compute_80", *compile_kernel.FLAGS["nvcc"]]
+        done = run([*command, f"-I{folder}", f"-I{INCLUDE}", source, "-o", output])
+        assert done.status == 0, done.output
+        assert "warning" not in done.output
+        made.append(output.read_bytes())
+    assert made[0] == made[1]
