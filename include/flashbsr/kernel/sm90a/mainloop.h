@@ -314,8 +314,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::pin(o);
     Base::pin_weights();
     if (begun) {
-      release(shared_.value_pipeline, value_);
-      value_.advance();
+      release_values();
     }
   }
 
@@ -341,8 +340,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     Base::pin_weights();
-    release(shared_.value_pipeline, value_);
-    value_.advance();
+    release_values();
     key_.advance();
   }
 
@@ -404,8 +402,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_wait<0>();
     ptx::pin(high);
     Base::pin_weights();
-    release(shared_.value_pipeline, value_);
-    value_.advance();
+    release_values();
 #pragma unroll
     for (int i = 0; i < kPart; ++i) o[kPart + i] += high[i];
   }
@@ -420,13 +417,21 @@ class Mainloop : public Softmax<Traits, Variant> {
       products_.give_turn();
     }
     shared_.value_pipeline.wait_full(value_);
-    release(shared_.value_pipeline, value_);
-    value_.advance();
+    release_values();
   }
 
   template <class Ring, class At>
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
     if (threadIdx.x % 32 == 0) ring.release(at);
+  }
+  /// V, and scales, which every lane has read: race detectors see that of a lane that says so.
+  FLASHBSR_DEVICE void release_values() {
+    if constexpr (Traits::kTokenScales) {
+      shared_.value_pipeline.release(value_);
+    } else {
+      release(shared_.value_pipeline, value_);
+    }
+    value_.advance();
   }
   FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
   FLASHBSR_DEVICE void done_with_queries() {

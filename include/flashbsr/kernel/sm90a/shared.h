@@ -199,7 +199,7 @@ struct Shared {
     value_pipeline.init(Traits::kWideners         ? kTailWarps
                         : Traits::kPreparesValues ? preparers
                                                   : 1,
-                        last);
+                        Traits::kTokenScales ? 32 * last : last);
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
