@@ -303,24 +303,34 @@ def quantize() -> None:
         flashbsr.dequantize_kv_cache(cache[0], scales[0], kv_dtype=dtype)
 
 
-def dense_pages() -> None:
-    """So many queries that NVFP4 is written as 16 bits first; requests end inside of pages."""
+def dense_pages(
+    kv_dtype: str = "nvfp4", q_dtype: str = "bfloat16", dim: int = 128, page_size: int = PAGE_SIZE
+) -> str:
+    """So many queries that codes are written as 16 bits first; requests end inside of pages."""
     lengths, queries, heads = (2043, 0, 1501), (768, 0, 768), 8
-    pages = [-(-n // PAGE_SIZE) for n in lengths]
+    pages = [-(-n // page_size) for n in lengths]
     ids = np.random.default_rng(2).permutation(sum(pages))
-    shape = (sum(pages), PAGE_SIZE, heads)
-    task = flashbsr.TaskInfo(4 * heads, heads, 128, q_dtype="bfloat16", kv_dtype="nvfp4")
+    shape = (sum(pages), page_size, heads)
+    task = flashbsr.TaskInfo(4 * heads, heads, dim, q_dtype=q_dtype, kv_dtype=kv_dtype)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
     attention.plan(
         flashbsr.Paged(offsets(queries), offsets(pages), ids, kv_lens=np.array(lengths),
-                             page_size=PAGE_SIZE)
+                             page_size=page_size)
     )  # fmt: skip
-    kv = tuple(torch.zeros(*shape, 64, dtype=torch.uint8).to(DEVICE) for _ in "kv")
-    k_scale, v_scale = (torch.ones(*shape, 8).to(torch.float8_e4m3fn).to(DEVICE) for _ in "kv")
-    q = normal((sum(queries), 4 * heads, 128), "bfloat16")
+    kv = tuple(torch.zeros(*shape, dim // 2, dtype=torch.uint8).to(DEVICE) for _ in "kv")
+    scales = torch.ones(*shape, dim // 16 if kv_dtype == "nvfp4" else 2)
+    scales = scales.to(torch.float8_e4m3fn) if kv_dtype == "nvfp4" else scales
+    k_scale, v_scale = (scales.to(DEVICE) for _ in "kv")
+    q = normal((sum(queries), 4 * heads, dim), q_dtype)
     attention.run(q, kv, k_scale=k_scale, v_scale=v_scale)
-    if "scaled" in attention.explain().kernel:
+    return str(attention._engine.kernel_name())
+
+
+def write_pages() -> None:
+    """NVFP4 as its values, and keys that stay codes."""
+    if "scaled" in dense_pages():
         raise RuntimeError("codes were read as they are")
+    dense_pages("int4")
 
 
 def rotate() -> None:
@@ -378,7 +388,7 @@ OPS: dict[str, Callable[[], None]] = {
     "check_pages": check_pages,
     "clear_rows": bounds,
     "dequantize_kv": quantize,
-    "dequantize_pages": dense_pages,
+    "dequantize_pages": write_pages,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
     "merge_peers": lambda: sanitizer_merges.through_peers(normal),
@@ -410,6 +420,9 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
         if DEVICE == "cuda":
             torch.cuda.synchronize()
         return []
+    if kernel["family"] == "hopper_scaled" and kernel["kv"] in ("f16", "bf16"):
+        ran = {dense_pages("int4", TYPES[kernel["kv"]], kernel["head_dim"], n) for n in (7, 16)}
+        return sorted(ran - {kernel["name"]})
     others = []
     for spec in SPECS[kernel["variant"]]:
         for page_size in page_sizes(kernel["family"]):

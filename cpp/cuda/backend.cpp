@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <flashbsr/core/error.h>
-#include <flashbsr/plan/dequantize.h>
 
 #include "captured.h"
 #include "choice.h"
@@ -62,7 +61,6 @@ class CudaBackend final : public api::Backend {
  private:
   const KernelRow* kernel_for(const Need& need);
   const KernelRow* dense_kernel(Need& need, const Batch& batch);
-  DequantizePass dense_pass(const Batch& batch) const;
   Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
@@ -94,6 +92,7 @@ class CudaBackend final : public api::Backend {
   bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
   bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
+  bool fine_scales_ = false;  ///< or of so few dims that codes in 16 bits have no kernel
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
   api::Borrowed borrowed_;
@@ -181,7 +180,7 @@ Workers CudaBackend::limits(const Batch& batch) {
   dense_ = false;
   if (const KernelRow* other = dense_kernel(dense, batch)) {
     Workers with = limits_of(*other, batch, batch.q, batch.q);
-    const double pass = dequantize_us(dense_pass(batch), o_.shape.num_kv_heads);
+    const double pass = dequantize_us(dense_pass(o_, batch, bandwidth_), o_.shape.num_kv_heads);
     if (pass + attention_us(with.wide, o_.shape, *batch.lengths) <
         attention_us(limits.wide, o_.shape, *batch.lengths)) {
       dense_ = true;
@@ -214,30 +213,12 @@ Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType k
   return cuda::limits_of(row, info_, group, batch.page_run, bytes, bandwidth_, cluster_blocks_);
 }
 
-DequantizePass CudaBackend::dense_pass(const Batch& batch) const {
-  const int32_t dims = o_.head_dim_qk + o_.head_dim_vo;
-  DequantizePass pass{.tokens = batch.kv_slots,
-                      .code_bytes = dims / 2 + dims / ops::kCodeGroup,
-                      .value_bytes = 2 * dims};
-  if (bandwidth_ > 0) pass.bytes_per_second = 0.95 * bandwidth_;
-  return pass;
-}
-
-/// The kernel for a batch's NVFP4 in 16 bits, which are its values exactly (other codes times their
-/// scales are not: keys would move logits by 2^-9 of their size); null: there is none, or no room.
-/// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
+/// The kernel over a batch's codes in 16 bits; null: none.
 const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
-  if (batch.kv != DType::kE2M1 || batch.v != batch.kv || !batch.lengths || batch.per_head ||
-      need.mixed_rows > 0 || o_.capacity.fixed() || need.rotates || need.spread || need.variant ||
-      need.sigmoid) {
-    return nullptr;
-  }
-  if (dense_bytes(batch.kv_slots, o_.shape.num_kv_heads, o_.head_dim_qk + o_.head_dim_vo) >
-      o_.dequantize_bytes) {
-    return nullptr;
-  }
-  need.kv = need.v = batch.q;
-  need.scaled = need.half_scales = false;
+  const bool coded = batch.kv != DType::kE2M1;
+  const std::optional<Need> dense = dense_need(o_, need, batch);
+  if (!dense || (coded && fine_scales_)) return nullptr;
+  need = *dense;
   const KernelRow* row = kernel_for(need);
   if (row && row->copies == KvCopies::kBoxes && !kv_box(*row, batch.page_run)) {
     need.gathers = true;
@@ -397,6 +378,11 @@ bool CudaBackend::serves(const Params& params, void*) {
   if (!o_.latent && params.v.dtype != v_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
   if (need_.scaled && half_scales_ && !dense_ && is_hopper(*kernel_)) return false;
+  if (dense_ && kv_ != DType::kE2M1 &&
+      !takes_scales(params.k, params.k_scales, kernel_->head_dim)) {
+    fine_scales_ = true;
+    return false;
+  }
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !dense_ && !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

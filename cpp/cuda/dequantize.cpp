@@ -13,44 +13,117 @@ namespace {
 /// Kernels may look at page ids of a tile that ends behind the last one.
 constexpr int64_t kIdSlack = 256;
 
+/// Bytes of K and V of a token and head as 16 bits, and of K's factors.
+int64_t dense_bytes(DType codes, int64_t dims) {
+  return 2 * dims + (codes == DType::kE2M1 ? 0 : 8);
+}
+
 /// Heads of a token follow one another: the order of most caches, so that both sides of the pass
 /// are long runs.
-PagedView dense_view(const PagedView& codes, DType type, int64_t pages, char* data) {
+PagedView dense_view(const PagedView& codes, DType type, int64_t pages, char*& data) {
   const int64_t row = int64_t{codes.heads} * codes.dim;
-  return {.data = data,
-          .dtype = type,
-          .pages = pages,
-          .page_size = codes.page_size,
-          .heads = codes.heads,
-          .dim = codes.dim,
-          .stride_page = codes.page_size * row,
-          .stride_token = row,
-          .stride_head = codes.dim};
+  const PagedView view{.data = data,
+                       .dtype = type,
+                       .pages = pages,
+                       .page_size = codes.page_size,
+                       .heads = codes.heads,
+                       .dim = codes.dim,
+                       .stride_page = codes.page_size * row,
+                       .stride_token = row,
+                       .stride_head = codes.dim};
+  data += pages * view.stride_page * dtype_size(type);
+  return view;
+}
+
+/// Factors of K's logits. Those of a head lie by tokens, so that a tile's follow one another.
+PagedView factor_view(const PagedView& codes, int64_t pages, char*& data) {
+  const int64_t tokens = pages * codes.page_size;
+  const PagedView view{.data = data,
+                       .dtype = DType::kF32,
+                       .pages = pages,
+                       .page_size = codes.page_size,
+                       .heads = codes.heads,
+                       .dim = 1,
+                       .stride_page = codes.page_size,
+                       .stride_token = 1,
+                       .stride_head = tokens};
+  data += 4 * tokens * codes.heads;
+  return view;
 }
 
 ops::DequantizeRows rows_of(const PagedView& codes, const PagedView& scales, const PagedView& out) {
-  const uint32_t groups = static_cast<uint32_t>(codes.dim / ops::kCodeGroup);
+  const uint32_t units = static_cast<uint32_t>(codes.dim / ops::kUnit);
   return {.codes = codes,
           .scales = scales,
           .out = out,
-          .groups = FastDiv(groups * static_cast<uint32_t>(codes.heads)),
-          .row_groups = FastDiv(groups)};
+          .units = FastDiv(units * static_cast<uint32_t>(codes.heads)),
+          .row_units = FastDiv(units)};
+}
+
+/// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
+bool may_pass(const api::AttentionOptions& o, const Need& need, const api::Batch& batch) {
+  return batch.scaled && !o.latent && batch.v == batch.kv && batch.lengths && !batch.per_head &&
+         need.mixed_rows == 0 && !o.capacity.fixed() && !need.rotates && !need.spread &&
+         !need.variant && !need.sigmoid;
 }
 
 }  // namespace
 
+std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
+                               const api::Batch& batch) {
+  const int32_t dims = o.head_dim_qk + o.head_dim_vo;
+  if (!may_pass(o, need, batch)) return std::nullopt;
+  if (batch.kv_slots * o.shape.num_kv_heads * dense_bytes(batch.kv, dims) > o.dequantize_bytes) {
+    return std::nullopt;
+  }
+  Need dense = need;
+  dense.kv = dense.v = batch.q;
+  dense.half_scales = false;
+  if (batch.kv == DType::kE2M1) {
+    dense.scaled = false;
+    return dense;
+  }
+  const bool known = batch.kv == DType::kI8 || batch.kv == DType::kE4M3 || batch.kv == DType::kI4;
+  const bool whole = o.head_dim_qk % ops::kUnit == 0 && o.head_dim_vo % ops::kUnit == 0;
+  if (!known || !whole || need.hooks()) return std::nullopt;
+  return dense;
+}
+
+bool takes_scales(const PagedView& codes, const PagedView& scales, int head_dim) {
+  return scales.dim == 1 || (scales.dim == 2 && codes.dim == head_dim);
+}
+
+DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batch,
+                          double bandwidth) {
+  const int32_t dims = o.head_dim_qk + o.head_dim_vo;
+  const auto bytes = [&](int32_t dim) { return static_cast<int32_t>(row_bytes(batch.kv, dim)); };
+  // Scales: of 16 for NVFP4, of 64 or of a row for the others.
+  const int32_t scales = batch.kv == DType::kE2M1 ? dims / ops::kCodeGroup : 8;
+  DequantizePass pass{.tokens = batch.kv_slots,
+                      .code_bytes = bytes(o.head_dim_qk) + bytes(o.head_dim_vo) + scales,
+                      .value_bytes = static_cast<int32_t>(dense_bytes(batch.kv, dims))};
+  if (bandwidth > 0) pass.bytes_per_second = 0.95 * bandwidth;
+  return pass;
+}
+
 void DensePages::write(KernelArgs& args, const PlanHeader& header, CUstream stream) {
   Params& p = args.params;
+  const bool values = p.k.dtype == DType::kE2M1;
   const int64_t pages = args.kv_indices ? header.num_kv_indices : header.num_kv_rows;
-  const int64_t tokens = pages * p.k.page_size;
+  const int64_t rows = pages * p.k.page_size * p.k.heads;
   {
     const RelaxedCapture relaxed;
-    values_.fit(dense_bytes(tokens, p.k.heads, p.k.dim + p.v.dim));
+    values_.fit(rows * dense_bytes(p.k.dtype, p.k.dim + p.v.dim));
     ids_.fit(4 * pages + kIdSlack);
   }
-  const PagedView k = dense_view(p.k, p.q.dtype, pages, values_.data());
-  const PagedView v =
-      dense_view(p.v, p.q.dtype, pages, values_.data() + dense_bytes(tokens, p.k.heads, p.k.dim));
+  char* data = values_.data();
+  ops::DequantizeRows keys = rows_of(p.k, p.k_scales, dense_view(p.k, p.q.dtype, pages, data));
+  const ops::DequantizeRows others =
+      rows_of(p.v, p.v_scales, dense_view(p.v, values ? p.q.dtype : DType::kBF16, pages, data));
+  if (!values) {
+    keys.a = factor_view(p.k, pages, data);
+    keys.b = factor_view(p.k, pages, data);
+  }
   int32_t* const ids = reinterpret_cast<int32_t*>(ids_.data());
   const int64_t blocks = ceil_div<int64_t>(header.max_kv_len, ops::kDequantizeTokens);
   launch_op("dequantize_pages", {.device = device_, .stream = stream},
@@ -60,11 +133,12 @@ void DensePages::write(KernelArgs& args, const PlanHeader& header, CUstream stre
                                      .kv_indices = args.kv_indices,
                                      .page_ids = ids,
                                      .page_size = args.page_size,
-                                     .k = rows_of(p.k, p.k_scales, k),
-                                     .v = rows_of(p.v, p.v_scales, v)});
-  p.k = k;
-  p.v = v;
-  p.k_scales = p.v_scales = {};
+                                     .k = keys,
+                                     .v = others});
+  p.k = keys.out;
+  p.v = others.out;
+  p.k_scales = keys.a;
+  p.v_scales = keys.b;
   if (args.kv_indices) args.kv_indices = ids;
 }
 

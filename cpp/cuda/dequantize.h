@@ -1,20 +1,31 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pass that writes NVFP4 as 16 bits before attention (plan/dequantize.h decides about it), and
+// The pass that writes codes as 16 bits before attention (plan/dequantize.h decides about it), and
 // the memory for these. For sources of cpp/cuda only.
 #pragma once
 
-#include <flashbsr/core/launch.h>
+#include <optional>
 
+#include <flashbsr/core/launch.h>
+#include <flashbsr/plan/dequantize.h>
+
+#include "api/backend.h"
+#include "choice.h"
 #include "memory.h"
 
 namespace flashbsr::cuda {
 
-/// Bytes of K and V, in 16 bits, of so many tokens.
-inline int64_t dense_bytes(int64_t tokens, int64_t heads, int64_t dims) {
-  return 2 * tokens * heads * dims;
-}
+/// What a kernel has to do over a batch's codes in 16 bits; none: there is no such pass, or no room
+/// (o.dequantize_bytes). Of NVFP4 these are the values. Of other types K stay codes and bring their
+/// scales, which kernels without hooks multiply into logits.
+std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
+                               const api::Batch& batch);
+/// Whether scales of such codes are as the kernel has them: one of a row, or of each half of it.
+bool takes_scales(const PagedView& codes, const PagedView& scales, int head_dim);
+/// What the pass of a batch reads and writes.
+DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batch,
+                          double bandwidth);
 
 class DensePages {
  public:

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""NVFP4 that is written as 16 bits before attention: values are exact, bounds those of codes.
+"""Codes that are written as 16 bits before attention: NVFP4 as its values, others as codes of K,
+whose scales go along, and values of V. Bounds are those of codes.
 
 Slots of no request have garbage, their scales are NaN.
 """
@@ -9,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import cases
 import flashbsr
 import numpy as np
 import pytest
 from cases import BF16, F16, Case
 from harness import Device, attention_for
-from kv_codes import INT4_64, INT8, NVFP4, build
+from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
-from test_kv_codes_cuda import gpu, run
+from test_kv_codes_cuda import FP8_HALF, gpu, run
 
 __all__ = ["gpu"]
 
@@ -54,9 +56,96 @@ def test_without_room_codes_are_read_as_they_are(gpu: Device) -> None:
     assert "scaled" in run(gpu, APPEND, NVFP4, dequantize_bytes=0)[2]
 
 
+#: Eight bits have a kernel of Hopper's of their own: the pass is worth more rows.
+WIDE = dataclasses.replace(
+    APPEND, name="wide", q_lens=(2500, 0, 260), kv_lens=(2543, 77, 1001), heads=(16, 2)
+)
+#: Keys stay codes. One scale of a row, or one of each half of its dims.
+CODED = [INT8, INT8_HALF, FP8, FP8_HALF, INT4, INT4_64]
+SHORT = {"float16": "f16", "bfloat16": "bf16"}
+
+
+@pytest.fixture
+def hopper(gpu: Device) -> Device:
+    """The pass of keys that stay codes has a kernel of sm_90a."""
+    if "sm90a" not in run(gpu, APPEND, NVFP4)[2]:
+        pytest.skip("a Hopper GPU has the kernel")
+    return gpu
+
+
+def check(gpu: Device, kind: Kind, **changes: object) -> None:
+    base = APPEND if kind.dtype == "int4" else WIDE
+    case = dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    dim = 64 if max(case.dims) <= 64 else 128
+    name = f"hopper_scaled_sm90a_d{dim}_{SHORT[case.dtypes[0]]}_r192_plain"
+    assert run(gpu, case, kind)[2] == name
+
+
+@pytest.mark.parametrize("kind", CODED, ids=str)
+@pytest.mark.parametrize("dtypes", [BF16, F16], ids=lambda x: x[0])
+@pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
+def test_keys_that_stay_codes(
+    hopper: Device, layout: str, dtypes: tuple[str, str, str], kind: Kind
+) -> None:
+    for kv_layout in ("NHD", "HND"):
+        if kind.dtype == "int4" or (layout, kv_layout) in (("ragged", "NHD"), ("table", "HND")):
+            check(hopper, kind, layout=layout, dtypes=dtypes, kv_layout=kv_layout)
+
+
+@pytest.mark.parametrize(("kind", "dims"), [
+    (INT4_32, (64, 64)), (INT4, (64, 64)), (INT8, (112, 112)),
+], ids=str)  # fmt: skip
+def test_coded_head_dims(hopper: Device, dims: tuple[int, int], kind: Kind) -> None:
+    check(hopper, kind, dims=dims)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 64])
 @pytest.mark.parametrize("kind", [INT8, INT4_64], ids=str)
-def test_other_types_stay_codes(gpu: Device, kind: object) -> None:
-    assert "scaled" in run(gpu, APPEND, kind)[2]  # type: ignore[arg-type]
+def test_coded_pages(hopper: Device, kind: Kind, page_size: int) -> None:
+    check(hopper, kind, page_size=page_size)
+
+
+@pytest.mark.parametrize("change", [
+    {"variant": Variant(window_left=1500)}, {"gain": 100.0}, {"scales": "head"},
+    {"scales": "number"}, {"sinks": "extreme"}, {"variant": Variant(sm_scale=-0.1)},
+], ids=["window", "large", "per head", "numbers", "sinks", "negative"])  # fmt: skip
+@pytest.mark.parametrize("kind", [FP8, INT4_64], ids=str)
+def test_coded_variants(hopper: Device, kind: Kind, change: dict[str, object]) -> None:
+    check(hopper, kind, **change)
+
+
+@pytest.mark.parametrize("halves", [
+    (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (1.0, 1e-30), (1e-30, 1.0), (1.0, 1e-12), (1e-12, 1.0),
+    (1e-25, 1e-38),
+], ids=str)  # fmt: skip
+def test_halves_of_any_size(
+    hopper: Device, monkeypatch: pytest.MonkeyPatch, halves: tuple[float, float]
+) -> None:
+    """The second half's scale divides the first's, unless it is nothing beside it."""
+    of_dims = np.repeat(np.array(halves, np.float32), 64)
+    usual = cases.build
+
+    def shrunk(case: Case) -> cases.Problem:
+        problem = usual(case)
+        return dataclasses.replace(
+            problem,
+            kv=(problem.kv[0] * of_dims, problem.kv[1]),
+            requests=[(q, k * of_dims, v, mask) for q, k, v, mask in problem.requests],
+        )
+
+    monkeypatch.setattr(cases, "build", shrunk)
+    check(hopper, INT4_64)
+
+
+@pytest.mark.parametrize(("kind", "change"), [
+    (E5M2, {}), (INT4_32, {}), (INT8, {"variant": Variant(causal=True, logits_soft_cap=20.0)}),
+    (INT4_64, {"variant": Variant(causal=True, pos_encoding_mode="ALIBI")}),
+], ids=str)  # fmt: skip
+def test_what_is_read_as_codes(gpu: Device, kind: Kind, change: dict[str, object]) -> None:
+    """Types, groups of scales and hooks that codes in 16 bits have no kernel for."""
+    kernel = run(gpu, dataclasses.replace(APPEND, **change), kind)[2]  # type: ignore[arg-type]
+    assert "scaled" in kernel
+    assert not any(f"_{short}_r192" in kernel for short in SHORT.values())
 
 
 def test_a_captured_run_keeps_its_own_pages(gpu: Device) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which NVFP4 caches are written as 16 bits before attention; test_fake_cuda.py runs it."""
+"""Which codes are written as 16 bits before attention; test_fake_cuda.py runs it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,21 @@ def test_a_pass_over_what_windows_hide(window_left: int, codes: bool) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-def test_types_whose_values_16_bits_do_not_hold(kv_dtype: str) -> None:
-    assert "_scaled_" in kernel(512, 8192, kv_dtype)
+def test_keys_whose_values_16_bits_do_not_hold_stay_codes(kv_dtype: str) -> None:
+    # Eight bits have a kernel of Hopper's of their own, so that more rows are needed.
+    rows = 512 if kv_dtype == "int4" else 8192
+    assert kernel(rows, 8192, kv_dtype) == "hopper_scaled_sm90a_d128_bf16_r192_plain"
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_codes_with_hooks_are_read_as_they_are(kv_dtype: str) -> None:
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True, logits_soft_cap=20.0),
+        flashbsr.TaskInfo(32, 8, 128, q_dtype="bfloat16", kv_dtype=kv_dtype, backend="cuda"),
+    )
+    steps = np.arange(5)
+    attention.plan(flashbsr.Ragged(steps * 8192, steps * 8192))
+    assert "_bf16_" not in attention._engine.kernel_name()
 
 
 @pytest.mark.parametrize("task", [

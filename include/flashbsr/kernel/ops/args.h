@@ -269,11 +269,12 @@ struct ResolveArgs {
 struct DequantizeRows {
   PagedView codes;
   PagedView scales;
-  PagedView out;         ///< its page i is the plan's i-th; ragged: its row is the row of the codes
-  FastDiv groups{};      ///< of a token: heads x dim / kCodeGroup
-  FastDiv row_groups{};  ///< of a head
+  PagedView out;        ///< its page i is the plan's i-th; ragged: its row is the row of the codes
+  PagedView a{}, b{};   ///< of K that stay codes: factors of logits, float32, pages as `out` has
+  FastDiv units{};      ///< of a token: heads x dim / kUnit
+  FastDiv row_units{};  ///< of a head
 };
-/// Elements of a scale, which are a thread's at once: 8 bytes of codes, 32 of values.
+/// Elements of a scale of NVFP4.
 inline constexpr int kCodeGroup = 16;
 /// Tokens of a request that a block takes.
 inline constexpr int kDequantizeTokens = 32;

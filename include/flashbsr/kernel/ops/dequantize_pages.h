@@ -1,9 +1,14 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// NVFP4 to 16 bits, exactly, for the requests of a plan: a code times its scale has six bits. The
-// page that the plan names i-th is written as page i, so that attention reads it by a list of
-// 0, 1, ... Slots behind a request's end are neither read nor written.
+// Codes to 16 bits, for the requests of a plan. The page that the plan names i-th is written as
+// page i, so that attention reads it by a list of 0, 1, ... Slots behind a request's end are
+// neither read nor written.
+//
+// NVFP4 becomes its values, exactly: a code times its scale has six bits. Of other types V become
+// their values, rounded to bf16, and K codes, which are exact: keys that are rounded move logits by
+// 2^-9 of their size. K's scales go along, one or two of a row, as factors `a` and `b` of
+// S = (S_0 a + S_1) b, S_0 and S_1 of the halves of the dims (sm90a/traits.h, kKeyHalves).
 #pragma once
 
 #include <flashbsr/core/math.h>
@@ -13,63 +18,155 @@
 
 namespace flashbsr::ops {
 
-/// Groups that a thread has under way: a look-up, then codes, are two waits for memory.
-inline constexpr int kGroupsInFlight = 4;
+/// Units that a thread has under way: a look-up, then codes, are two waits for memory.
+inline constexpr int kUnitsUnderWay = 4;
 
-/// A code's three bits on the border of exponent and mantissa are the value times 2^-126, whether
-/// that is subnormal or not.
-FLASHBSR_DEVICE float e2m1_by(uint32_t code, float scale) {
-  return bits_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f * scale;
-}
+/// The codes of kUnit elements of a row, and what they are made of: 16 bytes of values, so that
+/// those of a warp are whole lines.
+template <DType kCodes>
+struct CodeUnit {
+  uint32_t words[kCodes == DType::kI8 || kCodes == DType::kE4M3 ? 2 : 1];
+  float zero = 0, factor = 1;  ///< values are (code - zero) x factor
 
-FLASHBSR_DEVICE uint4 values_of(uint32_t codes, float scale, DType to) {
-  uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float low = e2m1_by(codes >> 8 * i, scale), high = e2m1_by(codes >> (8 * i + 4), scale);
-    pairs[i] = to == DType::kBF16 ? ptx::pack2<DType::kBF16>(low, high)
-                                  : ptx::pack2<DType::kF16>(low, high);
+  FLASHBSR_DEVICE void load(const char* from) {
+    if constexpr (sizeof words == 8) {
+      const uint2 x = *reinterpret_cast<const uint2*>(from);
+      words[0] = x.x, words[1] = x.y;
+    } else {
+      words[0] = *reinterpret_cast<const uint32_t*>(from);
+    }
   }
-  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
+
+  /// Integers come by the last bits of 2^23, small floats by exponents: a code's bits on the border
+  /// of exponent and mantissa are the value times a power of two, whether it is subnormal or not.
+  FLASHBSR_DEVICE float value(int i) const {
+    if constexpr (kCodes == DType::kI8) {
+      const uint32_t code = (words[i / 4] >> i % 4 * 8 & 255u) ^ 128u;
+      return (bits_float(0x4b000000u | code) - 8388736.0f) * factor;
+    } else if constexpr (kCodes == DType::kE4M3) {
+      const uint32_t code = words[i / 4] >> i % 4 * 8;
+      if ((code & 127u) == 127u) return not_a_number();
+      return bits_float((code & 128u) << 24 | (code & 127u) << 20) * 0x1p120f * factor;
+    } else if constexpr (kCodes == DType::kI4) {
+      const uint32_t code = words[0] >> i * 4 & 15u;
+      return (bits_float(0x4b000000u | code) - (8388608.0f + zero)) * factor;
+    } else {
+      const uint32_t code = words[0] >> i * 4;
+      return bits_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f * factor;
+    }
+  }
+
+  FLASHBSR_DEVICE void store(char* to, DType type) const {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = value(2 * i), high = value(2 * i + 1);
+      pairs[i] = type == DType::kBF16 ? ptx::pack2<DType::kBF16>(low, high)
+                                      : ptx::pack2<DType::kF16>(low, high);
+    }
+    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+};
+
+/// The scales of a row of K's codes.
+struct KeyScales {
+  float first, second;  ///< of the halves, or both that of the row
+  bool one;
+
+  FLASHBSR_DEVICE KeyScales(const PagedView& scales, const char* row, bool has_zeros)
+      : one(scales.dim == 1) {
+    first = load_as_float(row, 0, scales.dtype);
+    second = one ? first : load_as_float(row, 1, scales.dtype);
+    if (has_zeros) first = int4_scale(first), second = int4_scale(second);
+  }
+  /// A second half that is nothing, or nothing beside the first: its scale cannot divide that.
+  FLASHBSR_DEVICE bool drops() const {
+    return !one && fabsf(second) < max_of(0x1p-100f, 0x1p-64f * fabsf(first));
+  }
+  FLASHBSR_DEVICE float a() const { return one || drops() ? 1.0f : __fdividef(first, second); }
+  FLASHBSR_DEVICE float b() const { return drops() ? first : second; }
+};
+
+/// Where a token's row of a head is, and where it goes.
+struct RowPlace {
+  int64_t page, to;
+  int32_t within = 0;
+
+  FLASHBSR_DEVICE RowPlace(const DequantizePagesArgs& a, const Request& r, int32_t position)
+      : page(int64_t{r.kv_begin} + position), to(page) {
+    if (a.kv_indices) {
+      const int32_t number = a.page_size.quotient(position);
+      within = a.page_size.remainder(position, number);
+      to = int64_t{r.kv_begin} + number;
+      page = a.kv_indices[to];
+    }
+  }
+};
 
 /// Tokens [begin, end) of a request, by a block.
+/// @tparam kKeyCodes  K stay codes
+template <DType kCodes, bool kKeyCodes>
 FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const DequantizeRows& x,
                                      const Request& r, int32_t begin, int32_t end) {
-  const int32_t groups = (end - begin) * static_cast<int32_t>(x.groups.divisor);
-  for (int32_t first = static_cast<int32_t>(threadIdx.x); first < groups;
-       first += kThreads * kGroupsInFlight) {
-    uint2 codes[kGroupsInFlight];
-    float scales[kGroupsInFlight];
-    char* out[kGroupsInFlight];
+  constexpr bool kZeros = kCodes == DType::kI4;
+  constexpr int kBytes = sizeof(CodeUnit<kCodes>::words);
+  const int32_t units = (end - begin) * static_cast<int32_t>(x.units.divisor);
+  const int32_t row_units = static_cast<int32_t>(x.row_units.divisor);
+  for (int32_t first = static_cast<int32_t>(threadIdx.x); first < units;
+       first += kThreads * kUnitsUnderWay) {
+    CodeUnit<kCodes> unit[kUnitsUnderWay];
+    char* out[kUnitsUnderWay];
 #pragma unroll
-    for (int i = 0; i < kGroupsInFlight; ++i) {
-      const int32_t group = first + i * kThreads;
+    for (int i = 0; i < kUnitsUnderWay; ++i) {
+      const int32_t nth = first + i * kThreads;
       out[i] = nullptr;
-      if (group >= groups) continue;
-      const int32_t token = x.groups.quotient(group), rest = x.groups.remainder(group, token);
-      const int32_t head = x.row_groups.quotient(rest), at = x.row_groups.remainder(rest, head);
-      const int32_t position = begin + token;
-      int64_t page = int64_t{r.kv_begin} + position, to = page;
-      int32_t within = 0;
-      if (a.kv_indices) {
-        const int32_t nth = a.page_size.quotient(position);
-        within = a.page_size.remainder(position, nth);
-        to = int64_t{r.kv_begin} + nth;
-        page = a.kv_indices[to];
+      if (nth >= units) continue;
+      const int32_t token = x.units.quotient(nth), rest = x.units.remainder(nth, token);
+      const int32_t head = x.row_units.quotient(rest), at = x.row_units.remainder(rest, head);
+      const RowPlace place(a, r, begin + token);
+      unit[i].load(x.codes.row(place.page, place.within, head) + kBytes * at);
+      const char* const scales = x.scales.row(place.page, place.within, head);
+      const int32_t group = at * x.scales.dim / row_units;
+      if constexpr (!kKeyCodes || kZeros) {
+        const float scale = load_as_float(scales, group, x.scales.dtype);
+        if constexpr (kZeros) unit[i].zero = static_cast<float>(int4_zero(scale));
+        if constexpr (!kKeyCodes) unit[i].factor = kZeros ? int4_scale(scale) : scale;
       }
-      codes[i] = *reinterpret_cast<const uint2*>(x.codes.row(page, within, head) + 8 * at);
-      scales[i] = load_as_float(x.scales.row(page, within, head), at, DType::kE4M3);
-      out[i] = x.out.row(to, within, head) + 2 * kCodeGroup * at;
+      if constexpr (kKeyCodes && kZeros) {
+        if (group == 1 && KeyScales(x.scales, scales, kZeros).drops()) unit[i].factor = 0.0f;
+      }
+      out[i] = x.out.row(place.to, place.within, head) + 2 * kUnit * at;
     }
 #pragma unroll
-    for (int i = 0; i < kGroupsInFlight; ++i) {
-      if (!out[i]) continue;
-      uint4* const to = reinterpret_cast<uint4*>(out[i]);
-      to[0] = values_of(codes[i].x, scales[i], x.out.dtype);
-      to[1] = values_of(codes[i].y, scales[i], x.out.dtype);
+    for (int i = 0; i < kUnitsUnderWay; ++i) {
+      if (out[i]) unit[i].store(out[i], x.out.dtype);
     }
   }
+}
+
+/// The factors of logits, of tokens [begin, end) of a request.
+FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const Request& r, int32_t begin,
+                                   int32_t end) {
+  const DequantizeRows& k = a.k;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kDequantizeTokens * k.codes.heads;
+       i += kThreads) {
+    const int32_t head = i / kDequantizeTokens, token = begin + i % kDequantizeTokens;
+    if (token >= end) continue;
+    const RowPlace place(a, r, token);
+    const KeyScales scales(k.scales, k.scales.row(place.page, place.within, head),
+                           k.codes.dtype == DType::kI4);
+    *reinterpret_cast<float*>(k.a.row(place.to, place.within, head)) = scales.a();
+    *reinterpret_cast<float*>(k.b.row(place.to, place.within, head)) = scales.b();
+  }
+}
+
+template <DType kCodes>
+FLASHBSR_DEVICE void dequantize_both(const DequantizePagesArgs& a, const Request& r, int32_t begin,
+                                     int32_t end) {
+  constexpr bool kKeyCodes = kCodes != DType::kE2M1;
+  dequantize_rows<kCodes, kKeyCodes>(a, a.k, r, begin, end);
+  dequantize_rows<kCodes, false>(a, a.v, r, begin, end);
+  if constexpr (kKeyCodes) write_factors(a, r, begin, end);
 }
 
 FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
@@ -84,8 +181,12 @@ FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
     const int32_t begin = static_cast<int32_t>(i % blocks) * kDequantizeTokens;
     const int32_t end = min_of(begin + kDequantizeTokens, r.kv_len);
     if (begin >= end) continue;
-    dequantize_rows(a, a.k, r, begin, end);
-    dequantize_rows(a, a.v, r, begin, end);
+    switch (a.k.codes.dtype) {
+      case DType::kI8: dequantize_both<DType::kI8>(a, r, begin, end); break;
+      case DType::kE4M3: dequantize_both<DType::kE4M3>(a, r, begin, end); break;
+      case DType::kI4: dequantize_both<DType::kI4>(a, r, begin, end); break;
+      default: dequantize_both<DType::kE2M1>(a, r, begin, end);
+    }
   }
 }
 

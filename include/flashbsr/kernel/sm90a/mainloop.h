@@ -156,7 +156,6 @@ class Mainloop : public Softmax<Traits, Variant> {
       const bool begun = j != first, masked = j > sight.whole_top || j < sight.whole_bottom;
       multiply(begin, begun);
       release(shared_.key_pipeline, key_);
-      find_scales();
       const bool grew = Base::soften(begin, masked);
       scores.scale_weights();
       finish_values(begun);
@@ -226,8 +225,9 @@ class Mainloop : public Softmax<Traits, Variant> {
     products_.multiply_keys(scores.s, at);
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
-    release(shared_.key_pipeline, key_);
     find_scales();
+    finish_keys(at);
+    release(shared_.key_pipeline, key_);
     const bool grew = Base::soften(begin, true);
     scores.scale_weights();
     Base::pack();
@@ -247,24 +247,56 @@ class Mainloop : public Softmax<Traits, Variant> {
     Base::pin_weights();
     ptx::wgmma_fence();
     products_.multiply_keys(scores.s, at);
+    constexpr int kFirst = Products<Traits>::kFirstSteps;
     if (begun) {
       shared_.value_pipeline.wait_full(value_);
       ptx::wgmma_fence();
-      products_.multiply_values(o, p, at.value, true);
-      products_.give_turn();
+      products_.template multiply_values<0, kFirst>(o, p, at.value, true);
+      if constexpr (!Traits::kKeyHalves) products_.give_turn();
     } else {
       ptx::wgmma_fence();
       ptx::wgmma_commit();  // no products: the wait below means S either way
     }
     ptx::wgmma_wait<1>();
     ptx::pin(scores.s);
+    find_scales();
+    if constexpr (Traits::kKeyHalves) {
+      multiply_second_half(at);
+      if (begun) {
+        products_.template multiply_values<kFirst>(o, p, at.value, true);
+        products_.give_turn();
+      } else {
+        ptx::wgmma_commit();
+      }
+      ptx::wgmma_wait<1>();
+      ptx::pin(scores.s);
+    }
     return at;
+  }
+
+  /// Where the halves of K have scales of their own. While the first half takes its scales the
+  /// tensor cores have a part of P V of the tile before; the turn ends behind all of it, or the
+  /// second half would wait for the products of the others.
+  FLASHBSR_DEVICE void multiply_second_half(const Operands& at) {
+    if constexpr (Traits::kKeyHalves) {
+      scores.scale_first_half();
+      ptx::pin(scores.s);
+      ptx::wgmma_fence();
+      products_.template multiply_keys<1>(scores.s, at);
+    }
+  }
+  /// The same, and its end.
+  FLASHBSR_DEVICE void finish_keys(const Operands& at) {
+    if constexpr (Traits::kKeyHalves) {
+      multiply_second_half(at);
+      ptx::wgmma_wait<0>();
+      ptx::pin(scores.s);
+    }
   }
 
   template <bool kMasked>
   FLASHBSR_DEVICE void step(int32_t begin) {
     [[maybe_unused]] const Operands at = multiply(begin);
-    find_scales();
     float slack = Base::kSlack;
     if constexpr (!kMasked && kTriesWithoutMaxima) {
       if (wary_ > 0) {
@@ -324,6 +356,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     products_.multiply_keys(scores.s, at);
     ptx::wgmma_wait<0>();
     ptx::pin(scores.s);
+    finish_keys(at);
   }
   FLASHBSR_DEVICE void become_wary() {
     wary_ = patience_;

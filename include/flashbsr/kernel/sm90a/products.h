@@ -15,6 +15,8 @@ template <class Traits>
 class Products {
  public:
   static constexpr int kWeightSteps = Traits::kKvTile * dtype_size(Traits::kWeightType) / 32;
+  /// Steps that the tensor cores have while S of K's first half takes its scales: 200 cycles.
+  static constexpr int kFirstSteps = Traits::kKeyHalves ? 3 : kWeightSteps;
   using Weights = uint32_t[kWeightSteps][4];
 
   /// Descriptors of a step's operands, worked out before its waits.
@@ -42,12 +44,14 @@ class Products {
   }
 
   /// S = Q K^T. Where Q is two matrices they follow each other in its lines.
-  template <int kCount>
+  /// @tparam kHalf  where K has halves, which of them: the second adds to S
+  template <int kHalf = 0, int kCount>
   FLASHBSR_DEVICE void multiply_keys(float (&s)[kCount], const Operands& at) const {
     constexpr int kSteps = Traits::kHeadDimQk * dtype_size(Traits::kType) / 32;
-    constexpr int kParts = Traits::kSplitsQueries ? 2 : 1;
+    constexpr int kAll = kSteps * (Traits::kSplitsQueries ? 2 : 1);
+    constexpr int kCountOf = Traits::kKeyHalves ? kAll / 2 : kAll;
 #pragma unroll
-    for (int i = 0; i < kParts * kSteps; ++i) {
+    for (int i = kHalf * kCountOf; i < (kHalf + 1) * kCountOf; ++i) {
       const int k = i % kSteps;
       ptx::wgmma_shared<Traits::kType>(
           s, at.query + ptx::descriptor_step(i / 4 * Traits::kRows * 128 + i % 4 * 32),
@@ -57,11 +61,12 @@ class Products {
   }
 
   /// O += P V, or a sum of its own for this tile, of all dims or of as many as `o` has.
-  template <int kCount>
+  /// @tparam kBegin, kEnd  of the steps along the tile's tokens
+  template <int kBegin = 0, int kEnd = kWeightSteps, int kCount>
   FLASHBSR_DEVICE void multiply_values(float (&o)[kCount], const Weights& p, uint64_t value,
                                        bool adds) const {
 #pragma unroll
-    for (int k = 0; k < kWeightSteps; ++k) {
+    for (int k = kBegin; k < kEnd; ++k) {
       ptx::wgmma_registers<Traits::kWeightType>(
           o, p[k], value + ptx::descriptor_step(k * kValueStep), adds || k > 0);
     }

@@ -170,10 +170,14 @@ class Scores {
   }
 
   /// S of codes becomes S of keys.
-  FLASHBSR_DEVICE void scale_keys() { scale(0); }
+  FLASHBSR_DEVICE void scale_keys() { scale(kKeySide); }
+  /// S of K's first half is about to become that of both.
+  FLASHBSR_DEVICE void scale_first_half() { scale(0); }
   /// Weights become those of codes. Before the wait for the products under way, which read packed
   /// ones: behind it these 50 instructions are in the way of the next products.
-  FLASHBSR_DEVICE void scale_weights() { scale(Traits::kScaleBytes / 2); }
+  FLASHBSR_DEVICE void scale_weights() {
+    if constexpr (!Traits::kKeyHalves) scale(kSideBytes);
+  }
 
   /// Whether exponents() are to be tried. The same in all threads.
   FLASHBSR_DEVICE bool exponents_pay() const { return Exponent::pay(variant_); }
@@ -206,6 +210,9 @@ class Scores {
   using Math = FragmentMath<kGroups, flashbsr::detail::kSame<Variant, SoftCapped>, kWeightShift>;
   using Exponent = Exponents<Variant, Traits::kWeightType == DType::kBF16>;
 
+  /// Of a tile's scales: K's, then V's; or of K's halves `a`, then `b`.
+  static constexpr int kSideBytes = Traits::kKvTile * 4;
+  static constexpr int kKeySide = Traits::kKeyHalves ? kSideBytes : 0;
   FLASHBSR_DEVICE void scale(int first) {
     if constexpr (Traits::kTokenScales) {
 #pragma unroll

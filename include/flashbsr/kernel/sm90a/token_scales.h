@@ -5,6 +5,9 @@
 // up and copies their scales. Consumers multiply logits by K's, and weights by V's before these are
 // packed. They need no barriers of their own: a stage of K is full when its scales have arrived,
 // too, and they are free when V of the same stage is.
+//
+// Where a pass has widened the codes (ops/dequantize_pages.h) they are K's factors, which lie by
+// tokens: no look-ups.
 #pragma once
 
 #include <flashbsr/kernel/sm90a/shared.h>
@@ -22,6 +25,39 @@ class ScaleCopier {
   /// Of the item's tile `j`. Those that are not the item's are zeros: weights of nothing stay
   /// nothing.
   FLASHBSR_DEVICE void copy(const Tile& tile, int32_t j) {
+    if constexpr (Traits::kKeyHalves) {
+      copy_in_order(tile, j);
+    } else {
+      copy_by_pages(tile, j);
+    }
+  }
+
+ private:
+  using Place = typename Shared<Traits>::KvPipeline::Place;
+  static constexpr int kRuns = ceil_div(Traits::kKvTile, 32);
+
+  FLASHBSR_DEVICE void copy_in_order(const Tile& tile, int32_t j) {
+    const PagedView &a = args_.params.k_scales, &b = args_.params.v_scales;
+    const int32_t first = first_of(tile, j);
+    const int64_t nth =
+        tile.item.kv_head * a.stride_head + int64_t{tile.request.kv_begin} * a.stride_page + first;
+    const char* from = static_cast<const char*>(a.data) + 4 * nth;
+    const int64_t to_b = static_cast<const char*>(b.data) - static_cast<const char*>(a.data);
+    const Place at = Place::after(tiles_++);
+    shared_.value_pipeline.wait_empty(at);
+    const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes + 4 * lane_;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      if (Traits::kKvTile % 32 && lane_ + 32 * i >= Traits::kKvTile) break;
+      const int32_t token = first + 32 * i;
+      const bool owned = token >= tile.item.kv_begin && token < tile.item.kv_end;
+      ptx::cp_async_4_if(to + 128 * i, from + 128 * i, owned);
+      ptx::cp_async_4_if(to + 128 * i + Traits::kScaleBytes / 2, from + 128 * i + to_b, owned);
+    }
+    ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
+  }
+
+  FLASHBSR_DEVICE void copy_by_pages(const Tile& tile, int32_t j) {
     int32_t page[kRuns], slot[kRuns];
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {  // all look-ups are under way before one is waited for
@@ -39,10 +75,6 @@ class ScaleCopier {
     copy_side(args_.params.v_scales, tile, j, to + Traits::kScaleBytes / 2, page, slot);
     ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
   }
-
- private:
-  using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kRuns = ceil_div(Traits::kKvTile, 32);
 
   FLASHBSR_DEVICE int32_t first_of(const Tile& tile, int32_t j) const {
     return tile.start + j * Traits::kKvTile + lane_;

@@ -40,7 +40,9 @@ FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int r
 /// @tparam summed_tiles products of e4m3: tiles that the tensor cores add up by themselves before
 ///                      fp32 does (long_sums.h); 0: one
 /// @tparam scaled       K and V have scales of every token and head (token_scales.h): logits take
-///                      K's, weights V's, which makes them of any size, and so bf16
+///                      K's, weights V's, which makes them of any size, and so bf16. With a
+///                      `kv_type` of 16 bits K are codes that a pass before has widened
+///                      (ops/dequantize_pages.h), and V are bf16 without scales
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
@@ -60,7 +62,11 @@ struct HopperTraits {
   static constexpr DType kKvType = kv_type;
   static constexpr DType kWeightType = weight_type;  ///< of P V
   static constexpr bool kTokenScales = scaled;
+  /// The halves of a row of K have scales of their own, `a` and 1 times `b`: S = (S_0 a + S_1) b.
+  static constexpr bool kKeyHalves = scaled && dtype_size(kv_type) == 2;
+  static_assert(!kKeyHalves || kv_type == type);
   static_assert(scaled ? weight_type == DType::kBF16 : kv_type != DType::kI8);
+  static constexpr DType kValueType = kKeyHalves ? weight_type : kv_type;  ///< in memory
   /// What K and V are divided by where they are multiplied (ptx/codes.h).
   static constexpr float kKeyUnit = kv_type == DType::kI8 && kType == DType::kBF16 ? 64.0f : 1.0f;
   static constexpr float kValueUnit = kv_type == DType::kI8 ? 64.0f : 1.0f;
@@ -73,7 +79,7 @@ struct HopperTraits {
   /// A tile's sum of P V by itself, in the registers of S.
   static constexpr bool kSumsTiles = kTransposesValues && !kLongSums;
   static constexpr bool kPreparesKeys = kv_type != kType;
-  static constexpr bool kPreparesValues = kv_type != weight_type || kTransposesValues;
+  static constexpr bool kPreparesValues = kValueType != weight_type || kTransposesValues;
   /// Whether the kernel can do RoPE (rotate.h): 16-bit K are rotated where they land.
   static constexpr bool kRotates =
       hooks && kv_type == type && dtype_size(type) == 2 && head_dim_qk == head_dim_vo;
@@ -112,7 +118,7 @@ struct HopperTraits {
       (kPreparesKeys ? kLandingKeyBytes : 0) + (kPreparesValues ? kLandingValueBytes : 0);
   /// Stages where they land: two, or 0: as many as there are of what is multiplied. What is read
   /// once, by two warps, is free again early.
-  static constexpr int kOwnLandingStages = scaled ? 2 : 0;
+  static constexpr int kOwnLandingStages = scaled && !kKeyHalves ? 2 : 0;
   static constexpr int kStageBytes =
       kKeyBytes + kValueBytes + (kOwnLandingStages ? 0 : kLandingBytes);
 
@@ -120,7 +126,7 @@ struct HopperTraits {
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = kPreparesValues ? 384 : 272;
-  /// Of a tile's tokens: K's, then V's. There are as many as stages, three at most.
+  /// Of a tile's tokens: K's, then V's; or `a`, then `b`. As many as stages, three at most.
   static constexpr int kScaleBytes = scaled ? 2 * kv_tile * 4 : 0;
   /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
   static constexpr int kPlaceBytes = kv_tile * 4, kPlaceBarrierBytes = 16;
@@ -214,6 +220,7 @@ struct LatentTraits {
   static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
+  static constexpr bool kKeyHalves = false;
   static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
   /// Latents with scales are multiplied 16 times as large as they are: scales from 2^-18 on have
   /// all bits of fp16, and latents below 4094 are finite.
