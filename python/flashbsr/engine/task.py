@@ -99,10 +99,9 @@ class TaskInfo:
         here; causality, windows and encodings go by positions on all ranks, which `Attention.plan`
         is given (``q_positions``). docs/distributed.md.
     dequantize_bytes : int
-        Most bytes of GPU memory, beside the workspace, for an NVFP4 cache in 16 bits: a plan of
-        many query rows, without a capacity and fixed splits, writes it there before attention where
-        that is faster (docs/kv-quantization.md). 0: never. 256 MiB hold 65536 tokens of 8 KV heads
-        of 128.
+        Most bytes of GPU memory, beside the workspace, for codes in 16 bits: a plan of many query
+        rows, without a capacity and fixed splits, writes them there before attention where that is
+        faster (docs/kv-quantization.md). 0: never. 256 MiB hold 64500 tokens of 8 KV heads of 128.
     fp8_accumulation : {"default", "fast"}
         Products of float8 q and KV on tensor cores that truncate as they accumulate (compute
         capability 9.0): how often partial sums are promoted to float32. "default": so often that
