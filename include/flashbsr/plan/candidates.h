@@ -252,12 +252,13 @@ class Candidates {
   void deal(Candidate& c) const {
     const int32_t heads = shape_->num_kv_heads;
     c.deal.start(limits_->num_workers);
+    const bool splits = c.cut.split_chunks > 0;
     // Equal neighbours are dealt at once.
     int64_t cost = 0, count = 0;
     bool split = false;
     for (const uint32_t i : c.cut.order) {
       const Chunk& chunk = c.cut.chunks[i];
-      const bool part = c.cut.parts[static_cast<size_t>(chunk.tile)].count > 1;
+      const bool part = splits && c.cut.parts[static_cast<size_t>(chunk.tile)].count > 1;
       if (chunk.cost != cost || part != split) {
         c.deal.give(cost, count, split);
         cost = chunk.cost;
