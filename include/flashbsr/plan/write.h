@@ -352,8 +352,8 @@ class PlanWriter {
       // Slots of a KV head follow those of the one before.
       for (int32_t p = 0; p < num_parts; ++p) {
         const MergePart& first = parts[p];
-        parts[head * num_parts + p] = {first.slot + head * first.count * first.stride, first.count,
-                                       first.stride, 0};
+        MergePart& other = parts[head * num_parts + p] = first;
+        other.slot = first.slot + head * first.count * first.stride;
       }
     }
   }
