@@ -50,6 +50,13 @@ inline int64_t chunk_length(const DeviceLimits& limits, int64_t bound, int32_t r
   return max_of<int64_t>(round_up<int64_t>(tokens, limits.kv_tile), limits.min_chunk);
 }
 
+/// In how many parts of at most `limit` tokens that many are cut. Both are below 2^31, or there is
+/// one part; and divisions of 32 bits take half as long.
+inline uint32_t parts_of(int64_t tokens, int64_t limit) {
+  return tokens <= limit ? 1
+                         : ceil_div(static_cast<uint32_t>(tokens), static_cast<uint32_t>(limit));
+}
+
 /// chunk_length for one bound, remembering the last number of rows: most tiles have the same.
 class ChunkLength {
  public:
@@ -230,7 +237,9 @@ class Cut {
   /// `length` in equal chunks of at most `limit`.
   static int64_t even_step(int64_t length, int64_t limit, const DeviceLimits& limits) {
     if (length <= limit) return length;
-    return round_up<int64_t>(ceil_div(length, ceil_div(length, limit)), limits.kv_tile);
+    const uint32_t tokens = static_cast<uint32_t>(length);
+    return round_up(ceil_div(tokens, parts_of(length, limit)),
+                    static_cast<uint32_t>(limits.kv_tile));
   }
 
   void push(const Chunk& chunk) {

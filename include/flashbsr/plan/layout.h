@@ -119,17 +119,22 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
     check_length("qo_indptr", qo_indptr->size, batch_size + 1, "batch_size + 1");
   }
   layout.decode = qo_indptr == nullptr;
-  layout.requests.assign(static_cast<size_t>(batch_size), Request{});
+  layout.requests.resize(static_cast<size_t>(batch_size));
   layout.kv_heads.clear();
   layout.shared_kv = layout.bounds = false;
   layout.common_prefix = 0;
   layout.num_kv_tokens = 0;
   for (int64_t b = 0; b < batch_size; ++b) {
-    Request& r = layout.requests[static_cast<size_t>(b)];
-    r.q_begin = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b] : b);
-    r.q_len = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b + 1] - (*qo_indptr)[b] : 1);
-    r.mask_lo = r.mask_hi = -1;
-    r.index = static_cast<int32_t>(b);
+    const int64_t begin = qo_indptr ? (*qo_indptr)[b] : b;
+    const int64_t end = qo_indptr ? (*qo_indptr)[b + 1] : b + 1;
+    layout.requests[static_cast<size_t>(b)] = {.q_begin = static_cast<int32_t>(begin),
+                                               .q_len = static_cast<int32_t>(end - begin),
+                                               .kv_begin = 0,
+                                               .kv_len = 0,
+                                               .mask_lo = -1,
+                                               .mask_hi = -1,
+                                               .index = static_cast<int32_t>(b),
+                                               .mask_begin = 0};
   }
   layout.num_q_tokens = qo_indptr ? (*qo_indptr)[batch_size] : batch_size;
   return batch_size;

@@ -33,7 +33,7 @@ class RadixSort {
     if (sorted) return;
     if (keys.size() <= kFew) return insert_all();
     const int bits = static_cast<int>(std::bit_width(differ));
-    const int most = keys.size() < kMany ? 8 : kMostBits;
+    const int most = keys.size() < kSome ? 6 : keys.size() < kMany ? 8 : kMostBits;
     const int passes = (bits + most - 1) / most, width = (bits + passes - 1) / passes;
     scratch_.resize(keys.size());
     for (int shift = 0; shift < bits; shift += width) {
@@ -45,7 +45,7 @@ class RadixSort {
  private:
   // A pass of 11 bits goes through 2048 counters, which is worth another pass from 512 keys on.
   static constexpr int kMostBits = 11;
-  static constexpr size_t kMany = 512, kFew = 24;
+  static constexpr size_t kMany = 512, kSome = 96, kFew = 24;
 
   void insert_all() {
     for (size_t i = 1; i < keys.size(); ++i) {
