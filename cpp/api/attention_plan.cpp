@@ -167,9 +167,12 @@ void Attention::choose_kernel(const Shape& shape) {
     return Sharer::price(laid_.layout, shape, limits, sharing);
   };
   int64_t price = choose(limits_, sharing_);
-  if (laid_.given.empty() && Sharer::price(laid_.layout, shape, limits_, {}) <= price) {
-    sharing_.clear();
-    price = Sharer::price(laid_.layout, shape, limits_, {});
+  if (laid_.given.empty() && !sharing_.empty()) {
+    const int64_t apart = Sharer::price(laid_.layout, shape, limits_, {});
+    if (apart <= price) {
+      sharing_.clear();
+      price = apart;
+    }
   }
   // Under a capacity the kernel must not change from plan to plan: captured runs hold it.
   if (fixed) return;

@@ -68,7 +68,11 @@ class Candidates {
     shape_ = &shape;
     limits_ = &limits;
     total_ = 0;
-    for (const Tile& tile : tiles) total_ += kv_weight(limits, tile.row_count) * tile.length();
+    longest_ = 1;
+    for (const Tile& tile : tiles) {
+      total_ += kv_weight(limits, tile.row_count) * tile.length();
+      longest_ = max_of(longest_, tile.length());
+    }
     total_ *= shape.num_kv_heads;
     reading_ = limits.cost_of_reading > 0 ? reading() : 0;
     other_price_ = 0;
@@ -112,9 +116,7 @@ class Candidates {
     const int64_t tiles = static_cast<int64_t>(tiles_->size()), heads = shape_->num_kv_heads;
     const int64_t workers = limits_->num_workers;
     best_.policy = kPolicyWhole;
-    best_.kv_chunk = 1;
-    for (const Tile& tile : *tiles_) best_.kv_chunk = max_of(best_.kv_chunk, tile.length());
-    longest_ = best_.kv_chunk;
+    best_.kv_chunk = longest_;
     best_.cut.whole(*tiles_, *limits_, *shape_);
     deal(best_);
     best_.price = price(best_);
@@ -226,7 +228,7 @@ class Candidates {
       const bool cut = keep_.empty() || !keep_[t];
       const int64_t limit = best_.cut.longest(
           tile, cut ? most(tile.row_count) : max_of<int64_t>(length, 1), *limits_);
-      const int64_t parts = length > limit ? ceil_div(length, limit) : 1;
+      const int64_t parts = parts_of(length, limit);
       items += parts;
       if (parts > 1) slots += parts;
       if (parts > 1 || tile.shares) states += parts;
@@ -252,12 +254,13 @@ class Candidates {
   void deal(Candidate& c) const {
     const int32_t heads = shape_->num_kv_heads;
     c.deal.start(limits_->num_workers);
+    const bool splits = c.cut.split_chunks > 0;
     // Equal neighbours are dealt at once.
     int64_t cost = 0, count = 0;
     bool split = false;
     for (const uint32_t i : c.cut.order) {
       const Chunk& chunk = c.cut.chunks[i];
-      const bool part = c.cut.parts[static_cast<size_t>(chunk.tile)].count > 1;
+      const bool part = splits && c.cut.parts[static_cast<size_t>(chunk.tile)].count > 1;
       if (chunk.cost != cost || part != split) {
         c.deal.give(cost, count, split);
         cost = chunk.cost;
@@ -382,7 +385,7 @@ class Candidates {
   const DeviceLimits* limits_ = nullptr;
   int64_t total_ = 0;
   int64_t reading_ = 0;  ///< what the memory takes for all of K and V
-  int64_t longest_ = 0;
+  int64_t longest_ = 0;  ///< KV tokens of a tile
 
   // Of the search.
   std::vector<uint8_t> keep_;   ///< by tile: stays whole

@@ -12,6 +12,7 @@
 
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
+#include <flashbsr/plan/radix.h>
 #include <flashbsr/plan/share.h>
 
 namespace flashbsr::detail {
@@ -49,6 +50,13 @@ inline int64_t chunk_length(const DeviceLimits& limits, int64_t bound, int32_t r
   return max_of<int64_t>(round_up<int64_t>(tokens, limits.kv_tile), limits.min_chunk);
 }
 
+/// In how many parts of at most `limit` tokens that many are cut. Both are below 2^31, or there is
+/// one part; and divisions of 32 bits take half as long.
+inline uint32_t parts_of(int64_t tokens, int64_t limit) {
+  return tokens <= limit ? 1
+                         : ceil_div(static_cast<uint32_t>(tokens), static_cast<uint32_t>(limit));
+}
+
 /// chunk_length for one bound, remembering the last number of rows: most tiles have the same.
 class ChunkLength {
  public:
@@ -78,12 +86,14 @@ void cut_rows(int64_t rows, const DeviceLimits& limits, const Visit& visit) {
 }
 
 /// Cuts the packed rows of every request into tiles and trims their KV by causality and window;
-/// behind them those of the shared parts.
-inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape& shape,
-                      const DeviceLimits& limits, std::vector<Tile>& tiles) {
+/// behind them those of the shared parts. Returns the most rows that one has.
+inline int32_t cut_tiles(const Layout& layout, const Sharing& sharing, const Shape& shape,
+                         const DeviceLimits& limits, std::vector<Tile>& tiles) {
   PlanHeader h{};
   shape.write_visibility(h);
   const int32_t group = shape.num_qo_heads / shape.num_kv_heads;
+  const bool windowed = shape.window_left >= 0;
+  int32_t most_rows = 0;
   tiles.clear();
   for (size_t b = 0; b < layout.requests.size(); ++b) {
     const Request& r = layout.requests[b];
@@ -96,10 +106,15 @@ inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape&
     }
     cut_rows(rows, limits, [&](int32_t row, int32_t count) {
       // Spans only move right from token to token: first begin to last end covers the tile.
-      const Span a = visible_keys(h, position + row / group, r.kv_len);
-      const Span z = visible_keys(h, position + (row + count - 1) / group, r.kv_len);
-      const int32_t begin = min_of(max_of(a.begin, own), z.end);
-      tiles.push_back({static_cast<int32_t>(b), row, count, {begin, z.end}, own > 0, false});
+      Span seen{0, r.kv_len};
+      if (windowed) seen.begin = visible_keys(h, position + row / group, r.kv_len).begin;
+      if (windowed || shape.causal) {
+        const int32_t last = row + count == rows ? r.q_len - 1 : (row + count - 1) / group;
+        seen.end = visible_keys(h, position + last, r.kv_len).end;
+      }
+      seen.begin = min_of(max_of(seen.begin, own), seen.end);
+      most_rows = max_of(most_rows, count);
+      tiles.push_back({static_cast<int32_t>(b), row, count, seen, own > 0, false});
     });
   }
   for (size_t p = 0; p < sharing.parts.size(); ++p) {
@@ -109,6 +124,7 @@ inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape&
       tokens += layout.requests[static_cast<size_t>(sharing.order[static_cast<size_t>(i)])].q_len;
     }
     cut_rows(tokens * group, limits, [&](int32_t row, int32_t count) {
+      most_rows = max_of(most_rows, count);
       tiles.push_back({static_cast<int32_t>(layout.requests.size() + p),
                        row,
                        count,
@@ -117,6 +133,7 @@ inline void cut_tiles(const Layout& layout, const Sharing& sharing, const Shape&
                        true});
     });
   }
+  return most_rows;
 }
 
 /// One way to cut the tiles' KV ranges.
@@ -130,6 +147,7 @@ class Cut {
   int64_t split_chunks = 0;   ///< partial states
   int64_t split_rows = 0;     ///< of all partial states
   int64_t longest_merge = 0;  ///< cost of the most expensive one
+  int64_t cost = 0;           ///< of all chunks
 
   /// Parts are cut into items of at most this cost, whatever else is cut: their requests' own items
   /// come after them and merge, each its own rows. Parts that finish last would merge everybody's.
@@ -149,12 +167,18 @@ class Cut {
     order.clear();
     chunks.reserve(tiles.size());
     parts.reserve(tiles.size());
-    split_tiles = split_chunks = split_rows = longest_merge = 0;
+    split_tiles = split_chunks = split_rows = longest_merge = cost = most_ = 0;
   }
 
   void whole(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape) {
     start(tiles);
     for (const Tile& tile : tiles) {
+      if (!tile.shares) {
+        push({limits.cost_per_item + tile.length() * kv_weight(limits, tile.row_count),
+              static_cast<int32_t>(parts.size()), 0, tile.span.begin, tile.span.end});
+        parts.push_back({1, -1, -1});
+        continue;
+      }
       const int64_t length = max_of<int64_t>(tile.length(), 1);
       add(tile, limits, tile.span.begin, even_step(length, longest(tile, length, limits), limits),
           shape);
@@ -197,9 +221,8 @@ class Cut {
         const int64_t begin = min_of<int64_t>(tile.span.begin + i * step, tile.span.end);
         const int64_t end = min_of<int64_t>(begin + step, tile.span.end);
         order.push_back(static_cast<uint32_t>(chunks.size()));
-        chunks.push_back({limits.cost_per_item + (end - begin) * weight,
-                          static_cast<int32_t>(parts.size()), i, static_cast<int32_t>(begin),
-                          static_cast<int32_t>(end)});
+        push({limits.cost_per_item + (end - begin) * weight, static_cast<int32_t>(parts.size()), i,
+              static_cast<int32_t>(begin), static_cast<int32_t>(end)});
       }
       parts.push_back({count, static_cast<int32_t>(split_rows * shape.num_kv_heads),
                        static_cast<int32_t>(split_tiles * shape.num_kv_heads)});
@@ -211,45 +234,45 @@ class Cut {
   }
 
  private:
-  struct Key {
-    uint64_t rank;  ///< least for the most expensive
-    uint32_t chunk;
-  };
-
   /// `length` in equal chunks of at most `limit`.
   static int64_t even_step(int64_t length, int64_t limit, const DeviceLimits& limits) {
     if (length <= limit) return length;
-    return round_up<int64_t>(ceil_div(length, ceil_div(length, limit)), limits.kv_tile);
+    const uint32_t tokens = static_cast<uint32_t>(length);
+    return round_up(ceil_div(tokens, parts_of(length, limit)),
+                    static_cast<uint32_t>(limits.kv_tile));
+  }
+
+  void push(const Chunk& chunk) {
+    most_ = max_of(most_, chunk.cost);
+    cost += chunk.cost;
+    chunks.push_back(chunk);
   }
 
   void add(const Tile& tile, const DeviceLimits& limits, int64_t first, int64_t step,
            const Shape& shape) {
     const int32_t t = static_cast<int32_t>(parts.size());
     const int64_t weight = kv_weight(limits, tile.row_count);
+    const bool split = tile.shares || first + step < tile.span.end;
+    const int64_t beside = limits.cost_per_item + (split ? limits.cost_per_split : 0);
     int32_t index = 0;
     int64_t begin = tile.span.begin;
     do {
       const int64_t end = min_of<int64_t>(first + step, tile.span.end);
-      chunks.push_back({limits.cost_per_item + (end - begin) * weight, t, index++,
-                        static_cast<int32_t>(begin), static_cast<int32_t>(end)});
+      push({beside + (end - begin) * weight, t, index++, static_cast<int32_t>(begin),
+            static_cast<int32_t>(end)});
       begin = end;
       first += step;
     } while (begin < tile.span.end);
     Parts p{index, -1, -1};
-    if (index > 1 || tile.shares) {
+    if (split) {
       p.slot_base = static_cast<int32_t>(split_rows * shape.num_kv_heads);
       split_chunks += index;
       split_rows += static_cast<int64_t>(index) * tile.row_count;
+      note_merge(tile, index, limits);
     }
     if (index > 1 && !tile.shares) {
       p.merge_base = static_cast<int32_t>(split_tiles * shape.num_kv_heads);
       ++split_tiles;
-    }
-    if (p.split()) {
-      note_merge(tile, index, limits);
-      for (size_t i = chunks.size() - static_cast<size_t>(index); i < chunks.size(); ++i) {
-        chunks[i].cost += limits.cost_per_split;
-      }
     }
     parts.push_back(p);
   }
@@ -272,12 +295,10 @@ class Cut {
   /// same keys at the same time, one of them from memory and the others from L2. Tile by tile 1 x
   /// 128 queries over 65536 tokens took 334 us in 264 items, of which all K and V once are 90.
   void sort_by_number() {
-    uint64_t used = 0;
     for (size_t i = 0; i < order.size(); ++i) {
-      keys_[i] = {static_cast<uint64_t>(chunks[order[i]].index), order[i]};
-      used |= keys_[i].rank;
+      sorter_.keys[i] = {static_cast<uint64_t>(chunks[order[i]].index), order[i]};
     }
-    sort_keys(used);
+    take_order();
   }
 
   /// How many of the cheapest chunks are claimed last, whatever their request: a quarter, of at
@@ -299,81 +320,62 @@ class Cut {
     if (tiles.empty()) return;
     const size_t count = order.size() - rest;
     requests_.assign(static_cast<size_t>(tiles.back().request) + 1, {});
-    for (size_t r = 0; r < requests_.size(); ++r) requests_[r].request = static_cast<int32_t>(r);
-    const auto request_of = [&](uint32_t chunk) {
-      return static_cast<size_t>(tiles[static_cast<size_t>(chunks[chunk].tile)].request);
-    };
+    request_of_.resize(chunks.size());
     // Without what splits cost: of equal requests those that are split stay behind the others, so
     // that the end is made of small items.
-    for (uint32_t i = 0; i < chunks.size(); ++i) {
-      const bool split = parts[static_cast<size_t>(chunks[i].tile)].split();
-      requests_[request_of(i)].cost += chunks[i].cost - (split ? limits.cost_per_split : 0);
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const size_t tile = static_cast<size_t>(chunks[i].tile);
+      request_of_[i] = static_cast<uint32_t>(tiles[tile].request);
+      Group& group = requests_[request_of_[i]];
+      group.cost += chunks[i].cost - (parts[tile].split() ? limits.cost_per_split : 0);
+      ++group.count;
     }
-    for (size_t i = 0; i < count; ++i) ++requests_[request_of(order[i])].count;
-    std::stable_sort(requests_.begin(), requests_.end(),
-                     [](const Group& a, const Group& b) { return a.cost > b.cost; });
-    place_.resize(requests_.size());
+    for (size_t i = count; i < order.size(); ++i) --requests_[request_of_[order[i]]].count;
+    int64_t most = 0;
+    for (const Group& group : requests_) most = max_of(most, group.cost);
+    sorter_.keys.resize(requests_.size());
+    for (size_t r = 0; r < requests_.size(); ++r) {
+      sorter_.keys[r] = {static_cast<uint64_t>(most - requests_[r].cost), static_cast<uint32_t>(r)};
+    }
+    sorter_.sort();
     uint32_t at = 0;
-    for (const Group& group : requests_) {
-      place_[static_cast<size_t>(group.request)] = at;
+    for (const RadixSort::Key& key : sorter_.keys) {
+      Group& group = requests_[key.index];
+      group.place = at;
       at += group.count;
     }
     grouped_ = order;
-    for (size_t i = 0; i < count; ++i) grouped_[place_[request_of(order[i])]++] = order[i];
+    for (size_t i = 0; i < count; ++i) {
+      grouped_[requests_[request_of_[order[i]]].place++] = order[i];
+    }
     order.swap(grouped_);
   }
 
-  /// A stable sort by cost. Radix beyond a few dozen: 1024 chunks take 6 us instead of 40.
   void sort_by_cost() {
-    constexpr size_t kFew = 64;
-    const size_t n = chunks.size();
-    keys_.resize(n);
-    int64_t most = 0;
-    for (const Chunk& c : chunks) most = max_of(most, c.cost);
-    uint64_t used = 0;  // bits of ranks, which are small: a pass fewer or two
-    bool sorted = true;
-    for (size_t i = 0; i < n; ++i) {
-      keys_[i] = {static_cast<uint64_t>(most - chunks[i].cost), static_cast<uint32_t>(i)};
-      used |= keys_[i].rank;
-      sorted = sorted && (i == 0 || keys_[i - 1].rank <= keys_[i].rank);
+    sorter_.keys.resize(chunks.size());
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      sorter_.keys[i] = {static_cast<uint64_t>(most_ - chunks[i].cost), static_cast<uint32_t>(i)};
     }
-    if (!sorted && n <= kFew) {
-      std::sort(keys_.begin(), keys_.end(), [](const Key& a, const Key& b) {
-        return a.rank != b.rank ? a.rank < b.rank : a.chunk < b.chunk;
-      });
-      used = 0;
-    }
-    order.resize(n);
-    sort_keys(sorted ? 0 : used);
+    take_order();
   }
 
-  /// The order of `keys_`, sorted by those bits of their ranks that are used by any.
-  void sort_keys(uint64_t used) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      if (used >> shift & 0xff) radix_pass(shift);
-    }
-    for (size_t i = 0; i < order.size(); ++i) order[i] = keys_[i].chunk;
-  }
-
-  void radix_pass(int shift) {
-    uint32_t at[257] = {};
-    for (const Key& key : keys_) ++at[(key.rank >> shift & 0xff) + 1];
-    for (int i = 0; i < 256; ++i) at[i + 1] += at[i];
-    scratch_.resize(keys_.size());
-    for (const Key& key : keys_) scratch_[at[key.rank >> shift & 0xff]++] = key;
-    keys_.swap(scratch_);
+  void take_order() {
+    sorter_.sort();
+    order.resize(chunks.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = sorter_.keys[i].index;
   }
 
   /// A request's chunks.
   struct Group {
     int64_t cost = 0;
-    int32_t request = 0;
     uint32_t count = 0;
+    uint32_t place = 0;  ///< of the next one
   };
 
-  std::vector<Key> keys_, scratch_;
+  int64_t most_ = 0;  ///< cost of the most expensive chunk
+  RadixSort sorter_;
   std::vector<Group> requests_;
-  std::vector<uint32_t> place_, grouped_;
+  std::vector<uint32_t> request_of_, grouped_;  ///< of every chunk
 };
 
 }  // namespace flashbsr::detail

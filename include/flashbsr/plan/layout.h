@@ -119,17 +119,22 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
     check_length("qo_indptr", qo_indptr->size, batch_size + 1, "batch_size + 1");
   }
   layout.decode = qo_indptr == nullptr;
-  layout.requests.assign(static_cast<size_t>(batch_size), Request{});
+  layout.requests.resize(static_cast<size_t>(batch_size));
   layout.kv_heads.clear();
   layout.shared_kv = layout.bounds = false;
   layout.common_prefix = 0;
   layout.num_kv_tokens = 0;
   for (int64_t b = 0; b < batch_size; ++b) {
-    Request& r = layout.requests[static_cast<size_t>(b)];
-    r.q_begin = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b] : b);
-    r.q_len = static_cast<int32_t>(qo_indptr ? (*qo_indptr)[b + 1] - (*qo_indptr)[b] : 1);
-    r.mask_lo = r.mask_hi = -1;
-    r.index = static_cast<int32_t>(b);
+    const int64_t begin = qo_indptr ? (*qo_indptr)[b] : b;
+    const int64_t end = qo_indptr ? (*qo_indptr)[b + 1] : b + 1;
+    layout.requests[static_cast<size_t>(b)] = {.q_begin = static_cast<int32_t>(begin),
+                                               .q_len = static_cast<int32_t>(end - begin),
+                                               .kv_begin = 0,
+                                               .kv_len = 0,
+                                               .mask_lo = -1,
+                                               .mask_hi = -1,
+                                               .index = static_cast<int32_t>(b),
+                                               .mask_begin = 0};
   }
   layout.num_q_tokens = qo_indptr ? (*qo_indptr)[batch_size] : batch_size;
   return batch_size;
@@ -159,13 +164,22 @@ inline PageRange range_of(const int32_t* ids, int64_t count) {
   return range;
 }
 
-/// Copies ids, and tells their range while they are in the first cache.
-inline PageRange copy_pages(const int32_t* in, int64_t count, int32_t* out) {
+/// Copies ids, and tells the range of them and of `highest`. Most blocks have no id above those
+/// before them, or below zero, which takes three instructions for four ids: 264136 ids take 27 us,
+/// 46 by a copy and a maximum.
+inline PageRange copy_pages(const int32_t* in, int64_t count, int32_t highest, int32_t* out) {
   constexpr int64_t kBlock = 2048;
-  PageRange range;
+  PageRange range{highest, 0};
   for (int64_t i = 0; i < count; i += kBlock) {
     const int64_t n = min_of(kBlock, count - i);
-    std::copy_n(in + i, n, out + i);
+    const uint32_t most = static_cast<uint32_t>(range.highest);
+    uint32_t beyond = 0;
+    for (int64_t j = i; j < i + n; ++j) {
+      const uint32_t id = static_cast<uint32_t>(in[j]);
+      out[j] = in[j];
+      beyond |= id | (most - id);
+    }
+    if (beyond >> 31 == 0) continue;
     const PageRange block = range_of(out + i, n);
     range = {max_of(range.highest, block.highest), range.signs | block.signs};
   }
@@ -177,9 +191,10 @@ inline PageRange copy_pages(const int32_t* in, int64_t count, int32_t* out) {
 inline void take_pages(Layout& layout, int64_t at, const char* name, const IndexView& pages,
                        int64_t first, int64_t count) {
   int32_t* out = layout.kv_indices.data() + at;
+  const int32_t before = static_cast<int32_t>(layout.num_kv_rows) - 1;
   PageRange range;
   if (!pages.wide) {
-    range = copy_pages(static_cast<const int32_t*>(pages.data) + first, count, out);
+    range = copy_pages(static_cast<const int32_t*>(pages.data) + first, count, before, out);
   } else {
     // To throw from this loop would keep it from vector code: 131072 ids in 80 us instead of 20.
     const int64_t* in = static_cast<const int64_t*>(pages.data) + first;
@@ -192,7 +207,7 @@ inline void take_pages(Layout& layout, int64_t at, const char* name, const Index
     range = range_of(out, count);
   }
   const int32_t sign = range.signs;
-  const int32_t highest = max_of(static_cast<int32_t>(layout.num_kv_rows) - 1, range.highest);
+  const int32_t highest = max_of(before, range.highest);
   // The number of pages, highest + 1, must fit as well.
   if (sign < 0 || highest == std::numeric_limits<int32_t>::max()) {
     for (int64_t i = 0; i < count; ++i) {

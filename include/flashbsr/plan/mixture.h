@@ -170,6 +170,7 @@ class Mixture {
       }
       cut.parts[static_cast<size_t>(kind.number[t])] = parts;
     }
+    cut.cost += chosen.cut.cost;
     cut.split_tiles += chosen.cut.split_tiles;
     cut.split_chunks += chosen.cut.split_chunks;
     cut.split_rows += chosen.cut.split_rows;

@@ -59,14 +59,13 @@ class Planner {
       cut.num_qo_heads /= shape.num_kv_heads;
       cut.num_kv_heads = 1;
     }
-    asked_ = {&layout, &sharing, shape, cut, split};
-    detail::cut_tiles(layout, sharing, cut, all.wide, tiles_);
+    const int32_t max_rows = detail::cut_tiles(layout, sharing, cut, all.wide, tiles_);
+    asked_ = {&layout, &sharing, shape, cut, max_rows, split};
     chosen_ = &mixture_.choose(tiles_, cut, all, split);
-    Choice choice{.price = chosen_->price,
-                  .num_items = static_cast<int64_t>(chosen_->cut.chunks.size()) * cut.num_kv_heads,
-                  .num_workers = mixture_.workers().count()};
-    for (const detail::Tile& t : tiles_) choice.max_rows = max_of(choice.max_rows, t.row_count);
-    return choice;
+    return {.price = chosen_->price,
+            .num_items = static_cast<int64_t>(chosen_->cut.chunks.size()) * cut.num_kv_heads,
+            .num_workers = mixture_.workers().count(),
+            .max_rows = max_rows};
   }
 
   /// Writes the plan of what was chosen.
