@@ -407,24 +407,26 @@ TEST(Sharing, RandomTablesDoShare) {
 
 TEST(Sharing, FourLevelsAreFound) {
   // Requests 2i and 2i + 1 share 40 pages of 16; groups of four 30, of eight 20, all 10.
-  Ints indptr{0}, pages, lens;
-  for (int b = 0; b < 16; ++b) {
-    for (int i = 0; i < 41; ++i) {
-      const int group = i < 10 ? 0 : i < 20 ? b / 8 : i < 30 ? b / 4 : i < 40 ? b / 2 : b;
-      pages.push_back(1000 * group + i);
-    }
-    indptr.push_back(static_cast<int32_t>(pages.size()));
-    lens.push_back(41 * 16);
-  }
-  Layout layout;
-  const IndexView kv(lens);
-  paged_layout(layout, nullptr, IndexView(indptr), IndexView(pages), nullptr, &kv, 16);
   const Shape shape{.num_qo_heads = 8, .num_kv_heads = 2, .may_share = true};
   PrefixTree tree;
-  tree.find(layout, shape);
-  std::map<int32_t, int> nodes;
-  for (const PrefixNode& node : tree.nodes) ++nodes[node.end];
-  EXPECT_EQ(nodes, (std::map<int32_t, int>{{160, 1}, {320, 2}, {480, 4}, {640, 8}}));
+  for (const int first : {0, 2000000000}) {  // bits for all pages would not fit
+    Ints indptr{0}, pages, lens;
+    for (int b = 0; b < 16; ++b) {
+      for (int i = 0; i < 41; ++i) {
+        const int group = i < 10 ? 0 : i < 20 ? b / 8 : i < 30 ? b / 4 : i < 40 ? b / 2 : b;
+        pages.push_back(first + 1000 * group + i);
+      }
+      indptr.push_back(static_cast<int32_t>(pages.size()));
+      lens.push_back(41 * 16);
+    }
+    Layout layout;
+    const IndexView kv(lens);
+    paged_layout(layout, nullptr, IndexView(indptr), IndexView(pages), nullptr, &kv, 16);
+    tree.find(layout, shape);
+    std::map<int32_t, int> nodes;
+    for (const PrefixNode& node : tree.nodes) ++nodes[node.end];
+    EXPECT_EQ(nodes, (std::map<int32_t, int>{{160, 1}, {320, 2}, {480, 4}, {640, 8}}));
+  }
 }
 
 TEST(Sharing, WindowsThatCutAreNotShared) {

@@ -7,7 +7,7 @@
 // Equal items come in runs, the KV heads of a chunk at least, so what is kept are runs of
 // neighbouring workers that carry the same load: a run of 8 items over 132 workers is one step or
 // two. They are kept in order of their loads. Costs fall, and loads differ by no more than the last
-// few of them, so a worker that was given an item mostly goes to the end: 4096 decodes take 40 us,
+// few of them, so a worker that was given an item mostly goes to the end: 4096 decodes take 22 us,
 // by a heap 180.
 #pragma once
 
@@ -45,7 +45,7 @@ class Deal {
     while (count > 0) {
       if (count <= runs_[begin_].workers) return insert(take(cost, count, split));
       // Runs that were given an item wait until all of them are, or one of them is the least: what
-      // they go past moves once. 4096 decodes have eight runs at a time, and take 17 us less.
+      // they go past moves once. 4096 decodes have eight runs at a time, and take 19 us less.
       given_.clear();
       do {
         given_.push_back(take(cost, count, split));
