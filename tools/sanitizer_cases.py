@@ -304,31 +304,34 @@ def quantize() -> None:
 
 
 def dense_pages(
-    kv_dtype: str = "nvfp4", q_dtype: str = "bfloat16", dim: int = 128, page_size: int = PAGE_SIZE
+    kv_dtype: str, q_dtype: str = "bfloat16", dim: int = 128, page_size: int | None = PAGE_SIZE
 ) -> str:
     """So many queries that codes are written as 16 bits first; requests end inside of pages."""
-    lengths, queries, heads = (2043, 0, 1501), (768, 0, 768), 8
-    pages = [-(-n // page_size) for n in lengths]
-    ids = np.random.default_rng(2).permutation(sum(pages))
-    shape = (sum(pages), page_size, heads)
-    task = flashbsr.TaskInfo(4 * heads, heads, dim, q_dtype=q_dtype, kv_dtype=kv_dtype)
+    lengths, queries = (1543, 0, 1001), (300, 0, 260)
+    task = flashbsr.TaskInfo(2 * GROUP, 2, dim, q_dtype=q_dtype, kv_dtype=kv_dtype)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
-    attention.plan(
-        flashbsr.Paged(offsets(queries), offsets(pages), ids, kv_lens=np.array(lengths),
-                             page_size=page_size)
-    )  # fmt: skip
-    kv = tuple(torch.zeros(*shape, dim // 2, dtype=torch.uint8).to(DEVICE) for _ in "kv")
-    scales = torch.ones(*shape, dim // 16 if kv_dtype == "nvfp4" else 2)
+    if page_size:
+        pages = offsets(tuple(-(-n // page_size) for n in lengths))
+        ids = np.random.default_rng(2).permutation(int(pages[-1])).astype(np.int32)
+        attention.plan(
+            flashbsr.Paged(offsets(queries), pages, ids, kv_lens=np.array(lengths, np.int32),
+                                 page_size=page_size)
+        )  # fmt: skip
+        shape: tuple[int, ...] = (int(pages[-1]), page_size, 2)
+    else:
+        attention.plan(flashbsr.Ragged(offsets(queries), offsets(lengths)))
+        shape = (sum(lengths), 2)
+    codes = np.random.default_rng(2).integers(0, 256, (*shape, dim // 2), np.uint8)
+    scales = normal((*shape, dim // 16 if kv_dtype == "nvfp4" else 2), "float32").abs()
     scales = scales.to(torch.float8_e4m3fn) if kv_dtype == "nvfp4" else scales
-    k_scale, v_scale = (scales.to(DEVICE) for _ in "kv")
-    q = normal((sum(queries), 4 * heads, dim), q_dtype)
-    attention.run(q, kv, k_scale=k_scale, v_scale=v_scale)
+    q = normal((sum(queries), 2 * GROUP, dim), q_dtype)
+    attention.run(q, (integers(codes), integers(codes)), k_scale=scales, v_scale=scales)
     return str(attention._engine.kernel_name())
 
 
 def write_pages() -> None:
     """NVFP4 as its values, and keys that stay codes."""
-    if "scaled" in dense_pages():
+    if "scaled" in dense_pages("nvfp4"):
         raise RuntimeError("codes were read as they are")
     dense_pages("int4")
 
@@ -421,7 +424,8 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
             torch.cuda.synchronize()
         return []
     if kernel["family"] == "hopper_scaled" and kernel["kv"] in ("f16", "bf16"):
-        ran = {dense_pages("int4", TYPES[kernel["kv"]], kernel["head_dim"], n) for n in (7, 16)}
+        types = "int4", TYPES[kernel["kv"]]
+        ran = {dense_pages(*types, kernel["head_dim"], n) for n in page_sizes("hopper_scaled")}
         return sorted(ran - {kernel["name"]})
     others = []
     for spec in SPECS[kernel["variant"]]:
