@@ -56,12 +56,11 @@ def test_without_room_codes_are_read_as_they_are(gpu: Device) -> None:
     assert "scaled" in run(gpu, APPEND, NVFP4, dequantize_bytes=0)[2]
 
 
-#: Eight bits have a kernel of Hopper's of their own: the pass is worth more rows.
+#: Eight bits have a kernel of Hopper's of their own: the pass is worth more rows and keys.
 WIDE = dataclasses.replace(
-    APPEND, name="wide", q_lens=(2500, 0, 260), kv_lens=(2543, 77, 1001), heads=(16, 2)
-)
-#: Keys stay codes. One scale of a row, or one of each half of its dims.
-CODED = [INT8, INT8_HALF, FP8, FP8_HALF, INT4, INT4_64]
+    APPEND, name="wide", q_lens=(2500, 0, 260), kv_lens=(2543, 77, 1001), heads=(16, 2),
+    variant=Variant(),
+)  # fmt: skip
 SHORT = {"float16": "f16", "bfloat16": "bf16"}
 
 
@@ -81,15 +80,24 @@ def check(gpu: Device, kind: Kind, **changes: object) -> None:
     assert run(gpu, case, kind)[2] == name
 
 
-@pytest.mark.parametrize("kind", CODED, ids=str)
+@pytest.mark.parametrize("kind", [INT4, INT4_64], ids=str)
 @pytest.mark.parametrize("dtypes", [BF16, F16], ids=lambda x: x[0])
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 def test_keys_that_stay_codes(
-    hopper: Device, layout: str, dtypes: tuple[str, str, str], kind: Kind
+    hopper: Device, kv_layout: str, layout: str, dtypes: tuple[str, str, str], kind: Kind
 ) -> None:
-    for kv_layout in ("NHD", "HND"):
-        if kind.dtype == "int4" or (layout, kv_layout) in (("ragged", "NHD"), ("table", "HND")):
-            check(hopper, kind, layout=layout, dtypes=dtypes, kv_layout=kv_layout)
+    check(hopper, kind, layout=layout, dtypes=dtypes, kv_layout=kv_layout)
+
+
+@pytest.mark.parametrize(("kind", "dtypes", "layout"), [
+    (INT8, BF16, "paged"), (INT8_HALF, F16, "ragged"), (FP8, F16, "table"),
+    (FP8_HALF, BF16, "paged"),
+], ids=str)  # fmt: skip
+def test_keys_of_eight_bits(
+    hopper: Device, kind: Kind, dtypes: tuple[str, str, str], layout: str
+) -> None:
+    check(hopper, kind, dtypes=dtypes, layout=layout)
 
 
 @pytest.mark.parametrize(("kind", "dims"), [
@@ -100,18 +108,16 @@ def test_coded_head_dims(hopper: Device, dims: tuple[int, int], kind: Kind) -> N
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 64])
-@pytest.mark.parametrize("kind", [INT8, INT4_64], ids=str)
-def test_coded_pages(hopper: Device, kind: Kind, page_size: int) -> None:
-    check(hopper, kind, page_size=page_size)
+def test_coded_pages(hopper: Device, page_size: int) -> None:
+    check(hopper, INT4_64, page_size=page_size)
 
 
 @pytest.mark.parametrize("change", [
     {"variant": Variant(window_left=1500)}, {"gain": 100.0}, {"scales": "head"},
     {"scales": "number"}, {"sinks": "extreme"}, {"variant": Variant(sm_scale=-0.1)},
 ], ids=["window", "large", "per head", "numbers", "sinks", "negative"])  # fmt: skip
-@pytest.mark.parametrize("kind", [FP8, INT4_64], ids=str)
-def test_coded_variants(hopper: Device, kind: Kind, change: dict[str, object]) -> None:
-    check(hopper, kind, **change)
+def test_coded_variants(hopper: Device, change: dict[str, object]) -> None:
+    check(hopper, INT4_64, **change)
 
 
 @pytest.mark.parametrize("halves", [
