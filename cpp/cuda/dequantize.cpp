@@ -52,7 +52,7 @@ PagedView factor_view(const PagedView& codes, int64_t pages, char*& data) {
 }
 
 ops::DequantizeRows rows_of(const PagedView& codes, const PagedView& scales, const PagedView& out) {
-  const uint32_t units = static_cast<uint32_t>(codes.dim / ops::kUnit);
+  const uint32_t units = static_cast<uint32_t>(codes.dim / ops::kCodeGroup);
   return {.codes = codes,
           .scales = scales,
           .out = out,
@@ -84,7 +84,7 @@ std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
     return dense;
   }
   const bool known = batch.kv == DType::kI8 || batch.kv == DType::kE4M3 || batch.kv == DType::kI4;
-  const bool whole = o.head_dim_qk % ops::kUnit == 0 && o.head_dim_vo % ops::kUnit == 0;
+  const bool whole = o.head_dim_qk % ops::kCodeGroup == 0 && o.head_dim_vo % ops::kCodeGroup == 0;
   if (!known || !whole || need.hooks()) return std::nullopt;
   return dense;
 }

@@ -18,22 +18,23 @@
 
 namespace flashbsr::ops {
 
-/// Units that a thread has under way: a look-up, then codes, are two waits for memory.
-inline constexpr int kUnitsUnderWay = 4;
+/// Of codes that a thread has under way: a look-up, then codes, are two waits for memory.
+/// 40 registers; 32 bytes would take 80, and leave half of the warps.
+inline constexpr int kBytesInFlight = 16;
 
-/// The codes of kUnit elements of a row, and what they are made of: 16 bytes of values, so that
-/// those of a warp are whole lines.
+/// The codes of kCodeGroup elements of a row, and what they are made of.
 template <DType kCodes>
 struct CodeUnit {
-  uint32_t words[kCodes == DType::kI8 || kCodes == DType::kE4M3 ? 2 : 1];
+  uint32_t words[kCodes == DType::kI8 || kCodes == DType::kE4M3 ? 4 : 2];
   float zero = 0, factor = 1;  ///< values are (code - zero) x factor
 
   FLASHBSR_DEVICE void load(const char* from) {
-    if constexpr (sizeof words == 8) {
+    if constexpr (sizeof words == 16) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from);
+      words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+    } else {
       const uint2 x = *reinterpret_cast<const uint2*>(from);
       words[0] = x.x, words[1] = x.y;
-    } else {
-      words[0] = *reinterpret_cast<const uint32_t*>(from);
     }
   }
 
@@ -48,23 +49,26 @@ struct CodeUnit {
       if ((code & 127u) == 127u) return not_a_number();
       return bits_float((code & 128u) << 24 | (code & 127u) << 20) * 0x1p120f * factor;
     } else if constexpr (kCodes == DType::kI4) {
-      const uint32_t code = words[0] >> i * 4 & 15u;
+      const uint32_t code = words[i / 8] >> i % 8 * 4 & 15u;
       return (bits_float(0x4b000000u | code) - (8388608.0f + zero)) * factor;
     } else {
-      const uint32_t code = words[0] >> i * 4;
+      const uint32_t code = words[i / 8] >> i % 8 * 4;
       return bits_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f * factor;
     }
   }
 
   FLASHBSR_DEVICE void store(char* to, DType type) const {
-    uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float low = value(2 * i), high = value(2 * i + 1);
-      pairs[i] = type == DType::kBF16 ? ptx::pack2<DType::kBF16>(low, high)
-                                      : ptx::pack2<DType::kF16>(low, high);
+    for (int n = 0; n < 2; ++n) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float low = value(8 * n + 2 * i), high = value(8 * n + 2 * i + 1);
+        pairs[i] = type == DType::kBF16 ? ptx::pack2<DType::kBF16>(low, high)
+                                        : ptx::pack2<DType::kF16>(low, high);
+      }
+      reinterpret_cast<uint4*>(to)[n] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
-    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 };
 
@@ -110,14 +114,15 @@ FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const Dequant
                                      const Request& r, int32_t begin, int32_t end) {
   constexpr bool kZeros = kCodes == DType::kI4;
   constexpr int kBytes = sizeof(CodeUnit<kCodes>::words);
+  constexpr int kInFlight = kBytesInFlight / kBytes;
   const int32_t units = (end - begin) * static_cast<int32_t>(x.units.divisor);
   const int32_t row_units = static_cast<int32_t>(x.row_units.divisor);
   for (int32_t first = static_cast<int32_t>(threadIdx.x); first < units;
-       first += kThreads * kUnitsUnderWay) {
-    CodeUnit<kCodes> unit[kUnitsUnderWay];
-    char* out[kUnitsUnderWay];
+       first += kThreads * kInFlight) {
+    CodeUnit<kCodes> unit[kInFlight];
+    char* out[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kUnitsUnderWay; ++i) {
+    for (int i = 0; i < kInFlight; ++i) {
       const int32_t nth = first + i * kThreads;
       out[i] = nullptr;
       if (nth >= units) continue;
@@ -135,10 +140,10 @@ FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const Dequant
       if constexpr (kKeyCodes && kZeros) {
         if (group == 1 && KeyScales(x.scales, scales, kZeros).drops()) unit[i].factor = 0.0f;
       }
-      out[i] = x.out.row(place.to, place.within, head) + 2 * kUnit * at;
+      out[i] = x.out.row(place.to, place.within, head) + 2 * kCodeGroup * at;
     }
 #pragma unroll
-    for (int i = 0; i < kUnitsUnderWay; ++i) {
+    for (int i = 0; i < kInFlight; ++i) {
       if (out[i]) unit[i].store(out[i], x.out.dtype);
     }
   }
