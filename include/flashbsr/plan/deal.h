@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include <flashbsr/core/math.h>
@@ -165,7 +166,7 @@ class Deal {
 
   /// The runs in `given_`, which are in order.
   void insert_given() {
-    ptrdiff_t left = static_cast<ptrdiff_t>(given_.size());
+    std::ptrdiff_t left = static_cast<ptrdiff_t>(given_.size());
     make_room(given_.size());
     end_ += given_.size();
     for (Run* place = runs_.data() + end_ - 1; left > 0; --left, --place) {
