@@ -269,10 +269,10 @@ struct ResolveArgs {
 struct DequantizeRows {
   PagedView codes;
   PagedView scales;
-  PagedView out;         ///< its page i is the plan's i-th; ragged: its row is the row of the codes
-  PagedView a{}, b{};    ///< of K that stay codes: factors of logits, float32, pages as `out` has
-  FastDiv units{};       ///< of a token: heads x dim / kCodeGroup
-  FastDiv row_units{};   ///< of a head
+  PagedView out;        ///< its page i is the plan's i-th; ragged: its row is the row of the codes
+  PagedView a{}, b{};   ///< of K that stay codes: factors of logits, float32, pages as `out` has
+  FastDiv units{};      ///< of a token: heads x dim / kCodeGroup
+  FastDiv row_units{};  ///< of a head
 };
 /// Elements that are a thread's at once, of NVFP4 those of a scale: 32 bytes of values.
 inline constexpr int kCodeGroup = 16;
