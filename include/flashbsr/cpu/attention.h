@@ -207,7 +207,7 @@ class ItemKernel {
 
   void multiply_integer_keys() {
     if constexpr (kIntegers) {
-      with_codes(p_.k.dtype, [&]<DType T>() {
+      with_integers(p_.k.dtype, [&]<DType T>() {
         score_integers<T>(key_rows(), tile_.count, fold_.k_scale, kKvTile, item_.row_count,
                           integers_, mem_.s, kKvTile);
       });
@@ -216,7 +216,7 @@ class ItemKernel {
 
   void multiply_integer_values() {
     if constexpr (kIntegerValues) {
-      with_codes(p_.v.dtype, [&]<DType T>() {
+      with_integers(p_.v.dtype, [&]<DType T>() {
         int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
         interleave_values<T>(value_rows(), tile_.count, v);
         accumulate_integers<T>(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v_scale, kKvTile,

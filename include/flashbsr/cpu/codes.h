@@ -90,9 +90,10 @@ FLASHBSR_FN void nvfp4_to_float(const char* src, const char* scales, float* dst,
   }
 }
 
-/// Row i of the operand as floats.
+/// Row i of the operand as floats. Not inlined: its users differ by words, by edits and by K and V,
+/// and a copy for each was half of a level's machine code and of its time to compile.
 template <DType T>
-FLASHBSR_FN void codes_to_float(const Operand& o, int i, float* row) {
+__attribute__((noinline)) void codes_to_float(const Operand& o, int i, float* row) {
   const char* src = o.rows[i];
   if constexpr (T == DType::kI4) {
     const int size = o.group_size();
@@ -138,6 +139,14 @@ FLASHBSR_FN void with_codes(DType t, F&& f) {
     case DType::kE2M1: f.template operator()<DType::kE2M1>(); break;
     default: with_dtype(t, f); break;
   }
+}
+
+/// codes_to_float of a type that is known at run time.
+using RowReader = void (*)(const Operand&, int, float*);
+FLASHBSR_FN RowReader row_reader(DType t) {
+  RowReader reader = nullptr;
+  with_codes(t, [&]<DType T>() { reader = &codes_to_float<T>; });
+  return reader;
 }
 
 }  // namespace FLASHBSR_CPU_ISA

@@ -21,7 +21,7 @@ FLASHBSR_FN bool whole_chunks(const PagedView& x, const PagedView& scales) {
 
 /// Calls f.operator()<T>() for the type of such codes.
 template <class F>
-FLASHBSR_FN void with_codes(DType codes, const F& f) {
+FLASHBSR_FN void with_integers(DType codes, const F& f) {
   if (codes == DType::kI8) {
     f.template operator()<DType::kI8>();
   } else {

@@ -166,21 +166,20 @@ FLASHBSR_FN void pack_keys(const KvTile& tile, const Operand& keys, const Edit& 
   const int words = k.dim / Op::kPerWord;
   const int padded = padded_words<Op>(k.dim);
   const bool direct = k.dtype == kWordType<Op> && !edit.active() && words == padded;
+  const RowReader read = row_reader(k.dtype);
   for (int first = 0; first < tile.count; first += kLanes) {
     const int live = min_of(kLanes, tile.count - first);
     const char* rows[kLanes];
     for (int j = 0; j < kLanes; ++j) rows[j] = j < live ? tile.k[first + j] : buffers.zeros;
     if (!direct) {
-      with_codes(k.dtype, [&]<DType T>() {
-        float row[kMaxHeadDim + 2 * kLanes];
-        for (int j = 0; j < live; ++j) {
-          codes_to_float<T>(keys, first + j, row);
-          if (edit.active()) edit(row, tile.begin + first + j);
-          char* staged = buffers.stage + static_cast<int64_t>(j) * padded * 4;
-          words_from_float<Op>(row, k.dim, staged);
-          rows[j] = staged;
-        }
-      });
+      float row[kMaxHeadDim + 2 * kLanes];
+      for (int j = 0; j < live; ++j) {
+        read(keys, first + j, row);
+        if (edit.active()) edit(row, tile.begin + first + j);
+        char* staged = buffers.stage + static_cast<int64_t>(j) * padded * 4;
+        words_from_float<Op>(row, k.dim, staged);
+        rows[j] = staged;
+      }
     }
     for (int w = 0; w < padded; w += kLanes) {
       transpose_words(rows, w, kt + static_cast<int64_t>(w) * kKvTile + first, kKvTile);
@@ -199,15 +198,14 @@ template <class Op, class Edit>
 FLASHBSR_FN void stage_rows(const char** rows, int count, const Operand& from, const Edit& edit,
                             int32_t position, char* stage) {
   const int64_t bytes = static_cast<int64_t>(padded_words<Op>(from.x.dim)) * 4;
-  with_codes(from.x.dtype, [&]<DType T>() {
-    float row[kMaxHeadDim + 2 * kLanes];
-    for (int i = 0; i < count; ++i) {
-      codes_to_float<T>(from, i, row);
-      if (edit.active()) edit(row, position + i);
-      words_from_float<Op>(row, from.x.dim, stage + i * bytes);
-      rows[i] = stage + i * bytes;
-    }
-  });
+  const RowReader read = row_reader(from.x.dtype);
+  float row[kMaxHeadDim + 2 * kLanes];
+  for (int i = 0; i < count; ++i) {
+    read(from, i, row);
+    if (edit.active()) edit(row, position + i);
+    words_from_float<Op>(row, from.x.dim, stage + i * bytes);
+    rows[i] = stage + i * bytes;
+  }
 }
 
 template <class Op, DType T>
@@ -278,15 +276,14 @@ FLASHBSR_FN void pack_edited_values(const KvTile& tile, const Operand& values, c
                                     float* vp) {
   const PagedView& v = values.x;
   const int padded = padded_words<F32Op>(v.dim);
-  with_codes(v.dtype, [&]<DType T>() {
-    float row[kMaxHeadDim + 2 * kLanes];
-    for (int j = 0; j < tile.count; ++j) {
-      codes_to_float<T>(values, j, row);
-      edit(row, tile.begin + j);
-      words_from_float<F32Op>(row, v.dim,
-                              reinterpret_cast<char*>(vp + static_cast<int64_t>(j) * padded));
-    }
-  });
+  const RowReader read = row_reader(v.dtype);
+  float row[kMaxHeadDim + 2 * kLanes];
+  for (int j = 0; j < tile.count; ++j) {
+    read(values, j, row);
+    edit(row, tile.begin + j);
+    words_from_float<F32Op>(row, v.dim,
+                            reinterpret_cast<char*>(vp + static_cast<int64_t>(j) * padded));
+  }
 }
 
 }  // namespace FLASHBSR_CPU_ISA
