@@ -45,6 +45,7 @@ endfunction()
 
 function(flashbsr_add_cpu_library target)
   add_library(${target} OBJECT ${ARGN} cpp/cpu/kernels_baseline.cpp)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)  # a level is a translation unit
   target_link_libraries(${target} PUBLIC flashbsr_headers ${CMAKE_DL_LIBS})
   flashbsr_compile_options(${target})
   foreach(level IN LISTS FLASHBSR_LEVELS)

@@ -6,6 +6,7 @@
 // that has handed over its exchange API, and (bits, name) tuples.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -20,6 +21,9 @@ namespace nb = nanobind;
 
 /// Which memory a function can work in; arrays elsewhere are refused by name.
 enum class Memory { kHost, kAny };
+
+/// A CUDA stream as Python has it, a number.
+inline void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
 
 /// Objects of `type`, and of its subclasses, are described by the functions of this capsule from
 /// now on: DLPack's C exchange API, `type.__dlpack_c_exchange_api__` (DLPack 1.3). False, and

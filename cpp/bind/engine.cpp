@@ -28,8 +28,6 @@ std::shared_ptr<void> shared(nb::object object) {
           }};
 }
 
-void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
-
 api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& keep) {
   api::Scale scale;
   if (object.is_none()) return scale;

@@ -33,8 +33,6 @@ struct OptionalIn : OptionalImport {
       : OptionalImport(object, name, false, Memory::kAny) {}
 };
 
-void* stream_of(uintptr_t handle) { return reinterpret_cast<void*>(handle); }
-
 /// Empty: none.
 std::optional<DType> codes_named(const std::string& name) {
   for (int t = 0; t < kNumDTypes; ++t) {
