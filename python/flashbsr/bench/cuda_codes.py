@@ -1,12 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Decode and chunks of prompts over caches of codes with scales of every token and head."""
+"""Decode, chunks of prompts and appends over caches of codes with scales of tokens and heads."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 import flashbsr
 
@@ -16,9 +19,9 @@ from .cuda_prefill import prefill_call
 from .cuda_timing import Gpu, measure
 from .data import Pages, page_table, task_info
 from .results import Result
-from .workloads import SCALES, Workload, attention_flops, kv_bytes
+from .workloads import ITEMSIZE, SCALES, Workload, attention_flops, kv_bytes
 
-__all__ = ["run_codes"]
+__all__ = ["run_append_codes", "run_codes"]
 
 
 def _side(w: Workload, gpu: Gpu, pages: Pages) -> tuple[Any, Any]:
@@ -95,3 +98,64 @@ def run_codes(w: Workload, gpu: Gpu) -> Result:
         result.metrics["tflops"] = attention_flops(w) / seconds * 1e-12
         result.metrics["kv16_fraction"] = samples.median / seconds
     return result
+
+
+def run_append_codes(w: Workload, gpu: Gpu) -> Result:
+    """Time an append of all tokens, as codes, into permuted pages.
+
+    Raises
+    ------
+    RuntimeError
+        The last tokens' codes or scales are not what the CPU makes of them.
+    """
+    torch = gpu.torch
+    pages = page_table(w.kv_lens, w.page_size or 1)
+    requests = range(len(w.q_lens))
+    slots = np.concatenate([_slots(pages, i, w.q_lens[i]) for i in requests])
+    mapping = torch.from_numpy(slots).to(gpu.device)
+    shape = (len(slots), w.num_kv_heads, w.head_dim)
+    size = kv_bytes(w) + 2 * math.prod(shape) * ITEMSIZE[w.dtype]
+    caches = [(_side(w, gpu, pages), _side(w, gpu, pages)) for _ in range(set_count(size))]
+    rows = [(normal(gpu, shape, w.dtype), normal(gpu, shape, w.dtype)) for _ in caches]
+
+    def call(index: int) -> None:
+        _append(w, rows[index], caches[index], mapping)
+
+    call(0)
+    _check_append(w, gpu, rows[0], caches[0], mapping)
+    samples = measure(gpu.clock, call, len(caches))
+    seconds = samples.median
+    metrics = {"us": seconds * 1e6, "gbs": size / seconds * 1e-9}
+    return Result(w, {"flashbsr": samples}, metrics)
+
+
+def _slots(pages: Pages, request: int, tokens: int) -> np.ndarray:
+    page, at = pages.tokens(request, tokens)
+    return (page * pages.page_size + at).astype(np.int64)
+
+
+def _append(w: Workload, rows: Any, cache: Any, mapping: Any) -> None:
+    (k, k_scale), (v, v_scale) = cache
+    flashbsr.append_paged_kv_cache(
+        *rows, paged_kv_cache=(k, v), slot_mapping=mapping, k_scale=k_scale, v_scale=v_scale,
+        kv_dtype=w.kv_dtype,
+    )  # fmt: skip
+
+
+def _check_append(w: Workload, gpu: Gpu, rows: Any, cache: Any, mapping: Any) -> None:
+    """Compare what the last tokens became with what the CPU makes of them, bit for bit."""
+    size, tokens = w.page_size or 1, mapping[-64:]
+    count = len(tokens)
+    here = [
+        tuple(x.new_zeros((count // size, *x.shape[1:]), device="cpu") for x in side)
+        for side in cache
+    ]
+    _append(w, [x[-count:].cpu() for x in rows], here, gpu.torch.arange(count))
+
+    def each_token(x: Any) -> Any:  # float8 has no look-up of its own
+        return x[..., None].view(gpu.torch.uint8).flatten(0, 1)
+
+    for side, expected in zip(cache, here, strict=True):
+        for x, y in zip(side, expected, strict=True):
+            if not each_token(x)[tokens].cpu().equal(each_token(y)):
+                raise RuntimeError("append_paged_kv_cache: codes or scales differ from the CPU's")

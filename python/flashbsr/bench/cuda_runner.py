@@ -23,7 +23,7 @@ from flashbsr.errors import FlashbsrError, UnsupportedError
 from flashbsr.info import engine_info
 
 from .cuda_bounds import run_bounds, run_bounds_plan, run_update
-from .cuda_codes import run_codes
+from .cuda_codes import run_append_codes, run_codes
 from .cuda_data import io_bytes, normal, paged_sets, set_count
 from .cuda_decode import decode_call
 from .cuda_latent import run_latent
@@ -242,6 +242,10 @@ def _run_append(w: Workload, session: CudaSession) -> Result:
     return _memory_result(w, samples, size)
 
 
+def _run_append_codes(w: Workload, session: CudaSession) -> Result:
+    return run_append_codes(w, session.gpu)
+
+
 def _memory_result(w: Workload, samples: Samples, size: int) -> Result:
     seconds = samples.median
     return Result(w, {"flashbsr": samples}, {"us": seconds * 1e6, "gbs": size / seconds * 1e-9})
@@ -315,6 +319,7 @@ _RUNNERS: dict[str, Callable[[Workload, CudaSession], Result]] = {
     "gpu-share": _run_share,
     "gpu-append": _run_append,
     "gpu-append-slots": _run_append,
+    "gpu-append-codes": _run_append_codes,
     "gpu-merge": _run_merge,
     "gpu-plan": _run_plan,
     "gpu-plan-bounds": _run_bounds_plan,

@@ -39,6 +39,7 @@ CUDA_KINDS = {
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
     "gpu-append": "append_paged_kv_cache, bf16",
     "gpu-append-slots": "append_paged_kv_cache by slot_mapping, bf16",
+    "gpu-append-codes": "append_paged_kv_cache by slot_mapping, bf16 to codes of 8 and 4 bits",
     "gpu-merge": "merge_states, bf16",
     "gpu-plan": "plan(), host time",
     "gpu-plan-bounds": "plan() of bounds, decode, host time",
@@ -267,6 +268,12 @@ def _append(length: int, kind: str = "append", fraction: float = 0.95) -> Worklo
     )
 
 
+def _append_codes(name: str) -> Workload:
+    return replace(
+        _append(8192, f"append-{name}", 0.9), kind="gpu-append-codes", kv_dtype=_code_type(name)
+    )
+
+
 def _merge(rows: int, states: int) -> Workload:
     return Workload(
         name=f"merge-states-{rows}x{states}",
@@ -409,6 +416,10 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _append(1024),
     _append(8192),
     _append(8192, "append-slots", 0.93),
+    _append_codes("kv8"),
+    _append_codes("kv8-e4m3"),
+    _append_codes("kv4"),
+    _append_codes("nvfp4"),
     _merge(16384, 4),
     _merge(4096, 16),
     _plan(16, 15.0),

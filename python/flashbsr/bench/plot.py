@@ -180,7 +180,7 @@ def _host(ax: Any, found: list[dict[str, Any]], _: dict[str, Any]) -> None:
     ax.set_xlabel("us, median (log)", fontsize=9, color=INK)
 
 
-_COPIES = "gpu-append", "gpu-append-slots", "gpu-merge"
+_COPIES = "gpu-append", "gpu-append-slots", "gpu-append-codes", "gpu-merge"
 SIDES = {"ragged": "#d1495b", "paged": "#e79a86", "flash": "#8fa3b5", "cudnn": "#c9b458"}
 
 

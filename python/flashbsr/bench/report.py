@@ -154,6 +154,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "gpu-append": _GPU_COPY,
     "gpu-append-slots": _GPU_COPY,
+    "gpu-append-codes": _GPU_COPY,
     "gpu-merge": _GPU_COPY,
     "gpu-plan": (("plan_us", "us", "{:.1f}"),),
     "gpu-plan-bounds": (("plan_us", "us", "{:.1f}"),),

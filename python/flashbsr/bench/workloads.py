@@ -189,7 +189,7 @@ def kv_bytes(workload: Workload, kv_lens: tuple[int, ...] | None = None) -> int:
     if kv_dtype in SCALES:
         count, size = SCALES[kv_dtype](workload.head_dim)
         row = workload.head_dim // (1 if kv_dtype == "int8" else 2) + count * size
-    elif workload.kind.startswith("gpu-codes"):  # float8, which elsewhere has one for all tokens
+    elif "codes" in workload.kind:  # float8, which elsewhere has one scale for all tokens
         row = workload.head_dim + 4
     else:
         row = workload.head_dim * ITEMSIZE[kv_dtype]

@@ -28,16 +28,29 @@ FLASHBSR_DEVICE void load_four(const char* row, int32_t d, DType t, bool aligned
   for (int i = 0; i < 4; ++i) x[i] = load_as_float(row, d + i, t);
 }
 
-/// The least, the greatest, and whether all are finite, of `lanes` neighbouring lanes.
-FLASHBSR_DEVICE void reduce_range(int lanes, float& low, float& high, bool& finite) {
-  int all = finite;
-  for (int step = 1; step < lanes; step *= 2) {
-    low = min_of(low, __shfl_xor_sync(~0u, low, step));
-    high = max_of(high, __shfl_xor_sync(~0u, high, step));
-    all &= __shfl_xor_sync(~0u, all, step);
+/// The least and the greatest of some elements and 0, and whether all are finite.
+struct Range {
+  float low = 0, high = 0;
+  int finite = 1;
+
+  FLASHBSR_DEVICE void add(const float (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      low = min_of(low, x[i]);
+      high = max_of(high, x[i]);
+      finite &= x[i] - x[i] == 0;
+    }
   }
-  finite = all != 0;
-}
+
+  /// That of `lanes` neighbouring lanes.
+  FLASHBSR_DEVICE void reduce(int lanes) {
+    for (int step = 1; step < lanes; step *= 2) {
+      low = min_of(low, __shfl_xor_sync(~0u, low, step));
+      high = max_of(high, __shfl_xor_sync(~0u, high, step));
+      finite &= __shfl_xor_sync(~0u, finite, step);
+    }
+  }
+};
 
 FLASHBSR_DEVICE uint32_t code_bits(float x, DType t) {
   switch (t) {
@@ -75,64 +88,43 @@ FLASHBSR_DEVICE void store_codes(char* row, int32_t d, DType t, const float (&x)
 }
 
 /// One head of a token, by a warp. `change(row, d, x)` may change elements d to d + 3 before.
+/// A scale of more than the 128 elements that a warp holds takes a turn over all of them for their
+/// range and reads them again: unrolled to keep them, a kernel took 28 seconds to compile.
 template <class Change>
 FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int64_t token,
                                    int32_t head, int lane, const Change& change) {
-  constexpr int kPasses = 5;  // of 128 elements: head dims up to 640
+  constexpr int32_t kWarpElements = 128;
   const char* in = r.in.row(token, head);
   char* out = r.cache.row(slot.page, slot.token, head);
   char* scales = r.scales.row(slot.page, slot.token, head);
   const DType codes = r.cache.dtype;
-  const bool whole = r.scales.dim == 1;
-  const int32_t size = r.in.dim / r.scales.dim;
-  float x[kPasses][4];
-  float low = 0, high = 0;
-  bool finite = true;
-  const auto add = [&](int pass) {
+  const int32_t size = r.in.dim / r.scales.dim;  // of a group
+  const bool long_groups = size > kWarpElements;
+  Range range;
+#pragma unroll 1
+  for (int turn = long_groups ? 0 : 1; turn < 2; ++turn) {
+    if (turn == 1 && long_groups) range.reduce(32);
+#pragma unroll 1
+    for (int32_t begin = 0; begin < r.in.dim; begin += kWarpElements) {
+      const int32_t d = begin + 4 * lane;
+      const bool inside = d < r.in.dim;
+      float x[4] = {};
+      if (inside) {
+        load_four(in, d, r.in.dtype, r.aligned, x);
+        change(in, d, x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      low = min_of(low, x[pass][i]);
-      high = max_of(high, x[pass][i]);
-      finite = finite && x[pass][i] - x[pass][i] == 0;
-    }
-  };
-  GroupScale s;
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int32_t d = 128 * pass + 4 * lane;
-    if (128 * pass >= r.in.dim) continue;
-    const bool inside = d < r.in.dim;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[pass][i] = 0;
-    if (inside) {
-      load_four(in, d, r.in.dtype, r.aligned, x[pass]);
-      change(in, d, x[pass]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[pass][i] *= r.inverse_scale;
-    }
-    if (whole) {
-      add(pass);
-      continue;
-    }
-    low = high = 0;
-    finite = true;
-    add(pass);
-    reduce_range(size / 4, low, high, finite);
-    s = scale_of(low, high, finite, codes, r.scales.dtype);
-    if (inside) {
-      store_codes(out, d, codes, x[pass], s);
+        for (int i = 0; i < 4; ++i) x[i] *= r.inverse_scale;
+      }
+      if (!long_groups) range = Range{};
+      if (turn == 0 || !long_groups) range.add(x);
+      if (turn == 0) continue;
+      if (!long_groups) range.reduce(r.scales.dim == 1 ? 32 : size / 4);
+      const GroupScale s = scale_of(range.low, range.high, range.finite, codes, r.scales.dtype);
+      if (!inside) continue;
+      store_codes(out, d, codes, x, s);
       if (d % size == 0) store_from_float(scales, d / size, r.scales.dtype, s.stored);
     }
   }
-  if (!whole) return;
-  reduce_range(32, low, high, finite);
-  s = scale_of(low, high, finite, codes, r.scales.dtype);
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int32_t d = 128 * pass + 4 * lane;
-    if (d < r.in.dim) store_codes(out, d, codes, x[pass], s);
-  }
-  if (lane == 0) store_from_float(scales, 0, r.scales.dtype, s.stored);
 }
 
 /// Heads of K, then those of V, a warp each: `body(rows, is_v, slot, token, head, lane)`.
