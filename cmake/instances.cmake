@@ -259,7 +259,9 @@ function(flashbsr_add_kernels table out)
   list(JOIN headers "\n" headers)
   configure_file("${PROJECT_SOURCE_DIR}/cpp/cuda/table.cpp.in" "${folder}/table.cpp" @ONLY)
   configure_file("${PROJECT_SOURCE_DIR}/cpp/cuda/embed.cpp.in" "${folder}/embed.cpp" @ONLY)
-  set_source_files_properties("${folder}/embed.cpp" PROPERTIES OBJECT_DEPENDS "${fatbins}")
+  # Alone: of sources that are compiled together CMake forgets what they depend on.
+  set_source_files_properties("${folder}/embed.cpp" PROPERTIES OBJECT_DEPENDS "${fatbins}"
+                              SKIP_UNITY_BUILD_INCLUSION ON)
   list(LENGTH fatbins count)
   flashbsr_describe_effort(${images} effort)
   list(JOIN FLASHBSR_TARGETS " sm" shown)

@@ -35,20 +35,8 @@ void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
   });
 }
 
-namespace {
-
-void prepare(QuantizeArgs& args) {
-  const auto aligned = [](const RaggedView& x) { return alignment_of(x) >= 8; };
-  args.k.aligned = aligned(args.k.in);
-  args.v.aligned = aligned(args.v.in);
-  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(args.k.in.heads, 1)));
-}
-
-}  // namespace
-
 void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& queue) {
-  prepare(args);
-  const int64_t items = 2 * int64_t{args.k.in.heads};
+  const int64_t items = prepare(args, nullptr);
   cut(args, tokens, items, [&](int64_t count) {
     args.tokens = static_cast<int32_t>(count);
     launch_op("append_paged_kv_quantize", queue, {.blocks = blocks_for(count * items)}, args);
@@ -56,8 +44,7 @@ void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& qu
 }
 
 void rope_append_quantize(RopeQuantizeArgs args, int64_t tokens, const Queue& queue) {
-  prepare(args.append);
-  const int64_t items = 2 * int64_t{args.append.k.in.heads};
+  const int64_t items = prepare(args.append, &args.rotation);
   cut(args.append, tokens, items, [&](int64_t count) {
     args.append.tokens = static_cast<int32_t>(count);
     launch_op("rope_append_quantize", queue, {.blocks = blocks_for(count * items)}, args);

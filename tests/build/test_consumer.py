@@ -129,3 +129,28 @@ def test_old_nvcc_is_refused(tmp_path: Path) -> None:
     outcome = configure(tmp_path / "build", "-DFLASHBSR_CUDA=ON", toolkit)
     assert outcome.status != 0
     assert "is 11.8.89; 12.4 or later is needed" in " ".join(outcome.output.split())
+
+
+NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
+  --list-gpu-arch) printf 'compute_%s\\n' 75 80 90 ;;
+  --dryrun) echo '#$ INCLUDES="-I'"$(dirname "$0")"'/../include"' >&2 ;;
+esac
+"""
+
+
+def test_a_kernel_that_was_compiled_again_is_embedded_again(tmp_path: Path) -> None:
+    """Of sources that are compiled together CMake forgets what they depend on."""
+    nvcc, header = tmp_path / "toolkit/bin/nvcc", tmp_path / "toolkit/include/cuda.h"
+    for path, text in ((nvcc, NVCC), (header, "")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    nvcc.chmod(0o755)
+    options = ["-DFLASHBSR_TESTS=OFF", "-DFLASHBSR_C=ON", "-DFLASHBSR_CUDA=ON"]
+    toolkit = f"-DFLASHBSR_CUDA_TOOLKIT={tmp_path / 'toolkit'}"
+    outcome = configure(tmp_path / "build", *options, toolkit)
+    assert outcome.status == 0, outcome.output
+    lines = (tmp_path / "build/build.ninja").read_text().splitlines()
+    sources = [line.split(" | ")[0] for line in lines if "kernels/merge_state.fatbin" in line]
+    assert any(line.endswith("kernels/embed.cpp") and ".o: CXX_" in line for line in sources)

@@ -34,6 +34,9 @@ FLASHBSR_FN constexpr float largest_code(DType codes) {
                                  : 6.0f;
 }
 
+/// Of a scale that float32 has in full; below, where this would be infinite, codes are 0.
+FLASHBSR_FN float inverse_of(float scale) { return scale < 0x1p-126f ? 0.0f : 1.0f / scale; }
+
 /// Divides the range of a group by what codes can say, and rounds to the type of the scales.
 /// @param low, high  of its elements and of 0
 /// @param finite     whether all of them are finite; otherwise the scale is NaN
@@ -45,7 +48,7 @@ FLASHBSR_FN GroupScale scale_of(float low, float high, bool finite, DType codes,
   }
   if (codes == DType::kI4) {
     const float scale = int4_scale((high - low) / 15.0f);
-    s.inverse = scale == 0 ? 0.0f : 1.0f / scale;
+    s.inverse = inverse_of(scale);
     const int32_t zero = round_within(s.code_of(-low), 0, 15);
     s.stored = bits_float(float_bits(scale) | static_cast<uint32_t>(zero));
     s.zero = static_cast<float>(zero);
@@ -56,7 +59,7 @@ FLASHBSR_FN GroupScale scale_of(float low, float high, bool finite, DType codes,
   // The largest of float16: a scale of infinity would make NaN of a finite row.
   if (scales == DType::kF16) s.stored = f16_to_float(float_to_f16(min_of(scale, 65504.0f)));
   if (scales == DType::kE4M3) s.stored = e4m3_to_float(float_to_e4m3(scale));
-  s.inverse = s.stored == 0 ? 0.0f : 1.0f / s.stored;
+  s.inverse = inverse_of(s.stored);
   return s;
 }
 

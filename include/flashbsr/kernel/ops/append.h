@@ -132,8 +132,9 @@ FLASHBSR_DEVICE void convert_item(const AppendArgs& a, const AppendRows& r, int6
 
 /// Items of a grid, a warp each: those of K, then those of V, so that the grid reads and writes one
 /// stream at a time. `body(rows of K or V, token, first unit of this lane)`.
-template <class Body>
-FLASHBSR_DEVICE void for_each_item(const AppendArgs& a, const Body& body) {
+/// @tparam kInFlight  units of a lane in an item
+template <int kInFlight, class Args, class Body>
+FLASHBSR_DEVICE void for_each_item(const Args& a, const Body& body) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t k_items = a.tokens * static_cast<int32_t>(a.k.parts.divisor);
   const int32_t items = k_items + a.tokens * static_cast<int32_t>(a.v.parts.divisor);
@@ -141,10 +142,10 @@ FLASHBSR_DEVICE void for_each_item(const AppendArgs& a, const Body& body) {
   int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
   for (; item < items; item += stride) {
     const bool is_v = item >= k_items;
-    const AppendRows& r = is_v ? a.v : a.k;
+    const auto& r = is_v ? a.v : a.k;
     const int32_t of_rows = is_v ? item - k_items : item;
     const int32_t t = r.parts.quotient(of_rows);
-    body(r, a.first_token + t, r.parts.remainder(of_rows, t) * kUnitsInFlight * 32 + lane);
+    body(r, a.first_token + t, r.parts.remainder(of_rows, t) * kInFlight * 32 + lane);
   }
 }
 
@@ -165,7 +166,7 @@ template <int kArch>
 FLASHBSR_DEVICE void append_paged_kv(const AppendArgs& a) {
   ptx::wait_for_prerequisites<kArch>();
   ptx::launch_dependents<kArch>();
-  for_each_item(a, [&](const AppendRows& r, int64_t token, int32_t first) {
+  for_each_item<kUnitsInFlight>(a, [&](const AppendRows& r, int64_t token, int32_t first) {
     if (r.linear) {
       copy_item_of<true>(a, r, token, first);
     } else {
@@ -176,7 +177,7 @@ FLASHBSR_DEVICE void append_paged_kv(const AppendArgs& a) {
 
 template <int kArch>
 FLASHBSR_DEVICE void append_paged_kv_convert(const AppendArgs& a) {
-  for_each_item(a, [&](const AppendRows& r, int64_t token, int32_t first) {
+  for_each_item<kUnitsInFlight>(a, [&](const AppendRows& r, int64_t token, int32_t first) {
     if (r.linear) {
       convert_item<kArch, true>(a, r, token, first);
     } else {

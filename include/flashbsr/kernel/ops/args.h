@@ -51,6 +51,9 @@ struct Slots {
 inline constexpr int kUnit = 8;
 /// Units that a lane has in flight: an item is 32 times as many.
 inline constexpr int kUnitsInFlight = 4;
+/// Elements that a lane quantises at once, and how often it loads before it does.
+inline constexpr int kRun = 16;
+inline constexpr int kRunsInFlight = 2;
 
 /// K or V of an append.
 struct AppendRows {
@@ -84,6 +87,11 @@ struct QuantizeRows {
   PagedView scales;  ///< of every token and head; dim: groups of a row
   float inverse_scale = 1.0f;
   bool aligned = false;  ///< rows of `in` to 8 bytes
+  // Where lanes take runs of kRun elements (quantize_runs.h).
+  int32_t runs = 0;        ///< of a token; 0: a warp takes a head
+  int32_t group_log2 = 0;  ///< of a scale's runs
+  FastDiv parts{};         ///< items of a token
+  FastDiv head_runs{};     ///< runs of a head
 };
 
 struct QuantizeArgs {

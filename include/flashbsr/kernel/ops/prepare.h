@@ -78,6 +78,37 @@ FLASHBSR_FN int64_t items_per_token(const AppendArgs& a) {
   return int64_t{a.k.parts.divisor} + a.v.parts.divisor;
 }
 
+/// Whether lanes take runs, and how: groups are some lanes, and all that is read or written at once
+/// lies at a multiple of its size.
+FLASHBSR_FN void prepare(QuantizeRows& r) {
+  const int32_t lanes = r.in.dim / max_of(r.scales.dim, 1) / kRun;
+  const int32_t bytes = is_packed(r.cache.dtype) ? kRun / 2 : kRun;
+  const PagedView& c = r.cache;
+  const bool whole = lanes * kRun * r.scales.dim == r.in.dim && lanes > 0 && lanes <= 32 &&
+                     (lanes & (lanes - 1)) == 0;
+  const bool taken =
+      whole && dtype_size(r.in.dtype) == 2 && alignment_of(r.in) >= 16 &&
+      alignment_of(c.data, c.stride_page, c.stride_token, c.stride_head, 0, c.dtype) >= bytes;
+  r.aligned = alignment_of(r.in) >= 8;
+  r.runs = taken ? r.in.heads * r.in.dim / kRun : 0;
+  r.group_log2 = 0;
+  while (r.group_log2 < 5 && (1 << r.group_log2) < lanes) ++r.group_log2;
+  r.parts = FastDiv(static_cast<uint32_t>(max_of(ceil_div(r.runs, 32 * kRunsInFlight), 1)));
+  r.head_runs = FastDiv(static_cast<uint32_t>(max_of(r.in.dim / kRun, 1)));
+}
+
+/// Returns the items of a token.
+/// @param rotation  of k, or null
+FLASHBSR_FN int64_t prepare(QuantizeArgs& a, const Rotation* rotation) {
+  prepare(a.k);
+  prepare(a.v);
+  if (rotation && rotation->rotary_dim % (rotation->interleave ? kRun : 2 * kRun) != 0)
+    a.k.runs = 0;
+  a.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(a.k.in.heads, 1)));
+  if (a.k.runs == 0 || a.v.runs == 0) return 2 * int64_t{a.k.in.heads};
+  return int64_t{a.k.parts.divisor} + a.v.parts.divisor;
+}
+
 /// Fills in what follows from the views, for launches of up to `tokens` tokens.
 FLASHBSR_FN void prepare(RopeArgs& a, int64_t tokens) {
   const int32_t half = a.rotation.rotary_dim / 2;

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Appends rows of K and V to a paged cache of codes, with a scale of every token, head and group.
-// A warp takes a head of a token; a lane holds four neighbouring elements of every 128, so that
-// groups of 16, 32 and 64 are 4, 8 and 16 lanes.
+// What quantize_runs.h does not take, of any type and alignment: a warp takes a head of a token; a
+// lane holds four neighbouring elements of every 128, so that groups of 16, 32 and 64 are 4, 8 and
+// 16 lanes.
 #pragma once
 
-#include <flashbsr/core/quantize.h>
-#include <flashbsr/kernel/ops/append.h>
+#include <flashbsr/kernel/ops/quantize_runs.h>
 
 namespace flashbsr::ops {
 
@@ -87,12 +87,12 @@ FLASHBSR_DEVICE void store_codes(char* row, int32_t d, DType t, const float (&x)
   }
 }
 
-/// One head of a token, by a warp. `change(row, d, x)` may change elements d to d + 3 before.
+/// One head of a token, by a warp.
 /// A scale of more than the 128 elements that a warp holds takes a turn over all of them for their
 /// range and reads them again: unrolled to keep them, a kernel took 28 seconds to compile.
 template <class Change>
-FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int64_t token,
-                                   int32_t head, int lane, const Change& change) {
+FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, bool is_v, const Slot& slot,
+                                   int64_t token, int32_t head, int lane, const Change& change) {
   constexpr int32_t kWarpElements = 128;
   const char* in = r.in.row(token, head);
   char* out = r.cache.row(slot.page, slot.token, head);
@@ -111,7 +111,7 @@ FLASHBSR_DEVICE void quantize_head(const QuantizeRows& r, const Slot& slot, int6
       float x[4] = {};
       if (inside) {
         load_four(in, d, r.in.dtype, r.aligned, x);
-        change(in, d, x);
+        change(r, is_v, token, in, d, x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i] *= r.inverse_scale;
       }
@@ -146,11 +146,18 @@ FLASHBSR_DEVICE void for_each_head(const QuantizeArgs& a, const Body& body) {
   }
 }
 
+/// `change(rows, is_v, token, row, d, x)` may change the elements from d on that x holds, before.
+template <int kArch, class Change>
+FLASHBSR_DEVICE void quantize_all(const QuantizeArgs& a, const Change& change) {
+  if (a.k.runs > 0 && a.v.runs > 0) return quantize_runs<kArch>(a, change);
+  for_each_head(
+      a, [&](const QuantizeRows& rows, bool is_v, const Slot& slot, int64_t token, int32_t head,
+             int lane) { quantize_head(rows, is_v, slot, token, head, lane, change); });
+}
+
+template <int kArch>
 FLASHBSR_DEVICE void append_paged_kv_quantize(const QuantizeArgs& a) {
-  for_each_head(a, [](const QuantizeRows& rows, bool, const Slot& slot, int64_t token, int32_t head,
-                      int lane) {
-    quantize_head(rows, slot, token, head, lane, [](const char*, int32_t, float (&)[4]) {});
-  });
+  quantize_all<kArch>(a, [](const QuantizeRows&, bool, int64_t, const char*, int32_t, auto&) {});
 }
 
 }  // namespace flashbsr::ops

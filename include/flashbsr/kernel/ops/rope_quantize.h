@@ -10,25 +10,37 @@
 
 namespace flashbsr::ops {
 
-/// Turns elements d to d + 3 of a row, which `x` has; their partners are read beside them.
-FLASHBSR_DEVICE void rotate_four(const QuantizeRows& rows, const char* row, int32_t d,
-                                 const Rotation& r, int64_t position, float (&x)[4]) {
+FLASHBSR_DEVICE void load_partners(const char* row, int32_t d, const QuantizeRows& r,
+                                   float (&y)[4]) {
+  load_four(row, d, r.in.dtype, r.aligned, y);
+}
+FLASHBSR_DEVICE void load_partners(const char* row, int32_t d, const QuantizeRows& r, Run& y) {
+  uint4 bits[2];
+  load_run(row + 2 * d, bits);
+  unpack_run(bits, r.in.dtype, y);
+}
+
+/// Turns the elements from d on of a row, which `x` has; their partners are read beside them.
+template <int kCount>
+FLASHBSR_DEVICE void rotate_some(const QuantizeRows& rows, const char* row, int32_t d,
+                                 const Rotation& r, int64_t position, float (&x)[kCount]) {
   if (d >= r.rotary_dim) return;
   const int32_t half = r.rotary_dim / 2;
-  const DType type = rows.in.dtype;
-  float y[4];
+  float y[kCount];
   if (r.interleave) {
-    y[0] = x[1], y[1] = x[0], y[2] = x[3], y[3] = x[2];
-  } else if (half % 4 == 0) {
-    load_four(row, d < half ? d + half : d - half, type, rows.aligned, y);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) y[i] = x[i ^ 1];
+  } else if (kCount == kRun || half % kCount == 0) {  // runs: the host sees to it
+    load_partners(row, d < half ? d + half : d - half, rows, y);
   } else {
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int32_t e = d + i;
-      y[i] = e < r.rotary_dim ? load_as_float(row, e < half ? e + half : e - half, type) : 0.0f;
+      y[i] = e < r.rotary_dim ? load_as_float(row, e < half ? e + half : e - half, rows.in.dtype)
+                              : 0.0f;
     }
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     const int32_t e = d + i;
     if (e >= r.rotary_dim) continue;
     const bool first = r.interleave ? e % 2 == 0 : e < half;
@@ -39,16 +51,15 @@ FLASHBSR_DEVICE void rotate_four(const QuantizeRows& rows, const char* row, int3
   }
 }
 
+template <int kArch>
 FLASHBSR_DEVICE void rope_append_quantize(const RopeQuantizeArgs& a) {
-  for_each_head(a.append, [&](const QuantizeRows& rows, bool is_v, const Slot& slot, int64_t token,
-                              int32_t head, int lane) {
-    const int64_t position = is_v ? 0 : a.positions[token];
+  quantize_all<kArch>(a.append, [&](const QuantizeRows& rows, bool is_v, int64_t token,
+                                    const char* row, int32_t d, auto& x) {
+    if (is_v) return;
+    const int64_t position = a.positions[token];
     // Positions outside of the table keep their values.
-    const bool turned =
-        !is_v && (!a.rotation.cos_sin || (position >= 0 && position < a.rotation.max_position));
-    quantize_head(rows, slot, token, head, lane, [&](const char* row, int32_t d, float (&x)[4]) {
-      if (turned) rotate_four(rows, row, d, a.rotation, position, x);
-    });
+    if (a.rotation.cos_sin && (position < 0 || position >= a.rotation.max_position)) return;
+    rotate_some(rows, row, d, a.rotation, position, x);
   });
 }
 

@@ -1,0 +1,226 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of 16 bits to codes, as most caches have them: rows at 16 bytes, groups of 16 elements times
+// a power of two. A lane takes runs of 16 elements, so that a group is some neighbouring lanes, and
+// has two under way. Results are those of core/quantize.h, bit for bit, in a third of its
+// instructions: an SM turns four elements a cycle where memory is the limit, which leaves each
+// 16 instructions of the integer pipe.
+#pragma once
+
+#include <flashbsr/core/quantize.h>
+#include <flashbsr/kernel/ops/append.h>
+#include <flashbsr/ptx/math.h>
+
+namespace flashbsr::ops {
+
+using Run = float[kRun];
+
+FLASHBSR_DEVICE void unpack_run(const uint4 (&bits)[2], DType t, Run& x) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t words[4] = {bits[half].x, bits[half].y, bits[half].z, bits[half].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* const to = x + 8 * half + 2 * i;
+      if (t == DType::kBF16) {
+        unpack<DType::kBF16>(words[i], to[0], to[1]);
+      } else {
+        unpack<DType::kF16>(words[i], to[0], to[1]);
+      }
+    }
+  }
+}
+
+FLASHBSR_DEVICE void load_run(const char* from, uint4 (&bits)[2]) {
+  bits[0] = reinterpret_cast<const uint4*>(from)[0];
+  bits[1] = reinterpret_cast<const uint4*>(from)[1];
+}
+
+/// The larger, or NaN if one is NaN.
+template <int kArch>
+FLASHBSR_DEVICE float max_or_nan(float a, float b) {
+  if constexpr (kArch >= 80) {
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+  }
+  return a != a || b <= a ? a : b;
+}
+
+/// How far the elements of a group are from 0, upwards and downwards; where codes have a sign, the
+/// larger of both.
+template <int kArch, DType kCodes>
+struct RunRange {
+  static constexpr bool kSigned = kCodes != DType::kI4;
+  float up = 0, down = 0;
+
+  FLASHBSR_DEVICE void add(float x) {
+    up = max_or_nan<kArch>(up, kSigned ? fabsf(x) : x);
+    if constexpr (!kSigned) down = max_or_nan<kArch>(down, -x);
+  }
+
+  FLASHBSR_DEVICE void reduce(int lanes) {
+    for (int step = 1; step < lanes; step *= 2) {
+      up = max_or_nan<kArch>(up, __shfl_xor_sync(~0u, up, step));
+      if constexpr (!kSigned) down = max_or_nan<kArch>(down, __shfl_xor_sync(~0u, down, step));
+    }
+  }
+
+  FLASHBSR_DEVICE bool finite() const { return up < infinity() && down < infinity(); }
+};
+
+/// The lowest bytes of four words.
+FLASHBSR_DEVICE uint32_t low_bytes(const uint32_t* w) {
+  return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410);
+}
+FLASHBSR_DEVICE uint32_t high_bytes(const uint32_t* w) {
+  return __byte_perm(__byte_perm(w[0], w[1], 0x0073), __byte_perm(w[2], w[3], 0x0073), 0x5410);
+}
+
+/// A code in the lowest byte, but for the sign of e2m1. The adder rounds to the last bit of its
+/// sum: integers beside 1.5 x 2^23, and of e2m1 steps of 1/2, 1 and 2 from 0, 2 and 4 on, which are
+/// the codes from 0, 4 and 6 on.
+template <DType kCodes>
+FLASHBSR_DEVICE uint32_t rounded(float x) {
+  if constexpr (kCodes == DType::kE2M1) {
+    const float size = ptx::min(fabsf(x), 6.0f);
+    const float steps = size < 2.0f ? 0x1p22f : size < 4.0f ? 0x1p23f + 2.0f : 0x1p24f + 8.0f;
+    return float_bits(size + steps);
+  } else {
+    constexpr float kLow = kCodes == DType::kI4 ? 0.0f : -127.0f;
+    constexpr float kHigh = kCodes == DType::kI4 ? 15.0f : 127.0f;
+    return float_bits(ptx::min(ptx::max(x, kLow), kHigh) + 12582912.0f);
+  }
+}
+
+/// The codes of a run.
+template <int kArch, DType kCodes>
+struct RunCodes {
+  static constexpr bool kFloat8 = kCodes == DType::kE4M3 || kCodes == DType::kE5M2;
+  static constexpr bool kPacked = is_packed(kCodes);
+  uint32_t words[4];  ///< two of packed ones
+
+  FLASHBSR_DEVICE RunCodes(Run& x, const GroupScale& s, bool finite) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) x[i] = s.code_of(x[i]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kFloat8) {
+        words[i] = pack4_float8<kArch, kCodes>(x + 4 * i);
+      } else {
+        words[i] = finite ? four(x + 4 * i) : 0;
+      }
+    }
+    if constexpr (kPacked) {
+      words[0] = __byte_perm(words[0] | words[0] >> 4, words[1] | words[1] >> 4, 0x6420);
+      words[1] = __byte_perm(words[2] | words[2] >> 4, words[3] | words[3] >> 4, 0x6420);
+    }
+  }
+
+  FLASHBSR_DEVICE void store(char* to) const {
+    if constexpr (kPacked) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    } else {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+
+ private:
+  /// A byte each.
+  FLASHBSR_DEVICE static uint32_t four(const float* x) {
+    uint32_t codes[4], bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i] = rounded<kCodes>(x[i]), bits[i] = float_bits(x[i]);
+    uint32_t bytes = low_bytes(codes);
+    if constexpr (kCodes == DType::kE2M1) bytes |= high_bytes(bits) >> 4 & 0x08080808u;
+    return bytes;
+  }
+};
+
+/// A run of a row: where it is read, and where in its head it is.
+struct RunPlace {
+  const char* row;
+  int32_t head, at;
+  uint4 bits[2];
+};
+
+/// Of a type that scales have: in a third of the code of any.
+FLASHBSR_DEVICE void store_scale(char* row, int32_t group, DType t, float scale) {
+  if (t == DType::kF32) {
+    reinterpret_cast<float*>(row)[group] = scale;
+  } else if (t == DType::kF16) {
+    reinterpret_cast<uint16_t*>(row)[group] = float_to_f16(scale);
+  } else {
+    reinterpret_cast<uint8_t*>(row)[group] = float_to_e4m3(scale);
+  }
+}
+
+/// A group is some neighbouring lanes.
+/// @param live  whether this lane has a run
+template <int kArch, DType kCodes>
+FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const Slot& slot, const RunPlace& place,
+                                  bool live, Run& x) {
+  RunRange<kArch, kCodes> range;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) range.add(x[i]);
+  range.reduce(1 << r.group_log2);
+  const GroupScale s = scale_of(-range.down, range.up, range.finite(), kCodes, r.scales.dtype);
+  const RunCodes<kArch, kCodes> codes(x, s, range.finite());
+  if (!live) return;
+  const int32_t group = place.at >> r.group_log2;
+  codes.store(r.cache.row(slot.page, slot.token, place.head) +
+              place.at * (is_packed(kCodes) ? kRun / 2 : kRun));
+  if (group << r.group_log2 == place.at) {
+    store_scale(r.scales.row(slot.page, slot.token, place.head), group, r.scales.dtype, s.stored);
+  }
+}
+
+/// Runs first, first + 32, .. of a token's row of K or V; `first` is this lane's. All of a warp are
+/// of one token. One piece of code for all runs and, before the types of codes, for all of them:
+/// unrolled, RoPE's kernel took 34 seconds to compile.
+template <int kArch, class Change>
+FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r, bool is_v,
+                                   int64_t token, int32_t first, const Change& change) {
+  RunPlace places[kRunsInFlight];
+#pragma unroll
+  for (int i = 0; i < kRunsInFlight; ++i) {
+    RunPlace& place = places[i];
+    const int32_t nth = min_of(first + 32 * i, r.runs - 1);  // a lane too many repeats the last
+    place.head = r.head_runs.quotient(nth);
+    place.at = r.head_runs.remainder(nth, place.head);
+    place.row = r.in.row(token, place.head);
+    load_run(place.row + 2 * kRun * place.at, place.bits);
+  }
+  const Slot slot = find_slot(a.slots, token);
+  if (!slot.valid) return;
+#pragma unroll 1
+  for (int i = 0; i < kRunsInFlight; ++i) {
+    const bool live = first + 32 * i < r.runs;
+    if (!__any_sync(~0u, live)) return;
+    const RunPlace place = places[0];
+    Run x;
+    unpack_run(place.bits, r.in.dtype, x);
+    change(r, is_v, token, place.row, kRun * place.at, x);
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) x[j] *= r.inverse_scale;
+    switch (r.cache.dtype) {
+      case DType::kI8: quantize_run<kArch, DType::kI8>(r, slot, place, live, x); break;
+      case DType::kE4M3: quantize_run<kArch, DType::kE4M3>(r, slot, place, live, x); break;
+      case DType::kE5M2: quantize_run<kArch, DType::kE5M2>(r, slot, place, live, x); break;
+      case DType::kI4: quantize_run<kArch, DType::kI4>(r, slot, place, live, x); break;
+      default: quantize_run<kArch, DType::kE2M1>(r, slot, place, live, x);
+    }
+#pragma unroll
+    for (int j = 1; j < kRunsInFlight; ++j) places[j - 1] = places[j];
+  }
+}
+
+template <int kArch, class Change>
+FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const Change& change) {
+  for_each_item<kRunsInFlight>(a, [&](const QuantizeRows& r, int64_t token, int32_t first) {
+    quantize_runs<kArch>(a, r, &r == &a.v, token, first, change);
+  });
+}
+
+}  // namespace flashbsr::ops
