@@ -74,47 +74,52 @@ struct RunRange {
 FLASHBSR_DEVICE uint32_t low_bytes(const uint32_t* w) {
   return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410);
 }
-FLASHBSR_DEVICE uint32_t high_bytes(const uint32_t* w) {
-  return __byte_perm(__byte_perm(w[0], w[1], 0x0073), __byte_perm(w[2], w[3], 0x0073), 0x5410);
+FLASHBSR_DEVICE uint32_t high_bytes(const float* x) {
+  return __byte_perm(__byte_perm(float_bits(x[0]), float_bits(x[1]), 0x0073),
+                     __byte_perm(float_bits(x[2]), float_bits(x[3]), 0x0073), 0x5410);
 }
 
-/// A code in the lowest byte, but for the sign of e2m1. The adder rounds to the last bit of its
-/// sum: integers beside 1.5 x 2^23, and of e2m1 steps of 1/2, 1 and 2 from 0, 2 and 4 on, which are
-/// the codes from 0, 4 and 6 on.
+/// Where the adder rounds to integers: the last byte of a sum is a code.
+inline constexpr float kIntegers = 0x1.8p23f;
+
+/// kIntegers and a code, of e2m1 without its sign: the least of three lines, of steps of 1/2, 1 and
+/// 2, each of which is rounded once.
 template <DType kCodes>
-FLASHBSR_DEVICE uint32_t rounded(float x) {
+FLASHBSR_DEVICE float rounded(float x) {
   if constexpr (kCodes == DType::kE2M1) {
-    const float size = ptx::min(fabsf(x), 6.0f);
-    const float steps = size < 2.0f ? 0x1p22f : size < 4.0f ? 0x1p23f + 2.0f : 0x1p24f + 8.0f;
-    return float_bits(size + steps);
+    const float size = fabsf(x);
+    const float line = ptx::min(__fmaf_rn(size, 2.0f, kIntegers), size + (kIntegers + 2.0f));
+    return ptx::min(ptx::min(line, __fmaf_rn(size, 0.5f, kIntegers + 4.0f)), kIntegers + 7.0f);
+  } else if constexpr (kCodes == DType::kI4) {
+    return ptx::min(x + kIntegers, kIntegers + 15.0f);  // from -1/2 on: the zero point is the least
   } else {
-    constexpr float kLow = kCodes == DType::kI4 ? 0.0f : -127.0f;
-    constexpr float kHigh = kCodes == DType::kI4 ? 15.0f : 127.0f;
-    return float_bits(ptx::min(ptx::max(x, kLow), kHigh) + 12582912.0f);
+    return ptx::min(ptx::max(x, -127.0f), 127.0f) + kIntegers;
   }
 }
 
 /// The codes of a run.
 template <int kArch, DType kCodes>
 struct RunCodes {
-  static constexpr bool kFloat8 = kCodes == DType::kE4M3 || kCodes == DType::kE5M2;
   static constexpr bool kPacked = is_packed(kCodes);
-  uint32_t words[4];  ///< two of packed ones
+  static constexpr bool kFloat8 = kCodes == DType::kE4M3 || kCodes == DType::kE5M2;
+  static constexpr int kWords = kPacked ? 2 : 4;
+  uint32_t words[kWords];
 
   FLASHBSR_DEVICE RunCodes(Run& x, const GroupScale& s, bool finite) {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) x[i] = s.code_of(x[i]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       if constexpr (kFloat8) {
         words[i] = pack4_float8<kArch, kCodes>(x + 4 * i);
+      } else if constexpr (kPacked) {
+        // A sum for an "or": a shift and a sum are one instruction.
+        const uint32_t low = bytes(x + 8 * i), high = bytes(x + 8 * i + 4);
+        words[i] = __byte_perm(low + (low >> 4), high + (high >> 4), 0x6420);
       } else {
-        words[i] = finite ? four(x + 4 * i) : 0;
+        words[i] = bytes(x + 4 * i);
       }
-    }
-    if constexpr (kPacked) {
-      words[0] = __byte_perm(words[0] | words[0] >> 4, words[1] | words[1] >> 4, 0x6420);
-      words[1] = __byte_perm(words[2] | words[2] >> 4, words[3] | words[3] >> 4, 0x6420);
+      if (!kFloat8 && !finite) words[i] = 0;
     }
   }
 
@@ -127,14 +132,13 @@ struct RunCodes {
   }
 
  private:
-  /// A byte each.
-  FLASHBSR_DEVICE static uint32_t four(const float* x) {
-    uint32_t codes[4], bits[4];
+  /// Codes of four elements.
+  FLASHBSR_DEVICE static uint32_t bytes(const float* x) {
+    uint32_t codes[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) codes[i] = rounded<kCodes>(x[i]), bits[i] = float_bits(x[i]);
-    uint32_t bytes = low_bytes(codes);
-    if constexpr (kCodes == DType::kE2M1) bytes |= high_bytes(bits) >> 4 & 0x08080808u;
-    return bytes;
+    for (int i = 0; i < 4; ++i) codes[i] = float_bits(rounded<kCodes>(x[i]));
+    const uint32_t low = low_bytes(codes);
+    return kCodes == DType::kE2M1 ? low | (high_bytes(x) >> 4 & 0x08080808u) : low;
   }
 };
 
@@ -145,34 +149,63 @@ struct RunPlace {
   uint4 bits[2];
 };
 
-/// Of a type that scales have: in a third of the code of any.
-FLASHBSR_DEVICE void store_scale(char* row, int32_t group, DType t, float scale) {
-  if (t == DType::kF32) {
-    reinterpret_cast<float*>(row)[group] = scale;
-  } else if (t == DType::kF16) {
-    reinterpret_cast<uint16_t*>(row)[group] = float_to_f16(scale);
+/// Where a token's codes and scales go: its first head.
+struct RunTarget {
+  char* codes;
+  char* scales;
+
+  FLASHBSR_DEVICE RunTarget(const QuantizeRows& r, const Slot& slot)
+      : codes(r.cache.row(slot.page, slot.token, 0)),
+        scales(r.scales.row(slot.page, slot.token, 0)) {}
+};
+
+/// As scale_of; e4m3 by instructions, where each lane has a scale of its own.
+template <int kArch, DType kCodes>
+FLASHBSR_DEVICE GroupScale scale_of_run(const RunRange<kArch, kCodes>& range, DType scales) {
+  if constexpr (kCodes == DType::kE2M1) {
+    GroupScale s;
+    s.stored = not_a_number();
+    if (!range.finite()) return s;
+    const float scale = range.up / largest_code(kCodes);
+    uint32_t low, high;
+    ptx::float8_to_f16<kArch, DType::kE4M3>(pack_float8<kArch, DType::kE4M3>(scale, 0), low, high);
+    s.stored = ptx::unpack_low<DType::kF16>(low);
+    s.inverse = inverse_of(s.stored);
+    return s;
+  }
+  return scale_of(-range.down, range.up, range.finite(), kCodes, scales);
+}
+
+/// Of the types that scales of such codes have.
+template <int kArch, DType kCodes>
+FLASHBSR_DEVICE void store_scale(const PagedView& scales, char* row, int64_t at, float scale) {
+  if constexpr (kCodes == DType::kE2M1) {
+    row[at] = static_cast<char>(pack_float8<kArch, DType::kE4M3>(scale, 0));
+  } else if (kCodes == DType::kI4 || scales.dtype == DType::kF32) {
+    reinterpret_cast<float*>(row)[at] = scale;
   } else {
-    reinterpret_cast<uint8_t*>(row)[group] = float_to_e4m3(scale);
+    reinterpret_cast<uint16_t*>(row)[at] = float_to_f16(scale);
   }
 }
 
 /// A group is some neighbouring lanes.
 /// @param live  whether this lane has a run
 template <int kArch, DType kCodes>
-FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const Slot& slot, const RunPlace& place,
+FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, const RunPlace& place,
                                   bool live, Run& x) {
   RunRange<kArch, kCodes> range;
 #pragma unroll
   for (int i = 0; i < kRun; ++i) range.add(x[i]);
   range.reduce(1 << r.group_log2);
-  const GroupScale s = scale_of(-range.down, range.up, range.finite(), kCodes, r.scales.dtype);
+  const GroupScale s = scale_of_run(range, r.scales.dtype);
   const RunCodes<kArch, kCodes> codes(x, s, range.finite());
   if (!live) return;
   const int32_t group = place.at >> r.group_log2;
-  codes.store(r.cache.row(slot.page, slot.token, place.head) +
+  codes.store(to.codes + place.head * r.cache.stride_head +
               place.at * (is_packed(kCodes) ? kRun / 2 : kRun));
   if (group << r.group_log2 == place.at) {
-    store_scale(r.scales.row(slot.page, slot.token, place.head), group, r.scales.dtype, s.stored);
+    store_scale<kArch, kCodes>(r.scales, to.scales, place.head * r.scales.stride_head + group,
+                               s.stored);
   }
 }
 
@@ -182,6 +215,7 @@ FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const Slot& slot, const
 template <int kArch, class Change>
 FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r, bool is_v,
                                    int64_t token, int32_t first, const Change& change) {
+  const char* const in = r.in.row(token, 0);
   RunPlace places[kRunsInFlight];
 #pragma unroll
   for (int i = 0; i < kRunsInFlight; ++i) {
@@ -189,11 +223,12 @@ FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r,
     const int32_t nth = min_of(first + 32 * i, r.runs - 1);  // a lane too many repeats the last
     place.head = r.head_runs.quotient(nth);
     place.at = r.head_runs.remainder(nth, place.head);
-    place.row = r.in.row(token, place.head);
+    place.row = in + 2 * place.head * r.in.stride_head;
     load_run(place.row + 2 * kRun * place.at, place.bits);
   }
   const Slot slot = find_slot(a.slots, token);
   if (!slot.valid) return;
+  const RunTarget to(r, slot);
 #pragma unroll 1
   for (int i = 0; i < kRunsInFlight; ++i) {
     const bool live = first + 32 * i < r.runs;
@@ -202,14 +237,16 @@ FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r,
     Run x;
     unpack_run(place.bits, r.in.dtype, x);
     change(r, is_v, token, place.row, kRun * place.at, x);
+    if (r.inverse_scale != 1.0f) {
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) x[j] *= r.inverse_scale;
+      for (int j = 0; j < kRun; ++j) x[j] *= r.inverse_scale;
+    }
     switch (r.cache.dtype) {
-      case DType::kI8: quantize_run<kArch, DType::kI8>(r, slot, place, live, x); break;
-      case DType::kE4M3: quantize_run<kArch, DType::kE4M3>(r, slot, place, live, x); break;
-      case DType::kE5M2: quantize_run<kArch, DType::kE5M2>(r, slot, place, live, x); break;
-      case DType::kI4: quantize_run<kArch, DType::kI4>(r, slot, place, live, x); break;
-      default: quantize_run<kArch, DType::kE2M1>(r, slot, place, live, x);
+      case DType::kI8: quantize_run<kArch, DType::kI8>(r, to, place, live, x); break;
+      case DType::kE4M3: quantize_run<kArch, DType::kE4M3>(r, to, place, live, x); break;
+      case DType::kE5M2: quantize_run<kArch, DType::kE5M2>(r, to, place, live, x); break;
+      case DType::kI4: quantize_run<kArch, DType::kI4>(r, to, place, live, x); break;
+      default: quantize_run<kArch, DType::kE2M1>(r, to, place, live, x);
     }
 #pragma unroll
     for (int j = 1; j < kRunsInFlight; ++j) places[j - 1] = places[j];
