@@ -131,14 +131,14 @@ def run_append_codes(w: Workload, gpu: Gpu) -> Result:
 
 def _slots(pages: Pages, request: int, tokens: int) -> np.ndarray:
     page, at = pages.tokens(request, tokens)
-    return (page * pages.page_size + at).astype(np.int64)
+    return np.asarray(page * pages.page_size + at, np.int64)
 
 
 def _append(w: Workload, rows: Any, cache: Any, mapping: Any) -> None:
     (k, k_scale), (v, v_scale) = cache
     flashbsr.append_paged_kv_cache(
-        *rows, paged_kv_cache=(k, v), slot_mapping=mapping, k_scale=k_scale, v_scale=v_scale,
-        kv_dtype=w.kv_dtype,
+        rows[0], rows[1], paged_kv_cache=(k, v), slot_mapping=mapping, k_scale=k_scale,
+        v_scale=v_scale, kv_dtype=w.kv_dtype,
     )  # fmt: skip
 
 
