@@ -3,7 +3,7 @@
 //
 // Rows of 16 bits to codes, as most caches have them: rows at 16 bytes, groups of 16 elements times
 // a power of two. A lane takes runs of 16 elements, so that a group is some neighbouring lanes, and
-// has two under way. Results are those of core/quantize.h, bit for bit, in a third of its
+// has two under way. Results are those of core/quantize.h, bit for bit, in fewer
 // instructions: an SM turns four elements a cycle where memory is the limit, which leaves each
 // 16 instructions of the integer pipe.
 #pragma once

@@ -154,7 +154,7 @@ def mask(
 def _padded(spans: Spans, keep: npt.NDArray[np.bool_]) -> Spans | None:
     """Spans of a padding mask ``(B, S)``; None: rows have holes, or queries without a key.
 
-    Nothing is counted: 16 rows of 8000 took 0.25 ms of a step, and take 0.02.
+    Nothing is counted: 16 rows of 8000 took 0.12 ms of a step on a Zen 3 core, and take 0.02.
     """
     begin = keep.argmax(1)
     some = keep[np.arange(len(keep)), begin]
