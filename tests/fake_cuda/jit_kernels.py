@@ -188,19 +188,22 @@ def test_wide_heads_are_compiled(wishes: list[Wish], shape: Any, kv: str) -> Non
 def test_shapes_are_those_of_the_builds_kernels(
     driver: Driver, wishes: list[Wish], shape: Any, dim: int, types: tuple[str, str]
 ) -> None:
-    """Threads, shared memory and grid of a variant's kernel, and of a soft-cap's."""
+    """Threads, shared memory and grid of a variant's kernel, and of a variant in the table."""
     lens, q_lens, rows = shape
     dtypes = [getattr(torch, name) for name in types]
     q = torch.zeros(rows, HEADS, dim, dtype=dtypes[0])
     cache = torch.zeros(256, 2, PAGE, KV_HEADS, dim).to(dtypes[1])
     launched = []
-    capped = flashbsr.AttentionSpec(logits_soft_cap=30.0, causal=True)
-    for which, values in ((capped, {}), (SPEC, extras())):
+    # Of head dim 64 the table has ALiBi alone, of 256 soft-cap alone.
+    ready = {"pos_encoding_mode": "ALIBI"} if dim == 64 else {"logits_soft_cap": 30.0}
+    of_table = flashbsr.AttentionSpec(causal=True, **ready)
+    for which, values in ((of_table, {}), (SPEC, extras())):
         layer = attention(which, dim=dim, q_dtype=types[0], kv_dtype=types[1])
         layer.plan(World.batch(lens, q_lens))
         layer.run(q, cache, **values)
         launched.append((driver.kernel.split("_r")[0], driver.block, driver.grid))
         driver.drain()
+    assert f"_d{dim}_" in launched[0][0]
     assert launched[0] == launched[1]
 
 
