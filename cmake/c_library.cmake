@@ -18,11 +18,14 @@ endif()
 
 add_library(flashbsr_c SHARED ${objects})
 add_library(flashbsr_c_static STATIC ${objects})
-# Templates of the standard library are visible whatever the objects say: a list of what is exported.
-set(exported "${PROJECT_SOURCE_DIR}/cmake/libflashbsr.map")
-target_link_options(flashbsr_c PRIVATE "LINKER:--version-script=${exported}" "LINKER:-z,defs")
-set_target_properties(flashbsr_c PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${abi}
-                                            LINK_DEPENDS "${exported}")
+set_target_properties(flashbsr_c PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${abi})
+if(NOT APPLE)
+  # Templates of the standard library are visible whatever the objects say: a list of what is
+  # exported. libc++ of macOS hides its own.
+  set(exported "${PROJECT_SOURCE_DIR}/cmake/libflashbsr.map")
+  target_link_options(flashbsr_c PRIVATE "LINKER:--version-script=${exported}" "LINKER:-z,defs")
+  set_target_properties(flashbsr_c PROPERTIES LINK_DEPENDS "${exported}")
+endif()
 foreach(kind IN ITEMS c c_static)
   add_library(flashbsr::${kind} ALIAS flashbsr_${kind})
   set_target_properties(flashbsr_${kind} PROPERTIES EXPORT_NAME ${kind} OUTPUT_NAME flashbsr

@@ -13,8 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include <sched.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace flashbsr::cpu {
 
@@ -26,11 +28,13 @@ inline void cpu_relax() {
 #endif
 }
 
-/// Cores this process may run on.
+/// Cores this process may run on; all of them where a system binds no process to some (macOS).
 inline int available_cores() {
+#if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
   const unsigned n = std::thread::hardware_concurrency();
   return n ? static_cast<int>(n) : 1;
 }
