@@ -319,20 +319,36 @@ FLASHBSR_DEVICE void merge_split_tile(const KernelArgs& args, int32_t index, int
   merge_split_tile<kSoftmax, kArch, kQuads, kLoads>(args, split_tile(args, index), thread, threads);
 }
 
+/// Who merges: all threads of `threads` the one merge that they know to be complete, or each warp
+/// of them its own runs.
+struct MergeCrew {
+  int32_t thread, threads;
+  bool together;
+};
+
 /// Merges what a state completes of `count` runs from `first` on, which requests that share KV have
-/// in it: each warp its own runs, with kLoads loads of a lane in flight. After a barrier behind the
-/// stores of all. Arrivals go side by side: each is a round trip to L2.
-template <bool kSoftmax, int kArch = 80, int kLoads = 8>
-FLASHBSR_DEVICE void merge_runs(const KernelArgs& args, int32_t first, int32_t count, int32_t warp,
-                                int32_t warps, int32_t lane) {
+/// in it, or the one merge of a tile of its own. After a barrier behind the stores of all. Arrivals
+/// of runs go side by side: each is a round trip to L2. One piece of code for both: it is a tenth of
+/// a kernel.
+/// @param tile  the first merge, where it is the only one
+template <bool kSoftmax, int kArch, int kQuads, int kLoads>
+FLASHBSR_DEVICE void merge_complete(const KernelArgs& args, const SplitTile& tile, int32_t count,
+                                    const MergeCrew& crew) {
+  const int32_t lane = crew.thread % 32, warps = crew.threads / 32;
+  const int32_t mine = crew.together ? crew.thread : lane;
+  const int32_t all = crew.together ? crew.threads : 32;
 #pragma unroll 1
-  for (int32_t base = warp; base < count; base += 32 * warps) {
-    const int32_t mine = base + lane * warps;
-    uint32_t complete = __ballot_sync(~0u, mine < count && arrive(args, first + mine));
+  for (int32_t base = crew.together ? 0 : crew.thread / 32; base < count; base += 32 * warps) {
+    const int32_t run = base + lane * warps;
+    uint32_t complete = 1;
+    if (!crew.together) {
+      complete = __ballot_sync(~0u, run < count && arrive(args, tile.index + run));
+    }
 #pragma unroll 1
     for (; complete; complete &= complete - 1) {
-      const int32_t run = base + (__ffs(static_cast<int>(complete)) - 1) * warps;
-      merge_split_tile<kSoftmax, kArch, max_of(kLoads / 8, 1), kLoads>(args, first + run, lane, 32);
+      const int32_t next = base + (__ffs(static_cast<int>(complete)) - 1) * warps;
+      const SplitTile of_run = crew.together ? tile : split_tile(args, tile.index + next);
+      merge_split_tile<kSoftmax, kArch, kQuads, kLoads>(args, of_run, mine, all);
     }
   }
 }

@@ -170,17 +170,15 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
     return MergeQueue<>(args).arrive_and_push(tile.index, item.merge_count, thread, kThreads);
   }
   ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
-  if (item.merge_count == 1 && !item.shared()) {
+  // Requests that share KV: a state of a part belongs to several merges.
+  const bool together = item.merge_count == 1 && !item.shared();
+  if (together) {
     if (thread == 0) *shared.flag() = arrive(args, tile.index, tile.merge.state_count);
     ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
-    if (*shared.flag()) {
-      merge_split_tile<Variant::use_softmax, Traits::kArch>(args, tile, thread, kThreads);
-    }
-    return;
+    if (!*shared.flag()) return;
   }
-  // Requests that share KV: a state of a part belongs to several merges.
-  merge_runs<Variant::use_softmax, Traits::kArch, 16>(
-      args, tile.index, item.merge_count, thread / 32, Traits::kEpilogueWarps, thread % 32);
+  merge_complete<Variant::use_softmax, Traits::kArch, 2, 16>(args, tile, item.merge_count,
+                                                             {thread, kThreads, together});
 }
 
 }  // namespace flashbsr

@@ -124,29 +124,26 @@ FLASHBSR_DEVICE void finish_split(const KernelArgs& args, Task& task, const Pref
   // Loads in flight. With eight, three kernels with hooks spill a register.
   constexpr int kLoads = kHasHooks<Variant> ? 4 : 8;
   const int32_t merge = task.item.merge, count = task.item.merge_count;
-  if (count > 1) {
-    // Requests that share KV: a state of a part belongs to several merges. Their variants have no
-    // output_transform.
-    merge_runs<Variant::use_softmax, Traits::kArch, kLoads>(args, merge, count, thread / 32,
-                                                            Traits::kThreads / 32, thread % 32);
-    return;
-  }
-  if (thread == 0) task.merges = arrive(args, merge);
-  __syncthreads();
-  if (!task.merges) return;
-  if constexpr (Variant::transforms_outputs) {
-    const auto keep = [&](int32_t row, int64_t, int32_t, int32_t d, const float (&o)[4]) {
-      const OutputRow<Traits> out(memory, row);
+  // Requests that share KV: a state of a part belongs to several merges. Their variants have no
+  // output_transform.
+  const bool together = count == 1;
+  if (together) {
+    if (thread == 0) task.merges = arrive(args, merge);
+    __syncthreads();
+    if (!task.merges) return;
+    if constexpr (Variant::transforms_outputs) {
+      const auto keep = [&](int32_t row, int64_t, int32_t, int32_t d, const float (&o)[4]) {
+        const OutputRow<Traits> out(memory, row);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[d + i] = o[i];
-    };
-    contract_split_tile<Variant::use_softmax>(args, split_tile(args, merge), thread,
-                                              Traits::kThreads, keep);
-    write_transformed<Traits, Variant>(args, task, rows, memory, thread);
-  } else {
-    merge_split_tile<Variant::use_softmax, Traits::kArch, 1, kLoads>(args, merge, thread,
-                                                                     Traits::kThreads);
+        for (int i = 0; i < 4; ++i) out[d + i] = o[i];
+      };
+      contract_split_tile<Variant::use_softmax>(args, split_tile(args, merge), thread,
+                                                Traits::kThreads, keep);
+      return write_transformed<Traits, Variant>(args, task, rows, memory, thread);
+    }
   }
+  merge_complete<Variant::use_softmax, Traits::kArch, 1, kLoads>(
+      args, split_tile(args, merge), count, {thread, Traits::kThreads, together});
 }
 
 }  // namespace flashbsr::sm80
