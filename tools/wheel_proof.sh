@@ -27,7 +27,8 @@ ONCE=(--ignore=tests/engine/test_isa.py -k "'not simd_levels'")
 # What pyproject.toml names for tests of wheels, and what tests/package draws with.
 TEST_NEEDS=('pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'ml_dtypes>=0.4' 'matplotlib>=3.6' pytest-xdist)
 
-in_root() { chroot "$1" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
+# Of an emulated processor: qemu 7.2 would choose one with SVE, with which OpenBLAS multiplies wrongly.
+in_root() { chroot "$1" /usr/bin/env -i QEMU_CPU=cortex-a72 PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
   SSL_CERT_FILE=$CERTIFICATES PIP_CERT=$CERTIFICATES PIP_DISABLE_PIP_VERSION_CHECK=1 \
   PIP_ROOT_USER_ACTION=ignore "${@:2}"; }
 
