@@ -20,8 +20,8 @@ MIRROR=http://deb.debian.org/debian
 CERTIFICATES=/etc/ssl/certs/ca-certificates.crt  # this machine's, copied into the roots
 BUILD=$FOLDER/build RUN=$FOLDER/run STABLE=$FOLDER/trixie ARM=$FOLDER/arm64
 TESTS=(tests/engine tests/layout tests/ops tests/package)
-# On an emulated processor all of it would take hours: what computes, on the CPU; few requests.
-FEW=(tests/engine/test_{accuracy,attention,kv_codes,latent,threads}.py tests/layout tests/ops)
+# On an emulated processor all of it would take hours: what computes, in every layout; few requests.
+FEW=(tests/engine/test_{accuracy,attention,threads}.py tests/ops/test_page.py)
 # Every SIMD level takes minutes and is the same code in each wheel: once is enough.
 ONCE=(--ignore=tests/engine/test_isa.py -k "'not simd_levels'")
 # What pyproject.toml names for tests of wheels, and what tests/package draws with.
