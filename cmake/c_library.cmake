@@ -21,7 +21,7 @@ add_library(flashbsr_c_static STATIC ${objects})
 set_target_properties(flashbsr_c PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${abi})
 if(NOT APPLE)
   # Templates of the standard library are visible whatever the objects say: a list of what is
-  # exported. libc++ of macOS hides its own.
+  # exported. Apple's linker does not read such lists.
   set(exported "${PROJECT_SOURCE_DIR}/cmake/libflashbsr.map")
   target_link_options(flashbsr_c PRIVATE "LINKER:--version-script=${exported}" "LINKER:-z,defs")
   set_target_properties(flashbsr_c PROPERTIES LINK_DEPENDS "${exported}")

@@ -73,7 +73,7 @@ def link_sources(app: Any, name: str, content: list[str]) -> None:  # noqa: ARG0
 def write_command_line(app: Any) -> None:  # noqa: ARG001
     """Every option of ``flashbsr``, as it prints them."""
     out = ["# The command line", "", "`flashbsr`, or `python -m flashbsr`.", ""]
-    for command in ("", "info", "plan", "bench", "warm"):
+    for command in ("", "info", "plan", "bench", "warm", "cache"):
         text = io.StringIO()
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
             cli.main([*command.split(), "--help"])

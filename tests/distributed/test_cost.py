@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import flashbsr
@@ -11,6 +12,9 @@ import pytest
 
 pytest.importorskip("torch", reason="flashbsr.distributed is for its process groups")
 from flashbsr.distributed import Cost, Link
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import draw_ranks
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 # Batch, tokens, microseconds of one and of two H200s, all heads, float32 on the way, in CUDA graphs
@@ -55,6 +59,17 @@ def test_the_page_has_its_figures() -> None:
                 assert cell == f"{us / 1000:.2f}", name
             seen += 1
     assert seen == 48 + 20
+
+
+def test_the_picture_has_what_was_measured() -> None:
+    """tools/draw_ranks.py: its dots lie beside its lines."""
+    measured = draw_ranks.measured()
+    assert set(measured) == set(draw_ranks.DECODE)
+    for shape, ways in measured.items():
+        for way, times in ways.items():
+            lines = dict(draw_ranks.decode(*shape, way))
+            assert lines[1] == 1
+            assert times == pytest.approx(lines[2], rel=0.1), (shape, way)
 
 
 def test_more_bytes_take_longer() -> None:

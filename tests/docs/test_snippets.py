@@ -24,7 +24,8 @@ from toolchain import INCLUDE, ROOT, compiler, run
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 #: What is no program: commands, what they print, drawings, a build's configuration.
 TEXT = {"", "text", "sh", "console", "bash", "cmake"}
-DIRECTIVES = {"{toctree}", "{include}", "{eval-rst}"}  # of the site, which test_site.py builds
+#: Of the site, which test_site.py builds.
+DIRECTIVES = {"{toctree}", "{include}", "{literalinclude}", "{eval-rst}"}
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
