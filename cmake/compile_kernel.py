@@ -23,9 +23,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nvrtc_packages
-from nvrtc_packages import BuildError, Images, compile_by_nvrtc, find
-
 FLAGS = {
     # An unknown host compiler preprocesses device code as well as any.
     "nvcc": ("-std=c++20", "-O3", "-Xptxas=-v", "-allow-unsupported-compiler"),
@@ -55,7 +52,8 @@ def key_of(args: argparse.Namespace, headers: list[Path]) -> str:
     """Digest of what decides the result: compiler, flags, targets, text."""
     settings = (args.compiler, *FLAGS[args.kind], args.compress, *args.sass, args.ptx)
     digest = hashlib.sha256("\0".join(settings).encode())
-    steps = (Path(__file__), Path(nvrtc_packages.__file__), NVCC_HEADERS / "cuda_runtime.h")
+    here = Path(__file__)
+    steps = (here, here.with_name("nvrtc_packages.py"), NVCC_HEADERS / "cuda_runtime.h")
     for path in (args.source, *headers, *steps):
         content = path.read_bytes()
         digest.update(f"\0{path.name} {len(content)}\0".encode() + content)
@@ -77,7 +75,7 @@ def compile_by_nvcc(args: argparse.Namespace) -> str:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode:
-        raise BuildError(f"{done.stdout}{args.source.stem}: nvcc failed ({done.returncode})")
+        raise RuntimeError(f"{done.stdout}{args.source.stem}: nvcc failed ({done.returncode})")
     return done.stdout
 
 
@@ -85,6 +83,9 @@ def compile_kernel(args: argparse.Namespace) -> str:
     """Write the fatbin; returns the report."""
     if args.kind == "nvcc":
         return compile_by_nvcc(args)
+    # Where it is needed only: this script starts once per kernel.
+    from nvrtc_packages import Images, compile_by_nvrtc, find
+
     wanted = Images(args.source, args.include, tuple(args.sass), args.ptx, FLAGS["nvrtc"])
     content, log = compile_by_nvrtc(find(), wanted)
     args.output.write_bytes(content)
@@ -159,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     args.kind = args.compiler.split()[0]
     try:
         print(build(args))
-    except (BuildError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

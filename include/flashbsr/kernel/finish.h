@@ -73,44 +73,48 @@ template <int kSize, int kArch = 80, int kCount>
 FLASHBSR_DEVICE void store_sized(char* row, DType t, int32_t d, int32_t dim,
                                  const float (&x)[kCount]) {
   static_assert(kCount == 2 || kCount == 4 || kCount == 8);
-  if (d >= dim) return;
+  // Asked at the stores, or what comes before is a branch of its own, too.
+  const auto store = [inside = d < dim](auto* to, const auto& value) {
+    if (inside) *to = value;
+  };
   if constexpr (kSize == 4) {
     float* dst = reinterpret_cast<float*>(row) + d;
     if constexpr (kCount == 2) {
-      *reinterpret_cast<float2*>(dst) = {x[0], x[1]};
+      store(reinterpret_cast<float2*>(dst), float2{x[0], x[1]});
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
-        *reinterpret_cast<float4*>(dst + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+        store(reinterpret_cast<float4*>(dst + i), float4{x[i], x[i + 1], x[i + 2], x[i + 3]});
       }
     }
   } else if constexpr (kSize == 1) {
     char* dst = row + d;
     if constexpr (kCount == 2) {
       const uint32_t pair = ptx::pack2_e4m3<kArch>(x[0], x[1]);
-      *reinterpret_cast<uint16_t*>(dst) = static_cast<uint16_t>(pair);
+      store(reinterpret_cast<uint16_t*>(dst), static_cast<uint16_t>(pair));
     } else {
       uint32_t four[kCount / 4];
 #pragma unroll
       for (int i = 0; i < kCount / 4; ++i) {
         four[i] = ptx::pack4_e4m3<kArch>(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
       }
-      if constexpr (kCount == 4) *reinterpret_cast<uint32_t*>(dst) = four[0];
-      if constexpr (kCount == 8) *reinterpret_cast<uint2*>(dst) = {four[0], four[1]};
+      if constexpr (kCount == 4) store(reinterpret_cast<uint32_t*>(dst), four[0]);
+      if constexpr (kCount == 8) store(reinterpret_cast<uint2*>(dst), uint2{four[0], four[1]});
     }
   } else {
     uint32_t pair[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
-      const float low = x[2 * i], high = x[2 * i + 1];
-      pair[i] = t == DType::kBF16 ? ptx::pack2<DType::kBF16, kArch>(low, high)
-                                  : ptx::pack2<DType::kF16, kArch>(low, high);
+      // Both, and one of them: without a branch.
+      const uint32_t brain = ptx::pack2<DType::kBF16, kArch>(x[2 * i], x[2 * i + 1]),
+                     half = ptx::pack2<DType::kF16, kArch>(x[2 * i], x[2 * i + 1]);
+      pair[i] = t == DType::kBF16 ? brain : half;
     }
     char* dst = row + 2 * d;
-    if constexpr (kCount == 2) *reinterpret_cast<uint32_t*>(dst) = pair[0];
-    if constexpr (kCount == 4) *reinterpret_cast<uint2*>(dst) = {pair[0], pair[1]};
+    if constexpr (kCount == 2) store(reinterpret_cast<uint32_t*>(dst), pair[0]);
+    if constexpr (kCount == 4) store(reinterpret_cast<uint2*>(dst), uint2{pair[0], pair[1]});
     if constexpr (kCount == 8) {
-      *reinterpret_cast<uint4*>(dst) = {pair[0], pair[1], pair[2], pair[3]};
+      store(reinterpret_cast<uint4*>(dst), uint4{pair[0], pair[1], pair[2], pair[3]});
     }
   }
 }

@@ -12,31 +12,35 @@ namespace flashbsr::sm80 {
 
 namespace detail {
 
-/// Gives store(d, x) the values of a thread's row, in runs of 8 (packed codes), 4 (bytes) or 2
-/// neighbouring dims.
+/// Neighbouring dims that a thread has: of packed codes, of bytes, of 16 bits.
+template <class Traits>
+inline constexpr int kRun = Traits::kValuePacked ? 8 : Traits::kValueBytes ? 4 : 2;
+
+/// Gives store(d, x) the values of a thread's row, the lower or the upper one of a tile, in runs;
+/// d counts from the thread's first dim.
 template <class Traits, class Loop, int kDimTiles, class Store>
-FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], int half, int32_t lane,
-                                  float factor, const Store& store) {
+FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], bool upper, float factor,
+                                  const Store& store) {
+  const auto at = [&](int n, int i) { return (upper ? o[n][2 + i] : o[n][i]) * factor; };
   if constexpr (Traits::kValuePacked) {  // of 32 dims, tile i has every fourth from i on
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 4) {
       float x[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = o[n + i % 4][2 * half + i / 4] * factor;
-      store(n * 8 + lane % 4 * 8, x);
+      for (int i = 0; i < 8; ++i) x[i] = at(n + i % 4, i / 4);
+      store(n * 8, x);
     }
   } else if constexpr (Traits::kValueBytes) {  // tiles 2c and 2c + 1 hold even and odd dims
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 2) {
-      const float x[4] = {o[n][2 * half] * factor, o[n + 1][2 * half] * factor,
-                          o[n][2 * half + 1] * factor, o[n + 1][2 * half + 1] * factor};
-      store(Loop::column(n * 8) + lane % 4 * 4, x);
+      const float x[4] = {at(n, 0), at(n + 1, 0), at(n, 1), at(n + 1, 1)};
+      store(Loop::column(n * 8), x);
     }
   } else {
 #pragma unroll
     for (int n = 0; n < kDimTiles; ++n) {
-      const float x[2] = {o[n][2 * half] * factor, o[n][2 * half + 1] * factor};
-      store(Loop::column(n * 8) + lane % 4 * 2, x);
+      const float x[2] = {at(n, 0), at(n, 1)};
+      store(Loop::column(n * 8), x);
     }
   }
 }
@@ -54,22 +58,26 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const WorkItem& item = task.item;
   const int32_t lane = ptx::thread_index() % 32;
   const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
-  const int32_t first_dim = Loop::first_dim(ptx::thread_index());
+  const int32_t first_dim =
+      Loop::first_dim(ptx::thread_index()) + lane % 4 * detail::kRun<Traits>;
   const float v_scale = value_scale(p, item.kv_head);
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum = loop.sum[b][h];
+    // One piece of code for both rows: it is a tenth of the kernel. Of the two the compiler must not
+    // know which it is at.
+    const int32_t first = first_row + b * 16 + lane / 4;
+#pragma unroll 1
+    for (int32_t r = first; r <= first + 8; r += 8) {
+      const bool upper = r & 8;
+      float sum = upper ? loop.sum[b][1] : loop.sum[b][0];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int32_t r = first_row + b * 16 + h * 8 + lane / 4;
       if (r >= item.row_count) continue;
-      const float lse = sum == 0.0f ? -infinity() : ptx::log2(sum) - loop.base[b][h];
+      const float lse = sum == 0.0f ? -infinity() : ptx::log2(sum) - (upper ? loop.base[b][1] : loop.base[b][0]);
       // Without softmax the weights' shift is all there is to undo.
       constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
       const bool split = item.slot >= 0;
-      const bool leads = lane % 4 == 0 && first_dim == 0;
+      const bool leads = first_dim == 0;
       RowEnd end{kUnit, lse};
       char* out;
       if (split) {
@@ -88,7 +96,7 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       if constexpr (Variant::transforms_outputs) {
         if (!split) {
           const OutputRow<Traits> kept(memory, r);
-          detail::for_each_run<Traits, Loop>(loop.o[b], h, lane, end.factor,
+          detail::for_each_run<Traits, Loop>(loop.o[b], upper, end.factor,
                                              [&](int32_t d, const auto& x) {
                                                int i = 0;
 #pragma unroll
@@ -101,10 +109,11 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       // A partial state is stored as an output in fp32 is.
       const DType type = split ? DType::kF32 : p.out.dtype;
       with_output_size(type, [&]<int kSize>() {
+        char* const start = out + kSize * first_dim;
+        const int32_t left = p.v.dim - first_dim;
         detail::for_each_run<Traits, Loop>(
-            loop.o[b], h, lane, end.factor, [&](int32_t d, const auto& x) {
-              const int32_t at = first_dim + d;
-              store_sized<kSize, Traits::kArch>(out, type, at, Loop::kExact ? at + 1 : p.v.dim, x);
+            loop.o[b], upper, end.factor, [&](int32_t d, const auto& x) {
+              store_sized<kSize, Traits::kArch>(start, type, d, Loop::kExact ? d + 1 : left, x);
             });
       });
     }

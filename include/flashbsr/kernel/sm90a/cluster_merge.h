@@ -102,32 +102,35 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
       write_lse(p, token, row.q_head, end[h].lse);
     }
   }
-  with_output_size(p.out.dtype, [&]<int kSize>() {
-    constexpr int kFlight = 16;  // loads
-    float sum[4];
+  constexpr int kFlight = 16;  // loads
+  float sum[4];
 #pragma unroll 1
-    for (int32_t done = 0; done < kVectors; done += kFlight) {
-      float x[kFlight][4];
-      const auto vector = [&](int i) { return rank * (kVectors >> shift) + (done + i >> shift); };
+  for (int32_t done = 0; done < kVectors; done += kFlight) {
+    float x[kFlight][4];
+    const auto vector = [&](int i) { return rank * (kVectors >> shift) + (done + i >> shift); };
+    const auto part = [&](int i) { return static_cast<uint32_t>(done + i) & parts - 1; };
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i) {
+      const uint32_t there = mine + vector(i) * kThreads * 16;
+      ptx::load_cluster(ptx::cluster_address(there, part(i)), x[i]);
+    }
+    // Sums in the places of what they end with: the output's type matters to the stores alone.
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[i][k] = sum[k] = part(i) ? sum[k] + x[i][k] : x[i][k];
+    }
+    with_output_size(p.out.dtype, [&]<int kSize>() {
 #pragma unroll
       for (int i = 0; i < kFlight; ++i) {
-        const uint32_t there = mine + vector(i) * kThreads * 16;
-        const uint32_t part = static_cast<uint32_t>(done + i) & parts - 1;
-        ptx::load_cluster(ptx::cluster_address(there, part), x[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kFlight; ++i) {
-        const uint32_t part = static_cast<uint32_t>(done + i) & parts - 1;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) sum[k] = part ? sum[k] + x[i][k] : x[i][k];
-        if (part < parts - 1) continue;
+        if (part(i) < parts - 1) continue;
         const int32_t d = group * Traits::kOutputDims + 8 * vector(i) + thread % 4 * 2;
-        const float low[2] = {sum[0], sum[1]}, high[2] = {sum[2], sum[3]};
+        const float low[2] = {x[i][0], x[i][1]}, high[2] = {x[i][2], x[i][3]};
         if (out[0]) store_sized<kSize>(out[0], p.out.dtype, d, p.v.dim, low);
         if (out[1]) store_sized<kSize>(out[1], p.out.dtype, d, p.v.dim, high);
       }
-    }
-  });
+    });
+  }
   ptx::cluster_sync();  // nobody's memory goes before it has been read
 }
 

@@ -40,9 +40,10 @@ struct RowPair {
   float factor[2];
 };
 
-/// Stores them in 16-bit elements.
-template <DType kType, int kCount>
-FLASHBSR_DEVICE void store_halves(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
+/// Stores them in 16-bit elements. Both types are one piece of code: shuffles are most of it.
+template <int kCount>
+FLASHBSR_DEVICE void store_halves(const RowPair& rows, DType type, int32_t dim,
+                                  const float (&o)[kCount]) {
   const int32_t lane = threadIdx.x % 4;
 #pragma unroll
   for (int g = 0; g < kCount / 16; ++g) {  // 32 dims
@@ -53,7 +54,10 @@ FLASHBSR_DEVICE void store_halves(const RowPair& rows, int32_t dim, const float 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = 4 * (4 * g + i) + 2 * h;
-        x[i] = ptx::pack2<kType>(o[at] * rows.factor[h], o[at + 1] * rows.factor[h]);
+        const float low = o[at] * rows.factor[h], high = o[at + 1] * rows.factor[h];
+        const uint32_t brain = ptx::pack2<DType::kBF16>(low, high),
+                       half = ptx::pack2<DType::kF16>(low, high);
+        x[i] = type == DType::kBF16 ? brain : half;
       }
       transpose_quad(x);
       if (rows.out[h] && d < dim) {
@@ -296,8 +300,7 @@ FLASHBSR_DEVICE void write_rows(const HopperArgs& args, const Tile& tile, int32_
     if (r >= item.row_count) rows.out[h] = nullptr;
   }
   if (halves && !Traits::kStoreBoxes) {
-    with_half_type(p.out.dtype,
-                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim, loop.o); });
+    detail::store_halves(rows, p.out.dtype, p.v.dim, loop.o);
   } else if (type == DType::kE4M3) {
     detail::store_bytes(rows, p.v.dim, loop.o);
   } else {

@@ -39,8 +39,7 @@ FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile,
   } else if (type == DType::kE4M3) {
     detail::store_bytes(rows, p.v.dim - dims, o);
   } else {
-    with_half_type(type,
-                   [&]<DType kType>() { detail::store_halves<kType>(rows, p.v.dim - dims, o); });
+    detail::store_halves(rows, type, p.v.dim - dims, o);
   }
 }
 
