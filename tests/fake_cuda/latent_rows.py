@@ -21,13 +21,13 @@ ROOMY = CAPABILITY in ("80", "90")
 
 def kernel(
     heads: int, latent: int, tail: int, backend: str, count: int = 64, kv_len: int = 2000,
-    kv: str = "float16",
+    kv: str = "bfloat16",
 ) -> str:  # fmt: skip
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(sm_scale=0.1),
         flashbsr.TaskInfo(
             heads, 1, latent + tail, head_dim_vo=latent, latent=True, backend=backend,
-            q_dtype="float16", kv_dtype=kv,
+            q_dtype="bfloat16", kv_dtype=kv,
         ),
     )  # fmt: skip
     attention.plan(flashbsr.Ragged(None, np.arange(count + 1, dtype=np.int32) * kv_len))
@@ -42,10 +42,10 @@ def test_the_smallest_that_holds_the_rows(backend: str, heads: int, rows: int) -
         pytest.skip(f"this build has no kernels for {target}")
     name = kernel(heads, 512, 64, backend)
     if CAPABILITY == "90" and backend == "cuda":
-        assert name == "latent_sm90a_d576x512_f16_r64_plain"
+        assert name == "latent_sm90a_d576x512_bf16_r64_plain"
         return
     rows = rows if ROOMY else 16
-    assert name == f"latent_mma_{target.replace('_', '')}_d576x512_f16_r{rows}_plain"
+    assert name == f"latent_mma_{target.replace('_', '')}_d576x512_bf16_r{rows}_plain"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "fa2"])
@@ -60,7 +60,7 @@ def test_other_dims_are_compiled(
         rows = min(rows, 64 if latent + tail <= 320 else 32)
     arch = "sm90" if CAPABILITY == "90" else "sm80"
     dims = f"{latent + tail}x{latent}" if tail else str(latent)
-    assert kernel(heads, latent, tail, backend) == f"latent_mma_{arch}_d{dims}_f16_r{rows}_plain"
+    assert kernel(heads, latent, tail, backend) == f"latent_mma_{arch}_d{dims}_bf16_r{rows}_plain"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "fa2"])
