@@ -332,8 +332,8 @@ struct MergeCrew {
 
 /// Merges what a state completes of `count` runs from `first` on, which requests that share KV have
 /// in it, or the one merge of a tile of its own. After a barrier behind the stores of all. Arrivals
-/// of runs go side by side: each is a round trip to L2. One piece of code for both: it is a tenth of
-/// a kernel.
+/// of runs go side by side: each is a round trip to L2. One piece of code for both: it is a tenth
+/// of a kernel.
 /// @param tile  the first merge, where it is the only one
 template <bool kSoftmax, int kArch, int kQuads, int kLoads>
 FLASHBSR_DEVICE void merge_complete(const KernelArgs& args, const SplitTile& tile, int32_t count,

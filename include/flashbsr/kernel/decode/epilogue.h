@@ -151,7 +151,7 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
     if constexpr (!kSoftmax) end.factor *= kUnit;
 #pragma unroll
     for (int i = 0; i < 4; ++i) o[i] *= end.factor;
-    store_values(p.out.row(item.q_begin + token, head), p.out.dtype, d, p.v.dim, o);
+    store_values<Traits::kArch>(p.out.row(item.q_begin + token, head), p.out.dtype, d, p.v.dim, o);
     if (d == 0) write_lse(p, item.q_begin + token, head, end.lse);
   }
 }

@@ -14,7 +14,9 @@ namespace detail {
 
 /// Neighbouring dims that a thread has: of packed codes, of bytes, of 16 bits.
 template <class Traits>
-inline constexpr int kRun = Traits::kValuePacked ? 8 : Traits::kValueBytes ? 4 : 2;
+inline constexpr int kRun = Traits::kValuePacked  ? 8
+                            : Traits::kValueBytes ? 4
+                                                  : 2;
 
 /// Gives store(d, x) the values of a thread's row, the lower or the upper one of a tile, in runs;
 /// d counts from the thread's first dim.
@@ -58,13 +60,12 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const WorkItem& item = task.item;
   const int32_t lane = ptx::thread_index() % 32;
   const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
-  const int32_t first_dim =
-      Loop::first_dim(ptx::thread_index()) + lane % 4 * detail::kRun<Traits>;
+  const int32_t first_dim = Loop::first_dim(ptx::thread_index()) + lane % 4 * detail::kRun<Traits>;
   const float v_scale = value_scale(p, item.kv_head);
 #pragma unroll
   for (int b = 0; b < Loop::kBands; ++b) {
-    // One piece of code for both rows: it is a tenth of the kernel. Of the two the compiler must not
-    // know which it is at.
+    // One piece of code for both rows: it is a tenth of the kernel. Of the two the compiler must
+    // not know which it is at.
     const int32_t first = first_row + b * 16 + lane / 4;
 #pragma unroll 1
     for (int32_t r = first; r <= first + 8; r += 8) {
@@ -73,7 +74,8 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (r >= item.row_count) continue;
-      const float lse = sum == 0.0f ? -infinity() : ptx::log2(sum) - (upper ? loop.base[b][1] : loop.base[b][0]);
+      const float lse =
+          sum == 0.0f ? -infinity() : ptx::log2(sum) - (upper ? loop.base[b][1] : loop.base[b][0]);
       // Without softmax the weights' shift is all there is to undo.
       constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
       const bool split = item.slot >= 0;
