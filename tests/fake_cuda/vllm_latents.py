@@ -15,11 +15,18 @@ import latent_world
 import ml_dtypes
 import numpy as np
 import pytest
+from flashbsr.jit import cuda as jit_cuda
 from latent_world import LATENT
 
 from fake_cuda.fake import Driver, FakeTorch
 
 pytestmark = pytest.mark.usefixtures("fake_torch")
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of float16 are compiled when they are first used; the fake driver reads none."""
+    monkeypatch.setattr(jit_cuda, "cuda_kernel", lambda *_: b"not empty")
 
 
 def write(serving: Any, x: Any, slots: Any) -> None:

@@ -93,7 +93,7 @@ FLASHBSR_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t picks) {
 /// Four float8 bytes to two pairs of fp16: `low` = bytes 0, 1 and `high` = bytes 2, 3.
 ///
 /// e5m2 is the upper byte of an fp16. e4m3 has an instruction from sm_89 on; before that its bits
-/// are shifted into place, which gives x / 256 (subnormals included), and only NaN needs a look.
+/// are shifted into place, which gives x / 256 (subnormals included).
 template <int kArch, DType kType>
 FLASHBSR_DEVICE void float8_to_f16(uint32_t bytes, uint32_t& low, uint32_t& high) {
   static_assert(kType == DType::kE4M3 || kType == DType::kE5M2);
@@ -106,12 +106,14 @@ FLASHBSR_DEVICE void float8_to_f16(uint32_t bytes, uint32_t& low, uint32_t& high
         : "=r"(low), "=r"(high)
         : "r"(bytes));
   } else {
-    const auto widen = [](uint32_t pair) {  // bytes in the upper halves of both elements
+    // Bytes in the upper halves of both elements: times 256 and, for 1.875 / 256 alone, which is
+    // what NaN looks like, plus infinity (from 36864 times that on) times zero.
+    const auto widen = [](uint32_t pair) {
       uint32_t r = (pair & 0x80008000u) | ((pair & 0x7f007f00u) >> 1);
-      asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));  // x 256
-      const uint32_t payload = pair & 0x7f007f00u;
-      if ((payload & 0xffffu) == 0x7f00u) r |= 0x7fffu;
-      if ((payload >> 16) == 0x7f00u) r |= 0x7fff0000u;
+      asm("{.reg .b32 t, z; mov.b32 z, 0; mul.f16x2 t, %0, %1; mul.f16x2 t, t, z;\n"
+          " fma.rn.f16x2 %0, %0, %2, t;}"
+          : "+r"(r)
+          : "r"(0x78807880u), "r"(0x5c005c00u));
       return r;
     };
     low = widen(permute_bytes(bytes, 0, 0x1404));
