@@ -107,9 +107,10 @@ std::string types_of(const Tile& tile, const Need& need) {
   return both ? kv_column(need) : kv_name(need.kv);
 }
 
-/// The row of the build.
+/// The row of the build: of those that serve the first of the least head dim.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const std::string types = types_of(tile, need);
+  const KernelRow* best = nullptr;
   for (const char* variant : variants_for(need)) {
     if (!variant) continue;
     const KernelRow* row = try_find({.family = tile.family,
@@ -119,9 +120,10 @@ const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo&
                                      .rows = tile.rows,
                                      .variant = variant},
                                     device.cc);
-    if (row && serves(*row, need, device)) return row;
+    if (!row || !serves(*row, need, device)) continue;
+    if (!best || row->head_dim < best->head_dim) best = row;
   }
-  return nullptr;
+  return best;
 }
 
 /// A row that is compiled when it is first used.

@@ -155,6 +155,7 @@ def _name(dtype: Any, argument: str) -> str:
         except TypeError:
             name = None
     if name not in _KNOWN:
-        raise DTypeError(argument, repr(dtype), "a data type: a name such as 'bfloat16', or "
-                         "a NumPy, PyTorch, JAX or ml_dtypes type")  # fmt: skip
+        codes = ", 'float8_e4m3fn', 'int8', 'int4' or 'nvfp4'" if argument == "kv_dtype" else ""
+        raise DTypeError(argument, repr(dtype), f"a data type: a name such as 'bfloat16'{codes}, "
+                         "or a NumPy, PyTorch, JAX or ml_dtypes type")  # fmt: skip
     return name

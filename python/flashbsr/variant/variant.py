@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import struct
@@ -152,6 +151,8 @@ class Variant:
 
 def _refuse_misspelt(code: str, hooks: frozenset[str]) -> None:
     """Raise for a name that is nearly a hook's which the text has not: nobody would call it."""
+    import difflib  # for texts only
+
     plain = {hook.replace("_", ""): hook for hook in HOOKS if hook not in hooks}
     for name in dict.fromkeys(_CALLED.findall(code)):
         near = difflib.get_close_matches(name.replace("_", "").lower(), plain, 1, 0.9)
