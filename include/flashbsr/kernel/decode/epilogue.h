@@ -177,8 +177,10 @@ FLASHBSR_DEVICE void merge_if_last(const KernelArgs& args, const DecodeShared<Tr
     ptx::named_barrier_sync(Traits::kEpilogueBarrier, kThreads);
     if (!*shared.flag()) return;
   }
-  merge_complete<Variant::use_softmax, Traits::kArch, 2, 16>(args, tile, item.merge_count,
-                                                             {thread, kThreads, together});
+  // Loads in flight. Beside packed codes there is no register for 16.
+  constexpr int kLoads = Traits::kPacked ? 8 : 16;
+  merge_complete<Variant::use_softmax, Traits::kArch, 2, kLoads>(args, tile, item.merge_count,
+                                                                 {thread, kThreads, together});
 }
 
 }  // namespace flashbsr
