@@ -18,12 +18,29 @@ inline constexpr int kRun = Traits::kValuePacked  ? 8
                             : Traits::kValueBytes ? 4
                                                   : 2;
 
-/// Gives store(d, x) the values of a thread's row, the lower or the upper one of a tile, in runs;
-/// d counts from the thread's first dim.
-template <class Traits, class Loop, int kDimTiles, class Store>
-FLASHBSR_DEVICE void for_each_run(const float (&o)[kDimTiles][4], bool upper, float factor,
+/// x[band][half] of row `r`, of which the compiler must not know which it is at.
+template <int kBands>
+FLASHBSR_DEVICE float of_row(const float (&x)[kBands][2], int32_t r) {
+  static_assert(kBands <= 2);
+  const int band = kBands - 1;
+  const float low = r & 8 ? x[0][1] : x[0][0], high = r & 8 ? x[band][1] : x[band][0];
+  return r & 16 ? high : low;
+}
+
+/// Gives store(d, x) the values of a thread's row `r`, in runs; d counts from the thread's first
+/// dim.
+template <class Traits, class Loop, int kBands, int kDimTiles, class Store>
+FLASHBSR_DEVICE void for_each_run(const float (&o)[kBands][kDimTiles][4], int32_t r, float factor,
                                   const Store& store) {
-  const auto at = [&](int n, int i) { return (upper ? o[n][2 + i] : o[n][i]) * factor; };
+  const auto at = [&](int n, int i) {
+    float x[kBands][2];
+#pragma unroll
+    for (int b = 0; b < kBands; ++b) {
+      x[b][0] = o[b][n][i];
+      x[b][1] = o[b][n][2 + i];
+    }
+    return of_row(x, r) * factor;
+  };
   if constexpr (Traits::kValuePacked) {  // of 32 dims, tile i has every fourth from i on
 #pragma unroll
     for (int n = 0; n < kDimTiles; n += 4) {
@@ -62,63 +79,54 @@ FLASHBSR_DEVICE void write_rows(const KernelArgs& args, const Task& task, const 
   const int32_t first_row = Loop::first_row(ptx::thread_index() / 32);
   const int32_t first_dim = Loop::first_dim(ptx::thread_index()) + lane % 4 * detail::kRun<Traits>;
   const float v_scale = value_scale(p, item.kv_head);
-#pragma unroll
-  for (int b = 0; b < Loop::kBands; ++b) {
-    // One piece of code for both rows: it is a tenth of the kernel. Of the two the compiler must
-    // not know which it is at.
-    const int32_t first = first_row + b * 16 + lane / 4;
+  // One piece of code for all rows of a thread: a piece for each was a fifth of the kernel.
+  const int32_t first = first_row + lane / 4;
 #pragma unroll 1
-    for (int32_t r = first; r <= first + 8; r += 8) {
-      const bool upper = r & 8;
-      float sum = upper ? loop.sum[b][1] : loop.sum[b][0];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (r >= item.row_count) continue;
-      const float lse =
-          sum == 0.0f ? -infinity() : ptx::log2(sum) - (upper ? loop.base[b][1] : loop.base[b][0]);
-      // Without softmax the weights' shift is all there is to undo.
-      constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
-      const bool split = item.slot >= 0;
-      const bool leads = first_dim == 0;
-      RowEnd end{kUnit, lse};
-      char* out;
-      if (split) {
-        if constexpr (Variant::use_softmax) end.factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-        out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
-        if (leads) *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
-      } else {
-        const PrefillRow row = rows[r];
-        const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
-        end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
-        if constexpr (!Variant::use_softmax) end.factor *= kUnit;
-        out = p.out.row(token, row.q_head);
-        if (leads) write_lse(p, token, row.q_head, end.lse);
-      }
-      if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
-      if constexpr (Variant::transforms_outputs) {
-        if (!split) {
-          const OutputRow<Traits> kept(memory, r);
-          detail::for_each_run<Traits, Loop>(loop.o[b], upper, end.factor,
-                                             [&](int32_t d, const auto& x) {
-                                               int i = 0;
-#pragma unroll
-                                               for (const float v : x)
-                                                 kept[first_dim + d + i++] = v;
-                                             });
-          continue;
-        }
-      }
-      // A partial state is stored as an output in fp32 is.
-      const DType type = split ? DType::kF32 : p.out.dtype;
-      with_output_size(type, [&]<int kSize>() {
-        char* const start = out + kSize * first_dim;
-        const int32_t left = p.v.dim - first_dim;
-        detail::for_each_run<Traits, Loop>(
-            loop.o[b], upper, end.factor, [&](int32_t d, const auto& x) {
-              store_sized<kSize, Traits::kArch>(start, type, d, Loop::kExact ? d + 1 : left, x);
-            });
-      });
+  for (int32_t r = first; r < first + 16 * Loop::kBands; r += 8) {
+    float sum = detail::of_row(loop.sum, r);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (r >= item.row_count) continue;
+    const float lse = sum == 0.0f ? -infinity() : ptx::log2(sum) - detail::of_row(loop.base, r);
+    // Without softmax the weights' shift is all there is to undo.
+    constexpr float kUnit = Loop::kShift == 0.0f ? 1.0f : 1.0f / 32768.0f;
+    const bool split = item.slot >= 0;
+    const bool leads = first_dim == 0;
+    RowEnd end{kUnit, lse};
+    char* out;
+    if (split) {
+      if constexpr (Variant::use_softmax) end.factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
+      out = reinterpret_cast<char*>(partial_out_row(p, item.slot, r));
+      if (leads) *partial_lse(p, item.slot, r) = Variant::use_softmax ? lse : 0.0f;
+    } else {
+      const PrefillRow row = rows[r];
+      const int64_t token = static_cast<int64_t>(task.request.q_begin) + row.token;
+      end = end_row<Variant::use_softmax>(p, v_scale, row.q_head, sum, lse);
+      if constexpr (!Variant::use_softmax) end.factor *= kUnit;
+      out = p.out.row(token, row.q_head);
+      if (leads) write_lse(p, token, row.q_head, end.lse);
     }
+    if constexpr (Traits::kTokenScales) end.factor *= Traits::kValueUnit;
+    if constexpr (Variant::transforms_outputs) {
+      if (!split) {
+        const OutputRow<Traits> kept(memory, r);
+        detail::for_each_run<Traits, Loop>(loop.o, r, end.factor, [&](int32_t d, const auto& x) {
+          int i = 0;
+#pragma unroll
+          for (const float v : x) kept[first_dim + d + i++] = v;
+        });
+        continue;
+      }
+    }
+    // A partial state is stored as an output in fp32 is.
+    const DType type = split ? DType::kF32 : p.out.dtype;
+    with_output_size(type, [&]<int kSize>() {
+      char* const start = out + kSize * first_dim;
+      const int32_t left = p.v.dim - first_dim;
+      detail::for_each_run<Traits, Loop>(loop.o, r, end.factor, [&](int32_t d, const auto& x) {
+        store_sized<kSize, Traits::kArch>(start, type, d, Loop::kExact ? d + 1 : left, x);
+      });
+    });
   }
   if constexpr (Variant::transforms_outputs) {
     if (item.slot < 0) {
