@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What test_fragments_cuda.py launches: one warp's 16 rows of S = Q K^T and O = P V by the operands
-// of tile/fragments.h, for each architecture's code that this device runs.
+// of tile/fragments.h, and every float8 code as fp16, for each architecture's code that this device
+// runs.
 #include <flashbsr/tile/fragments.h>
 
 namespace {
@@ -16,7 +17,8 @@ template <int kRowBytes>
 FLASHBSR_DEVICE uint32_t keep(char* tile, const uint4* from, int rows) {
   constexpr int kChunks = kRowBytes / 16;
   for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += 32) {
-    *reinterpret_cast<uint4*>(tile + Swizzle<kRowBytes>::offset(i / kChunks, i % kChunks)) = from[i];
+    *reinterpret_cast<uint4*>(tile + Swizzle<kRowBytes>::offset(i / kChunks, i % kChunks)) =
+        from[i];
   }
   __syncwarp();
   return static_cast<uint32_t>(__cvta_generic_to_shared(tile));
@@ -91,10 +93,15 @@ FLASHBSR_DEVICE void attend(const uint4* q, const uint4* k, const uint4* v, cons
 
 }  // namespace
 
-#define ATTEND(arch, dim, type, kv)                                                            \
-  extern "C" __global__ void attend_##arch##_##dim##_##type##_##kv(                            \
-      const uint4* q, const uint4* k, const uint4* v, const uint4* p, float* s, float* o) {    \
-    attend<arch, dim, DType::k##type, DType::k##kv>(q, k, v, p, s, o);                         \
+#define ATTEND(arch, dim, type, kv)                                                         \
+  extern "C" __global__ void attend_##arch##_##dim##_##type##_##kv(                         \
+      const uint4* q, const uint4* k, const uint4* v, const uint4* p, float* s, float* o) { \
+    attend<arch, dim, DType::k##type, DType::k##kv>(q, k, v, p, s, o);                      \
+  }
+#define WIDEN(arch, kv)                                                                  \
+  extern "C" __global__ void widen_##arch##_##kv(const uint32_t* codes, uint2* halves) { \
+    uint2& two = halves[threadIdx.x];                                                    \
+    ptx::float8_to_f16<arch, DType::k##kv>(codes[threadIdx.x], two.x, two.y);            \
   }
 #define DIMS(arch, type, kv) \
   ATTEND(arch, 64, type, kv) ATTEND(arch, 128, type, kv) ATTEND(arch, 256, type, kv)
@@ -103,7 +110,10 @@ DIMS(80, F16, F16)
 DIMS(80, BF16, BF16)
 DIMS(80, F16, E4M3)
 DIMS(80, F16, E5M2)
+WIDEN(80, E4M3)
+WIDEN(80, E5M2)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+WIDEN(90, E4M3)
 DIMS(90, F16, E4M3)
 DIMS(90, F16, E5M2)
 #endif

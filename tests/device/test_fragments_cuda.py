@@ -50,3 +50,18 @@ def test_products(
     exact = [x.astype(np.float64) for x in (q, k, v, p)]
     np.testing.assert_array_equal(s, exact[0] @ exact[1].T)
     np.testing.assert_array_equal(o, exact[3] @ exact[2])
+
+
+@pytest.mark.parametrize(("arch", "kv"), [(80, "E4M3"), (80, "E5M2"), (90, "E4M3")])
+def test_every_code_of_float8(gpu: Gpu, arch: int, kv: str) -> None:
+    number = 10 * gpu.capability[0] + gpu.capability[1]
+    if number < arch:
+        pytest.skip(f"code for sm_{arch}")
+    target = "sm_90a" if number == 90 else f"sm_{number}"
+    codes = np.arange(256, dtype=np.uint8)
+    kernel = gpu.function(SOURCE, target, f"widen_{arch}_{kv}")
+    (halves,) = gpu.compute(kernel, 64, 0, [codes], [np.empty(256, np.float16)])
+    exact = codes.view(TYPES[kv]).astype(np.float16)
+    np.testing.assert_array_equal(halves, exact)  # NaN where it is NaN
+    number_there = ~np.isnan(exact)  # of -0, too
+    np.testing.assert_array_equal(np.signbit(halves)[number_there], np.signbit(exact)[number_there])
