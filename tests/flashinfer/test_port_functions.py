@@ -246,10 +246,10 @@ print("ran")
 
 
 def test_import_is_quick(tmp_path: Path) -> None:
-    """The door costs at most 1.2 times NumPy's own import, compiled; the best of nine.
+    """The door costs less than NumPy's own import, compiled; the best of fifteen.
 
-    It costs 0.8 of it. NumPy is the clock, since a bound of 0.1 s, 1.2 times what NumPy takes on an
-    idle core of a Zen 3, failed where that core's other half was busy.
+    It costs 0.7 to 0.9 of it. NumPy, 0.085 s on an idle core of a Zen 3, is the clock: a bound of
+    0.1 s failed where that core's other half was busy.
     """
     program = """
 import time
@@ -262,9 +262,9 @@ print(numpy_is_there - start, time.process_time() - numpy_is_there)
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", program]
-    runs = [subprocess.check_output(command, env=environment, timeout=60) for _ in range(9)]
+    runs = [subprocess.check_output(command, env=environment, timeout=60) for _ in range(15)]
     of_numpy, of_door = zip(*(map(float, run.split()) for run in runs), strict=True)
-    assert min(of_door) < 1.2 * min(of_numpy)
+    assert min(of_door) < min(of_numpy)
 
 
 def test_modules_have_their_names() -> None:
