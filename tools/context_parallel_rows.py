@@ -117,6 +117,15 @@ ROWS = {
 
 
 @dataclass(frozen=True)
+class Run:
+    """Work, and `count` of it in a row: a graph does not keep what it reads."""
+
+    work: Callable[[], object]
+    several: Callable[[], object]
+    count: int
+
+
+@dataclass(frozen=True)
 class Here:
     """A rank: its process group is PyTorch's default one, its device the current one."""
 
@@ -131,13 +140,9 @@ class Here:
         source = torch.Generator(self.device).manual_seed(seed)
         return torch.randn(shape, generator=source, device=self.device, dtype=torch.bfloat16)
 
-    def seconds(self, work: Callable[[], object], *, graph: bool) -> float:
-        """Median over samples of the slowest rank's time of one `work`, of some in a row.
-
-        `graph`: they are short, and a CUDA graph has them.
-        """
+    def prepared(self, work: Callable[[], object], *, graph: bool) -> Run:
+        """Give some of `work` in a row, warm; `graph`: in a CUDA graph, for they are short."""
         import torch
-        import torch.distributed as dist
 
         count = DECODES if graph else PREFILLS
         for _ in range(2):  # loads kernels, makes connections: not under capture
@@ -151,13 +156,26 @@ class Here:
                 run()
             run = captured.replay
             run()
+        return Run(work, run, count)
+
+    def seconds(self, *runs: Run) -> list[float]:
+        """Median over samples of the slowest rank's time of one work, of each of `runs`.
+
+        They take turns in every sample: what is compared has the same clocks, which fall by 4 %
+        while products warm a GPU.
+        """
+        import torch
+        import torch.distributed as dist
+
         samples = []
         for _ in range(SAMPLES):
-            dist.barrier()
-            samples.append(self._once(run) / count)
+            for run in runs:
+                dist.barrier()
+                samples.append(self._once(run.several) / run.count)
         slowest = torch.tensor(samples, dtype=torch.float64, device=self.device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return statistics.median(slowest.tolist())
+        found = slowest.view(SAMPLES, len(runs)).tolist()
+        return [statistics.median(times) for times in zip(*found, strict=True)]
 
     def _once(self, run: Callable[[], object]) -> float:
         import torch
@@ -211,13 +229,6 @@ def _worst(here: Here, error: float) -> float:
     return float(found)
 
 
-def _alone(here: Here, attention: Attention, q: Any, kv: Any, *, graph: bool) -> tuple[Any, float]:
-    """Attend on every GPU by itself, to all keys: the result, and the time."""
-    expected = attention.run(q, kv).clone()
-    run = lambda: attention.run(q, kv)  # noqa: E731
-    return expected, here.seconds(run, graph=graph)
-
-
 def _merge(row: Row, method: str, travel: Any) -> Merge:
     if method == "peers":
         dim = row.latent or row.head_dim
@@ -247,21 +258,21 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
         attention.plan(layout, q_positions=None if share is None else lens - row.q_len)
         return attention
 
-    expected, one = _alone(here, planned(None, pages), q, cache, graph=True)
+    alone = functools.partial(planned(None, pages).run, q, cache)
+    expected = alone().clone()
+    runs = {("one_us", ""): here.prepared(alone, graph=True)}
     # A page is what a rank has in a row, so that its share is every so many pages.
     mine = cache.unflatten(0, (row.batch, pages))[:, here.rank :: here.size].contiguous()
-    del cache
     share = ContextParallel(here.size, here.rank, PAGE)
     width, mine = mine.shape[1], mine.flatten(0, 1)
     heads = row.num_qo_heads // here.size
     own = slice(here.rank * heads, (here.rank + 1) * heads)
-    found: dict[str, dict[str, float]] = {"attend_us": {}, "us": {}, "own_heads_us": {}}
-    errors = {}
+    errors: dict[str, float] = {}
     # Partial results are of the type that travels, and so is the merged one.
     for travel in TRAVEL:
         attention = planned(share, width, travel)
         attend = functools.partial(attention.run, q, mine, return_lse=True)
-        found["attend_us"][travel] = here.seconds(attend, graph=True) * 1e6
+        runs["attend_us", travel] = here.prepared(attend, graph=True)
         for method in row.methods(here.device):
             merge = _merge(row, method, getattr(torch, travel))
             for kind, wanted, options in (
@@ -277,8 +288,8 @@ def _decode(row: Row, here: Here) -> dict[str, Any]:
                 name = f"{method} {travel}"
                 error = _worst(here, _apart(step(), wanted))
                 errors[name] = max(error, errors.get(name, 0.0))
-                found[kind][name] = here.seconds(step, graph=True) * 1e6
-    return {"one_us": one * 1e6, **found, "errors": errors}
+                runs[kind, name] = here.prepared(step, graph=True)
+    return {**_times(here, runs), "errors": errors}
 
 
 def _prefill(row: Row, here: Here) -> dict[str, Any]:
@@ -286,8 +297,9 @@ def _prefill(row: Row, here: Here) -> dict[str, Any]:
     k, v = (here.draw(row.kv_len, row.num_kv_heads, row.head_dim, seed=s) for s in (2, 3))
     alone = Attention(CAUSAL, row.task(here))
     alone.plan(Ragged([0, row.kv_len], [0, row.kv_len]))
-    expected, one = _alone(here, alone, q, (k, v), graph=False)
-    times, errors = {}, {}
+    whole = functools.partial(alone.run, q, (k, v))
+    expected = whole().clone()
+    runs, errors = {("one_us", ""): here.prepared(whole, graph=False)}, {}
     for method in row.methods(here.device):
         spread = PrefillOverRanks(row.task(here), CAUSAL, method=method)
         rows = spread.plan([row.kv_len]).rows
@@ -297,5 +309,16 @@ def _prefill(row: Row, here: Here) -> dict[str, Any]:
             return spread.run(*own)[0]
 
         errors[method] = _worst(here, _apart(step(), expected[rows]))
-        times[method] = here.seconds(step, graph=False) * 1e6
-    return {"one_us": one * 1e6, "us": times, "errors": errors}
+        runs["us", method] = here.prepared(step, graph=False)
+    return {**_times(here, runs), "errors": errors}
+
+
+def _times(here: Here, runs: dict[tuple[str, str], Run]) -> dict[str, Any]:
+    """Time all of a row; microseconds by kind and name, of one GPU without a name."""
+    found: dict[str, Any] = {}
+    for (kind, name), seconds in zip(runs, here.seconds(*runs.values()), strict=True):
+        if name:
+            found.setdefault(kind, {})[name] = seconds * 1e6
+        else:
+            found[kind] = seconds * 1e6
+    return found
