@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""transformers: its masks, its caches, its models. CI has no transformers; tools/engines.py records
-what whole models generate."""
+"""transformers: its masks, its caches, its models. tools/engines.py records what more models of
+several versions generate."""
 
 from __future__ import annotations
 
@@ -211,8 +211,9 @@ def small(kind: str) -> Any:
     return model
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_one_plan_per_step_and_kind(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_plan_per_step_and_kind(cache: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four layers of two kinds, 12 steps with left padding: at most 24 plans, the same tokens."""
     ids = torch.arange(3 * 9).view(3, 9) % 61 + 3
     keep = torch.arange(9) >= torch.tensor([0, 4, 7])[:, None]
@@ -228,9 +229,32 @@ def test_one_plan_per_step_and_kind(cache: str, monkeypatch: pytest.MonkeyPatch)
         flashbsr.Attention, "plan", lambda *a, **b: plans.append(1) or plan(*a, **b)
     )
     monkeypatch.setattr(flashbsr.Attention, "run", lambda *a, **b: runs.append(1) or run(*a, **b))
-    assert torch.equal(small(register()).generate(ids, **how), wanted)
+    with mode():
+        assert torch.equal(small(register()).generate(ids, **how), wanted)
     assert len(runs) == 12 * 4
     assert len(plans) <= 12 * 2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_mask_that_is_written_between_calls(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tensor with other values is another mask; layers that find it as it was share a
+    plan, in inference mode too, where tensors do not count how often they are written."""
+    plans = []
+    plan = flashbsr.Attention.plan
+    monkeypatch.setattr(
+        flashbsr.Attention, "plan", lambda *a, **b: plans.append(1) or plan(*a, **b)
+    )
+    with mode():
+        q, k, v = arrays(2, 4, 9)
+        keep = torch.ones(2, 1, 4, 9, dtype=torch.bool)
+        for hidden in (8, 5, 2):
+            keep[:, :, 1:, hidden] = False
+            for _ in range(3):
+                out, _ = attention(LAYER, q, k, v, keep, scaling=0.3)
+                torch.testing.assert_close(
+                    out.double(), exact(q, k, v, keep, None, None), atol=2e-6, rtol=2e-5
+                )
+    assert len(plans) == 3
 
 
 def test_continuous_batching() -> None:
@@ -279,12 +303,14 @@ def test_a_cache_that_does_not_fit() -> None:
     assert torch.equal(rows[:4], k[0].transpose(0, 1))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled() -> None:
+def test_compiled(mode: Any) -> None:
     """A compiled model stops before each layer's attention, and computes the same."""
+    torch.compiler.reset()
     ids = torch.arange(2 * 9).view(2, 9) % 61 + 3
     keep = (torch.arange(9) >= torch.tensor([0, 4])[:, None]).long()
-    with torch.no_grad():
+    with mode():
         wanted = small("sdpa")(ids, attention_mask=keep).logits
         found = torch.compile(small(register()), backend="eager")(ids, attention_mask=keep).logits
     used = keep.bool()

@@ -33,12 +33,12 @@ def test_examples(name: str) -> None:
     needed = [kind for kind in ("jax", "torch") if kind in name.split(".")]
     if name in OF_TORCH or ".vllm." in name or ".sglang." in name:
         needed = ["torch"]
-    if "transformers" in name.split("."):  # not in CI: tools/engines_transformers.py runs it
+    if "transformers" in name.split("."):
         pytest.importorskip("transformers", reason="transformers is not installed")
     for kind in needed:
         framework(kind)
     if name in OF_ENGINES:
-        pytest.importorskip("vllm")  # not in CI either: tools/engines.py has a record
+        pytest.importorskip("vllm")  # not in CI: tools/engines.py has a record
     if name == "flashbsr.integrations.sglang.backend":
         pytest.importorskip("sglang")  # likewise
     result = doctest.testmod(importlib.import_module(name))

@@ -106,24 +106,15 @@ class Padded(Layout):
         if self._rows_of(kv[1], "v") != found:
             found = _Rows(found.count, found.capacity, None)
         lens = to_values(self.kv_lens, "kv_lens")
-        begins = _numbers(self.kv_begin, "kv_begin", lens)
-        rows = _numbers(self.rows, "rows", lens, np.arange(lens.size))
-        used = lens > 0
+        rows = np.arange(lens.size).reshape(lens.shape)
         _check_range("kv_lens", lens, found.capacity)
-        _check_range("kv_begin", begins, found.capacity)
-        _check_range("kv_begin + kv_lens", begins + lens, found.capacity)
-        _check_range("rows", rows[used], found.count - 1)
-        step = size = max(found.capacity, 1)
-        if (begins * used).any():
-            if found.pitch is None:
-                raise UnsupportedError(
-                    "kv_begin",
-                    "an array, with rows of K and V that lie differently",
-                    "rows of both the same whole number of tokens apart, as those of contiguous "
-                    "arrays are; or None",
-                )
-            step, size = found.pitch, gcd(found.pitch, size, *begins[used].tolist())
-        first = (rows * step + begins) // size
+        if self.rows is not None:
+            rows = _numbers(self.rows, "rows", lens)
+        _check_range("rows", rows[lens > 0], found.count - 1)
+        size, first = max(found.capacity, 1), rows
+        if self.kv_begin is not None:
+            begins = _numbers(self.kv_begin, "kv_begin", lens)
+            size, first = _cut(found, begins, lens, rows)
         width = -(-int(lens.max(initial=0)) // size)
         # Behind a request's last page there may be anything; 0 is one of the cache's.
         each = np.arange(max(width, 1), dtype=np.int64)
@@ -225,16 +216,32 @@ class Padded(Layout):
         return [f"rows of {self._rows.capacity} tokens", f"page_size={self.page_size}"]
 
 
-def _numbers(
-    x: Array | None, name: str, lens: npt.NDArray[Any], default: Any = None
-) -> npt.NDArray[Any]:
+def _numbers(x: Array, name: str, lens: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Numbers of the requests, as int64."""
-    if x is None:
-        return np.zeros(lens.shape, np.int64) if default is None else default.reshape(lens.shape)
     values = to_values(x, name)
     if values.shape != lens.shape:
         raise ShapeError(name, f"shape {values.shape}", f"{lens.shape}, as kv_lens")
     return values.astype(np.int64)
+
+
+def _cut(
+    found: _Rows, begins: npt.NDArray[Any], lens: npt.NDArray[Any], rows: npt.NDArray[Any]
+) -> tuple[int, npt.NDArray[np.int64]]:
+    """Find the largest pages that all requests begin with, and the first page of each."""
+    _check_range("kv_begin", begins, found.capacity)
+    _check_range("kv_begin + kv_lens", begins + lens, found.capacity)
+    used = lens > 0
+    if not (begins * used).any():
+        return max(found.capacity, 1), rows
+    if found.pitch is None:
+        raise UnsupportedError(
+            "kv_begin",
+            "an array, with rows of K and V that lie differently",
+            "rows of both the same whole number of tokens apart, as those of contiguous "
+            "arrays are; or None",
+        )
+    size = gcd(found.pitch, max(found.capacity, 1), *begins[used].tolist())
+    return size, (rows * found.pitch + begins) // size
 
 
 def _check_range(name: str, values: npt.NDArray[Any], most: int) -> None:

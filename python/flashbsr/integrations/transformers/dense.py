@@ -15,7 +15,7 @@ import torch
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from ...layout.padded import Padded
 from .common import Engine, Kind, refuse, sinks_of
-from .masks import NO_WINDOW, Bits, Spans, bits_of, mask
+from .masks import NO_WINDOW, Bits, Spans, bits_of, mask, version_of
 
 __all__ = ["attention", "mask"]
 
@@ -104,9 +104,11 @@ def attention(
     told = (
         query.shape, key.shape, value.shape, key.stride(), value.stride(), q.dtype, key.dtype,
         q.device, scaling, softcap, sliding_window, is_causal, getattr(module, "is_causal", True),
-        None if attention_mask is None else attention_mask._version,
+        None if attention_mask is None else version_of(attention_mask),
     )  # fmt: skip
-    engine = _calls.engine(attention_mask, told)
+    # What nobody counts the writes of is read again, but for ours, which are not written.
+    counted = attention_mask is None or told[-1] is not None or attention_mask.dtype == torch.int32
+    engine = _calls.engine(attention_mask, told) if counted else None
     if engine is None:
         spans, bits = _meaning(module, query, key, attention_mask, sliding_window, is_causal)
         if spans.begin.any() and not _alike(key, value):
@@ -114,7 +116,7 @@ def attention(
             key, value = key.contiguous(), value.contiguous()
         kind = Kind(spans.causal, spans.window_left, scaling, softcap, "HND")
         engine = _planned(kind, q, (key, value), spans, bits)
-        if told[3:5] == (key.stride(), value.stride()):
+        if counted and told[3:5] == (key.stride(), value.stride()):
             _calls.keep(attention_mask, told, engine)
     out = engine.attention.run(q, engine.layout.pages(key, value), sinks=sinks_of(s_aux))
     return out.view(batch, q_len, heads, value.shape[3]), None
@@ -145,12 +147,13 @@ def _layout(spans: Spans, q_len: int, kv: tuple[torch.Tensor, torch.Tensor]) -> 
     """Make a request of each row, or where its first queries are padding, two."""
     count = len(spans.begin)
     lens = spans.stop - spans.begin
+    begins = spans.begin if spans.begin.any() else None
     each = np.arange(count)
     # Queries are the last q_len tokens before `stop`; those before the first key are padding.
     padding = np.maximum(q_len - lens, 0) if spans.causal else np.zeros_like(lens)
     if not padding.any():
         queries = np.arange(count + 1) * q_len
-        return Padded(queries, lens, kv=kv, kv_layout="HND", kv_begin=spans.begin)
+        return Padded(queries, lens, kv=kv, kv_layout="HND", kv_begin=begins)
     queries = np.zeros(2 * count + 1, np.int64)
     queries[1::2], queries[2::2] = each * q_len + padding, (each + 1) * q_len
     doubled: list[npt.NDArray[np.int64]] = []

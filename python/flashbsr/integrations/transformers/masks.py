@@ -20,7 +20,7 @@ from transformers import masking_utils
 
 from ...errors import ShapeError, UnsupportedError
 
-__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "mask"]
+__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "mask", "version_of"]
 
 NO_WINDOW = -1
 Numbers = npt.NDArray[np.int64]
@@ -60,7 +60,11 @@ class Bits:
     """A boolean mask ``(B or 1, S_q, S_kv)``, the same object for all layers of a step."""
 
     def __init__(self, keep: torch.Tensor) -> None:
-        self._keep = keep.cpu()
+        self._keep = keep  # on the host
+
+    def holds(self, keep: torch.Tensor) -> bool:
+        """Tell whether it is this mask."""
+        return bool(torch.equal(self._keep, keep))
 
     def flat(self, batch: int) -> npt.NDArray[np.bool_]:
         """As the engine takes it: row after row."""
@@ -70,7 +74,7 @@ class Bits:
 
 class _Last(threading.local):
     def __init__(self) -> None:
-        self.found: list[tuple[torch.Tensor, int, Bits]] = []
+        self.found: list[tuple[torch.Tensor, int | None, Bits]] = []
 
 
 _last = _Last()
@@ -85,9 +89,9 @@ def bits_of(x: torch.Tensor) -> Bits:
     UnsupportedError
         A mask for each head; numbers that weigh keys (a bias) and do not mask them.
     """
-    version = 0 if x.is_inference() else x._version
+    version = version_of(x)
     for held, at, bits in _last.found:
-        if held is x and at == version:
+        if held is x and at == version is not None:
             return bits
     if x.shape[1] != 1:
         raise UnsupportedError("attention_mask", f"{x.shape[1]} heads", "a mask for all heads")
@@ -100,9 +104,19 @@ def bits_of(x: torch.Tensor) -> Bits:
                 "attention_mask", "numbers that weigh keys", "0 and -inf (a mask, not a bias)"
             )
         keep = kept
+    keep = keep.to("cpu", copy=True)
+    if version is None:  # the same object, so that layers share a plan
+        for _, _, bits in _last.found:
+            if bits.holds(keep):
+                return bits
     bits = Bits(keep)
     _last.found = [*_last.found[1 - _KEPT :], (x, version, bits)]
     return bits
+
+
+def version_of(x: torch.Tensor) -> int | None:
+    """How often a mask was written; None: nobody counts, under ``torch.inference_mode()``."""
+    return None if x.is_inference() else x._version
 
 
 def mask(
@@ -135,7 +149,8 @@ def mask(
             if attention_mask is None:
                 return spans.tensor()
             keep = attention_mask.bool().numpy(force=True)[:, skipped : skipped + stop]
-            found = _padded(spans, keep)
+            whole = keep.shape[1] == stop and keep.all()
+            found = spans if whole else _padded(spans, keep)
             if found is not None:
                 return found.tensor()
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}

@@ -45,9 +45,9 @@ def register() -> str:
     >>> model.config._attn_implementation
     'fbsr'
     """
-    # Both plan on the host, where compilers stop.
+    # All of them work on the host, where compilers stop.
     AttentionInterface.register(NAME, torch.compiler.disable(attention))
-    AttentionMaskInterface.register(NAME, mask)
+    AttentionMaskInterface.register(NAME, torch.compiler.disable(mask))
     for name in (_PAGED, _LATER):
         AttentionInterface.register(name, torch.compiler.disable(paged_attention))
         AttentionMaskInterface.register(name, _no_mask)
