@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-VERSIONS = ("5.17.0", "5.23.0")
+VERSIONS = ("5.17.0", "5.24.0")
 SOURCES = (
     "python/flashbsr/integrations/transformers/*.py",
     "python/flashbsr/layout/padded.py",

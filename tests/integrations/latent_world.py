@@ -105,7 +105,8 @@ class Serving:
 
     def write(self, x: Any, slots: Any) -> None:
         """Write new tokens through the layer."""
-        self.layer.do_kv_cache_update(x[:, :LATENT], x[:, None, LATENT:], self.cache, slots)
+        last = "auto", None, False  # what versions up to 0.33 hand on
+        self.layer.do_kv_cache_update(x[:, :LATENT], x[:, None, LATENT:], self.cache, slots, *last)
 
     def batch(self, q_lens: list[int]) -> Batch:
         """What the metadata says: on a GPU the host has bounds, some more than the lengths."""

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +20,7 @@ from ...layout.layouts import BlockTable, Layout, Paged, Ragged
 from .common import Kind, refuse, sinks_of
 from .masks import NO_WINDOW
 
-__all__ = ["paged_attention"]
+__all__ = ["keep_for_attention", "paged_attention"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -61,7 +64,7 @@ def paged_attention(
     refuse(module, query, dropout, options)
     if cache is None:
         raise UnsupportedError(
-            "cache", None, "generate_batch's; elsewhere attn_implementation='fbsr'"
+            "cache", None, "generate_batch's, in continuous(); elsewhere attn_implementation='fbsr'"
         )
     window = sliding_window if sliding_window else getattr(module, "sliding_window", None)
     layer = _Layer.of(cache, module.layer_idx, SLIDING if window else FULL)
@@ -85,6 +88,29 @@ def paged_attention(
     if rows < len(q):  # tokens behind the last request, for graphs
         out = torch.cat([out, out.new_zeros(len(q) - rows, *out.shape[1:])])
     return out[None], None
+
+
+def keep_for_attention(names: Collection[str]) -> None:
+    """Leave updates of the paged cache to attention, for models whose attention has such a name.
+
+    Up to 5.23 attention gets the new keys and the cache. Later versions of transformers update the
+    cache before, and attention gets a copy of all keys, gathered for every layer.
+    """
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    update = PagedAttentionCache.update
+    if "kwargs" not in inspect.signature(update).parameters or hasattr(update, "kept_for"):
+        return
+
+    @functools.wraps(update)
+    def left(self: Any, key_states: Any, value_states: Any, layer_idx: int, kwargs: Any) -> Any:
+        if self.config._attn_implementation not in names:
+            return update(self, key_states, value_states, layer_idx, kwargs)
+        kwargs["cache"] = self
+        return key_states, value_states
+
+    left.kept_for = names  # type: ignore[attr-defined]
+    PagedAttentionCache.update = left
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class LatentLayer:
         slot_mapping: Any,
         kv_cache_dtype: str = "auto",  # noqa: ARG002
         k_scale: Any = None,  # noqa: ARG002
+        skip_scale: bool = False,  # noqa: ARG002
     ) -> None:
         """Write latents and rotated keys into their slots; those of slot -1 go nowhere.
 
