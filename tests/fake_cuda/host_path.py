@@ -167,20 +167,6 @@ def test_variants(
         check(world, out, batch, rows, **options)
 
 
-@pytest.mark.parametrize("q_len", [1, 64])
-@pytest.mark.parametrize(("dim", "kernel"), [
-    (64, "d64_f16_%s_standard"), (96, "d128_f16_%s_soft_cap"), (128, "d128_f16_%s_soft_cap"),
-])  # fmt: skip
-def test_a_head_dim_of_its_own_comes_first(dim: int, kernel: str, q_len: int) -> None:
-    """There is no kernel of soft caps alone for head dim 64: twice as wide it would do as well."""
-    attention = flashbsr.Attention(
-        flashbsr.AttentionSpec(causal=True, logits_soft_cap=5.0),
-        flashbsr.TaskInfo(8, 2, dim, backend="cuda", q_dtype="float16", kv_dtype="float16"),
-    )
-    attention.plan(flashbsr.Ragged(np.array([0, q_len]), np.array([0, 300])))
-    assert attention._engine.kernel_name().endswith(kernel % ("r8" if q_len == 1 else "r192"))
-
-
 def test_overlap_options(driver: Driver) -> None:
     world = World()
     attention, _, rows = planned(world)
