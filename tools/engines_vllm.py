@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -218,11 +219,20 @@ def compare(want: dict[str, Any], got: dict[str, Any], dtype: str) -> dict[str, 
             "wrong": wrong}  # fmt: skip
 
 
+MAKING = threading.Lock()  # first imports of transformers by two cases at once fail
+
+
+def write_model(kind: str, folder: Path) -> None:
+    """Write a small model of random weights."""
+    with MAKING:
+        save_model(kind, folder / "model")
+
+
 def equal(kind: str, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     """Generate with both backends and compare both passes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(kind, folder / "model")
+        write_model(kind, folder)
         both = [
             child(folder, folder / "model", ours, dtype=dtype, **options) for ours in (False, True)
         ]
@@ -239,7 +249,7 @@ def spread(kind: str, ngram: bool = False, **options: Any) -> dict[str, Any]:
         return {"ok": True, "skipped": "vLLM 0.26.0: slots of ranks are computed on GPUs alone"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(kind, folder / "model")
+        write_model(kind, folder)
         drafts = {"ngram": True} if ngram else {}
         alone = child(folder, folder / "model", False, **drafts)
         two = child(folder, folder / "model", True, ranks=2, **drafts, **options)
@@ -265,7 +275,7 @@ def absorbed(kind: str, **options: Any) -> dict[str, Any]:
         return NO_LATENTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(kind, folder / "model")
+        write_model(kind, folder)
         given = {"dtype": "float32", "native": True, **({} if chunks() else {"batched": 512})}
         theirs = child(folder, folder / "model", False, backend="CPU_MLA", **given)
         ours = child(folder, folder / "model", True, **given, **options)
@@ -292,7 +302,7 @@ def quantized(kind: str, kv: str) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(kind, folder / "model")
+        write_model(kind, folder)
         exact = child(folder, folder / "model", False, dtype="float32")
         both = [
             child(folder, folder / "model", ours, dtype="float32", kv=kv) for ours in (False, True)
@@ -316,7 +326,7 @@ def scaled(
     options, prefixes = {"native": True} if native else {}, kind != "deepseek" or chunks()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(kind, folder / "model")
+        write_model(kind, folder)
         exact, other, found = (
             child(folder, folder / "model", True, dtype="float32", kv=given, **options)
             for given in ("auto", other_kv, kv)
