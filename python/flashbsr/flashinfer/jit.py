@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of FlashInfer's compiler, for programs that build ahead: nothing has to be built.
 
-Kernels are in the package, and those of a variant are compiled when it is first run
-(``flashbsr warm`` does it ahead).
+Kernels are in the package; a variant's are compiled at its first run, or by ``flashbsr warm``.
 """
 
 from __future__ import annotations
