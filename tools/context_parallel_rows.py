@@ -163,10 +163,10 @@ class Here:
     def seconds(self, *runs: Run) -> list[float]:
         """Median over samples of the slowest rank's time of one work, of each of `runs`.
 
-        A GPU's clock falls while it multiplies: two H100s took 492 us for a latent decode between
-        others' exchanges, 523 to 544 for 200 of them, 552 for 1000. So that what is compared has
-        the same clocks, runs take turns, each goes on for a while before it is timed, and the first
-        turn does not count.
+        A GPU's clock falls while it multiplies: an H100 took 492 us for a latent decode between
+        exchanges with others, 523 to 544 when it was timed first, and 552 after 0.3 seconds of it.
+        So that what is compared has the same clocks, runs take turns, each goes on for a while
+        before it is timed, and the first turn does not count.
         """
         warm = WARM if self.device == "cuda" else 0.0
         kept: list[list[float]] = [[] for _ in runs]
