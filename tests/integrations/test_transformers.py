@@ -5,6 +5,7 @@ several versions generate."""
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,6 +278,26 @@ def test_continuous_batching() -> None:
     assert model.config._attn_implementation == "sdpa"
     tokens = [list(found[name].generated_tokens) for name in sorted(found)]
     assert tokens == [x.tolist() for x in wanted]
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, False), (False, False), (True, True)])
+def test_graphs_are_off_unless_asked_for(
+    asked: bool | None, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are planned on the host; transformers has graphs for all whose name has "flash"."""
+    from transformers.generation.continuous_batching import continuous_api, initialization
+
+    monkeypatch.setattr(initialization, "get_accelerator_graph_name", lambda: "cuda", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    batching = transformers.ContinuousBatchingConfig(use_cuda_graph=asked, max_memory_percent=0.5)
+    how: dict[str, Any] = {"workload_hints": None, "has_logit_processors": False}
+    with continuous(small("sdpa")) as model:
+        resolve = continuous_api.resolve_continuous_batching_config
+        if "device" in inspect.signature(resolve).parameters:
+            how["device"] = torch.device("cpu")
+        got = resolve(config=model.config, cb_config=batching, **how)
+    assert any(got.cuda_graph_booleans) is found
+    assert batching.use_cuda_graph is asked
 
 
 def test_a_cache_that_does_not_fit() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import threading
@@ -20,7 +21,7 @@ from ...layout.layouts import BlockTable, Layout, Paged, Ragged
 from .common import Kind, refuse, sinks_of
 from .masks import NO_WINDOW
 
-__all__ = ["keep_for_attention", "paged_attention"]
+__all__ = ["keep_for_attention", "paged_attention", "without_graphs"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -111,6 +112,28 @@ def keep_for_attention(names: Collection[str]) -> None:
 
     left.kept_for = names  # type: ignore[attr-defined]
     PagedAttentionCache.update = left
+
+
+def without_graphs(names: Collection[str]) -> None:
+    """Leave CUDA graphs off where nobody asked for them, for models whose attention has such a name.
+
+    transformers turns them on by itself for every attention that has "flash" in its name.
+    """
+    from transformers.generation.continuous_batching import continuous_api
+
+    resolve = continuous_api.resolve_continuous_batching_config
+    if hasattr(resolve, "kept_for"):
+        return
+
+    @functools.wraps(resolve)
+    def resolved(config: Any, cb_config: Any, *rest: Any, **options: Any) -> Any:
+        if config._attn_implementation in names and cb_config.use_cuda_graph is None:
+            cb_config = copy.copy(cb_config)
+            cb_config.use_cuda_graph = False
+        return resolve(config, cb_config, *rest, **options)
+
+    resolved.kept_for = names  # type: ignore[attr-defined]
+    continuous_api.resolve_continuous_batching_config = resolved
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .dense import attention, mask
-from .paged import keep_for_attention, paged_attention
+from .paged import keep_for_attention, paged_attention, without_graphs
 
 __all__ = ["NAME", "continuous", "register"]
 
@@ -70,6 +70,7 @@ def continuous(model: Any) -> Iterator[Any]:
     """
     register()
     keep_for_attention((_PAGED, _LATER))
+    without_graphs((_PAGED, _LATER))
     name = _PAGED if "paged|sdpa" in AttentionInterface._global_mapping else _LATER
     # What set_attn_implementation() does after it has looked names with "flash" up on the hub.
     found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
