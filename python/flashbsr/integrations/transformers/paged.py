@@ -115,7 +115,7 @@ def keep_for_attention(names: Collection[str]) -> None:
 
 
 def without_graphs(names: Collection[str]) -> None:
-    """Leave CUDA graphs off where nobody asked for them, for models whose attention has such a name.
+    """Leave CUDA graphs off unless they are asked for, for models whose attention has such a name.
 
     transformers turns them on by itself for every attention that has "flash" in its name.
     """
