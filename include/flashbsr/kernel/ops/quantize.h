@@ -157,7 +157,7 @@ FLASHBSR_DEVICE void quantize_all(const QuantizeArgs& a, const Change& change) {
 
 template <int kArch>
 FLASHBSR_DEVICE void append_paged_kv_quantize(const QuantizeArgs& a) {
-  quantize_all<kArch>(a, [](const QuantizeRows&, bool, int64_t, const char*, int32_t, auto&) {});
+  quantize_all<kArch>(a, AsTheyCome{});
 }
 
 }  // namespace flashbsr::ops

@@ -16,6 +16,17 @@ namespace flashbsr::ops {
 
 using Run = float[kRun];
 
+/// For rows that are quantised as they come: no change.
+struct AsTheyCome {
+  template <class X>
+  FLASHBSR_DEVICE void operator()(const QuantizeRows&, bool, int64_t, const char*, int32_t,
+                                  X&) const {}
+};
+template <class Change>
+inline constexpr bool kAsTheyCome = false;
+template <>
+inline constexpr bool kAsTheyCome<AsTheyCome> = true;
+
 FLASHBSR_DEVICE void unpack_run(const uint4 (&bits)[2], DType t, Run& x) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -55,9 +66,21 @@ struct RunRange {
   static constexpr bool kSigned = kCodes != DType::kI4;
   float up = 0, down = 0;
 
-  FLASHBSR_DEVICE void add(float x) {
-    up = max_or_nan<kArch>(up, kSigned ? fabsf(x) : x);
-    if constexpr (!kSigned) down = max_or_nan<kArch>(down, -x);
+  /// @param raw  whether x is what `bits` has, two elements in a word: an instruction for both
+  FLASHBSR_DEVICE RunRange(const Run& x, bool raw, const uint4 (&bits)[2], DType t) {
+    if constexpr (kArch >= 80) {
+      if (raw) {
+        const uint32_t words[8] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w,
+                                   bits[1].x, bits[1].y, bits[1].z, bits[1].w};
+        t == DType::kBF16 ? add_pairs<DType::kBF16>(words) : add_pairs<DType::kF16>(words);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      up = max_or_nan<kArch>(up, kSigned ? fabsf(x[i]) : x[i]);
+      if constexpr (!kSigned) down = max_or_nan<kArch>(down, -x[i]);
+    }
   }
 
   FLASHBSR_DEVICE void reduce(int lanes) {
@@ -68,6 +91,24 @@ struct RunRange {
   }
 
   FLASHBSR_DEVICE bool finite() const { return up < infinity() && down < infinity(); }
+
+ private:
+  /// The greatest and the least of three words each are one instruction.
+  template <DType kT>
+  FLASHBSR_DEVICE void add_pairs(const uint32_t (&words)[8]) {
+    uint32_t most = words[0], least = words[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+      most = ptx::max_or_nan_pairs<kT>(most, words[i]);
+      least = ptx::min_or_nan_pairs<kT>(least, words[i]);
+    }
+    float most_low, most_high, least_low, least_high;
+    unpack<kT>(most, most_low, most_high);
+    unpack<kT>(least, least_low, least_high);
+    up = max_or_nan<kArch>(up, max_or_nan<kArch>(most_low, most_high));
+    down = max_or_nan<kArch>(down, max_or_nan<kArch>(-least_low, -least_high));
+    if constexpr (kSigned) up = max_or_nan<kArch>(up, down), down = 0;
+  }
 };
 
 /// The lowest bytes of four words.
@@ -83,13 +124,16 @@ FLASHBSR_DEVICE uint32_t high_bytes(const float* x) {
 inline constexpr float kIntegers = 0x1.8p23f;
 
 /// kIntegers and a code, of e2m1 without its sign: the least of three lines, of steps of 1/2, 1 and
-/// 2, each of which is rounded once.
+/// 2, each of which is rounded once. The third ends at 7, by a sum that saturates at a size of 6:
+/// minima are of the integer pipe, which has half of the lanes. Below a size of 4 its first sum may
+/// round, where the second line is the least.
 template <DType kCodes>
 FLASHBSR_DEVICE float rounded(float x) {
   if constexpr (kCodes == DType::kE2M1) {
     const float size = fabsf(x);
     const float line = ptx::min(__fmaf_rn(size, 2.0f, kIntegers), size + (kIntegers + 2.0f));
-    return ptx::min(ptx::min(line, __fmaf_rn(size, 0.5f, kIntegers + 4.0f)), kIntegers + 7.0f);
+    const float end = ptx::fma_saturated(size, 0.125f, 0.25f);
+    return ptx::min(line, __fmaf_rn(end, 4.0f, kIntegers + 3.0f));
   } else if constexpr (kCodes == DType::kI4) {
     return ptx::min(x + kIntegers, kIntegers + 15.0f);  // from -1/2 on: the zero point is the least
   } else {
@@ -190,12 +234,11 @@ FLASHBSR_DEVICE void store_scale(const PagedView& scales, char* row, int64_t at,
 
 /// A group is some neighbouring lanes.
 /// @param live  whether this lane has a run
+/// @param raw  whether x is what `place` has
 template <int kArch, DType kCodes>
 FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, const RunPlace& place,
-                                  bool live, Run& x) {
-  RunRange<kArch, kCodes> range;
-#pragma unroll
-  for (int i = 0; i < kRun; ++i) range.add(x[i]);
+                                  bool live, bool raw, Run& x) {
+  RunRange<kArch, kCodes> range(x, raw, place.bits, r.in.dtype);
   range.reduce(1 << r.group_log2);
   const GroupScale s = scale_of_run(range, r.scales.dtype);
   const RunCodes<kArch, kCodes> codes(x, s, range.finite());
@@ -237,16 +280,17 @@ FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r,
     Run x;
     unpack_run(place.bits, r.in.dtype, x);
     change(r, is_v, token, place.row, kRun * place.at, x);
+    const bool raw = kAsTheyCome<Change> && r.inverse_scale == 1.0f;
     if (r.inverse_scale != 1.0f) {
 #pragma unroll
       for (int j = 0; j < kRun; ++j) x[j] *= r.inverse_scale;
     }
     switch (r.cache.dtype) {
-      case DType::kI8: quantize_run<kArch, DType::kI8>(r, to, place, live, x); break;
-      case DType::kE4M3: quantize_run<kArch, DType::kE4M3>(r, to, place, live, x); break;
-      case DType::kE5M2: quantize_run<kArch, DType::kE5M2>(r, to, place, live, x); break;
-      case DType::kI4: quantize_run<kArch, DType::kI4>(r, to, place, live, x); break;
-      default: quantize_run<kArch, DType::kE2M1>(r, to, place, live, x);
+      case DType::kI8: quantize_run<kArch, DType::kI8>(r, to, place, live, raw, x); break;
+      case DType::kE4M3: quantize_run<kArch, DType::kE4M3>(r, to, place, live, raw, x); break;
+      case DType::kE5M2: quantize_run<kArch, DType::kE5M2>(r, to, place, live, raw, x); break;
+      case DType::kI4: quantize_run<kArch, DType::kI4>(r, to, place, live, raw, x); break;
+      default: quantize_run<kArch, DType::kE2M1>(r, to, place, live, raw, x);
     }
 #pragma unroll
     for (int j = 1; j < kRunsInFlight; ++j) places[j - 1] = places[j];
