@@ -348,6 +348,14 @@ def rotate() -> None:
     flashbsr.apply_rope_with_cos_sin_cache(
         positions.long(), q.reshape(21, -1), k.reshape(21, -1), 80, table
     )
+    flashbsr.rope_quantize(q, k, positions, table, q_scale=2.0)
+    flashbsr.rope_quantize(q, k, positions)
+
+
+def hadamard() -> None:
+    """Heads of fewer elements than a warp has lanes, of several turns, and of Paley's matrices."""
+    for dim in (8, 24, 80, 128, 512):
+        flashbsr.hadamard(normal((21, 3, dim), "bfloat16"))
 
 
 def pack() -> None:
@@ -394,6 +402,7 @@ OPS: dict[str, Callable[[], None]] = {
     "dequantize_pages": write_pages,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
+    "hadamard": hadamard,
     "merge_peers": lambda: sanitizer_merges.through_peers(normal),
     "merge_state": lambda: sanitizer_merges.here(normal),
     "merge_states": lambda: sanitizer_merges.here(normal),

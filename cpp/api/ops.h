@@ -61,7 +61,7 @@ struct DequantizeArrays {
 void dequantize_kv_cache(const DequantizeArrays& a, void* stream);
 
 /// Every head of x [nnz, heads, D] times a symmetric orthonormal matrix. `out` may be `x`.
-void hadamard(const Array& x, const Array& out);
+void hadamard(const Array& x, const Array& out, void* stream);
 
 /// Angles that are computed, or those of a table.
 struct RopeSettings {
@@ -73,7 +73,9 @@ struct RopeSettings {
 };
 
 struct RopeArrays {
-  Array q, k, q_out, k_out;  ///< [nnz, heads, D]; outputs may be the inputs
+  Array q, k, q_out, k_out;  ///< [nnz, heads, D]; outputs may be the inputs, or float8
+  float q_scale = 1.0f;      ///< q_out is divided by it
+  float k_scale = 1.0f;
 };
 
 /// A position per token; or, on a device, indptr [B + 1] and the first position of each request.
@@ -85,8 +87,14 @@ struct RopePositions {
 void apply_rope(const RopeArrays& a, const RopePositions& positions, const RopeSettings& rope,
                 void* stream);
 
-/// Rotates q into q_out, and keys on their way into the cache. Rows of padding of q are copied.
-void rope_append_paged_kv_cache(const Array& q, const Array& q_out, const AppendArrays& a,
+/// Queries of an append, and where they go, float8 perhaps.
+struct RopeQueries {
+  Array q, out;
+  float scale = 1.0f;  ///< out is divided by it
+};
+
+/// Rotates queries, and keys on their way into the cache. Queries of padding are copied.
+void rope_append_paged_kv_cache(const RopeQueries& queries, const AppendArrays& a,
                                 const RopeSettings& rope, void* stream);
 
 void get_batch_indices_positions(const Array& append_indptr, const Array& seq_lens,

@@ -1,7 +1,6 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include <flashbsr/cpu/cache_ops.h>
@@ -15,9 +14,11 @@ using flashbsr::detail::bad_index;
 
 namespace {
 
-/// Checks the table and takes its width; `widest` is the smallest head dim.
+/// Checks the table and takes its width; `widest` is the smallest head dim. 0 without a table:
+/// nothing is turned.
 int32_t check_rotation(const RopeSettings& rope, int32_t widest) {
   int32_t rotary_dim = rope.rotary_dim;
+  if (!rope.cos_sin && rotary_dim == 0) return 0;
   if (rope.cos_sin) {
     check_element(*rope.cos_sin, {Element::kF32});
     check_rank(*rope.cos_sin, 2, "[max_position, rotary_dim]");
@@ -62,8 +63,9 @@ class HostRotation {
     cosines_ = computed_.cosines();
     sines_ = computed_.sines();
   }
-  void rotate(const RaggedView& in, const RaggedView& out, int64_t token) const {
-    cpu::rotate_token(in, out, token, rotary_dim_, interleave_, cosines_, sines_);
+  void rotate(const RaggedView& in, const RaggedView& out, int64_t token,
+              float scale = 1.0f) const {
+    cpu::rotate_token(in, out, token, rotary_dim_, interleave_, cosines_, sines_, scale);
   }
 
  private:
@@ -85,6 +87,11 @@ ops::Rotation device_rotation(const RopeSettings& rope, int32_t rotary_dim) {
     r.max_position = rope.cos_sin->shape[0];
     return r;
   }
+  if (rotary_dim == 0) {
+    static constexpr float kNoAngles = 0;  // a table without rows, which nobody reads
+    r.cos_sin = &kNoAngles;
+    return r;
+  }
   if (rotary_dim > 2 * ops::Rotation::kMaxPairs) {
     throw Error(ErrorCode::kUnsupported, "rotary_dim", std::to_string(rotary_dim),
                 "at most " + std::to_string(2 * ops::Rotation::kMaxPairs) +
@@ -99,8 +106,17 @@ ops::Rotation device_rotation(const RopeSettings& rope, int32_t rotary_dim) {
 
 void check_out(const Array& out, const Array& in, const RaggedView& view) {
   check_shape(out, {view.tokens, view.heads, view.dim});
-  check_element(out, {in.element});
+  check_element(out, {in.element, Element::kE4M3, Element::kE5M2});
   check_no_overlap(out);
+}
+
+float inverse_of(float scale, const char* name) {
+  const float inverse = 1.0f / scale;
+  if (!(scale > 0) || std::isinf(scale) || std::isinf(inverse)) {
+    throw Error(ErrorCode::kValue, name, std::to_string(scale),
+                "a positive number whose inverse is one");
+  }
+  return inverse;
 }
 
 }  // namespace
@@ -113,12 +129,14 @@ void apply_rope(const RopeArrays& a, const RopePositions& at_token, const RopeSe
   const Array* offsets = positions ? nullptr : &*at_token.offsets;
   const Place place =
       common_place({&a.q, &a.k, &a.q_out, &a.k_out, positions, indptr, offsets, table});
-  const RaggedView q = ragged_view(a.q), k = ragged_view(a.k), q_out = ragged_view(a.q_out),
-                   k_out = ragged_view(a.k_out);
+  const RaggedView q = ragged_view(a.q), k = ragged_view(a.k), q_out = ragged_view(a.q_out, true),
+                   k_out = ragged_view(a.k_out, true);
   check_shape(a.k, {q.tokens, -1, -1});
   check_out(a.q_out, a.q, q);
   check_out(a.k_out, a.k, k);
   const int32_t rotary_dim = check_rotation(rope, min_of(q.dim, k.dim));
+  const float q_inverse = inverse_of(a.q_scale, "q_scale"),
+              k_inverse = inverse_of(a.k_scale, "k_scale");
   if (positions) {
     flashbsr::detail::check_length("positions", indices(*positions).size, q.tokens,
                                    "one per token");
@@ -132,8 +150,8 @@ void apply_rope(const RopeArrays& a, const RopePositions& at_token, const RopeSe
       check_table_rows(*table, HostIndices(*positions, stream).view(), nullptr);
     }
     ops::RopeArgs args;
-    args.q = {.in = q, .out = q_out};
-    args.k = {.in = k, .out = k_out};
+    args.q = {.in = q, .out = q_out, .inverse_scale = q_inverse};
+    args.k = {.in = k, .out = k_out, .inverse_scale = k_inverse};
     if (positions) {
       args.positions = device_indices(indices(*positions));
     } else {
@@ -149,16 +167,18 @@ void apply_rope(const RopeArrays& a, const RopePositions& at_token, const RopeSe
   HostRotation rotation(rope, rotary_dim);
   for (int64_t t = 0; t < q.tokens; ++t) {
     rotation.move_to(host[t]);
-    rotation.rotate(q, q_out, t);
-    rotation.rotate(k, k_out, t);
+    rotation.rotate(q, q_out, t, q_inverse);
+    rotation.rotate(k, k_out, t, k_inverse);
   }
 }
 
-void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const AppendArrays& a,
+void rope_append_paged_kv_cache(const RopeQueries& queries, const AppendArrays& a,
                                 const RopeSettings& rope, void* stream) {
+  const Array &q_in = queries.q, &q_to = queries.out;
+  const float q_inverse = inverse_of(queries.scale, "q_scale");
   const Array* table = rope.cos_sin ? &*rope.cos_sin : nullptr;
   const Place place = common_place({&a.key, &q_in, &q_to, table});
-  const RaggedView q = ragged_view(q_in), q_out = ragged_view(q_to);
+  const RaggedView q = ragged_view(q_in), q_out = ragged_view(q_to, true);
   float_dtype(a.key);  // what is rotated is not quantised yet
   check_out(q_to, q_in, q);
   const AppendViews v = check_append(a, stream);
@@ -173,7 +193,7 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
   if (place.cuda) {
     const cuda::Queue queue{place.device, stream};
     ops::RopeArgs args;
-    args.q = {.in = q, .out = q_out};
+    args.q = {.in = q, .out = q_out, .inverse_scale = q_inverse};
     args.append = true;
     args.slots = device_slots(v);
     args.positions = device_indices(v.positions);
@@ -206,11 +226,10 @@ void rope_append_paged_kv_cache(const Array& q_in, const Array& q_to, const Appe
     // A slot of -1 says nothing of the query: its key may belong to another rank.
     if (slot || (v.by_slots && known)) {
       rotation.move_to(position);
-      rotation.rotate(q, q_out, t);
+      rotation.rotate(q, q_out, t, q_inverse);
     } else {
       for (int32_t h = 0; h < q.heads; ++h) {
-        std::memmove(q_out.row(t, h), q.row(t, h),
-                     static_cast<size_t>(q.dim * dtype_size(q.dtype)));
+        cpu::move_elements(q.row(t, h), q.dtype, q_out.row(t, h), q_out.dtype, 0, q.dim, q_inverse);
       }
     }
     if (!slot) continue;

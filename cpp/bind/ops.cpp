@@ -147,13 +147,15 @@ api::RopeSettings settings(int32_t rotary_dim, bool interleave, double scale, do
 
 void rope(nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out, nb::handle positions,
           nb::handle indptr, nb::handle offsets, int32_t rotary_dim, bool interleave, double scale,
-          double theta, const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream) {
+          double theta, const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream,
+          double q_scale, double k_scale) {
   const In q_in(q, "q"), k_in(k, "k");
   const Out q_to(q_out, "q_out"), k_to(k_out, "k_out");
   const OptionalIn position(positions, "positions"), bounds(indptr, "indptr"),
       starts(offsets, "offsets"), table(cos_sin_cache, "cos_sin_cache");
   const nb::gil_scoped_release unlocked;
-  api::apply_rope({q_in.array(), k_in.array(), q_to.array(), k_to.array()},
+  api::apply_rope({q_in.array(), k_in.array(), q_to.array(), k_to.array(),
+                   static_cast<float>(q_scale), static_cast<float>(k_scale)},
                   {position.copy(), bounds.copy(), starts.copy()},
                   settings(rotary_dim, interleave, scale, theta, llama31, table.get()),
                   stream_of(stream));
@@ -163,14 +165,16 @@ void rope_append(nb::handle q, nb::handle q_out, nb::handle key, nb::handle valu
                  nb::handle k_cache, nb::handle v_cache, nb::handle positions, nb::handle places,
                  const std::string& kv_layout, double k_scale, double v_scale,
                  const nb::tuple& codes, int32_t rotary_dim, bool interleave, double scale,
-                 double theta, const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream) {
+                 double theta, const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream,
+                 double q_scale) {
   const In q_in(q, "q");
   const Out q_to(q_out, "q_out");
   const AppendImports in(key, value, k_cache, v_cache, positions, places, codes);
   const OptionalIn table(cos_sin_cache, "cos_sin_cache");
   const nb::gil_scoped_release unlocked;
   api::rope_append_paged_kv_cache(
-      q_in.array(), q_to.array(), in.arrays(kv_layout, k_scale, v_scale),
+      {q_in.array(), q_to.array(), static_cast<float>(q_scale)},
+      in.arrays(kv_layout, k_scale, v_scale),
       settings(rotary_dim, interleave, scale, theta, llama31, table.get()), stream_of(stream));
 }
 
@@ -201,20 +205,22 @@ void bind_ops(nb::module_& m) {
         "stream"_a);
   m.def(
       "hadamard",
-      [](nb::handle x, nb::handle out) {
+      [](nb::handle x, nb::handle out, uintptr_t stream) {
         const In in(x, "x");
         const Out to(out, "out");
         const nb::gil_scoped_release unlocked;
-        api::hadamard(in.array(), to.array());
+        api::hadamard(in.array(), to.array(), stream_of(stream));
       },
-      "x"_a, "out"_a);
+      "x"_a, "out"_a, "stream"_a);
   m.def("apply_rope", &rope, "q"_a, "k"_a, "q_out"_a, "k_out"_a, "positions"_a.none(),
         "indptr"_a.none(), "offsets"_a.none(), "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
-        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
+        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a,
+        "q_scale"_a = 1.0, "k_scale"_a = 1.0);
   m.def("rope_append_paged_kv_cache", &rope_append, "q"_a, "q_out"_a, "append_key"_a,
         "append_value"_a, "k_cache"_a, "v_cache"_a.none(), "positions"_a, "places"_a, "kv_layout"_a,
         "k_scale"_a, "v_scale"_a, "codes"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
-        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a);
+        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a,
+        "q_scale"_a = 1.0);
   m.def(
       "get_batch_indices_positions",
       [](nb::handle append_indptr, nb::handle seq_lens, nb::handle batch_indices,

@@ -69,6 +69,15 @@ void rope(RopeArgs args, int64_t tokens, const Queue& queue) {
   });
 }
 
+void hadamard(HadamardArgs args, const Queue& queue) {
+  const int64_t heads = args.in.heads;
+  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(heads, 1)));
+  cut(args, args.in.tokens, heads, [&](int64_t count) {
+    args.rows = static_cast<int32_t>(count * heads);
+    launch_op("hadamard", queue, {.blocks = blocks_for(count * heads)}, args);
+  });
+}
+
 void merge(MergeArgs args, bool stacked, int64_t tokens, const Queue& queue) {
   prepare(args, stacked);
   const int64_t heads = args.out.v.heads;

@@ -28,6 +28,7 @@ void rope_append_quantize(ops::RopeQuantizeArgs args, int64_t tokens, const Queu
 /// All slots of a cache.
 void dequantize_kv(ops::DequantizeArgs args, const Queue& queue);
 void rope(ops::RopeArgs args, int64_t tokens, const Queue& queue);
+void hadamard(ops::HadamardArgs args, const Queue& queue);
 /// The states a and b; or, with `stacked`, those along a dimension of a.
 void merge(ops::MergeArgs args, bool stacked, int64_t tokens, const Queue& queue);
 /// One rank's part of a merge of several. `args.merge.rows` is set.

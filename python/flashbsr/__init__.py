@@ -62,6 +62,7 @@ from .ops.rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .ops.rope_quantize import rope_quantize
 from .ops.state import merge_state, merge_state_in_place, merge_states
 from .variant.rotary import YarnScaling
 from .variant.spec import AttentionSpec
@@ -139,6 +140,7 @@ __all__ = [
     "minimum",
     "packbits",
     "rope_append_paged_kv_cache",
+    "rope_quantize",
     "segment_packbits",
     "sigmoid",
     "span_mask",

@@ -8,7 +8,7 @@ import flashbsr
 import numpy as np
 import pytest
 from compare import assert_rounded
-from flashbsr.errors import DTypeError, ShapeError, UnsupportedError
+from flashbsr.errors import DTypeError, FlashbsrError, ShapeError, UnsupportedError
 from harness import Device, framework
 from kv_codes import INT4, decode, encode, hostile
 from reference import DTYPES, rounded
@@ -39,33 +39,46 @@ def test_powers_of_two_are_sylvesters() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 80, 96, 512])
-def test_against_float64(dim: int, dtype: str, rng: np.random.Generator) -> None:
+def test_against_float64(dim: int, dtype: str, rng: np.random.Generator, device: Device) -> None:
     x = hostile(rng.standard_normal((7, 3, dim)).astype(np.float32).astype(DTYPES[dtype]))
     before = np.array(x)
     signs = np.sign(matrix(dim)).astype(np.float64)
     exact = x.astype(np.float64) @ signs / np.sqrt(dim)
     working = x.astype(np.float32) @ signs.astype(np.float32) * np.float32(dim**-0.5)
     size = np.linalg.norm(x.astype(np.float64), axis=-1, keepdims=True)
-    got = flashbsr.hadamard(x)
+    there, out = device.put(x), device.put(hostile(np.full(x.shape, np.nan, x.dtype)))
+    got = device.get(flashbsr.hadamard(there))
     assert got.dtype == x.dtype
     assert_rounded(got, exact, rounded(working, dtype), size, "hadamard")
-    out = hostile(np.full(x.shape, np.nan, x.dtype))
-    assert flashbsr.hadamard(x, out=out) is out
-    np.testing.assert_array_equal(out, got)
-    np.testing.assert_array_equal(x, before)
-    assert flashbsr.hadamard(x, out=x) is x
-    np.testing.assert_array_equal(x, got)
+    assert flashbsr.hadamard(there, out=out) is out
+    np.testing.assert_array_equal(device.get(out), got)
+    np.testing.assert_array_equal(device.get(there), before)
+    assert flashbsr.hadamard(there, out=there) is there
+    np.testing.assert_array_equal(device.get(there), got)
 
 
-def test_a_nan_stays_in_its_head_and_nothing_is_nothing(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_device_gives_the_same_bits(
+    dim: int, rng: np.random.Generator, device: Device
+) -> None:
+    """More rows than one launch has warps for, in a view of a larger array."""
+    x = rng.standard_normal((2311, 9, dim)).astype(np.float32)[:, 1::2]
+    got = device.get(flashbsr.hadamard(device.put(x)))
+    np.testing.assert_array_equal(got, flashbsr.hadamard(x))
+
+
+def test_a_nan_stays_in_its_head_and_nothing_is_nothing(
+    rng: np.random.Generator, device: Device
+) -> None:
     x = rng.standard_normal((3, 2, 24)).astype(np.float32)
     good = flashbsr.hadamard(x)
     x[1, 0, 5] = np.nan
-    got = flashbsr.hadamard(x)
+    got = np.array(device.get(flashbsr.hadamard(device.put(x))))
     assert np.isnan(got[1, 0]).all()
     got[1, 0] = good[1, 0]
     np.testing.assert_array_equal(got, good)
-    assert flashbsr.hadamard(np.empty((0, 2, 16), np.float32)).shape == (0, 2, 16)
+    nothing = device.put(np.empty((0, 2, 16), np.float32))
+    assert tuple(flashbsr.hadamard(nothing).shape) == (0, 2, 16)
 
 
 def test_products_of_queries_and_keys_stay_and_int4_gains(rng: np.random.Generator) -> None:
@@ -94,12 +107,14 @@ def test_torch() -> None:
 
 def test_mistakes_are_named(device: Device) -> None:
     x = np.ones((2, 1, 16), np.float32)
-    if device.is_cuda:
-        with pytest.raises(UnsupportedError, match=r"x: got an array in"):
-            flashbsr.hadamard(device.put(x))
-        return
     with pytest.raises(UnsupportedError, match=r"x: got head dim 56; expected a power of two"):
-        flashbsr.hadamard(np.ones((2, 1, 56), np.float32))
+        flashbsr.hadamard(device.put(np.ones((2, 1, 56), np.float32)))
+    if device.is_cuda:
+        with pytest.raises(UnsupportedError, match=r"x: got head dim 1024; .* up to 512 on a GPU"):
+            flashbsr.hadamard(device.put(np.ones((2, 1, 1024), np.float32)))
+        with pytest.raises(FlashbsrError, match=r"^out"):
+            flashbsr.hadamard(device.put(x), out=x)
+        return
     with pytest.raises(ShapeError, match=r"x: got shape \(2, 16\)"):
         flashbsr.hadamard(x[:, 0])
     with pytest.raises(ShapeError, match=r"out"):

@@ -178,6 +178,56 @@ def test_padding_by_slots(device: Device) -> None:
     np.testing.assert_array_equal(np.flatnonzero(device.get(cache[1]).reshape(8, 8)[:, 0]), [6])
 
 
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("q_dtype", ["float8_e4m3fn", "float8_e5m2", "float16"])
+def test_queries_divided_by_a_scale(
+    device: Device, q_dtype: str, coded: bool, rng: np.random.Generator
+) -> None:
+    """Rounded once, to the type of `q_out`; padding too; keys and values are as without."""
+    batch = Batch([5, 100, 0, 17], [5, 30, 0, 1], 4)
+    rows = (rng.standard_normal((ROWS + PADDING, 2, 64)) * 30).astype(np.float16)
+    caches, q_scale = [], 0.25
+    for scaled in (False, True):
+        where, table = padded(batch, device)[:2], padded(batch, device)[2:]
+        cache_dtype = "float8_e4m3fn" if coded else "float16"
+        cache = device.put_kv(batch.cache("NHD", 2, (64, 64), cache_dtype))
+        options: dict[str, Any] = {}
+        if coded:
+            scales = [np.full(tuple(x.shape)[:3], np.nan, np.float32) for x in cache]
+            options = dict(zip(("k_scale", "v_scale"), map(device.put, scales), strict=True))
+        if scaled:
+            out = device.put(np.zeros(rows.shape, DTYPES[q_dtype]))
+            options |= {"q_out": out, "q_scale": q_scale}
+        got = flashbsr.rope_append_paged_kv_cache(
+            *map(device.put, (rows, rows, rows)), *where, cache, *table, **options
+        )
+        caches.append([np.array(device.get(x)).view(np.uint8) for x in cache])
+    assert got is out
+    for without, there in zip(*caches, strict=True):
+        np.testing.assert_array_equal(without, there)
+    exact = rows.astype(np.float64)
+    freq = reference.rope_frequencies(64, 1e4, 1.0, None)
+    exact[:ROWS] = reference.rotate(exact[:ROWS], batch.positions, freq)
+    most = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float16": 65504.0}[q_dtype]
+    assert q_dtype != "float8_e4m3fn" or np.abs(exact / q_scale).max() > most
+    assert_near(device.get(got), np.clip(exact / q_scale, -most, most))
+
+
+def test_scales_of_queries_that_are_none(device: Device) -> None:
+    x = device.put(np.ones((1, 1, 8), np.float32))
+    cache = tuple(device.put(np.zeros((1, 4, 1, 8), np.float32)) for _ in "kv")
+    options = {"positions": device.put(np.array([0])), "slot_mapping": device.put(np.array([0]))}
+    for scale in (0.0, -1.0, np.inf, np.nan, 1e-45):
+        with pytest.raises(flashbsr.FlashbsrError, match=r"^q_scale"):
+            flashbsr.rope_append_paged_kv_cache(
+                x, x, x, paged_kv_cache=cache, q_scale=float(scale), **options
+            )
+    with pytest.raises(flashbsr.DTypeError, match=r"^q_out"):
+        flashbsr.rope_append_paged_kv_cache(
+            x, x, x, paged_kv_cache=cache, q_out=device.put(np.ones((1, 1, 8), np.int8)), **options
+        )
+
+
 def test_q_in_place(device: Device, rng: np.random.Generator) -> None:
     """`q_out` may be `q`, and is returned."""
     batch = Batch([5, 100, 0, 17], [5, 30, 0, 1], 4)

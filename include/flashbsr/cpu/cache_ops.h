@@ -81,10 +81,24 @@ class TokenRotation {
   std::vector<float> cos_, sin_;
 };
 
-/// Rotates the first `rotary_dim` elements of every head of a token and copies the rest. NeoX:
-/// element i pairs with i + rotary_dim / 2. Interleaved: 2 i with 2 i + 1. `in` may be `out`.
+/// Copies elements [begin, dim) of a row times `scale`; equal types without one bit for bit.
+inline void move_elements(const char* src, DType from, char* dst, DType to, int32_t begin,
+                          int32_t dim, float scale) {
+  if (from == to && scale == 1.0f) {
+    const size_t size = static_cast<size_t>(dtype_size(from)), at = static_cast<size_t>(begin);
+    std::memmove(dst + at * size, src + at * size, static_cast<size_t>(dim - begin) * size);
+    return;
+  }
+  for (int32_t d = begin; d < dim; ++d) {
+    store_from_float(dst, d, to, load_as_float(src, d, from) * scale);
+  }
+}
+
+/// Rotates the first `rotary_dim` elements of every head of a token and copies the rest, all times
+/// `scale`. NeoX: element i pairs with i + rotary_dim / 2. Interleaved: 2 i with 2 i + 1. `in` may
+/// be `out`.
 inline void rotate_token(const RaggedView& in, const RaggedView& out, int64_t token, int rotary_dim,
-                         bool interleave, const float* cosines, const float* sines) {
+                         bool interleave, const float* cosines, const float* sines, float scale) {
   const int half = rotary_dim / 2;
   for (int32_t h = 0; h < in.heads; ++h) {
     const char* src = in.row(token, h);
@@ -93,13 +107,10 @@ inline void rotate_token(const RaggedView& in, const RaggedView& out, int64_t to
       const int first = interleave ? 2 * i : i, second = interleave ? 2 * i + 1 : i + half;
       const float x = load_as_float(src, first, in.dtype);
       const float y = load_as_float(src, second, in.dtype);
-      store_from_float(dst, first, out.dtype, x * cosines[i] - y * sines[i]);
-      store_from_float(dst, second, out.dtype, y * cosines[i] + x * sines[i]);
+      store_from_float(dst, first, out.dtype, (x * cosines[i] - y * sines[i]) * scale);
+      store_from_float(dst, second, out.dtype, (y * cosines[i] + x * sines[i]) * scale);
     }
-    if (src == dst) continue;
-    const size_t size = static_cast<size_t>(dtype_size(in.dtype));
-    std::memcpy(dst + rotary_dim * size, src + rotary_dim * size,
-                static_cast<size_t>(in.dim - rotary_dim) * size);
+    move_elements(src, in.dtype, dst, out.dtype, rotary_dim, in.dim, scale);
   }
 }
 

@@ -47,7 +47,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype_name: str) -> Any:
     """Allocate an array on the GPU of `like`."""
     import cupy
 
-    if dtype_name in ("bfloat16", "float8_e4m3fn"):
+    if dtype_name in ("bfloat16", *_BITS):
         import ml_dtypes  # present: the caller's arrays have its type, or asked for it
 
         dtype: Any = getattr(ml_dtypes, dtype_name)

@@ -42,7 +42,7 @@ _NAMES: dict[torch.dtype, str] = {}
 _DTYPES = {
     dtype: getattr(torch, dtype)
     for dtype in (
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int32", "int64", "uint8",
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int64", "uint8",
         "bool",
     )
 }  # fmt: skip

@@ -30,7 +30,7 @@ def hadamard(x: Array, *, out: Array = None) -> Array:
     ----------
     x : array [nnz, heads, D]
         float32, float16 or bfloat16. Any strides but the last. D is a power of two, or 12 or 20
-        times one. Sums are in float32.
+        times one, on a GPU up to 512. Sums are in float32.
     out : array [nnz, heads, D], optional
         Written and returned; may be `x`. Of its type. Not a JAX array.
 
@@ -43,7 +43,7 @@ def hadamard(x: Array, *, out: Array = None) -> Array:
     ------
     ShapeError, DTypeError, DeviceError, FlashbsrError
     UnsupportedError
-        Another head dim; arrays on a GPU; a tensor of a compiled program.
+        Another head dim; a tensor of a compiled program.
 
     Examples
     --------
@@ -68,5 +68,6 @@ def hadamard(x: Array, *, out: Array = None) -> Array:
         raise ShapeError("x", f"shape {shape}", "[nnz, heads, D]")
     result = a.empty(x, shape, float_dtype(x, "x")) if out is None else out
     to = a if out is None else adapter_for(out, "out")
-    _core.hadamard(a.export(x, False, "x"), to.export(result, True, "out"))
+    _core.hadamard(call.export(x, "x"), to.export(result, True, "out"), call.stream)
+    call.done()
     return to.finish(result)

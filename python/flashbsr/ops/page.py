@@ -8,10 +8,10 @@ from typing import Any
 
 import flashbsr._core as _core
 
-from .._check import check_int, check_llama31, check_name
+from .._check import check_float, check_int, check_llama31, check_name
 from ..arrays import adapter_for, float_dtype
 from ..arrays.types import Array
-from ..errors import FlashbsrError, ShapeError
+from ..errors import FlashbsrError, ShapeError, UnsupportedError
 from .call import Call
 from .codes import take_scales
 from .rotate import check_frequencies, check_rotary_dim, check_table
@@ -211,6 +211,7 @@ def rope_append_paged_kv_cache(
     v_scale: float | Array | tuple[Array, float] = 1.0,
     kv_dtype: Any = None,
     q_out: Array = None,
+    q_scale: float = 1.0,
 ) -> Array:
     """Rotate queries and new keys, and write keys and values into their slots, in one pass.
 
@@ -236,12 +237,15 @@ def rope_append_paged_kv_cache(
         A table of cosines and sines, as for `apply_rope_with_cos_sin_cache`, in place of
         frequencies.
     q_out : array [nnz, num_qo_heads, head_dim], optional
-        Written and returned; may be `q`. Not a JAX array.
+        Written and returned; may be `q`. Of its type, float8_e4m3fn or float8_e5m2. Not a JAX
+        array.
+    q_scale : float
+        Positive. Queries are divided by it before they are rounded, once, to the type of `q_out`.
 
     Returns
     -------
     array [nnz, num_qo_heads, head_dim]
-        Rotated queries, of the kind and type of `q`. Rows of padding are copies.
+        Rotated queries: `q_out`, or of the kind and type of `q`. Rows of padding are not rotated.
 
     Raises
     ------
@@ -287,7 +291,10 @@ def rope_append_paged_kv_cache(
     table = batch_indices, kv_indices, kv_indptr, kv_last_page_len
     places = _places(slot_mapping, table, positions=positions if slot_mapping is None else None)
     *numbers, scales = take_scales(call, k_scale, v_scale, kv_dtype)
+    q_scale = check_float("q_scale", q_scale)
     if call.operators is not None:
+        if q_scale != 1:
+            raise UnsupportedError("q_scale", q_scale, "1.0 in a compiled program")
         return call.operators.rope_append_paged_kv_cache(
             q, append_key, append_value, paged_kv_cache, positions, places, kv_layout, *numbers,
             rotary_dim, bool(interleave), scale, theta, llama31, cos_sin_cache, q_out,
@@ -314,6 +321,7 @@ def rope_append_paged_kv_cache(
         llama31,
         None if cos_sin_cache is None else call.export(cos_sin_cache, "cos_sin_cache"),
         call.stream,
+        q_scale,
     )
     call.done()
     return out_adapter.finish(out)

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels around attention get: append to a paged cache, rotary embedding, merge of
-// states, bit packing, index arithmetic, the page check. Plain data that host and device compilers
-// read.
+// What the kernels around attention get: append to a paged cache, rotary embedding, Hadamard
+// transform, merge of states, bit packing, index arithmetic, the page check. Plain data that host
+// and device compilers read.
 //
 // Index arrays stay on the device, so the host does not see their values. A kernel skips what they
 // name outside of the caller's arrays, and writes nothing there.
@@ -111,6 +111,19 @@ struct DequantizeArgs {
   FastDiv heads{};
   int64_t first_token = 0;  ///< slots of this launch
   int32_t tokens = 0;
+};
+
+/// Elements of a row that a warp's part of shared memory holds.
+inline constexpr int kMaxHadamardDim = 512;
+
+/// Rows, each times a Hadamard matrix: the product of one of `order` rows and Sylvester's.
+struct HadamardArgs {
+  RaggedView in, out;
+  float scale = 1.0f;  ///< of the matrix
+  int32_t order = 1;   ///< 1, 12 or 20
+  FastDiv heads{};
+  int64_t first_token = 0;
+  int32_t rows = 0;  ///< tokens x heads of this launch
 };
 
 /// Angles of a rotary embedding: of a table, or computed.
