@@ -42,8 +42,8 @@ _NAMES: dict[torch.dtype, str] = {}
 _DTYPES = {
     dtype: getattr(torch, dtype)
     for dtype in (
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int64", "uint8",
-        "bool",
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32",
+        "int64", "uint8", "bool",
     )
 }  # fmt: skip
 # DLPack learned float8 late; older PyTorch cannot export it. Its bits can always travel.

@@ -121,4 +121,4 @@ def rope_quantize(
     )
     call.done()
     (a, q_rope, _), (b, k_rope, _) = outs
-    return a.finish(q_rope), b.finish(k_rope)
+    return a.finish(q_rope, q), b.finish(k_rope, k)
