@@ -214,8 +214,8 @@ void bind_ops(nb::module_& m) {
       "x"_a, "out"_a, "stream"_a);
   m.def("apply_rope", &rope, "q"_a, "k"_a, "q_out"_a, "k_out"_a, "positions"_a.none(),
         "indptr"_a.none(), "offsets"_a.none(), "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
-        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a,
-        "q_scale"_a = 1.0, "k_scale"_a = 1.0);
+        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a, "q_scale"_a = 1.0,
+        "k_scale"_a = 1.0);
   m.def("rope_append_paged_kv_cache", &rope_append, "q"_a, "q_out"_a, "append_key"_a,
         "append_value"_a, "k_cache"_a, "v_cache"_a.none(), "positions"_a, "places"_a, "kv_layout"_a,
         "k_scale"_a, "v_scale"_a, "codes"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a,

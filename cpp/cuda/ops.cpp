@@ -70,11 +70,12 @@ void rope(RopeArgs args, int64_t tokens, const Queue& queue) {
 }
 
 void hadamard(HadamardArgs args, const Queue& queue) {
+  prepare(args);
   const int64_t heads = args.in.heads;
-  args.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(heads, 1)));
   cut(args, args.in.tokens, heads, [&](int64_t count) {
     args.rows = static_cast<int32_t>(count * heads);
-    launch_op("hadamard", queue, {.blocks = blocks_for(count * heads)}, args);
+    const int64_t warps = ceil_div<int64_t>(args.rows, rows_of_warp(args));
+    launch_op("hadamard", queue, {.blocks = blocks_for(warps)}, args);
   });
 }
 

@@ -57,12 +57,13 @@ def test_against_float64(dim: int, dtype: str, rng: np.random.Generator, device:
     np.testing.assert_array_equal(device.get(there), got)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_every_device_gives_the_same_bits(
-    dim: int, rng: np.random.Generator, device: Device
+    dim: int, dtype: str, rng: np.random.Generator, device: Device
 ) -> None:
     """More rows than one launch has warps for, in a view of a larger array."""
-    x = rng.standard_normal((2311, 9, dim)).astype(np.float32)[:, 1::2]
+    x = rng.standard_normal((2311, 9, dim)).astype(np.float32).astype(DTYPES[dtype])[:, 1::2]
     got = device.get(flashbsr.hadamard(device.put(x)))
     np.testing.assert_array_equal(got, flashbsr.hadamard(x))
 

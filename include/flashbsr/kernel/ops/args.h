@@ -119,8 +119,9 @@ inline constexpr int kMaxHadamardDim = 512;
 /// Rows, each times a Hadamard matrix: the product of one of `order` rows and Sylvester's.
 struct HadamardArgs {
   RaggedView in, out;
-  float scale = 1.0f;  ///< of the matrix
-  int32_t order = 1;   ///< 1, 12 or 20
+  float scale = 1.0f;       ///< of the matrix
+  int32_t order = 1;        ///< 1, 12 or 20
+  int32_t lanes_log2 = -1;  ///< of a row in registers; -1: rows go through shared memory
   FastDiv heads{};
   int64_t first_token = 0;
   int32_t rows = 0;  ///< tokens x heads of this launch

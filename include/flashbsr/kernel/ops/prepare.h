@@ -131,6 +131,18 @@ FLASHBSR_FN void prepare(RopeArgs& a, int64_t tokens) {
   a.parts = FastDiv(static_cast<uint32_t>(max_of(a.q.parts + a.k.parts + a.v.parts, 1)));
 }
 
+/// Rows of whole units whose number is a power of two are a lane's, or two a lane's.
+FLASHBSR_FN void prepare(HadamardArgs& a) {
+  const int32_t units = a.in.dim / kUnit;
+  const bool kept = a.order == 1 && units > 0 && has_units(a.in) && has_units(a.out);
+  a.lanes_log2 = kept ? 0 : -1;
+  while (kept && a.lanes_log2 < 5 && 2 << a.lanes_log2 <= units) ++a.lanes_log2;
+  a.heads = FastDiv(static_cast<uint32_t>(max_of(a.in.heads, 1)));
+}
+FLASHBSR_FN int64_t rows_of_warp(const HadamardArgs& a) {
+  return a.lanes_log2 < 0 ? 1 : 32 >> a.lanes_log2;
+}
+
 /// `stacked`: the states are `count` of a.a; else a.a and a.b.
 FLASHBSR_FN void prepare(MergeArgs& a, bool stacked) {
   int32_t alignment = min_of(alignment_of(a.a.v), alignment_of(a.out.v));
