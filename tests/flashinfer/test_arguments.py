@@ -176,5 +176,7 @@ def test_the_door_is_small() -> None:
     sizes = {path.name: len(path.read_text().splitlines()) for path in folder.glob("*.py")}
     assert max(sizes.values()) < 400, sizes
     assert sizes.pop("mla.py") < 200  # of a kind of attention of its own
-    assert sizes.pop("quantized.py") < 200  # of types of its own
+    # What writes codes, and float8 with a rotation.
+    assert sizes.pop("quantized.py") < 200
+    assert sizes.pop("rope.py") < 220
     assert sum(sizes.values()) < 3000, sizes

@@ -58,7 +58,7 @@ def _halves(x: Any, name: str) -> list[tuple[Any, tuple[int, ...]]]:
     if isinstance(x, (tuple, list)):
         if len(x) != 2:
             raise ShapeError(name, f"{len(x)} arrays", "two, of K and of V")
-        return [(adapter_for(y, name) and y, tuple(y.shape)) for y in x]
+        return [(y, tuple(getattr(y, "shape", ()))) for y in x]
     adapter_for(x, name)
     shape = tuple(x.shape)
     if len(shape) < 4 or shape[1] != 2:
