@@ -407,7 +407,7 @@ def test_bad_appends(device: Device) -> None:
         ("k_scale", 0.0), ("v_scale", -1.0), ("k_scale", float("nan")), ("v_scale", float("inf")),
         ("k_scale", "1"), ("v_scale", np.ones(2, np.float32)), ("kv_cache_sf", scales[0]),
         ("kv_cache_sf", None), ("kv_cache_sf", kv), ("kv_cache_sf", scales[:1]),
-        ("paged_kv_cache", kv[0]), ("paged_kv_cache", None), ("kv_layout", "NDH"),
+        ("paged_kv_cache", kv[0]), ("paged_kv_cache", None), ("paged_kv_cache", (kv[0], None)), ("kv_layout", "NDH"),
         ("slot_mapping", None), ("append_key", device.put(np.ones((2, KV_HEADS, 32), np.float16))),
         ("append_value", device.put(np.ones((2, 3, 64), np.float16))),
     ):  # fmt: skip

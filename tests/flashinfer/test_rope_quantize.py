@@ -203,6 +203,8 @@ def test_append_latents(is_neox: bool, device: Device) -> None:
 @WORLDS
 def test_attention_over_what_was_appended(device: Device) -> None:
     """Queries and keys in float8, whose scales attention is given as 1 / quant_scale."""
+    if device.is_cuda and torch.cuda.get_device_capability() not in torch_device.FLOAT8_Q_DIMS:
+        pytest.skip("no kernel for float8 queries on this GPU")
     rng = np.random.default_rng(9)
     rows, dim = 24, 64
     q, k, v = (rng.standard_normal((rows, n, dim)).astype(np.float16) for n in (HEADS, 2, 2))

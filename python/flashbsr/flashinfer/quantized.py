@@ -58,7 +58,9 @@ def _halves(x: Any, name: str) -> list[tuple[Any, tuple[int, ...]]]:
     if isinstance(x, (tuple, list)):
         if len(x) != 2:
             raise ShapeError(name, f"{len(x)} arrays", "two, of K and of V")
-        return [(y, tuple(getattr(y, "shape", ()))) for y in x]
+        for y in x:
+            adapter_for(y, name)
+        return [(y, tuple(y.shape)) for y in x]
     adapter_for(x, name)
     shape = tuple(x.shape)
     if len(shape) < 4 or shape[1] != 2:
@@ -89,7 +91,7 @@ def block_scales(
         ("codes", codes, ("uint8",)), ("block scales", scales, ("float8_e4m3fn", "uint8")),
     ):  # fmt: skip
         for x, _ in parts:
-            if (dtype := adapter_for(x, what).dtype_name(x, "kv_cache_sf")) not in allowed:
+            if (dtype := adapter_for(x, what).dtype_name(x, what)) not in allowed:
                 raise DTypeError("kv_cache_sf", f"{what} in {dtype}", " or ".join(allowed))
     for (_, rows), (_, shape), half in zip(codes, scales, "KV", strict=True):
         if shape != (*rows[:-1], rows[-1] // BLOCK_BYTES):
