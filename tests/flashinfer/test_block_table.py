@@ -247,7 +247,6 @@ def test_workspaces() -> None:
         ({"lens": np.array([1, 301, 17, 0, 64])}, "max_seq_len"),
         ({"kv_layout": "NDH"}, "kv_layout"),
         ({"kv_layout": "NHD"}, "num_qo_heads"),
-        ({"o_scale": 0.5}, "o_scale"),
         ({"mask": np.ones(3)}, "mask"),
         ({"out_dtype": "nvfp4"}, "out_dtype"),
         ({"q_len_per_req": 0}, "q_len_per_req"),

@@ -158,7 +158,7 @@ def test_refusals() -> None:
         SCALE, "float32",
     )  # fmt: skip
     q, c = np.zeros((1, 16, 512), np.float32), np.zeros((2, 64, 512), np.float32)
-    for option in ({"o_scale": 2.0}, {"kv_len": q}, {"kpe_scale": 2.0}, {"profiler_buffer": q}):
+    for option in ({"kv_len": q}, {"kpe_scale": 2.0}, {"profiler_buffer": q}):
         with pytest.raises(flashbsr.UnsupportedError, match=next(iter(option))):
             wrapper.run(q, q[..., :64], c, c[..., :64], **option)
     with pytest.raises(flashbsr.FlashbsrError, match="ckv_cache"):

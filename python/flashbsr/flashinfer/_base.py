@@ -23,9 +23,10 @@ from ..engine.task import TaskInfo
 from ..errors import FlashbsrError, PlanError, UnsupportedError
 from ..layout.layouts import Layout
 from ..variant.spec import AttentionSpec
-from ._arguments import Uses, Workspace, describe_class, refuse
+from ._arguments import Number, Uses, Workspace, describe_class, refuse
 from ._graph import graph_mode
 from ._values import read_jit_args, types
+from .quantized import block_scales
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -213,26 +214,29 @@ class Wrapper:
         self, q: Array, kv: Any, out: Array, lse: Array, return_lse: bool, q_scale: Scale,
         k_scale: Scale, v_scale: Scale, sinks: Array, alibi_slopes: Array = None,
         enable_pdl: bool | None = None, kv_ready: bool = False, stream: Any = None,
+        kv_cache_sf: Any = None, o_scale: Number = None,
     ) -> Any:  # fmt: skip
         attention = self._attention
         if attention is None or self._asked is not None:
             attention = self._ready()
         if type(kv) is list:
             kv = tuple(kv)
+        task = attention.task
         if not (q_scale is k_scale is v_scale is None):
-            task = attention.task
             q_scale = per_head(q_scale, task.num_qo_heads)
             k_scale = per_head(k_scale, task.num_kv_heads)
             v_scale = per_head(v_scale, task.num_kv_heads)
         try:
+            if kv_cache_sf is not None or task.kv_dtype == "nvfp4":
+                k_scale, v_scale = block_scales(kv_cache_sf, kv, task.kv_dtype, k_scale, v_scale)
             run: Any = attention.run
             if self._variant.arrays:  # a call with ** costs 0.5 us
                 run = functools.partial(run, **self._variant.arrays)
             result = run(
                 q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,
-                v_scale=v_scale, sinks=sinks, alibi_slopes=alibi_slopes,
+                v_scale=v_scale, o_scale=1.0 if o_scale is None else o_scale, sinks=sinks,
+                alibi_slopes=alibi_slopes, kv_ready=kv_ready, stream=stream,
                 enable_pdl=enable_pdl and None,  # True is the default, also on the CPU
-                kv_ready=kv_ready, stream=stream,
             )  # fmt: skip
         except FlashbsrError as error:
             raise self._explained(error.respell(self._spelling)) from None

@@ -7,7 +7,6 @@ Lengths and tables on a GPU are copied to the host in every call, which waits fo
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ..errors import DTypeError, FlashbsrError, ShapeError
 from ..layout.layouts import BlockTable, Layout, Ragged
 from ._arguments import Workspace
 from ._values import as_tuple
+from .quantized import block_scales, dtype_of, number
 
 __all__ = ["attend_one", "attend_requests", "check_most", "lengths"]
 
@@ -28,13 +28,13 @@ Ints = npt.NDArray[Any]
 _SPEC = ("causal", "window_left", "sm_scale", "logits_soft_cap", "pos_encoding_mode",
          "rope_scale", "rope_theta")  # fmt: skip
 _TASK = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "kv_layout", "lse_base",
-         "backend", "fp8_accumulation", "o_dtype")  # fmt: skip
+         "backend", "fp8_accumulation", "o_dtype", "kv_dtype")  # fmt: skip
 
 
 def attend_one(
     q: Array, k: Array, v: Array, masks: dict[str, Array], scales: tuple[Scale, Scale, Scale],
     spec: tuple[Any, ...], task: tuple[Any, ...], return_lse: bool, sinks: Array,
-    alibi_slopes: Array,
+    alibi_slopes: Array, kv_cache_sf: Any = None,
 ) -> Any:  # fmt: skip
     """Attention of one request with contiguous keys and values; q ``[qo_len, heads, dim]``."""
     check_name("kv_layout", task[0], ("NHD", "HND"))
@@ -48,8 +48,10 @@ def attend_one(
     if k_shape[:2] != v_shape[:2]:
         raise ShapeError("v", f"shape {v_shape}", f"tokens and heads of k, which has {k_shape}")
     kv_len, kv_heads = k_shape[:2] if task[0] == "NHD" else k_shape[1::-1]
-    if dim != k_shape[2]:
-        raise ShapeError("k", f"head_dim {k_shape[2]}", f"that of q, {dim}")
+    kv_dtype = dtype_of((k, v))
+    k_dim, v_dim = (x[2] * (2 if kv_dtype else 1) for x in (k_shape, v_shape))
+    if dim != k_dim:
+        raise ShapeError("k", f"head_dim {k_dim}", f"that of q, {dim}")
     if masks:
         masks = {name: x for name, x in masks.items() if x is not None}
     if "custom_mask" in masks:
@@ -61,7 +63,8 @@ def attend_one(
     if not (q_scale is k_scale is v_scale is None):
         q_scale = per_head(q_scale, heads)
         k_scale, v_scale = per_head(k_scale, kv_heads), per_head(v_scale, kv_heads)
-    task = (heads, kv_heads, dim, v_shape[2], *task)
+    k_scale, v_scale = block_scales(kv_cache_sf, (k, v), kv_dtype, k_scale, v_scale)
+    task = (heads, kv_heads, dim, v_dim, *task, kv_dtype)
     attention = planned(
         q, (*spec, *task),
         lambda: (dict(zip(_SPEC, spec, strict=True)), dict(zip(_TASK, task, strict=True))),
@@ -111,7 +114,7 @@ def attend_requests(
     workspace: Workspace = None, backend: str = "auto", o_dtype: DType = None,
     lse_base: str = "2", fp8_accumulation: str = "default", out: Array = None,
     lse: Array = None, return_lse: bool = False, sinks: Array = None,
-    enable_pdl: bool | None = None,
+    enable_pdl: bool | None = None, kv_cache_sf: Any = None,
 ) -> Any:  # fmt: skip
     """Attention over a block table, or ragged KV without; errors by the caller's `spelling`."""
     try:
@@ -132,8 +135,9 @@ def attend_requests(
         if o_dtype is None and out is not None:
             o_dtype = adapter_for(out, "out").dtype_name(out, "out")
         spec = {"causal": causal, "window_left": window_left, "sm_scale": sm_scale}
-        dims = q.shape[1], heads, q.shape[2], head_dim_vo
-        task = (*dims, kv_layout, lse_base, backend, fp8_accumulation, o_dtype)
+        kv_dtype = dtype_of(kv)
+        dims = q.shape[1], heads, q.shape[2], head_dim_vo * (2 if kv_dtype else 1)
+        task = (*dims, kv_layout, lse_base, backend, fp8_accumulation, o_dtype, kv_dtype)
 
         def layout() -> Layout:
             if page_size:
@@ -144,7 +148,8 @@ def attend_requests(
             q, (*spec.values(), *task), lambda: (spec, dict(zip(_TASK, task, strict=True))), batch,
             layout, {}, workspace, lambda x: as_bytes(x, "workspace"),
         )  # fmt: skip
-        q_scale, k_scale, v_scale = map(_number, scales)
+        q_scale, k_scale, v_scale = map(number, scales)
+        k_scale, v_scale = block_scales(kv_cache_sf, kv, kv_dtype, k_scale, v_scale)
         found = attention.run(
             q, kv, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, sinks=sinks, enable_pdl=enable_pdl and None,
@@ -152,11 +157,3 @@ def attend_requests(
     except FlashbsrError as error:
         raise error.respell(spelling) from None
     return found if return_lse or lse is None else found[0]
-
-
-def _number(scale: Any) -> Any:
-    """Read a scale that is one number in an array, on a GPU too."""
-    shape = getattr(scale, "shape", None)
-    if shape is None or math.prod(shape) != 1:
-        return scale
-    return float(to_numpy(scale, "scale").reshape(()).astype(np.float64))

@@ -133,8 +133,8 @@ kv_data_type | data type, optional | task:kv_dtype | Of KV. Default: `q_data_typ
     given, otherwise that of the arrays.
 data_type | data type, optional | key | Of q and of KV where `q_data_type` or `kv_data_type` is not
     given.
-o_data_type | data type, optional | task:o_dtype | Of the output: float32, float16, bfloat16, or on
-    the CPU float8_e4m3fn. Default: that of q (bfloat16 for float8).
+o_data_type | data type, optional | task:o_dtype | Of the output: float32, float16, bfloat16 or
+    float8_e4m3fn. Default: that of q (bfloat16 for float8).
 sparse.o_data_type | data type | task:o_dtype | Of the output. Left out: that of q, or float16 where
     `q_data_type` is given.
 fixed_split_size | int, optional | task | Cut every KV range at multiples of this many pages
@@ -203,7 +203,7 @@ out_dtype o_dtype | data type, optional | task:o_dtype | Of the output. Default:
     otherwise of q (bfloat16 for float8).
 uses_shared_paged_kv_idx | only True | refused | K and V have one table; a tuple (k, v) may have
     arrays of its own.
-tables.o_scale | only 1.0 | refused | fold 1 / o_scale into bmm2_scale.
+tables.o_scale | any | nothing | `bmm2_scale` has 1 / o_scale in it, as it has in FlashInfer.
 batch_offsets_q batch_offsets_o batch_offsets_k batch_offsets_v batch_offsets_stats | integer array,
     optional | layout | Only those of requests without gaps between them.
 batch_offsets_units | {"elements", "tokens"} | layout | Of the offsets.
@@ -227,8 +227,7 @@ non_blocking | any | nothing | host arrays are never waited for, arrays on a GPU
     once.
 seq_lens_q max_token_per_sequence max_sequence_kv ragged.seq_lens | any | nothing | the plan reads
     the lengths from the indptrs.
-custom_mask_buf mask_indptr_buf | any | nothing | the plan keeps masks in memory of its own.
-multi_ctas_kv_counter_buffer | any | nothing | the plan has counters of its own.
+custom_mask_buf mask_indptr_buf multi_ctas_kv_counter_buffer | any | nothing | the plan has its own.
 max_item_len_ptr | any | nothing | the plan finds the longest by itself.
 jit_kwargs | any | nothing | it says what to compile; `plan` says what is computed.
 int_workspace_buffer int_workspace_buffers | any | nothing | the plan is in memory of the wrapper's
@@ -246,15 +245,15 @@ sparse.rope_scale sparse.rope_theta shared.rope_scale shared.rope_theta | any | 
     rotated here; `apply_rope` before.
 window_right | default only | refused | causality and window_left are built in; custom_mask says
     everything else.
-kv_cache_sf o_sf_scale o_sf_vec_size | default only | refused | there is no NVFP4; a float8 cache
-    with k_scale and v_scale is close.
-skip_softmax_threshold_scale_factor uses_spcompress bf16q_fp8kv_transform_mode | default only |
-    refused | no kernel here has it.
-use_fp16_softmax | default only | refused | softmax is computed in float32.
+kv_cache_sf | array, or tuple or list of two | run | Block scales of an NVFP4 cache, which is uint8
+    with ``head_dim / 2`` last and planned with ``kv_data_type=torch.uint8``: float8_e4m3fn or their
+    bytes, in its shape with ``head_dim / 16`` last. Scales of K and V multiply them.
+skip_softmax_threshold_scale_factor uses_spcompress bf16q_fp8kv_transform_mode use_fp16_softmax
+    o_sf_scale o_sf_vec_size | default only | refused | no kernel here has it.
 use_profiler profiler_buffer | default only | refused | `attention.run_stats()` tells what each
     thread did.
 sparse.block_mask | default only | refused | leave masked blocks out of `indices`.
-o_scale | default only | refused | fold 1 / o_scale into v_scale (bmm2_scale).
+o_scale | float, optional | run | Positive; the output is divided by it before it is rounded.
 tables.mask | default only | refused | causality is built in; a tree of drafts is `tree_parents` of
     `Attention.plan`, any other mask `custom_mask`.
 bmm1_scale_log2 | default only | refused | give bmm1_scale.

@@ -16,6 +16,7 @@ from ..engine.attention import Attention
 from ..engine.known import sm_scale_of
 from ..errors import FlashbsrError, UnsupportedError
 from ._arguments import Default
+from .quantized import as_nvfp4
 
 __all__ = ["SINK", "Declared", "as_tuple", "pages_to_tokens", "read_jit_args", "types"]
 
@@ -28,7 +29,7 @@ def types(given: dict[str, Any]) -> dict[str, Any]:
     kv = both if kv is None or isinstance(kv, Default) else kv
     if isinstance(out, Default):
         out = None if q is None else str(out)
-    return {"q_dtype": q, "kv_dtype": q if kv is None else kv, "o_dtype": out}
+    return {"q_dtype": q, "kv_dtype": q if kv is None else as_nvfp4(kv), "o_dtype": out}
 
 
 def as_tuple(cache: Any) -> Any:

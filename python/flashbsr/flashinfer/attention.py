@@ -59,13 +59,13 @@ class BatchAttention(Wrapper):
         enable_pdl: bool | None = None, kv_ready: bool = False, stream: Any = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         """Compute the planned batch for one layer; always ``(out, lse)``."""
-        if not (profiler_buffer is kv_cache_sf is None):
+        if profiler_buffer is not None:
             refuse_given(locals(), "run")
         if logits_soft_cap:
             self._agrees("logits_soft_cap", logits_soft_cap)
         result: tuple[Array, Array] = self._run(
             q, kv_cache, out, lse, True, q_scale, k_scale, v_scale, sinks, None, enable_pdl,
-            kv_ready, stream,
+            kv_ready, stream, kv_cache_sf,
         )  # fmt: skip
         return result
 

@@ -27,12 +27,6 @@ _SPELLING = {
 }  # fmt: skip
 
 
-def _needed(**arrays: Array) -> None:
-    for name, x in arrays.items():
-        if x is None:
-            raise FlashbsrError(name, None, "an array")
-
-
 def _check_offsets(name: str, offsets: Array, rows: Any, row: tuple[int, ...], units: str) -> None:
     """Raise unless requests follow one another without gaps, which is what the engine reads."""
     if offsets is None:
@@ -60,7 +54,8 @@ def cudnn_batch_decode_with_kv_cache(
     array [B, num_qo_heads, head_dim]
     """
     refuse(is_cuda_graph_compatible=is_cuda_graph_compatible)
-    _needed(actual_seq_lens_kv=actual_seq_lens_kv, block_tables=block_tables)
+    if block_tables is None:
+        raise FlashbsrError("block_tables", None, "an array")
     kv_lens = lengths(actual_seq_lens_kv, "actual_seq_lens_kv")
     check_most("max_sequence_kv", max_sequence_kv, kv_lens)
     rows = np.arange(len(kv_lens) + 1)
@@ -96,7 +91,6 @@ def cudnn_batch_prefill_with_kv_cache(
         None unless `return_lse` or `lse`.
     """
     refuse(is_cuda_graph_compatible=is_cuda_graph_compatible)
-    _needed(actual_seq_lens_q=actual_seq_lens_q, actual_seq_lens_kv=actual_seq_lens_kv)
     check_name("batch_offsets_units", batch_offsets_units, ("elements", "tokens"))
     kv_lens = lengths(actual_seq_lens_kv, "actual_seq_lens_kv")
     q_lens = lengths(actual_seq_lens_q, "actual_seq_lens_q", len(kv_lens))

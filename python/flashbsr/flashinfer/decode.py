@@ -42,10 +42,7 @@ class PagedWrapper(Wrapper):
         alibi_slopes: Array = None, kv_ready: bool = False, stream: Any = None,
     ) -> Any:  # fmt: skip
         """Compute the planned batch for one layer."""
-        if not (
-            kv_cache_sf is skip_softmax_threshold_scale_factor is None
-            and use_fp16_softmax is uses_spcompress is None
-        ):
+        if not (skip_softmax_threshold_scale_factor is use_fp16_softmax is uses_spcompress is None):
             refuse_given(locals(), "run", *self._context)
         if window_left is not None:
             self._agrees("window_left", window_left)
@@ -55,7 +52,7 @@ class PagedWrapper(Wrapper):
             q_scale, k_scale, v_scale, sinks = self._positional(args)
         return self._run(
             q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
+            enable_pdl, kv_ready, stream, kv_cache_sf,
         )  # fmt: skip
 
 
@@ -281,7 +278,7 @@ def trtllm_batch_decode_with_kv_cache(
         (bmm1_scale, None, bmm2_scale), causal=qo_indptr is not None, kv_layout=kv_layout,
         window_left=window_left, workspace=workspace_buffer, backend=backend, o_dtype=out_dtype,
         lse_base=lse_base, out=out, lse=lse, return_lse=return_lse, sinks=one_sink(sinks),
-        enable_pdl=enable_pdl,
+        enable_pdl=enable_pdl, kv_cache_sf=kv_cache_sf,
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             raise UnsupportedError("kpe_scale", kpe_scale, "ckv_scale: one number for both")
         return self._run(
             q, kv, out, lse, return_lse, None, ckv_scale, ckv_scale, None, enable_pdl=enable_pdl,
-            stream=stream,
+            stream=stream, o_scale=o_scale,
         )  # fmt: skip
 
 

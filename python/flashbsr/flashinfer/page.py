@@ -8,9 +8,14 @@ from ..arrays.types import Array
 from ..ops.latent import append_latents
 from ..ops.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
 from ._arguments import described
+from .quantized import (
+    nvfp4_quantize_append_paged_kv_cache,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
+)
 
 __all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions",
-           "get_seq_lens"]  # fmt: skip
+           "get_seq_lens", "nvfp4_quantize_append_paged_kv_cache",
+           "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"]  # fmt: skip
 
 
 @described()

@@ -16,7 +16,7 @@ from ..errors import FlashbsrError, ShapeError, UnsupportedError
 from ..layout.joined import paged_layout
 from ..layout.layouts import Layout, Ragged
 from ..variant.items import items, sees_items
-from ._arguments import FLOAT16, Number, Workspace, described, refuse, refuse_given
+from ._arguments import FLOAT16, Number, Workspace, described, refuse_given
 from ._base import Wrapper
 from ._functions import attend_one, attend_requests, check_most, lengths
 from ._values import pages_to_tokens
@@ -183,13 +183,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
         kv_ready: bool = False, stream: Any = None,
     ) -> Any:  # fmt: skip
         """Compute the planned batch."""
-        if not (o_scale is kv_cache_sf is None):
-            refuse_given(locals(), "run", *self._context)
         if args:
             q_scale, k_scale, v_scale, sinks = self._positional(args)
         return self._run(
             q, (k, v), out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream,
+            enable_pdl, kv_ready, stream, kv_cache_sf, o_scale,
         )  # fmt: skip
 
 
@@ -212,7 +210,6 @@ def single_prefill_with_kv_cache(
     out [qo_len, num_qo_heads, head_dim_vo], or (out, lse [qo_len, num_qo_heads])
         Of the caller's kind. A row that sees no key gives 0, and -inf.
     """
-    refuse(kv_cache_sf=kv_cache_sf)
     check_backend(backend)
     scales = scale_q, _either("k_scale", k_scale, scale_k), _either("v_scale", v_scale, scale_v)
     if len(getattr(q, "shape", (0, 0, 0))) != 3:
@@ -222,6 +219,7 @@ def single_prefill_with_kv_cache(
         q, k, v, {"custom_mask": custom_mask, "packed_custom_mask": packed_custom_mask}, scales,
         (causal, window_left, sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
         (kv_layout, lse_base, backend, fp8_accumulation, o_dtype), return_lse, sinks, alibi_slopes,
+        kv_cache_sf,
     )  # fmt: skip
 
 
@@ -257,9 +255,7 @@ def trtllm_batch_context_with_kv_cache(
     out, or (out, lse)
     """
     refuse_given(locals(), "tables")
-    kv_lens = lengths(seq_lens, "seq_lens")
-    if len(kv_lens) != batch_size:
-        raise FlashbsrError("batch_size", batch_size, f"{len(kv_lens)}, the lengths in seq_lens")
+    kv_lens = lengths(seq_lens, "seq_lens", batch_size)
     qo_indptr = to_indices(cum_seq_lens_q, "cum_seq_lens_q")
     check_most("max_kv_len", max_kv_len, kv_lens)
     check_most("max_q_len", max_q_len, np.diff(qo_indptr))
@@ -269,4 +265,5 @@ def trtllm_batch_context_with_kv_cache(
         kv_layout=kv_layout, window_left=window_left, workspace=workspace_buffer, backend=backend,
         o_dtype=out_dtype, lse_base=lse_base, fp8_accumulation=fp8_accumulation, out=out, lse=lse,
         return_lse=return_lse, sinks=one_sink(sinks), enable_pdl=enable_pdl,
+        kv_cache_sf=kv_cache_sf,
     )  # fmt: skip
