@@ -161,7 +161,7 @@ BAD = [
     Bad(prefill_wrapper, "use_fp16_softmax", "unsupported", {"run": {"use_fp16_softmax": True}}),
     Bad(ragged_wrapper, "v_indptr", "other offsets", {"v_indptr": i32(0, 10, 15, 17)}),
     Bad(ragged_wrapper, "o_indptr", "other offsets", {"o_indptr": i32(0, 2, 4, 6)}),
-    Bad(ragged_wrapper, "o_scale", "negative", {"run": {"o_scale": -2.0}}),
+    Bad(ragged_wrapper, "o_scale", "unsupported", {"run": {"o_scale": 2.0}}),
     Bad(ragged_wrapper, "kv_layout", "unknown name", {"make": {"kv_layout": "DHN"}}),
     Bad(batch_attention, "device", "unsupported", {"make": {"device": "cuda"}}, cpu_only=True),
     Bad(batch_attention, "use_profiler", "unsupported", {"use_profiler": True}),

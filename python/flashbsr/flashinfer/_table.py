@@ -254,6 +254,8 @@ use_profiler profiler_buffer | default only | refused | `attention.run_stats()` 
     thread did.
 sparse.block_mask | default only | refused | leave masked blocks out of `indices`.
 o_scale | float, optional | run | Positive; the output is divided by it before it is rounded.
+ragged.o_scale | default only | refused | FlashInfer's one kernel that reads it multiplies, its
+    name divides: put the factor into v_scale.
 tables.mask | default only | refused | causality is built in; a tree of drafts is `tree_parents` of
     `Attention.plan`, any other mask `custom_mask`.
 bmm1_scale_log2 | default only | refused | give bmm1_scale.

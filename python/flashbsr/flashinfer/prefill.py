@@ -183,11 +183,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
         kv_ready: bool = False, stream: Any = None,
     ) -> Any:  # fmt: skip
         """Compute the planned batch."""
+        if o_scale is not None:
+            refuse_given(locals(), "run", *self._context)
         if args:
             q_scale, k_scale, v_scale, sinks = self._positional(args)
         return self._run(
             q, (k, v), out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
-            enable_pdl, kv_ready, stream, kv_cache_sf, o_scale,
+            enable_pdl, kv_ready, stream, kv_cache_sf,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from ..ops import rope
 from ..ops.latent import append_latents
 from ..ops.page import append_paged_kv_cache
 from ..ops.rope import *  # noqa: F403
+from ..ops.rope_quantize import rope_quantize
 from ._composed import renamed
 
 __all__ = [*rope.__all__, "mla_rope_quantize_fp8", "rope_quantize_fp8",
@@ -82,8 +83,6 @@ def rope_quantize_fp8(
     ------
     ShapeError, DTypeError, DeviceError, IndexRangeError, UnsupportedError, FlashbsrError
     """
-    from ..ops.rope_quantize import rope_quantize
-
     check_name("backend", backend, ("cuda", "cutile"))
     dtype = _element(
         quantize_dtype, q_rope_out=q_rope_out, k_rope_out=k_rope_out, q_nope_out=q_nope_out,
