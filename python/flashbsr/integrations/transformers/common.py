@@ -129,8 +129,9 @@ def refuse(module: Any, query: torch.Tensor, dropout: float, options: dict[str, 
     Raises
     ------
     UnsupportedError
-        Training, dropout, weights as an output, a position bias; a CUDA graph that is captured, for
-        plans are made on the host.
+        Training, dropout, weights as an output, a position bias, sinks of every token, keys that an
+        index chose (but `dense` takes those of all heads); a CUDA graph that is captured, for plans
+        are made on the host.
     """
     if dropout:
         raise UnsupportedError(
@@ -142,7 +143,8 @@ def refuse(module: Any, query: torch.Tensor, dropout: float, options: dict[str, 
             True,
             "inference: model.eval() or torch.no_grad(); train with attn_implementation='sdpa'",
         )
-    for name in ("output_attentions", "position_bias", "head_mask"):
+    names = "output_attentions", "position_bias", "head_mask", "sinks", "indices", "block_indices"
+    for name in names:
         found = options.get(name)
         if found is not None and found is not False:
             what = "True" if found is True else "a tensor"

@@ -15,7 +15,7 @@ import torch
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from ...layout.padded import Padded
 from .common import Engine, Kind, refuse, sinks_of
-from .masks import NO_WINDOW, Bits, Spans, bits_of, mask, version_of
+from .masks import NO_WINDOW, Bits, Spans, bits_of, chosen, mask, version_of
 
 __all__ = ["attention", "mask"]
 
@@ -69,6 +69,7 @@ def attention(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of a layer, with the arguments of transformers.
@@ -93,6 +94,8 @@ def attention(
         Where there is no mask. Default: the layer's.
     s_aux : tensor, shape (H_q,), optional
         Sinks.
+    indices : int tensor, shape (B, S_q, topk), optional
+        Keys that a query sees of those that the mask leaves it; -1: none.
 
     Returns
     -------
@@ -100,6 +103,8 @@ def attention(
     """
     refuse(module, query, dropout, options)
     batch, heads, q_len, dim = query.shape
+    if indices is not None:
+        attention_mask = chosen(attention_mask, indices, key.shape[2])
     q = query.transpose(1, 2).reshape(batch * q_len, heads, dim)
     told = (
         query.shape, key.shape, value.shape, key.stride(), value.stride(), q.dtype, key.dtype,

@@ -20,7 +20,7 @@ from transformers import masking_utils
 
 from ...errors import ShapeError, UnsupportedError
 
-__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "mask", "version_of"]
+__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "chosen", "mask", "version_of"]
 
 NO_WINDOW = -1
 Numbers = npt.NDArray[np.int64]
@@ -54,6 +54,20 @@ class Spans:
         how = np.broadcast_to(np.array([self.causal, self.window_left]), (len(self.begin), 2))
         rows = np.concatenate([self.begin[:, None], self.stop[:, None], how], axis=1)
         return torch.from_numpy(rows.astype(np.int32)[:, None, None])
+
+    def dense(self, q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
+        """Make the booleans ``(B, 1, S_q, S_kv)`` that it is short for."""
+        begin, stop = (
+            torch.from_numpy(x).to(device)[:, None, None] for x in (self.begin, self.stop)
+        )
+        key = torch.arange(kv_len, device=device)
+        last = stop - 1
+        if self.causal:
+            last = stop - q_len + torch.arange(q_len, device=device)[:, None]
+        keep = (key >= begin) & (key <= last)
+        if self.window_left >= 0:
+            keep &= key >= last - self.window_left
+        return keep.expand(len(self.begin), q_len, kv_len)[:, None]
 
 
 class Bits:
@@ -114,6 +128,21 @@ def bits_of(x: torch.Tensor) -> Bits:
     return bits
 
 
+def chosen(x: torch.Tensor | None, indices: torch.Tensor, kv_len: int) -> torch.Tensor:
+    """Make booleans of a mask and of the keys ``(B, S_q, topk)`` that an index chose, -1 for none.
+
+    Layers of DeepSeek V3.2 and their like leave this to implementations that they do not know.
+    """
+    batch, q_len, _ = indices.shape
+    if x is None or x.dtype == torch.int32:
+        spans = Spans.whole(batch, kv_len, True, NO_WINDOW) if x is None else Spans.of(x)
+        x = spans.dense(q_len, kv_len, indices.device)
+    keep = x if x.dtype == torch.bool else x == 0
+    found = torch.zeros(batch, q_len, kv_len + 1, dtype=torch.bool, device=indices.device)
+    found.scatter_(-1, indices.long() % (kv_len + 1), True)  # -1: the last one, which is cut off
+    return keep & found[:, None, :, :kv_len]
+
+
 def version_of(x: torch.Tensor) -> int | None:
     """How often a mask was written; None: nobody counts, under ``torch.inference_mode()``."""
     return None if x.is_inference() else x._version
@@ -135,16 +164,20 @@ def mask(
     -------
     tensor
         `Spans` as a tensor where the pattern is causal (with a window, or not) or whole, and
-        padding is before the tokens (behind them too if it is whole). Otherwise booleans
-        ``(B, 1, S_q, S_kv)``, as ``sdpa`` gets them.
+        padding is before the tokens (behind them too if it is whole). Otherwise, and where the
+        model computes with its masks, booleans ``(B, 1, S_q, S_kv)``, as ``sdpa`` gets them, or for
+        layers over compressed keys 0 and -inf, as ``eager`` does.
     """
     first, skipped = int(q_offset), int(kv_offset)
     pattern = _pattern(mask_function)
-    if pattern is not None:
+    adds = _has(options.get("config"), _COMPRESSED)
+    if pattern is not None and not adds:
         causal, window_left = pattern
         # Slots of a static cache behind the last query are not written yet.
         stop = first + q_length - skipped if causal else kv_length
-        if q_length <= stop <= kv_length or not causal:
+        all_slots = window_left == NO_WINDOW and stop == kv_length
+        short = not _computes_with_it(options, q_length, all_slots=all_slots)
+        if short and (q_length <= stop <= kv_length or not causal):
             spans = Spans.whole(batch_size, stop, causal, window_left)
             if attention_mask is None:
                 return spans.tensor()
@@ -154,7 +187,7 @@ def mask(
             if found is not None:
                 return found.tensor()
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return masking_utils.sdpa_mask(
+    return (masking_utils.eager_mask if adds else masking_utils.sdpa_mask)(
         batch_size,
         q_length,
         kv_length,
@@ -164,6 +197,27 @@ def mask(
         attention_mask=attention_mask,
         **options,
     )
+
+
+# Kinds of layers that put numbers of their own behind a mask, and that choose keys by it.
+_COMPRESSED = frozenset(("compressed_sparse_attention", "heavily_compressed_attention"))
+_INDEXED = frozenset(
+    ("indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention")
+)  # the last two: transformers 5.17
+
+
+def _has(config: Any, kinds: frozenset[str]) -> bool:
+    return not kinds.isdisjoint(getattr(config, "layer_types", None) or ())
+
+
+def _computes_with_it(options: dict[str, Any], q_length: int, *, all_slots: bool) -> bool:
+    """Tell whether a model does something with its mask before attention does.
+
+    It asks for one of its own then (``allow_is_causal_skip=False``). So does transformers in decode
+    steps over static caches, most of which have slots behind the last token, or a window.
+    """
+    asked = not options.get("allow_is_causal_skip", True)
+    return asked and (q_length > 1 or all_slots or _has(options.get("config"), _INDEXED))
 
 
 def _padded(spans: Spans, keep: npt.NDArray[np.bool_]) -> Spans | None:
