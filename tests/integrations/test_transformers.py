@@ -127,6 +127,11 @@ def test_masks_of_four_dimensions() -> None:
     keep[0, 0, 2] = ~keep[0, 0, 2]
     out = attention(LAYER, q, k, v, keep, scaling=0.3)[0]
     torch.testing.assert_close(out.double(), exact(q, k, v, keep, None, None), atol=2e-6, rtol=2e-5)
+    alike = torch.rand(2, 1, 1, 9) > 0.4  # for all queries, as LayoutLM has it
+    for given in (alike, torch.zeros(2, 1, 1, 9).masked_fill(~alike, -torch.inf)):
+        out = attention(LAYER, q, k, v, given, scaling=0.3)[0]
+        torch.testing.assert_close(out.double(), exact(q, k, v, alike, None, None),
+                                   atol=2e-6, rtol=2e-5)  # fmt: skip
 
 
 @pytest.mark.parametrize("how", ["tokens first", "slice", "apart"])
@@ -194,6 +199,8 @@ def test_refused() -> None:
         attention(LAYER, q, k, v, some.long())
     with pytest.raises(flashbsr.UnsupportedError, match="^cache"):
         paged_attention(LAYER, q, k, v, None)
+    with pytest.raises(flashbsr.UnsupportedError, match="^attn_implementation.*'eager'"):
+        mask(2, 4, 4, mask_function=WHOLE, config=transformers.BigBirdPegasusConfig())
     with pytest.raises(flashbsr.UnsupportedError, match="^indices"):
         paged_attention(LAYER, q, k, v, None, indices=some.int())
 

@@ -82,8 +82,8 @@ def attention(
     key, value : tensors, shapes (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)
         Of any strides.
     attention_mask : tensor, optional
-        What `mask` made, or a mask of ``(B or 1, 1, S_q, S_kv)``: booleans, or numbers that are 0
-        or so low that nothing remains.
+        What `mask` made, or a mask of ``(B or 1, 1, S_q or 1, S_kv)``: booleans, or numbers that
+        are 0 or so low that nothing remains.
     scaling : float, optional
     dropout : float
         0.
@@ -144,7 +144,7 @@ def _planned(
         (int(key.shape[1]), int(value.shape[3])),
         (q_len, key.shape[2], key.stride(), value.stride(), spans.begin, spans.stop, bits),
         lambda: _layout(spans, q_len, kv),
-        lambda: {} if bits is None else {"custom_mask": bits.flat(batch)},
+        lambda: {} if bits is None else {"custom_mask": bits.flat(batch, q_len)},
     )
 
 
@@ -201,13 +201,10 @@ def _meaning(
         return spans, None
     if attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
         raise DTypeError("attention_mask", attention_mask.dtype, "bool or floating point")
-    wanted = (query.shape[2], kv_len)
-    if tuple(attention_mask.shape[2:]) != wanted or attention_mask.shape[0] not in (1, batch):
-        raise ShapeError(
-            "attention_mask",
-            f"shape {tuple(attention_mask.shape)}",
-            f"({batch} or 1, 1, *{wanted})",
-        )
+    q_len, shape = query.shape[2], tuple(attention_mask.shape)
+    if shape[3] != kv_len or shape[2] not in (1, q_len) or shape[0] not in (1, batch):
+        expected = f"({batch} or 1, 1, {q_len} or 1, {kv_len})"
+        raise ShapeError("attention_mask", f"shape {shape}", expected)
     return Spans.whole(batch, kv_len, False, NO_WINDOW), bits_of(attention_mask)
 
 

@@ -71,7 +71,7 @@ class Spans:
 
 
 class Bits:
-    """A boolean mask ``(B or 1, S_q, S_kv)``, the same object for all layers of a step."""
+    """A boolean mask ``(B or 1, S_q or 1, S_kv)``, the same object for all layers of a step."""
 
     def __init__(self, keep: torch.Tensor) -> None:
         self._keep = keep  # on the host
@@ -80,9 +80,9 @@ class Bits:
         """Tell whether it is this mask."""
         return bool(torch.equal(self._keep, keep))
 
-    def flat(self, batch: int) -> npt.NDArray[np.bool_]:
+    def flat(self, batch: int, q_len: int) -> npt.NDArray[np.bool_]:
         """As the engine takes it: row after row."""
-        keep: npt.NDArray[np.bool_] = self._keep.expand(batch, -1, -1).numpy()
+        keep: npt.NDArray[np.bool_] = self._keep.expand(batch, q_len, -1).numpy()
         return keep.reshape(-1)
 
 
@@ -96,7 +96,7 @@ _KEPT = 4  # kinds of masks in a step: full, sliding, and those of an encoder
 
 
 def bits_of(x: torch.Tensor) -> Bits:
-    """Read a mask ``(B or 1, 1, S_q, S_kv)``: booleans, or numbers to add to the logits.
+    """Read a mask ``(B or 1, 1, S_q or 1, S_kv)``: booleans, or numbers to add to the logits.
 
     Raises
     ------
@@ -167,7 +167,16 @@ def mask(
         padding is before the tokens (behind them too if it is whole). Otherwise, and where the
         model computes with its masks, booleans ``(B, 1, S_q, S_kv)``, as ``sdpa`` gets them, or for
         layers over compressed keys 0 and -inf, as ``eager`` does.
+
+    Raises
+    ------
+    UnsupportedError
+        A model with an attention of its own that adds masks to its logits.
     """
+    if getattr(options.get("config"), "model_type", None) in _OWN_ATTENTION:
+        raise UnsupportedError(
+            "attn_implementation", "'fbsr'", "'eager': its encoder has an attention of its own"
+        )
     first, skipped = int(q_offset), int(kv_offset)
     pattern = _pattern(mask_function)
     adds = _has(options.get("config"), _COMPRESSED)
@@ -199,6 +208,7 @@ def mask(
     )
 
 
+_OWN_ATTENTION = ("bigbird_pegasus",)
 # Kinds of layers that put numbers of their own behind a mask, and that choose keys by it.
 _COMPRESSED = frozenset(("compressed_sparse_attention", "heavily_compressed_attention"))
 _INDEXED = frozenset(
