@@ -166,6 +166,47 @@ def test_without_a_mask() -> None:
         torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=2e-5)
 
 
+def test_padding_that_grows_and_changes() -> None:
+    """A step's mask is that of the last step and a token more, or it is not."""
+
+    def begins(keep: Any, kv_len: int | None = None) -> Any:
+        size = kv_len or keep.shape[1]
+        found = mask(len(keep), 1, size, keep.shape[1] - 1, attention_mask=keep)
+        return found[:, 0, 0, 0].tolist() if found.dtype == torch.int32 else None
+
+    keep = torch.ones(2, 6, dtype=torch.bool)
+    keep[0, :3] = False
+    assert begins(keep) == [3, 0]
+    assert begins(keep) == [3, 0]
+    longer = torch.cat([keep, torch.ones(2, 1, dtype=torch.bool)], 1)
+    assert begins(longer) == [3, 0]
+    assert begins(longer, 9) == [3, 0]  # a static cache
+    longer[0, 2] = True  # the caller's own, written between two calls
+    assert begins(longer) == [2, 0]
+    again = torch.cat([longer, torch.ones(2, 1, dtype=torch.bool)], 1)
+    again[1, 4] = False
+    assert begins(again) is None  # a hole
+    ended = torch.cat([longer, torch.tensor([[True], [False]])], 1)
+    assert begins(ended) is None  # a query without its key
+    assert begins(longer[:1]) == [2]
+    assert begins(keep.long()) == [3, 0]
+
+
+def test_layers_of_one_mask_lie_elsewhere() -> None:
+    """The second layer's pages begin where its own cache does."""
+    q, *_ = arrays(3, 1, 8)
+    keep = torch.ones(3, 8, dtype=torch.long)
+    keep[0, :4] = keep[2, :2] = 0
+    given = mask(3, 1, 8, 7, attention_mask=keep)
+    held = torch.randn(5, 2, 3, KV_HEADS, 8, DIM)
+    visible = keep.bool()[:, None, None]
+    for layer in range(5):
+        key, value = held[layer, 0], held[layer, 1]
+        out, _ = attention(LAYER, q, key, value, given, scaling=0.3)
+        torch.testing.assert_close(out.double(), exact(q, key, value, visible, None, None),
+                                   atol=2e-6, rtol=2e-5)  # fmt: skip
+
+
 def test_spans_there_and_back() -> None:
     """A span is read from the tensor alone, even from a copy of it."""
     spans = Spans.of(mask(2, 1, 9, 8, mask_function=window(4)).clone())
