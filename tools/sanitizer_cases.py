@@ -21,6 +21,7 @@ from typing import Any
 import flashbsr
 import numpy as np
 import sanitizer_merges
+import sanitizer_rotations
 import torch
 from flashbsr.info import engine_info
 from sanitizer_kernels import compiled, reachable
@@ -336,28 +337,6 @@ def write_pages() -> None:
     dense_pages("int4")
 
 
-def rotate() -> None:
-    """Every way to say positions."""
-    q, k = normal((21, 4, 80), "bfloat16"), normal((21, 1, 80), "bfloat16")
-    starts = torch.tensor([0, 9, 21], dtype=torch.int32).to(DEVICE)
-    flashbsr.apply_rope(q, k, starts, torch.tensor([3, 0], dtype=torch.int32).to(DEVICE))
-    positions = torch.arange(21, dtype=torch.int32).to(DEVICE)
-    flashbsr.apply_llama31_rope_pos_ids(q, k, positions, 64, True)
-    flashbsr.apply_rope_pos_ids_inplace(q, k, positions)
-    table = normal((30, 80), "float32")
-    flashbsr.apply_rope_with_cos_sin_cache(
-        positions.long(), q.reshape(21, -1), k.reshape(21, -1), 80, table
-    )
-    flashbsr.rope_quantize(q, k, positions, table, q_scale=2.0)
-    flashbsr.rope_quantize(q, k, positions)
-
-
-def hadamard() -> None:
-    """Heads of fewer elements than a warp has lanes, of several turns, and of Paley's matrices."""
-    for dim in (8, 24, 80, 128, 512):
-        flashbsr.hadamard(normal((21, 3, dim), "bfloat16"))
-
-
 def pack() -> None:
     """Bits, whole and in segments that do not end at bytes."""
     bits = (torch.arange(1003) % 3 == 0).to(DEVICE)
@@ -402,13 +381,13 @@ OPS: dict[str, Callable[[], None]] = {
     "dequantize_pages": write_pages,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
-    "hadamard": hadamard,
+    "hadamard": lambda: sanitizer_rotations.hadamard(normal),
     "merge_peers": lambda: sanitizer_merges.through_peers(normal),
     "merge_state": lambda: sanitizer_merges.here(normal),
     "merge_states": lambda: sanitizer_merges.here(normal),
     "packbits": pack,
     "resolve": bounds,
-    "rope": rotate,
+    "rope": lambda: sanitizer_rotations.rope(normal),
     "rope_append_quantize": quantize,
     "segment_indptr": pack,
     "segment_packbits": pack,

@@ -102,7 +102,7 @@ FLASHBSR_DEVICE void transform_units(const HadamardArgs& a, const char* in, char
   for (int32_t apart = 1; apart < lanes; apart *= 2) {
     const float sign = lane & apart ? -1.0f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = fmaf(x[i], sign, __shfl_xor_sync(~0u, x[i], apart));
+    for (int i = 0; i < kCount; ++i) x[i] = x[i] * sign + __shfl_xor_sync(~0u, x[i], apart);
   }
   if constexpr (kUnits == 2) pair_up<kUnit>(x);
   if (!in) return;
