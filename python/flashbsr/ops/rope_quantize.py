@@ -91,7 +91,8 @@ def rope_quantize(
     if cos_sin_cache is not None:
         check_table(cos_sin_cache, shape[2], "head_dim")
     scales = check_float("q_scale", q_scale), check_float("k_scale", k_scale)
-    wanted = FLOAT8 if dtype is None else (normalize_dtype(dtype, "dtype", FLOAT8),)
+    said = normalize_dtype(dtype, "dtype", FLOAT8)
+    wanted = FLOAT8 if said is None else (said,)
     outs = []
     for name, x, given in (("q", q, q_out), ("k", k, k_out)):
         a, argument = adapter_for(x, name), f"{name}_out"

@@ -41,7 +41,7 @@ class _Call:
                 for x, how in zip((key, value), self.shapes, strict=True)
             )
         except RuntimeError:  # its storage ends before the last page does
-            return self.engine.layout.pages(key, value)
+            key, value = self.engine.layout.pages(key, value)
         return key, value
 
 
