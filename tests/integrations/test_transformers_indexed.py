@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import flashbsr
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -36,24 +38,29 @@ def test_keys_that_an_index_chose(held: str | None) -> None:
             keep &= ~torch.ones(4, 9, dtype=torch.bool).tril(1)
     elif held is not None:
         keep[1, ..., 2] = False
-        given = keep if held == "booleans" else torch.zeros(keep.shape).masked_fill(~keep, -1e30)
+        given = (
+            keep if held == "booleans" else torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)
+        )
     named = (indices[..., None] == torch.arange(9)).any(2)[:, None]
     out, _ = attention(LAYER, q, k, v, given, scaling=0.3, indices=indices)
     wanted = exact(q, k, v, keep & named, None, None)
     torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=1e-5)
+    with pytest.raises(flashbsr.UnsupportedError, match="^attention_mask: got numbers that weigh"):
+        attention(LAYER, q, k, v, keep.float() * 0.5, indices=indices)
 
 
-INDEXED = ["deepseek_v32", "glm_moe_dsa", "deepseek_v4"]
+# transformers has no static cache of compressed keys, those of DeepSeek V4.
+INDEXED = [
+    *itertools.product(["deepseek_v32", "glm_moe_dsa"], ["dynamic", "static"]),
+    ("deepseek_v4", "dynamic"),
+]
 
 
-@pytest.mark.parametrize("kind", INDEXED)
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(("kind", "cache"), INDEXED)
 def test_models_that_compute_with_their_masks(kind: str, cache: str) -> None:
     """An index that chooses keys by the mask, and numbers that a layer puts behind it."""
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
-    if (kind, cache) == ("deepseek_v4", "static"):
-        pytest.skip("transformers has no static cache of compressed keys")
     config = transformers.AutoConfig.for_model(
         kind, vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=1 if kind == "deepseek_v4" else 4, head_dim=16,

@@ -110,16 +110,7 @@ def bits_of(x: torch.Tensor) -> Bits:
             return bits
     if x.shape[1] != 1:
         raise UnsupportedError("attention_mask", f"{x.shape[1]} heads", "a mask for all heads")
-    keep = x[:, 0]
-    if keep.dtype != torch.bool:
-        low = torch.finfo(keep.dtype).min / 2
-        kept = keep == 0
-        if not bool((kept | (keep <= low)).all()):
-            raise UnsupportedError(
-                "attention_mask", "numbers that weigh keys", "0 and -inf (a mask, not a bias)"
-            )
-        keep = kept
-    keep = keep.to("cpu", copy=True)
+    keep = _kept(x[:, 0]).to("cpu", copy=True)
     if version is None:  # the same object, so that layers share a plan
         for _, _, bits in _last.found:
             if bits.holds(keep):
@@ -127,6 +118,18 @@ def bits_of(x: torch.Tensor) -> Bits:
     bits = Bits(keep)
     _last.found = [*_last.found[1 - _KEPT :], (x, version, bits)]
     return bits
+
+
+def _kept(x: torch.Tensor) -> torch.Tensor:
+    """Booleans of a mask of any type."""
+    if x.dtype == torch.bool:
+        return x
+    kept = x == 0
+    if not bool((kept | (x <= torch.finfo(x.dtype).min / 2)).all()):
+        raise UnsupportedError(
+            "attention_mask", "numbers that weigh keys", "0 and -inf (a mask, not a bias)"
+        )
+    return kept
 
 
 def chosen(x: torch.Tensor | None, indices: torch.Tensor, kv_len: int) -> torch.Tensor:
@@ -138,7 +141,7 @@ def chosen(x: torch.Tensor | None, indices: torch.Tensor, kv_len: int) -> torch.
     if x is None or x.dtype == torch.int32:
         spans = Spans.whole(batch, kv_len, True, NO_WINDOW) if x is None else Spans.of(x)
         x = spans.dense(q_len, kv_len, indices.device)
-    keep = x if x.dtype == torch.bool else x == 0
+    keep = _kept(x)
     found = torch.zeros(batch, q_len, kv_len + 1, dtype=torch.bool, device=indices.device)
     found.scatter_(-1, indices.long() % (kv_len + 1), True)  # -1: the last one, which is cut off
     return keep & found[:, None, :, :kv_len]
