@@ -39,7 +39,7 @@ SOURCES = (
     "tools/speed_records.py",
     "examples/engines/transformers_generate.py",
 )
-TURNS = 3
+TURNS = 7
 LIMIT = 180
 LAYERS, HIDDEN = 16, 2048
 JUDGED = 8  # requests of a row: float32 is slow

@@ -446,7 +446,8 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (placed->fewer_queries()) {
     launch_op("clear_rows", {.device = device_, .stream = stream},
               {.blocks = ceil_div<int64_t>(int64_t{header.num_q_tokens} * header.num_qo_heads,
-                                           ops::kThreads)},
+                                           ops::kThreads),
+               .overlap = args.overlap != Overlap::kNone},
               ops::ClearRowsArgs{.header = args.header,
                                  .out = params.out,
                                  .lse = params.lse,

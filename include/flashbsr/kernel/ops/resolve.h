@@ -20,8 +20,10 @@ FLASHBSR_DEVICE void resolve(const ResolveArgs& a) {
   if (plan.bound()) plan.resolve(a.lengths, first_index(), index_stride());
 }
 
-/// A thread per row of a head.
+/// A thread per row of a head. Its blocks come to their places while the attention before it works.
+template <int kArch>
 FLASHBSR_DEVICE void clear_rows(const ClearRowsArgs& a) {
+  ptx::wait_for_prerequisites<kArch>();
   const int64_t first = a.header->num_q_tokens_now;
   const int64_t rows = (a.header->num_q_tokens - first) * a.out.heads;
   const int64_t bytes = int64_t{a.out.dim} * dtype_size(a.out.dtype);

@@ -119,13 +119,8 @@ def batch_of(forward_batch: Any, req_to_token: Any, page_size: int, on_gpu: bool
         return Batch(starts, lens, tables)
     import torch
 
-    return Batch(
-        starts,
-        lens,
-        tables,
-        device_lens.to(torch.int32),
-        torch.from_numpy(starts.astype(np.int32)).to(tables.device, non_blocking=True),
-    )
+    # Rows are those that the host says: on the GPU nobody needs to ask where they begin.
+    return Batch(starts, lens, tables, device_lens.to(torch.int32))
 
 
 def tree_mask(forward_batch: Any, batch: Batch) -> np.ndarray[Any, Any] | None:

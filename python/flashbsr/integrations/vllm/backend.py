@@ -145,7 +145,8 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
                 most = vllm_config.scheduler_config.max_num_batched_tokens
                 ranks = place.ranks.through_peers(kinds, most, patience())
                 place = replace(place, ranks=ranks)
-        self.steps = Steps(kinds, place, fixed=not halves)
+        drafts = getattr(vllm_config, "speculative_config", None) is not None
+        self.steps = Steps(kinds, place, fixed=not halves, drafts=drafts)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:

@@ -80,7 +80,8 @@ class Batch:
     tables : int32 tensor, shape (requests, max_blocks)
         Blocks of each, where the computation is.
     lens, query_starts : int32 tensors
-        On a GPU the tokens and query rows, which the host does not read.
+        On a GPU the tokens and query rows, which the host does not read. No `query_starts`: rows
+        are those of `starts`, of every step that a graph is replayed for, too.
     causal : bool
     first, positions : int arrays, shape (requests,)
         Positions of first queries, where bounds and lengths do not tell: on the host (of bounds),
@@ -209,13 +210,16 @@ class Step:
         return slot.attention
 
 
-def _tell(attention: Attention, batch: Batch, stream: Any = None) -> None:
-    """Say how long requests are, and where their blocks lie."""
+def _tell(attention: Attention, batch: Batch, stream: Any = None, *, fewer: bool = True) -> None:
+    """Say how long requests are, where their blocks lie, and if need be who has `fewer` rows.
+
+    Rows that are not there are cleared, a launch more for each layer.
+    """
     attention.update(
         batch.lens,
         batch.tables,
         # Which rows share a prefix was planned, from starts that the host has.
-        qo_indptr=None if batch.common_prefix else batch.query_starts,
+        qo_indptr=batch.query_starts if fewer and not batch.common_prefix else None,
         q_positions=batch.positions,
         stream=stream,
     )
@@ -248,12 +252,16 @@ class Steps:
     fixed : bool
         Replays find lengths and tables where they lay at the capture, so that graphs read them by
         themselves: a launch less of the host for every step.
+    drafts : bool
+        Requests may have fewer query rows on the GPU than the host was told.
     """
 
-    def __init__(self, kinds: Sequence[Kind], place: Place, *, fixed: bool = False) -> None:
+    def __init__(
+        self, kinds: Sequence[Kind], place: Place, *, fixed: bool = False, drafts: bool = False
+    ) -> None:
         self.kinds = tuple(dict.fromkeys(kinds))
         self.place = place
-        self.fixed = fixed
+        self.fixed, self.drafts = fixed, drafts
         self._eager: dict[bool, list[dict[Kind, _Slot]]] = {}
         self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
         self._next = 0
@@ -305,7 +313,7 @@ class Steps:
             else:
                 planned = self._bound(slot, batch, rows, like, stream)
                 if late is None and not batch.topk:
-                    _tell(slot.attention, batch, stream)
+                    _tell(slot.attention, batch, stream, fewer=self.drafts or graph is not None)
                 if not planned:
                     continue
             made.setdefault(kind.ragged, slot.attention)
