@@ -52,12 +52,13 @@ def capturing(driver: Driver, stream: int) -> Iterator[list[int]]:
 class Server:
     """The model runner's arrays: fixed memory, written anew for each step."""
 
-    def __init__(self, *kinds: Kind) -> None:
+    def __init__(self, *kinds: Kind, drafts: bool = False) -> None:
         self.world = World()
         # K and V of a page, HND, packed: what the reference reads is the same memory.
         pages = self.world.cache.transpose(2, 3)
         self.cache = torch.cat([pages[:, 0], pages[:, 1]], -1).contiguous()
-        self.steps = Steps(kinds or [kind()], Place("float16", PAGE, device=0), fixed=True)
+        place = Place("float16", PAGE, device=0)
+        self.steps = Steps(kinds or [kind()], place, fixed=True, drafts=drafts)
         self.lens = torch.zeros(REQUESTS, dtype=torch.int32)
         self.starts = torch.zeros(REQUESTS + 1, dtype=torch.int32)
         self.tables = torch.zeros(REQUESTS, WIDTH, dtype=torch.int32)
@@ -174,6 +175,24 @@ def test_a_decode_step_in_compiled_pieces(driver: Driver, fake_torch: FakeTorch)
     layer.forward(None, q, None, None, server.cache, step, server.out[:8])
     driver.drain()
     server.checked(batch, 8)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_rows_are_cleared_where_they_may_be_missing(
+    driver: Driver, fake_torch: FakeTorch, drafts: bool
+) -> None:
+    """A launch more, for each layer of an eager step."""
+    server = Server(drafts=drafts)
+    fake_torch.current = stream = driver.stream()
+    step, batch = server.step(stream, [40, 70, 9], [1, 4, 2])
+    driver.drain()
+    server.out.fill_(np.nan)
+    before = driver.calls("cuLaunchKernelEx")
+    server.run(step, 7)
+    assert driver.calls("cuLaunchKernelEx") == before + 1 + drafts
+    assert (driver.kernel.partition("_sm")[0] == "clear_rows") == drafts
+    driver.drain()
+    server.checked(batch, 7)
 
 
 def test_a_prefix_that_all_requests_have(driver: Driver, fake_torch: FakeTorch) -> None:
