@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import flashbsr
@@ -70,4 +72,26 @@ def test_others_are_let_through() -> None:
     mine = type("Mine", (transformers.BertConfig,), {})  # a user's
     assert not hasattr(modeling_paligemma, "ALL_ATTENTION_FUNCTIONS")
     for config in (modeling_bert.BertConfig(), transformers.PaliGemmaConfig(), mine(), None):
+        assert mask(2, 4, 4, config=config).shape == (2, 1, 1, 4)
+
+
+@pytest.mark.parametrize("kind", ["inherits", "defines", "asks"])
+def test_code_from_elsewhere(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that inherit what they compute may ask for it; those that define it have to ask."""
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    code: Any = ModuleType("far.modeling_mine")
+    monkeypatch.setitem(sys.modules, code.__name__, code)
+    members: dict[str, Any] = {"__module__": code.__name__}
+    if kind != "inherits":
+        members |= {"forward": lambda *_: None}
+    code.MineAttention = type("MineAttention", (LlamaAttention,), members)
+    if kind == "asks":
+        code.INTERFACE = transformers.AttentionInterface()
+    members = {"__module__": "far.configuration_mine"}
+    config = type("MineConfig", (transformers.LlamaConfig,), members)()
+    if kind == "defines":
+        with pytest.raises(flashbsr.UnsupportedError, match="^attn_implementation.*llama"):
+            mask(2, 4, 4, config=config)
+    else:
         assert mask(2, 4, 4, config=config).shape == (2, 1, 1, 4)

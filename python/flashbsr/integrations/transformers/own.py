@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from ...errors import UnsupportedError
 
@@ -20,7 +20,6 @@ __all__ = ["refuse_own_attention"]
 
 # Those of whose attentions some ask, and some add masks.
 _PARTLY = ("bigbird_pegasus", "gemma4_audio", "git", "informer")
-_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # modules that ask import it
 _asks: dict[type, bool] = {}
 
 
@@ -71,6 +70,7 @@ def _is_of(module: ModuleType, kind: type) -> bool:
 
 def _has_its_own(module: ModuleType) -> bool:
     """Tell whether a module has layers of attention, and does not ask for what they compute."""
-    if hasattr(module, _INTERFACE):
+    if any(isinstance(x, AttentionInterface) for x in vars(module).values()):
         return False
-    return any("Attention" in x.__name__ for x in _classes(module, torch.nn.Module))
+    layers = [x for x in _classes(module, torch.nn.Module) if "Attention" in x.__name__]
+    return any("forward" in vars(x) for x in layers)  # else it is another module's, which may ask
