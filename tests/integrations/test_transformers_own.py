@@ -58,7 +58,11 @@ def test_a_part_with_an_attention_of_its_own() -> None:
     model.set_attn_implementation(register())
     with pytest.raises(flashbsr.UnsupportedError, match="^attn_implementation.*git"):
         model(IDS, attention_mask=KEEP)
-    for part in (transformers.Gemma4AudioConfig(), transformers.InformerConfig()):
+    for part in (
+        transformers.Gemma4AudioConfig(),
+        transformers.InformerConfig(),
+        transformers.BridgeTowerConfig(),
+    ):
         name = part.model_type
         with pytest.raises(flashbsr.UnsupportedError, match=f"^attn_implementation.*{name}"):
             mask(2, 4, 4, config=part)

@@ -20,11 +20,13 @@ __all__ = ["refuse_own_attention"]
 
 # Those of whose attentions some ask, and some add masks.
 _PARTLY = ("bigbird_pegasus", "gemma4_audio", "git", "informer")
+# Its layers for images get no mask, and say that they are causal, which `eager` does not read.
+_UNTRUE = "bridgetower"
 _asks: dict[type, bool] = {}
 
 
 def refuse_own_attention(config: Any) -> None:
-    """Raise for the config of a model that would add our masks to its logits.
+    """Raise for the config of a model that would add our masks to its logits, or misleads us.
 
     Raises
     ------
@@ -32,6 +34,12 @@ def refuse_own_attention(config: Any) -> None:
         ``from_pretrained(attn_implementation=)`` takes every registered name for such models.
     """
     kind = type(config)
+    if getattr(config, "model_type", None) == _UNTRUE:
+        raise UnsupportedError(
+            "attn_implementation",
+            "'fbsr'",
+            f"'eager' for {_UNTRUE}, whose layers for images say that they are causal",
+        )
     asks = _asks.get(kind)
     if asks is None:
         asks = getattr(config, "model_type", None) not in _PARTLY
