@@ -90,7 +90,7 @@ def attention(
     ----------
     module : torch.nn.Module
         The layer; ``is_causal`` and ``training`` are read.
-    query : tensor, shape (B, H_q, S_q, D)
+    query : tensor, shape (B or 1, H_q, S_q, D)
     key, value : tensors, shapes (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)
         Of any strides.
     attention_mask : tensor, optional
@@ -114,7 +114,11 @@ def attention(
     tensor, shape (B, S_q, H_q, D_v); None
     """
     refuse(module, query, dropout, options)
+    if len(query) == 1 != len(key):  # learned queries, the same for all rows
+        query = query.expand(len(key), -1, -1, -1)
     batch, heads, q_len, dim = query.shape
+    if len(key) != batch:
+        raise ShapeError("key", f"{len(key)} rows", f"{batch}, as query")
     if indices is not None:
         attention_mask = chosen(attention_mask, indices, key.shape[2])
     q = query.transpose(1, 2).reshape(batch * q_len, heads, dim)

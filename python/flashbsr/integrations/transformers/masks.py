@@ -19,6 +19,7 @@ import torch
 from transformers import masking_utils
 
 from ...errors import ShapeError, UnsupportedError
+from .own import refuse_own_attention
 
 __all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "chosen", "mask", "version_of"]
 
@@ -177,10 +178,7 @@ def mask(
     UnsupportedError
         A model with an attention of its own that adds masks to its logits.
     """
-    if getattr(options.get("config"), "model_type", None) in _OWN_ATTENTION:
-        raise UnsupportedError(
-            "attn_implementation", "'fbsr'", "'eager': its encoder has an attention of its own"
-        )
+    refuse_own_attention(options.get("config"))
     first, skipped = int(q_offset), int(kv_offset)
     pattern = _pattern(mask_function)
     adds = _has(options.get("config"), _COMPRESSED)
@@ -212,7 +210,6 @@ def mask(
     )
 
 
-_OWN_ATTENTION = ("bigbird_pegasus",)
 # Kinds of layers that put numbers of their own behind a mask, and that choose keys by it.
 _COMPRESSED = frozenset(("compressed_sparse_attention", "heavily_compressed_attention"))
 _INDEXED = frozenset(
