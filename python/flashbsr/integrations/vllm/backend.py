@@ -236,9 +236,9 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             bounds = np.where(rows.absent, 0, bounds)
         tables = _first(m.block_table_tensor, requests)
         if on_cpu:
-            return Batch(rows.starts, bounds, tables, causal=m.causal, of_requests=rows)
+            return Batch(rows.starts, bounds, tables, causal=m.causal, known=rows)
         lens, query_starts = _first(m.seq_lens, requests), _first(m.query_start_loc, requests + 1)
-        return Batch(rows.starts, bounds, tables, lens, query_starts, m.causal, of_requests=rows)
+        return Batch(rows.starts, bounds, tables, lens, query_starts, m.causal, known=rows)
 
     @staticmethod
     def _ranks(parallel: Any, kv_cache_spec: Any) -> Ranks | None:

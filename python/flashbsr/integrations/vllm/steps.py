@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,8 +91,13 @@ class Batch:
     topk : int
         Every row is a request of its own, for which each layer says which tokens it attends to, at
         most so many (`of_rows`); 0: requests have tables.
-    of_requests : Rows, optional
+    known : Rows, optional
         Query rows of each request, where they have been looked at: those of `starts`.
+
+    Attributes
+    ----------
+    of_requests : Rows
+        Query rows of each request.
     """
 
     starts: np.ndarray[Any, Any]
@@ -105,11 +110,11 @@ class Batch:
     positions: Any = None
     common_prefix: int = 0
     topk: int = 0
-    of_requests: Rows = None  # type: ignore[assignment]
+    known: InitVar[Rows | None] = None
+    of_requests: Rows = field(init=False)
 
-    def __post_init__(self) -> None:
-        if self.of_requests is None:
-            self.of_requests = rows_of(self.starts)
+    def __post_init__(self, known: Rows | None) -> None:
+        self.of_requests = known or rows_of(self.starts)
 
     def of_rows(self, topk: int, rows: int) -> Batch:
         """Give a batch of as many requests as rows, those of no request behind the others.
