@@ -181,10 +181,10 @@ def test_a_decode_step_in_compiled_pieces(driver: Driver, fake_torch: FakeTorch)
 def test_rows_are_cleared_where_they_may_be_missing(
     driver: Driver, fake_torch: FakeTorch, drafts: bool
 ) -> None:
-    """A launch more, for each layer of an eager step."""
+    """A launch more, for each layer of an eager step; requests that pad it have stale lengths."""
     server = Server(drafts=drafts)
     fake_torch.current = stream = driver.stream()
-    step, batch = server.step(stream, [40, 70, 9], [1, 4, 2])
+    step, batch = server.step(stream, [40, 70, 9], [1, 4, 2], requests=5)
     driver.drain()
     server.out.fill_(np.nan)
     before = driver.calls("cuLaunchKernelEx")
