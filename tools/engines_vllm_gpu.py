@@ -6,7 +6,8 @@
     python tools/engines.py --engine vllm_gpu --only deepseek       on one
 
 Models, prompts and the comparison are those of the CPU, in bfloat16. Latent attention is compared
-with transformers in float32, over lists of chosen tokens, too. `two ranks ...` are two GPUs that
+with transformers in float32, over lists of chosen tokens, too, and may be as far from it as the
+model in bfloat16 is there, and as much again. `two ranks ...` are two GPUs that
 share every request's keys (decode context parallelism); they must choose the tokens that one GPU
 chooses. Generations are processes, which cases share, and which share the GPUs: times mean nothing.
 """
@@ -41,6 +42,7 @@ DEVICE, SECONDS = "cuda", 180
 # Of logits, not log probabilities: a logit is a number of bfloat16, so that two engines are whole
 # steps of 2^-4 apart between 8 and 16, of 2^-5 below; the sum in a log probability moves it too.
 APART = TIE["bfloat16"]
+AS_FAR = 2  # from float32, as a reference of the model's own type is
 THEIRS, OURS = "FLASH_ATTN", "CUSTOM"
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4, 8, 32]}
 
@@ -111,12 +113,12 @@ def choose_everything() -> None:
 
 
 def reference(args: argparse.Namespace) -> None:
-    """Generate with the weights that an engine in bfloat16 has, computed in float32."""
+    """Generate with the weights that an engine in bfloat16 has, by `--compute`."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
-    model = model.float().to(DEVICE)
+    model = model.to(DEVICE, getattr(torch, args.compute))
     found: dict[str, Any] = {"cached": 0, "tokens": [], "logprobs": []}
     for prompt in prompts():
         ids = torch.tensor([prompt["prompt_token_ids"]], device=DEVICE)
@@ -202,10 +204,34 @@ def alike(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
     return {**found, "ok": good, "logits_apart": apart, "largest_logit": largest}
 
 
-def equal(kind: str, base: str = THEIRS, **options: Any) -> dict[str, Any]:
-    """Compare with another backend of vLLM, or with transformers."""
-    want, got = start(kind, base), start(kind, OURS, **options)
+def equal(kind: str, **options: Any) -> dict[str, Any]:
+    """Compare with another backend of vLLM."""
+    want, got = start(kind, THEIRS), start(kind, OURS, **options)
     return judged(want, got)
+
+
+def near(kind: str, **options: Any) -> dict[str, Any]:
+    """Compare with transformers in float32, and how far it is with transformers in bfloat16.
+
+    By transformers on a CPU the DeepSeek in bfloat16 is 0.016 (sdpa) or 0.020 (eager) from itself
+    in float32 in the mean, and 0.07 or 0.09 at most: `APART` is less than the model's own rounding.
+    """
+    exact, rounded = (start(kind, "transformers", compute=x) for x in ("float32", "bfloat16"))
+    got = start(kind, OURS, **options).result()
+    want, coarse = exact.result()["passes"][0], rounded.result()["passes"][0]
+    first, second = (as_near(want, coarse, x) for x in got["passes"])
+    hits = got["passes"][1]["cached"]
+    good = first["ok"] and second["ok"] and hits > 0
+    return {**first, "ok": good, "again": second, "cached_tokens": hits, "runs": got["runs"]}
+
+
+def as_near(want: dict[str, Any], coarse: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
+    """Compare a pass with a finer one, to which a `coarse` one has a distance too."""
+    found = compare(want, got, "bfloat16")
+    most, mean = AS_FAR * error(want, coarse), error(want, got)
+    enough = found["compared"] >= LEAST["bfloat16"] * found["tokens"]
+    good = not found["wrong"] and enough and mean <= most
+    return {**found, "ok": good, "mean_error": mean, "most": most}
 
 
 def spread(**options: Any) -> dict[str, Any]:
@@ -249,11 +275,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "llama": partial(equal, "llama"),
     "llama graphs": partial(equal, "llama", graphs=True),
     "gemma3": partial(equal, "gemma3"),
-    "deepseek": partial(equal, "deepseek", "transformers"),
-    "deepseek graphs": partial(equal, "deepseek", "transformers", graphs=True),
+    "deepseek": partial(near, "deepseek"),
+    "deepseek graphs": partial(near, "deepseek", graphs=True),
     "deepseek fp8": partial(scaled, "fp8_ds_mla", "fp8"),
-    "deepseek chosen": partial(equal, "deepseek", "transformers", chosen=True),
-    "deepseek chosen graphs": partial(equal, "deepseek", "transformers", chosen=True, graphs=True),
+    "deepseek chosen": partial(near, "deepseek", chosen=True),
+    "deepseek chosen graphs": partial(near, "deepseek", chosen=True, graphs=True),
     "deepseek chosen fp8": partial(scaled, "fp8_ds_mla", "fp8", chosen=True),
 }
 
@@ -264,6 +290,7 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--kv", default="auto")
     parser.add_argument("--backend", required=True)
+    parser.add_argument("--compute", default="float32", help="transformers: in which type")
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--ngram", action="store_true")
     parser.add_argument("--chosen", action="store_true", help="tokens of lists, all of the past")

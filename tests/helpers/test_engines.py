@@ -115,6 +115,15 @@ def test_logits_of_gpus() -> None:
     assert not of_gpus.alike(generated([1, 2]), generated([1, 9]))["ok"]
 
 
+def test_nearness_on_gpus() -> None:
+    """As far from the finer pass as the coarse one, and as much again, is near."""
+    fine, coarse = generated([1, 2]), generated([1, 2], shift=2**-6)
+    for shift, good in ((2**-6, True), (2**-5, True), (2**-4, False)):
+        found = of_gpus.as_near(fine, coarse, generated([1, 2], shift=shift))
+        assert found["ok"] == good and found["mean_error"] == shift / 2  # of two tokens, one
+    assert not of_gpus.as_near(fine, coarse, generated([1, 9]))["ok"]
+
+
 def test_chosen_cases_are_not_recorded(engine: SimpleNamespace) -> None:
     assert run(engine, "--engine", "abacus", "--only", "a") == 0
     assert not engine.record.exists()
