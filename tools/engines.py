@@ -4,7 +4,7 @@
 
     python tools/engines.py --engine vllm              with this Python's vLLM; others' stay
     python tools/engines.py --engine vllm --only fp8   some cases, nothing is written
-    python tools/engines.py --engine vllm_gpu --jobs 8 on GPUs, with so many cases at once
+    python tools/engines.py --engine vllm_gpu --jobs 16  on GPUs, with so many cases at once
     python tools/engines.py --check                    no engine needed: are the records good?
 
 CI has no engines, so this is run when an integration changes. Of each engine a module beside this
