@@ -10,8 +10,8 @@ with transformers in float32, over lists of chosen tokens, too, and may be as fa
 model in bfloat16 is there, and as much again. `two ranks ...` are two GPUs that share every
 request's keys (decode context parallelism); they must choose the tokens that one GPU chooses.
 Generations are processes, which cases share, and which share the GPUs: times mean nothing. Those on
-one GPU run first, all at once; then those over ranks, two at a time: a collective goes on only while
-both GPUs are its processes', and beside other cases V2 took more than 180 seconds in place of 95.
+one GPU run first, all at once; then those over ranks, two at a time. A collective goes on only
+while both GPUs are its processes': beside other cases V2 took more than 180 seconds in place of 95.
 """
 
 from __future__ import annotations
