@@ -285,7 +285,8 @@ class Planned:
         ShapeError, DTypeError, DeviceError
             Arrays that do not match the plan.
         IndexRangeError
-            On the CPU a negative page id, and a query beyond the tables of RoPE; with ``FLASHBSR_CHECK=1`` a length beyond its bound.
+            On the CPU a negative page id, and a query beyond the tables of RoPE; with
+            ``FLASHBSR_CHECK=1`` a length beyond its bound.
         UnsupportedError
             Arrays on the host while a CUDA graph is captured.
         """
