@@ -106,6 +106,9 @@ Shape Attention::shape() const {
   const bool whole = laid_.sees_all && shape.context_size > 1 && !options_.capacity.fixed();
   if (laid_.masked || whole) shape.causal = false;
   shape.placed = laid_.placed && !laid_.masked;
+  if (shape.placed && laid_.layout.bounds && options_.position == Position::kRopeLlama) {
+    shape.end_position = static_cast<int32_t>(furthest_position());
+  }
   return shape;
 }
 
@@ -369,7 +372,7 @@ void Attention::check_placement() const {
 /// Of queries and keys, in magnitude.
 int64_t Attention::furthest_position() const {
   PlanHeader h{};
-  shape().write_visibility(h);
+  options_.shape.write_visibility(h);
   int64_t furthest = 0;
   for (size_t b = 0; b < laid_.layout.requests.size(); ++b) {
     const Request& r = laid_.layout.requests[b];

@@ -11,24 +11,6 @@
 
 namespace flashbsr::api {
 
-namespace {
-
-/// Queries at positions that the tables do not cover would be rotated by somebody else's memory.
-void check_rotations(const PlanView& plan, int64_t positions) {
-  const PlanHeader& h = plan.header();
-  for (int32_t b = 0; b < h.num_requests; ++b) {
-    const Request& r = plan.requests()[b];
-    const int64_t first = first_position(r), last = first + counted(h, r).q_len - 1;
-    if (max_of(-first, last) < positions) continue;
-    throw Error(ErrorCode::kIndexRange, "q_positions[" + std::to_string(b) + "]",
-                std::to_string(first),
-                "with RoPE inside attention a position that plan() was told of, or less than the "
-                "furthest of those");
-  }
-}
-
-}  // namespace
-
 CpuBackend::CpuBackend(const AttentionOptions& options)
     : options_(options),
       built_in_(cpu::chosen_table()),
@@ -56,14 +38,6 @@ void CpuBackend::resolve(const LengthViews& views, const ResolveOptions& options
   if (resolved_.empty()) resolved_.assign(plan_.plan.data, plan_.plan.data + h.total_size);
   if (options.check) check_lengths(views.lengths.kv_lens, plan_.plan);
   BoundPlan(resolved_.data()).resolve(views.lengths, 0, 1);
-  if (plan_.rope_positions > 0) {
-    try {
-      check_rotations(PlanView{resolved_.data()}, plan_.rope_positions);
-    } catch (...) {
-      resolved_.clear();
-      throw;
-    }
-  }
   PlanHeader& now = *reinterpret_cast<PlanHeader*>(resolved_.data());
   const flashbsr::detail::PageRange range =
       flashbsr::detail::range_of(resolved_.data() + h.off_kv_indices, h.num_kv_indices);

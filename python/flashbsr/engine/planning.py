@@ -270,8 +270,8 @@ class Planned:
             ``qo_indptr[-1]`` become 0 and -inf. Default: as planned.
         q_positions : int32 or int64 array, shape (batch_size,), optional
             Positions of requests' first query tokens, where `plan` had some. With RoPE inside
-            attention none beyond the furthest query or key that `plan` was told of, where its
-            tables end.
+            attention none is beyond the furthest query or key that `plan` was told of, where its
+            tables end: more counts as that.
         stream : CUDA stream or int, optional
             Default: the current stream of the framework whose arrays these are.
 
@@ -285,8 +285,7 @@ class Planned:
         ShapeError, DTypeError, DeviceError
             Arrays that do not match the plan.
         IndexRangeError
-            On the CPU a negative page id, and a query beyond the tables of RoPE; with
-            ``FLASHBSR_CHECK=1`` a length beyond its bound.
+            On the CPU a negative page id; with ``FLASHBSR_CHECK=1`` a length beyond its bound.
         UnsupportedError
             Arrays on the host while a CUDA graph is captured.
         """
