@@ -157,6 +157,20 @@ def test_captured_shares_follow_positions_on_the_device() -> None:
         torch.testing.assert_close(out, other.run(q, cache), rtol=2e-3, atol=2e-3)
 
 
+def test_rotary_tables_end_where_plan_was_told() -> None:
+    rng = np.random.default_rng(0)
+    q, cache = (half(rng.standard_normal(x)) for x in ((2, 8, 64), (4, 2, PAGE, 2, 64)))
+    variant = Variant(pos_encoding_mode="ROPE_LLAMA")
+    attention = attention_of(variant, ContextParallel(1, 0), heads=(8, 2), dim=64, **GPU)
+    attention.plan(flashbsr.Bounds([0, 2], [64], page_size=PAGE), q_positions=[100])
+    for asked, counts_as in ((1 << 30, 100), (-5000, -102)):
+        found = []
+        for position in (asked, counts_as):
+            attention.update([40], np.arange(4)[None], q_positions=[position])
+            found.append(attention.run(q, cache))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_what_a_gpu_does_not_do() -> None:
     for name in ("alibi", "rope"):
         with pytest.raises(flashbsr.UnsupportedError, match="context_parallel"):

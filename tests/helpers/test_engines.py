@@ -122,6 +122,8 @@ def test_nearness_on_gpus() -> None:
         found = of_gpus.as_near(fine, coarse, generated([1, 2], shift=shift))
         assert found["ok"] == good and found["mean_error"] == shift / 2  # of two tokens, one
     assert not of_gpus.as_near(fine, coarse, generated([1, 9]))["ok"]
+    rough = generated([1, 2], shift=2.0)
+    assert not of_gpus.as_near(fine, rough, generated([1, 2], shift=2**-3))["ok"], "as of others"
 
 
 def test_chosen_cases_are_not_recorded(engine: SimpleNamespace) -> None:
