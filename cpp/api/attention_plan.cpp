@@ -106,6 +106,9 @@ Shape Attention::shape() const {
   const bool whole = laid_.sees_all && shape.context_size > 1 && !options_.capacity.fixed();
   if (laid_.masked || whole) shape.causal = false;
   shape.placed = laid_.placed && !laid_.masked;
+  if (shape.placed && laid_.layout.bounds && options_.position == Position::kRopeLlama) {
+    shape.end_position = static_cast<int32_t>(furthest_position());
+  }
   return shape;
 }
 
@@ -211,8 +214,9 @@ Batch Attention::batch() const {
       .per_head = !laid_.layout.kv_heads.empty(),
       .decode = laid_.layout.decode,
       .masked = laid_.masked,
-      .spread =
-          options_.shape.context_size > 1 && (shape().causal || options_.shape.window_left >= 0),
+      .spread = options_.shape.context_size > 1 &&
+                (shape().causal || options_.shape.window_left >= 0 ||
+                 options_.position != Position::kNone),
       .page_run =
           laid_.layout.paged ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens) : 0,
       .q = q_dtype_,
@@ -331,7 +335,8 @@ void Attention::hand_over(void* stream) {
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
     const Capacity& c = options_.capacity;
-    host.rope_capacity = max_of(c.max_kv_indices * laid_.layout.page_size, c.max_q_tokens) + 1;
+    const int64_t keys = c.max_kv_indices * laid_.layout.page_size;
+    host.rope_capacity = max_of(keys * options_.shape.context_size, c.max_q_tokens) + 1;
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
   if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
@@ -355,11 +360,6 @@ void Attention::check_placement() const {
   }
   if (!laid_.placed) return;
   if (!backend_->place().cuda) return;
-  if (encodes && shape.context_size > 1) {
-    throw Error(ErrorCode::kUnsupported, "context_parallel", std::to_string(shape.context_size),
-                "on a GPU 1 with encodings of positions and variants that ask for them (rotate "
-                "first, flashbsr.apply_rope)");
-  }
   if (options_.asks_where) {
     throw Error(ErrorCode::kUnsupported, "q_positions", "an array",
                 "on a GPU None with variants that ask for positions or lengths");
@@ -369,7 +369,7 @@ void Attention::check_placement() const {
 /// Of queries and keys, in magnitude.
 int64_t Attention::furthest_position() const {
   PlanHeader h{};
-  shape().write_visibility(h);
+  options_.shape.write_visibility(h);
   int64_t furthest = 0;
   for (size_t b = 0; b < laid_.layout.requests.size(); ++b) {
     const Request& r = laid_.layout.requests[b];

@@ -217,6 +217,21 @@ def test_updates_bring_positions_or_do_not() -> None:
         plain.update([60], tables, q_positions=[59])
 
 
+@pytest.mark.parametrize(("asked", "counts_as"), [(5000, 100), (1 << 30, 100), (-5000, -102)])
+def test_rotary_tables_end_where_plan_was_told(asked: int, counts_as: int) -> None:
+    """Beyond them nothing is read: it was another's memory."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 4, 16)).astype(np.float32)
+    cache = rng.standard_normal((4, 2, PAGE, 2, 16)).astype(np.float32)
+    attention = attention_of(Variant(pos_encoding_mode="ROPE_LLAMA"), ContextParallel(1, 0))
+    attention.plan(flashbsr.Bounds([0, 2], [64], page_size=PAGE), q_positions=[100])
+    found = []
+    for position in (asked, counts_as):
+        attention.update([40], np.arange(4)[None], q_positions=[position])
+        found.append(attention.run(q, cache))
+    np.testing.assert_array_equal(*found)
+
+
 def test_local_lens_of_every_kind_of_array() -> None:
     share = ContextParallel(3, 1, 4)
     lens = np.arange(40)

@@ -217,7 +217,10 @@ struct PlanHeader {
   /// Of a plan of bounds with a shared part: KV tokens that all requests begin with, whatever
   /// their lengths are; their own items begin there.
   int32_t common_prefix;
-  int32_t reserved[3];  ///< 0: records begin at multiples of 32 bytes
+  /// Of a plan of bounds with RoPE inside attention, whose tables end there: queries come before
+  /// this position, and behind its negative. 0: they may be anywhere.
+  int32_t end_position;
+  int32_t reserved[2];  ///< 0: records begin at multiples of 32 bytes
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

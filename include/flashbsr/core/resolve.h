@@ -94,7 +94,8 @@ class BoundPlan {
     r.q_len = tokens;
     if (h_.flags & kPlanPlaced) {
       r.mask_lo = tokens;
-      r.q_len = r.kv_len - clamp(now.q_positions[i], -kFarthest, kFarthest);
+      const int32_t end = h_.end_position > 0 ? h_.end_position : kFarthest;
+      r.q_len = r.kv_len - clamp(now.q_positions[i], -end, end - tokens);
     }
     return r;
   }

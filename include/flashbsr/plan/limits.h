@@ -25,9 +25,11 @@ struct Shape {
   int32_t context_size = 1;
   int32_t context_rank = 0;
   int32_t context_interleave = 1;
+  int32_t end_position = 0;  ///< as in PlanHeader
 
   /// What decides which keys a row sees.
   void write_visibility(PlanHeader& h) const {
+    h.end_position = end_position;
     h.flags |= (causal ? kPlanCausal : 0) | (placed ? kPlanPlaced : 0);
     h.window_left = window_left;
     h.context_size = context_size;

@@ -97,6 +97,7 @@ class PlanHeader(NamedTuple):
     context_interleave: int
     cost_row_shift: int
     common_prefix: int
+    end_position: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
