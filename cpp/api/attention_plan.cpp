@@ -214,9 +214,9 @@ Batch Attention::batch() const {
       .per_head = !laid_.layout.kv_heads.empty(),
       .decode = laid_.layout.decode,
       .masked = laid_.masked,
-      .spread = options_.shape.context_size > 1 &&
-                (shape().causal || options_.shape.window_left >= 0 ||
-                 options_.position != Position::kNone),
+      .spread =
+          options_.shape.context_size > 1 && (shape().causal || options_.shape.window_left >= 0 ||
+                                              options_.position != Position::kNone),
       .page_run =
           laid_.layout.paged ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens) : 0,
       .q = q_dtype_,

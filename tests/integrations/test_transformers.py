@@ -168,7 +168,7 @@ def test_without_a_mask() -> None:
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_learned_queries(count: int) -> None:
-    """Queries of one row are those of all, as `sdpa` broadcasts them (a query transformer)."""
+    """Queries or keys of one row are those of all, as `sdpa` broadcasts them."""
     q, k, v = arrays(2, count, 9)
     layer = SimpleNamespace(is_causal=False, training=False)
     keep = torch.rand(2, 1, 1, 9) > 0.4
@@ -179,8 +179,13 @@ def test_learned_queries(count: int) -> None:
                 q[:1], k, v, torch.ones_like(keep) if given is None else keep, None, None
             )
             torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=2e-5)
-    with pytest.raises(flashbsr.ShapeError, match="^key: got 1 rows; expected 2"):
-        attention(layer, q, k[:1], v[:1], None)
+            out = attention(layer, q, k[:1], v[:1], given, scaling=0.3)[0]
+            wanted = exact(
+                q, k[:1], v[:1], torch.ones_like(keep) if given is None else keep, None, None
+            )
+            torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=2e-5)
+    with pytest.raises(flashbsr.ShapeError, match="^key: got 2 rows; expected 3"):
+        attention(layer, torch.cat([q, q[:1]]), k, v, None)
 
 
 def test_padding_that_grows_and_changes() -> None:

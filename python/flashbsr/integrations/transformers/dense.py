@@ -91,7 +91,7 @@ def attention(
     module : torch.nn.Module
         The layer; ``is_causal`` and ``training`` are read.
     query : tensor, shape (B or 1, H_q, S_q, D)
-    key, value : tensors, shapes (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)
+    key, value : tensors, shapes (B or 1, H_kv, S_kv, D) and (B or 1, H_kv, S_kv, D_v)
         Of any strides.
     attention_mask : tensor, optional
         What `mask` made, or a mask of ``(B or 1, 1, S_q or 1, S_kv)``: booleans, or numbers that
@@ -116,6 +116,8 @@ def attention(
     refuse(module, query, dropout, options)
     if len(query) == 1 != len(key):  # learned queries, the same for all rows
         query = query.expand(len(key), -1, -1, -1)
+    if len(key) == 1 != len(query):  # the same keys for all rows
+        key, value = (x.expand(len(query), -1, -1, -1).contiguous() for x in (key, value))
     batch, heads, q_len, dim = query.shape
     if len(key) != batch:
         raise ShapeError("key", f"{len(key)} rows", f"{batch}, as query")
