@@ -51,8 +51,8 @@ class BoundPlan {
           item_now(static_cast<int32_t>(i), request_now(request, now));
     }
     for (int64_t w = first; w < h_.num_workers; w += step) start(static_cast<int32_t>(w), now);
-    // Rows are fewer only where queries are.
-    for (int64_t i = first; now.qo_indptr.given() && i < h_.num_merges; i += step) {
+    // Without qo_indptr, too: the lengths before these may have had fewer rows.
+    for (int64_t i = first; i < h_.num_merges; i += step) {
       Merge m = merge(static_cast<int32_t>(i));
       m.row_count = rows_now(m.row_begin, m.row_count, request_now(m.request, now));
       section<Merge>(h_.off_merges)[i] = m;
