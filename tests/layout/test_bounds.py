@@ -107,6 +107,19 @@ def test_fewer_queries(lens: tuple[int, ...], task: dict[str, int], device: Devi
     compare(problem, found[:rows], found_lse[:rows])
 
 
+@pytest.mark.parametrize("task", [{}, {"num_workers": 5}, {"fixed_split_size": 64}])
+def test_all_queries_after_fewer(task: dict[str, int], device: Device) -> None:
+    """Merges had as many rows as the lengths before: those that were missing then stayed so."""
+    problem = problem_of(device, 3, q_lens=(4,) * 4, variant=Variant(causal=True), task=task)
+    attention = attention_for(problem, device.backend)
+    plan(problem, attention)
+    lens, tables = device.put(problem.kv_lens), device.put(problem.block_tables)
+    fewer = np.array([0, 1, 1, 4, 6], np.int32)
+    attention.update(lens, tables, qo_indptr=device.put(fewer))
+    attention.update(lens, tables)
+    check(problem, attention, device)
+
+
 @pytest.mark.parametrize("q_len", [1, 40])
 def test_a_table_per_head(q_len: int, device: Device) -> None:
     """Each KV head chooses its own pages and as many as it likes: of the pages that a head reads,
