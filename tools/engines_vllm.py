@@ -305,8 +305,7 @@ def quantized(kind: str, kv: str) -> dict[str, Any]:
     """Check that an fp8 cache changes log probabilities less than with vLLM's own backend.
 
     That one cuts off what does not fit into the type (0.26, 0.32), where numbers are to be rounded:
-    tokens cannot be equal. Both are compared with the model's own type. Where vLLM has none, e5m2
-    may have three times the error of e4m3, which has a bit more.
+    tokens cannot be equal, and both are compared with the model's own. Without it, e5m2 with e4m3.
     """
     if not has_fp8():
         return scaled(kind, kv, *{"fp8": ("fp8_e5m2", 1), "fp8_e5m2": ("fp8", 3)}[kv])
