@@ -215,7 +215,8 @@ Batch Attention::batch() const {
       .decode = laid_.layout.decode,
       .masked = laid_.masked,
       .spread =
-          options_.shape.context_size > 1 && (shape().causal || options_.shape.window_left >= 0),
+          options_.shape.context_size > 1 && (shape().causal || options_.shape.window_left >= 0 ||
+                                              options_.position != Position::kNone),
       .page_run =
           laid_.layout.paged ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens) : 0,
       .q = q_dtype_,
@@ -334,7 +335,8 @@ void Attention::hand_over(void* stream) {
     host.rope_positions = furthest + 1;
     host.rope = rope_.tables(options_.rope, options_.head_dim_qk, host.rope_positions);
     const Capacity& c = options_.capacity;
-    host.rope_capacity = max_of(c.max_kv_indices * laid_.layout.page_size, c.max_q_tokens) + 1;
+    const int64_t keys = c.max_kv_indices * laid_.layout.page_size;
+    host.rope_capacity = max_of(keys * options_.shape.context_size, c.max_q_tokens) + 1;
   }
   if (!slopes_.empty()) host.slopes = slopes_.data();
   if (workspace_bytes_ >= 0) check_workspace(needed_bytes());
@@ -358,11 +360,6 @@ void Attention::check_placement() const {
   }
   if (!laid_.placed) return;
   if (!backend_->place().cuda) return;
-  if (encodes && shape.context_size > 1) {
-    throw Error(ErrorCode::kUnsupported, "context_parallel", std::to_string(shape.context_size),
-                "on a GPU 1 with encodings of positions and variants that ask for them (rotate "
-                "first, flashbsr.apply_rope)");
-  }
   if (options_.asks_where) {
     throw Error(ErrorCode::kUnsupported, "q_positions", "an array",
                 "on a GPU None with variants that ask for positions or lengths");

@@ -276,7 +276,8 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
   }
   if (need.spread && !need.variant) {
     throw Error(ErrorCode::kUnsupported, "context_parallel",
-                "causality or a window over a share of the keys, head_dim " +
+                "causality, a window or an encoding of positions over a share of the keys, "
+                "head_dim " +
                     std::to_string(need.head_dim_qk) + ", q " + dtype_name(need.q) + ", KV " +
                     dtype_name(need.kv) + (need.latent ? ", latent" : "") + " on sm_" +
                     std::to_string(device.cc),

@@ -20,7 +20,6 @@ if not any(device.is_cuda for device in DEVICES):
 
 torch = framework("torch")
 GPU: dict[str, Any] = {"backend": "cuda", "o_dtype": "float32"}
-WITHOUT_ENCODINGS = [name for name in VARIANTS if name not in ("alibi", "rope")]
 
 
 def there(x: np.ndarray) -> Any:
@@ -45,7 +44,7 @@ def on_host(states: list[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("layout", ["table", "bounds"])
-@pytest.mark.parametrize("name", WITHOUT_ENCODINGS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_shares_add_up(seed: int, name: str, layout: str, dim: int) -> None:
     rng = np.random.default_rng(seed)
@@ -62,12 +61,15 @@ def test_shares_add_up(seed: int, name: str, layout: str, dim: int) -> None:
         else:
             bounds = lens + rng.integers(0, 50, lens.size)
             anywhere = rng.integers(0, 200, lens.size)
+            if name == "rope":  # whose tables end at the furthest of these
+                anywhere += batch.positions
             attention.plan(flashbsr.Bounds(qo, bounds, page_size=PAGE), q_positions=anywhere)
             on_device = (there(x.astype(np.int32)) for x in (lens, np.maximum(table, 0)))
             attention.update(*on_device, q_positions=there(batch.positions.astype(np.int32)))
         states.append(attention.run(half(batch.q), half(cache), return_lse=True))
         several = (batch.q_lens > 1).any() and variant != VARIANTS["plain"]
-        if several and (variant.window_left >= 0 or layout == "bounds"):
+        encodes = name in ("alibi", "rope")
+        if encodes or (several and (variant.window_left >= 0 or layout == "bounds")):
             assert attention.explain().kernel.startswith("decode")
     batch.check(*merged(on_host(states)), variant, "float16")
 
@@ -157,6 +159,26 @@ def test_captured_shares_follow_positions_on_the_device() -> None:
         torch.testing.assert_close(out, other.run(q, cache), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("options", [{"rope_interleave": True}, {"rotary_dim": 64}])
+def test_other_rotations_of_shares(options: dict[str, Any]) -> None:
+    """Neighbours that turn together, and dims that stay: against the same rank on the CPU."""
+    rng = np.random.default_rng(7)
+    batch, share = batch_of(rng, 128), ContextParallel(3, 1, 2)
+    spec = flashbsr.AttentionSpec(causal=True, pos_encoding_mode="ROPE_LLAMA", **options)
+    cache, table = paged(batch.share(share), rng)
+    plan = flashbsr.BlockTable(
+        indptr(batch.q_lens), np.maximum(table, 0), share.local_lens(batch.kv_lens), page_size=PAGE
+    )
+    found = []
+    for place, of in (({"backend": "cpu"}, np.asarray), (GPU, half)):
+        task = flashbsr.TaskInfo(8, 2, 128, context_parallel=share, **place)
+        attention = flashbsr.Attention(spec, task)
+        attention.plan(plan, q_positions=batch.positions)
+        found.append(attention.run(of(batch.q), of(cache), return_lse=True))
+    for x, y in zip(found[0], on_host(found[1:])[0], strict=True):
+        np.testing.assert_allclose(x, y, rtol=4e-3, atol=4e-3)
+
+
 def test_rotary_tables_end_where_plan_was_told() -> None:
     rng = np.random.default_rng(0)
     q, cache = (half(rng.standard_normal(x)) for x in ((2, 8, 64), (4, 2, PAGE, 2, 64)))
@@ -172,11 +194,12 @@ def test_rotary_tables_end_where_plan_was_told() -> None:
 
 
 def test_what_a_gpu_does_not_do() -> None:
-    for name in ("alibi", "rope"):
-        with pytest.raises(flashbsr.UnsupportedError, match="context_parallel"):
-            attention_of(VARIANTS[name], ContextParallel(2, 0), dim=64, **GPU).plan(
-                flashbsr.Ragged([0, 2], [0, 9]), q_positions=[3]
-            )
+    rotates = VARIANTS["rope"]
+    with pytest.raises(flashbsr.UnsupportedError, match="context_parallel"):
+        attention_of(
+            rotates, ContextParallel(2, 0), dim=64, kv_dtype="float8_e4m3fn", q_dtype="float16",
+            **GPU,
+        ).plan(flashbsr.Ragged([0, 2], [0, 9]), q_positions=[3])  # fmt: skip
     spec = flashbsr.AttentionSpec(causal=True, sm_scale=0.07)
     task = flashbsr.TaskInfo(
         16, 1, 576, head_dim_vo=512, latent=True, backend="cuda", q_dtype="float16",

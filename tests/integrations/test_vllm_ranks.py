@@ -43,8 +43,8 @@ def test_cuda_steps_through_peers_memory(tmp_path: Path) -> None:
     assert found == [len(vllm_ranks.ON_GPUS)] * 2
 
 
-def kind(kv_heads: int = 1, attn_type: str = "decoder", alibi: bool = False) -> object:
-    return kind_of(4, kv_heads, 64, 0.1, None, 0.0, alibi, "auto", attn_type)
+def kind(kv_heads: int = 1, attn_type: str = "decoder") -> object:
+    return kind_of(4, kv_heads, 64, 0.1, None, 0.0, False, "auto", attn_type)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,10 @@ def kind(kv_heads: int = 1, attn_type: str = "decoder", alibi: bool = False) -> 
         (kind(kv_heads=2), "num_kv_heads"),
         (kind(attn_type="encoder_only"), "encoder"),
         (latent_kind(4, 576, 512, 0.1), "latent attention"),
-        (kind(alibi=True), "alibi_slopes"),
     ],
 )
 def test_layers_that_are_not_spread(of: object, named: str) -> None:
     over = Ranks(ContextParallel(2, 1), None)
-    over.check([kind()], on_gpu=True)
+    over.check([kind()])
     with pytest.raises(errors.UnsupportedError, match=named):
-        over.check([kind(), of], on_gpu=True)
+        over.check([kind(), of])

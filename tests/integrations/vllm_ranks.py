@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 MOST, QUERIES = 20, 20000
 
 # Sinks are brought together by a collective, which gloo has for the CPU alone.
-ON_GPUS = ("plain", "soft cap in bfloat16", "not causal")
+ON_GPUS = ("plain", "slopes", "soft cap in bfloat16", "not causal")
 
 
 class Late(Place):

@@ -36,6 +36,22 @@ struct FastDiv {
   }
 };
 
+/// key_position() of core/plan.h without a division, for kernels that ask for every logit.
+struct KeyShare {
+  FastDiv interleave;
+  int32_t size = 1;
+  int32_t rank = 0;
+
+  /// All keys are here, and each is its position.
+  FLASHBSR_FN bool whole() const { return size <= 1; }
+  FLASHBSR_FN int32_t position(int32_t key) const {
+    if (whole()) return key;
+    const int32_t block = interleave.quotient(key);
+    return (block * size + rank) * static_cast<int32_t>(interleave.divisor) +
+           interleave.remainder(key, block);
+  }
+};
+
 /// How a kernel overlaps the one before it in the stream (sm_90 and later).
 enum class Overlap : int32_t {
   kNone = 0,      ///< starts when the kernel before has finished
@@ -88,6 +104,7 @@ struct KernelArgs {
 
   FastDiv group;      ///< query heads of a KV head
   FastDiv page_size;  ///< tokens of a page
+  KeyShare share;     ///< which keys are here, under context parallelism
   Overlap overlap = Overlap::kNone;
 
   Params params;  ///< last, since it ends with what most kernels do not read
@@ -155,6 +172,10 @@ FLASHBSR_FN KernelArgs kernel_args(const Params& params, const PlanHeader& heade
   a.counters = counters;
   a.group = FastDiv(static_cast<uint32_t>(header.group_size));
   a.page_size = FastDiv(static_cast<uint32_t>(header.page_size));
+  if (header.context_size > 1) {
+    a.share = {FastDiv(static_cast<uint32_t>(header.context_interleave)), header.context_size,
+               header.context_rank};
+  }
   return a;
 }
 

@@ -149,7 +149,7 @@ class Planned:
             is not ``kv_len - q_len``: with `TaskInfo.context_parallel`, and for chunks of a prompt
             that meet keys from elsewhere in it (keys begin at position 0; positions may be
             negative, and beyond the last key). Causality, windows and encodings of positions go by
-            it. On a GPU not with variants that ask for positions, nor with encodings over a share.
+            it. On a GPU not with variants that ask for positions.
         share_prefixes : {"auto", "off"}
             "auto": KV that several requests begin with, the same pages, is loaded once for all of
             them where the cost model says that it pays (`Paged` and `BlockTable`; docs/sharing.md).
@@ -270,8 +270,8 @@ class Planned:
             ``qo_indptr[-1]`` become 0 and -inf. Default: as planned.
         q_positions : int32 or int64 array, shape (batch_size,), optional
             Positions of requests' first query tokens, where `plan` had some. With RoPE inside
-            attention none is beyond the furthest query or key that `plan` was told of, where its
-            tables end: more counts as that.
+            attention none is beyond the last query or key that `plan` was told of, the furthest of
+            all requests: more counts as that.
         stream : CUDA stream or int, optional
             Default: the current stream of the framework whose arrays these are.
 

@@ -48,7 +48,7 @@ class DecodeMath {
   FLASHBSR_DEVICE void step(const DecodeItem& item, const Query& query, Ring& ring,
                             int32_t position, State& state) {
     float s[kSubTiles][kTiles][4];
-    const uint32_t tile = keys(ring, position);
+    const uint32_t tile = keys(item, ring, position);
     if constexpr (Traits::kPacked) {
       with_packed_run<Traits>(args_.params.k_scales.dim, [&]<int kRun>() {
         packed_scores<Traits, kRun>(query, tile, ring.key_scales(), lane_, s);
@@ -104,8 +104,13 @@ class DecodeMath {
 
   /// The stage's K, rotated where that is asked for.
   template <class Ring>
-  FLASHBSR_DEVICE uint32_t keys(Ring& ring, int32_t position) const {
+  FLASHBSR_DEVICE uint32_t keys(const DecodeItem& item, Ring& ring, int32_t position) const {
     if constexpr (kDecodeRotates<Traits, Variant>) {
+      if (args_.params.rope.fine && !args_.share.whole()) {
+        const uint32_t tile = ring.wait_for_keys();
+        rotate_share<Traits>(args_, tile, position, item.kv_end, lane_);
+        return tile;
+      }
       if (args_.params.rope.fine) {
         DecodeRotator<Traits> rotator(args_.params.rope, position, lane_);
         const uint32_t tile = ring.wait_for_keys();
@@ -213,7 +218,7 @@ class DecodeMath {
                                   .kv_head = item.kv_head,
                                   .kv_first = position,
                                   .lanes = 1,
-                                  .kv_position = position,
+                                  .kv_position = args_.share.position(position),
                                   .row_value = variant_.row_value(head)};
     if (variant_.transforms_logits()) x = variant_.template logits_transform<ThreadMath>(x, at);
     if (variant_.masks_logits() && !variant_.template logits_mask<ThreadMath>(at)) {

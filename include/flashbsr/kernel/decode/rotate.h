@@ -84,6 +84,31 @@ class DecodeRotator {
   Angles step_[kPasses];
 };
 
+/// The tile of a stage at key `first` where keys are a share, whose positions do not follow each
+/// other: every row has its angles from the tables. Rows from `end` on are masked.
+template <class Traits>
+FLASHBSR_DEVICE void rotate_share(const KernelArgs& args, uint32_t tile, int32_t first, int32_t end,
+                                  int lane) {
+  const RopeTables& tables = args.params.rope;
+  const Zip zip(tables);
+#pragma unroll 1
+  for (int row = 0; row < Traits::kKvTile; ++row) {
+    const int32_t position = args.share.position(min_of(first + row, end - 1));
+#pragma unroll 1
+    for (int32_t dim = 2 * lane; dim < tables.half; dim += 64) {
+      const auto place = [&](int32_t d) {
+        return tile + decode_tile_offset<Traits>(row, d / 8) + d % 8 * 2;
+      };
+      uint32_t x = ptx::load_shared(place(dim)), y = ptx::load_shared(place(dim + tables.half));
+      zip(x, y);
+      turn<Traits::kKv>(Angles::of(tables, Traits::kHeadDim, position, dim).at, x, y);
+      ptx::store_shared(place(dim), x);
+      ptx::store_shared(place(dim + tables.half), y);
+    }
+  }
+  __syncwarp();
+}
+
 /// Two dims of a row of Q in global memory, `dim` and the next, as they are after the rotation.
 template <DType kType>
 FLASHBSR_DEVICE uint32_t rotated_word(const RopeTables& tables, int head_dim, int32_t position,

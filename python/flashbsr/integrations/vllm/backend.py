@@ -140,7 +140,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         # batch (micro-batching) have arrays that are made for the step.
         halves = getattr(vllm_config.parallel_config, "use_ubatching", False)
         if place.ranks is not None:
-            place.ranks.check(kinds, crosses=self.crosses, on_gpu=on_gpu)
+            place.ranks.check(kinds, crosses=self.crosses)
             if through_peers(on_gpu=on_gpu, halves=halves):
                 most = vllm_config.scheduler_config.max_num_batched_tokens
                 ranks = place.ranks.through_peers(kinds, most, patience())

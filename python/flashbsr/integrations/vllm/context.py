@@ -141,7 +141,7 @@ class Ranks:
         for peers in self.peers.values():
             peers.merge.check(wait=False)
 
-    def check(self, kinds: Sequence[Kind], *, crosses: bool = False, on_gpu: bool = False) -> None:
+    def check(self, kinds: Sequence[Kind], *, crosses: bool = False) -> None:
         """Refuse layers whose keys or heads are not spread so.
 
         Parameters
@@ -149,25 +149,18 @@ class Ranks:
         kinds : sequence of Kind
         crosses : bool
             They read what an encoder has left.
-        on_gpu : bool
 
         Raises
         ------
         UnsupportedError
-            Encoders, latent attention, ALiBi on a GPU, and several KV heads of a rank, where heads
-            of other ranks would not meet the same keys.
+            Encoders, latent attention, and several KV heads of a rank, where heads of other ranks
+            would not meet the same keys.
         """
         for kind in kinds:
             if kind.ragged or kind.latent or crosses:
                 what = "latent attention" if kind.latent else "an encoder"
                 raise UnsupportedError(
                     "decode_context_parallel_size", self.share.size, f"1 with {what}"
-                )
-            if kind.alibi and on_gpu:
-                raise UnsupportedError(
-                    "alibi_slopes",
-                    f"some beside decode_context_parallel_size={self.share.size} on a GPU",
-                    "a model without them, or decode_context_parallel_size=1",
                 )
             if kind.num_kv_heads != 1:
                 raise UnsupportedError(
