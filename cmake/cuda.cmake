@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# What FLASHBSR_CUDA, FLASHBSR_CUDA_TOOLKIT and FLASHBSR_CUDA_ARCHS mean. Gives FLASHBSR_CUDA_COMPILER,
+# What FLASHBSR_CUDA, FLASHBSR_CUDA_TOOLKIT, FLASHBSR_CUDA_ARCHS and FLASHBSR_KERNELS mean. Gives FLASHBSR_CUDA_COMPILER,
 # "nvcc", "nvrtc" or empty, and flashbsr_add_cuda_library. It makes device code only: everything on
 # the host's side is plain C++ and needs one header of the toolkit, cuda.h, and no library of it.
 
@@ -10,6 +10,8 @@ set(FLASHBSR_CUDA_TOOLKIT "" CACHE STRING
     "CUDA toolkit: a folder, 'pip' or 'nvrtc' for packages of Python, empty to look for nvcc")
 set(FLASHBSR_CUDA_ARCHS "" CACHE STRING
     "Architectures to compile CUDA kernels for: 80;90, native (this machine's GPUs), empty: 75;80;90")
+set(FLASHBSR_KERNELS "all" CACHE STRING
+    "all rows of cpp/instances.txt, or common: rare ones are compiled when they are first used")
 set(FLASHBSR_KERNEL_CACHE "" CACHE STRING
     "A folder where builds for several Pythons share their kernels; empty: none")
 

@@ -5,6 +5,11 @@
 # one function, compiled for the device only. See docs/building.md.
 
 set(FLASHBSR_INSTANCE_COLUMNS family arch head_dim kv rows variant)
+if(NOT FLASHBSR_KERNELS)
+  set(FLASHBSR_KERNELS all)
+elseif(NOT FLASHBSR_KERNELS MATCHES "^(all|common)$")
+  message(FATAL_ERROR "FLASHBSR_KERNELS: got '${FLASHBSR_KERNELS}'; expected all or common")
+endif()
 # What a column may say -> what the templates of cpp/kernels/ are given.
 set(FLASHBSR_KV_f16 flashbsr::DType::kF16)
 set(FLASHBSR_KV_bf16 flashbsr::DType::kBF16)
@@ -56,8 +61,9 @@ function(flashbsr_check_instance where column value)
   endif()
 endfunction()
 
-# flashbsr_expand_instances(<table> <out>): kernels as "family|arch|head_dim|kv|rows|variant".
-function(flashbsr_expand_instances table out)
+# flashbsr_expand_instances(<table> <out> <out-rare>): kernels as "family|arch|head_dim|kv|rows|variant",
+# and those of them that are not compiled here.
+function(flashbsr_expand_instances table out out_rare)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${table}")
   file(READ "${table}" text)
   string(REGEX REPLACE "#[^\n]*" "" text "${text}")
@@ -66,6 +72,7 @@ function(flashbsr_expand_instances table out)
   list(LENGTH FLASHBSR_INSTANCE_COLUMNS num_columns)
   file(RELATIVE_PATH shown "${PROJECT_SOURCE_DIR}" "${table}")
   set(kernels "")
+  set(all_rare "")
   set(number 0)
   foreach(line IN LISTS lines)
     math(EXPR number "${number} + 1")
@@ -74,7 +81,15 @@ function(flashbsr_expand_instances table out)
     list(LENGTH fields num_fields)
     if(num_fields EQUAL 0)
       continue()
-    elseif(NOT num_fields EQUAL num_columns)
+    endif()
+    set(rare FALSE)
+    list(GET fields -1 last)
+    if(last STREQUAL "rare")
+      list(POP_BACK fields)
+      math(EXPR num_fields "${num_fields} - 1")
+      set(rare TRUE)
+    endif()
+    if(NOT num_fields EQUAL num_columns)
       message(FATAL_ERROR "${where}: got ${num_fields} columns; expected ${num_columns}: "
                           "${FLASHBSR_INSTANCE_COLUMNS}")
     endif()
@@ -99,9 +114,13 @@ function(flashbsr_expand_instances table out)
         message(FATAL_ERROR "${where}: got '${row}' a second time; expected every kernel once")
       endif()
       list(APPEND kernels "${row}")
+      if(rare AND FLASHBSR_KERNELS STREQUAL "common")
+        list(APPEND all_rare "${row}")
+      endif()
     endforeach()
   endforeach()
   set(${out} "${kernels}" PARENT_SCOPE)
+  set(${out_rare} "${all_rare}" PARENT_SCOPE)
 endfunction()
 
 # flashbsr_kernel_targets(<kernel> <kernels> <out-sass> <out-ptx>): what a kernel is compiled for.
@@ -167,7 +186,8 @@ endfunction()
 # flashbsr_add_kernels(<table> <out-sources>): the commands that compile every kernel of the table;
 # gives the two C++ sources that embed and list them.
 function(flashbsr_add_kernels table out)
-  flashbsr_expand_instances("${table}" kernels)
+  flashbsr_expand_instances("${table}" kernels rare)
+  set(num_rare 0)
   set(folder "${CMAKE_CURRENT_BINARY_DIR}/kernels")
   set(headers "")
   set(symbols "")
@@ -213,9 +233,23 @@ function(flashbsr_add_kernels table out)
     flashbsr_kernel_template(${family} ${arch} template)
     set(source "${folder}/${NAME}.cu")
     configure_file("${template}" "${source}" @ONLY)
-    flashbsr_compile_kernel(${NAME} "${source}" "${sass}" ${ptx})
-    list(APPEND fatbins "${folder}/${NAME}.fatbin")
-    string(APPEND names "${NAME}\n")
+    set(symbol "flashbsr_${NAME}")
+    set(image "${symbol}, ${symbol}_end")
+    if(kernel IN_LIST rare)
+      set(image "nullptr, nullptr")
+      math(EXPR num_rare "${num_rare} + 1")
+    else()
+      flashbsr_compile_kernel(${NAME} "${source}" "${sass}" ${ptx})
+      list(APPEND fatbins "${folder}/${NAME}.fatbin")
+      string(APPEND names "${NAME}\n")
+      list(LENGTH sass count)
+      math(EXPR images "${images} + ${count}")
+      string(APPEND symbols "extern const unsigned char ${symbol}[], ${symbol}_end[];\n")
+      string(APPEND embedded
+             "asm(R\"(.pushsection .nv_fatbin, \"a\"\n.balign 16\n.globl ${symbol}, ${symbol}_end\n"
+             ".hidden ${symbol}, ${symbol}_end\n${symbol}:\n.incbin \"${folder}/${NAME}.fatbin\"\n"
+             "${symbol}_end:\n.popsection)\");\n")
+    endif()
 
     # The registry asks the same Traits that the kernel is made of.
     file(READ "${source}" text)
@@ -234,20 +268,12 @@ function(flashbsr_add_kernels table out)
         set(${field} 0)
       endif()
     endforeach()
-    list(LENGTH sass count)
-    math(EXPR images "${images} + ${count}")
     string(REPLACE "a" "" sass "${sass}")
     string(REPLACE ";" ", " sass "${sass}")
-    set(symbol "flashbsr_${NAME}")
-    string(APPEND symbols "extern const unsigned char ${symbol}[], ${symbol}_end[];\n")
     string(APPEND table_rows
            "    {\"${NAME}\", \"${family}\", ${ARCH}, ${exact}, ${HEAD_DIM}, ${HEAD_DIM_VO}, \"${kv}\", ${rows}, "
-           "\"${variant}\", ${symbol}, ${symbol}_end, {${shape}}, {${sass}}, ${ptx}, nullptr,\n"
+           "\"${variant}\", ${image}, {${shape}}, {${sass}}, ${ptx}, nullptr,\n"
            "     KvCopies::${copies}},\n")
-    string(APPEND embedded
-           "asm(R\"(.pushsection .nv_fatbin, \"a\"\n.balign 16\n.globl ${symbol}, ${symbol}_end\n"
-           ".hidden ${symbol}, ${symbol}_end\n${symbol}:\n.incbin \"${folder}/${NAME}.fatbin\"\n"
-           "${symbol}_end:\n.popsection)\");\n")
   endforeach()
   if(NOT fatbins)
     message(FATAL_ERROR "FLASHBSR_CUDA_ARCHS: got '${FLASHBSR_TARGETS}'; expected architectures "
@@ -267,5 +293,9 @@ function(flashbsr_add_kernels table out)
   list(JOIN FLASHBSR_TARGETS " sm" shown)
   message(STATUS "flashbsr: ${count} CUDA kernels for sm${shown}: ${effort} where nothing is built "
                  "yet; pip install . -C cmake.define.FLASHBSR_CUDA=OFF leaves them out")
+  if(num_rare GREATER 0)
+    message(STATUS "flashbsr: ${num_rare} rare ones are compiled when they are first used, by NVRTC "
+                   "(pip install 'flashbsr[jit]'); FLASHBSR_KERNELS=all builds them here")
+  endif()
   set(${out} "${folder}/table.cpp" "${folder}/embed.cpp" PARENT_SCOPE)
 endfunction()

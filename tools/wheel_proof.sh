@@ -97,7 +97,7 @@ build_wheel() {  # ROOT PYTHON NAME
   mkdir -p "$FOLDER/kernels" "$wheels" && rm -rf "$root/kernels" "$root/out" "$root/repaired"
   cp -a "$FOLDER/kernels" "$root/kernels"
   # <cstdio>: libc++'s headers do not bring it to nanobind's sources.
-  in_root "$root" FLASHBSR_CUDA_TOOLKIT=nvrtc FLASHBSR_KERNEL_CACHE=/kernels \
+  in_root "$root" FLASHBSR_CUDA_TOOLKIT=nvrtc FLASHBSR_KERNELS=all FLASHBSR_KERNEL_CACHE=/kernels \
     CC=$bin/zig-cc CXX=$bin/zig-c++ CXXFLAGS="-include cstdio -I/tools/debian" \
     $bin/pip wheel -v --no-deps -w /out -C cmake.define.CMAKE_AR=$bin/zig-ar \
     -C cmake.define.CMAKE_RANLIB=$bin/zig-ranlib /flashbsr > "$FOLDER/wheel-$3.log" 2>&1

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <flashbsr/core/dtype.h>
+#include <flashbsr/core/launch.h>
 
 namespace flashbsr::api {
 
@@ -25,7 +26,8 @@ struct KernelWish {
   int rows = 0;  ///< of a tile
   /// "plain", "standard", "sigmoid"; the provider's own: "custom", with a mask "custom_masked".
   std::string variant;
-  bool gathers = false;  ///< on Hopper: K and V row by row, as any lie, and not in boxes by TMA
+  /// On Hopper: in boxes by TMA, row by row as any lie, or either.
+  KvCopies copies = KvCopies::kBoxes;
 };
 
 /// Compiles kernels of one variant. Implemented in Python (flashbsr/jit), which takes the GIL: no

@@ -41,6 +41,10 @@ api::Scale scale_of(nb::handle object, const char* name, std::optional<Import>& 
   return scale;
 }
 
+const char* copies_name(KvCopies copies) {
+  return copies == KvCopies::kEither ? "either" : copies == KvCopies::kRows ? "rows" : "boxes";
+}
+
 /// flashbsr.jit's compiler of a variant, for the engine.
 class PythonProvider final : public api::KernelProvider {
  public:
@@ -64,10 +68,10 @@ class PythonProvider final : public api::KernelProvider {
 
   std::string cuda_kernel(const api::KernelWish& wish) override {
     const nb::gil_scoped_acquire locked;
-    const nb::bytes code = nb::cast<nb::bytes>(
-        provider_.attr("cuda_kernel")(wish.name, wish.family, wish.arch, wish.target, wish.head_dim,
-                                      wish.head_dim_vo, dtype_name(wish.q), dtype_name(wish.kv),
-                                      wish.rows, wish.variant, wish.gathers, dtype_name(wish.v)));
+    const nb::bytes code = nb::cast<nb::bytes>(provider_.attr("cuda_kernel")(
+        wish.name, wish.family, wish.arch, wish.target, wish.head_dim, wish.head_dim_vo,
+        dtype_name(wish.q), dtype_name(wish.kv), wish.rows, wish.variant, copies_name(wish.copies),
+        dtype_name(wish.v)));
     return {code.c_str(), code.size()};
   }
 

@@ -89,6 +89,7 @@ class CudaBackend final : public api::Backend {
   size_t next_known_ = 0;
   const KernelRow* kernel_ = nullptr;
   DType q_ = DType::kF16, kv_ = DType::kF16, v_ = DType::kF16;
+  bool guessed_ = false;      ///< these types, of the last plan
   bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
   bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
@@ -192,9 +193,8 @@ Workers CudaBackend::limits(const Batch& batch) {
   need_ = need;
   const KernelRow& row = *found;
   check_kernel(row);
-  // Compiling takes a second: not for types that the first run may correct.
-  if (!row.jit || !batch.guessed) prepare(row, device_);
   kernel_ = &row;
+  guessed_ = batch.guessed;
   q_ = q;
   kv_ = batch.kv;
   v_ = batch.v;
@@ -264,6 +264,9 @@ void CudaBackend::check_kernel(const KernelRow& row) const {
 
 void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
                             void* stream_handle) {
+  // Compiling takes a second: not for types that the first run may correct, and not for a kernel
+  // that was asked for its price only.
+  if (!kernel_->jit || !guessed_) prepare(*kernel_, device_);
   const CUstream stream = static_cast<CUstream>(stream_handle);
   const ContextGuard context(device_);
   const bool captures = capturing(stream);

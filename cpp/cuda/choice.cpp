@@ -107,7 +107,7 @@ std::string types_of(const Tile& tile, const Need& need) {
   return both ? kv_column(need) : kv_name(need.kv);
 }
 
-/// The row of the build: of those that serve the first of the least head dim.
+/// The row of the table: of those that serve the first of the least head dim.
 const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo& device) {
   const std::string types = types_of(tile, need);
   const KernelRow* best = nullptr;
@@ -121,9 +121,10 @@ const KernelRow* try_build(const Tile& tile, const Need& need, const DeviceInfo&
                                      .variant = variant},
                                     device.cc);
     if (!row || !serves(*row, need, device)) continue;
+    if (!row->image && !need.provider) continue;
     if (!best || row->head_dim < best->head_dim) best = row;
   }
-  return best;
+  return best && !best->image ? rare_row(*best, device.cc, need.provider) : best;
 }
 
 /// A row that is compiled when it is first used.

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of kernels that are not of the build: users' variants, and what cpp/instances.txt leaves
-// out. A provider compiles the same templates when such a kernel is first loaded; what the host has
-// to know before, the shape, comes from the same Traits (templates.h). For sources of cpp/cuda
-// only.
+// Rows of kernels that are not of the build: users' variants, what cpp/instances.txt leaves out,
+// and its rare rows. A provider compiles the same templates when such a kernel is first loaded;
+// what the host has to know before, the shape, comes from the same Traits (templates.h). For
+// sources of cpp/cuda only.
 #pragma once
 
 #include <atomic>
@@ -45,5 +45,9 @@ struct JitQuery {
 /// attention asks. Nothing is compiled here. Null: no template does that.
 const KernelRow* try_jit_row(const JitQuery& query, int cc,
                              const std::shared_ptr<api::KernelProvider>& provider);
+
+/// A row of the table without an image, with one that the provider compiles of the same source.
+const KernelRow* rare_row(const KernelRow& row, int cc,
+                          const std::shared_ptr<api::KernelProvider>& provider);
 
 }  // namespace flashbsr::cuda

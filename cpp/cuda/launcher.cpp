@@ -66,6 +66,11 @@ void prepare_slow(const KernelRow& row, LoadState& state, int device) {
     code = row.jit->provider->cuda_kernel(row.jit->wish);
     image = code.data();
   }
+  if (!image && code.empty() && !state.kernel.load(std::memory_order_acquire)) {
+    throw Error(ErrorCode::kUnsupported, row.name, "a build with FLASHBSR_KERNELS=common",
+                "FLASHBSR_KERNELS=all, which compiles rare kernels too; Python has them compiled "
+                "when they are first used");
+  }
   const ContextGuard context(device);
   const RelaxedCapture relaxed;  // loading may allocate
   const std::lock_guard lock(mutex());

@@ -35,8 +35,8 @@ struct KernelRow {
   const char*
       kv;    ///< "f16", "bf16", "e4m3", "e5m2", "i8", "i4", "e2m1"; "bf16xi8": and Q; "-": none
   int rows;  ///< packed query rows of an item; 0: not applicable
-  const char* variant;  ///< "plain", "standard", "sigmoid", a user's; "-": not applicable
-  const unsigned char* image;
+  const char* variant;         ///< "plain", "standard", "sigmoid", a user's; "-": not applicable
+  const unsigned char* image;  ///< null: a rare row, which the build leaves to a provider (jit.h)
   const unsigned char* image_end;
   KernelShape shape;
   int sass[kMaxTargets];  ///< machine code for these, ended by 0

@@ -18,8 +18,12 @@ SCRIPT = """
 set(PROJECT_SOURCE_DIR {root})
 set(FLASHBSR_TARGETS {archs})
 list(GET FLASHBSR_TARGETS -1 FLASHBSR_HIGHEST_ARCH)
+cmake_policy(VERSION 3.20)
+set(FLASHBSR_KERNELS {kernels})
 include({root}/cmake/instances.cmake)
-flashbsr_expand_instances({table} kernels)
+flashbsr_expand_instances({table} kernels rare)
+list(JOIN rare " " rare)
+message(NOTICE "left to NVRTC: ${{rare}}")
 foreach(kernel IN LISTS kernels)
   flashbsr_kernel_targets("${{kernel}}" "${{kernels}}" sass ptx)
   message(NOTICE "${{kernel}}: ${{sass}} +${{ptx}}")
@@ -27,11 +31,16 @@ endforeach()
 """
 
 
-def expand(folder: Path, text: str, archs: str = "75;80;90") -> Outcome:
+def expand(folder: Path, text: str, archs: str = "75;80;90", kernels: str = "all") -> Outcome:
     table, script = folder / "instances.txt", folder / "expand.cmake"
     table.write_text(text)
-    script.write_text(SCRIPT.format(root=ROOT, table=table, archs=archs))
+    script.write_text(SCRIPT.format(root=ROOT, table=table, archs=archs, kernels=kernels))
     return run([tool("cmake"), "-P", script])
+
+
+def names(outcome: Outcome) -> list[str]:
+    assert outcome.status == 0, outcome.output
+    return re.findall(r"^(\S+\|\S*): ", outcome.output, re.MULTILINE)
 
 
 def targets(folder: Path, text: str, archs: str) -> dict[str, str]:
@@ -42,10 +51,7 @@ def targets(folder: Path, text: str, archs: str) -> dict[str, str]:
 
 def test_products(tmp_path: Path) -> None:
     text = "# a comment\n\nf sm80,sm90 64,128 bf16 8 plain  # another\ng sm75 - - - -\n"
-    outcome = expand(tmp_path, text)
-    assert outcome.status == 0, outcome.output
-    kernels = [line.split(":")[0] for line in outcome.output.split("\n") if line]
-    assert kernels == [
+    assert names(expand(tmp_path, text)) == [
         "f|sm80|64|bf16|8|plain",
         "f|sm90|64|bf16|8|plain",
         "f|sm80|128|bf16|8|plain",
@@ -64,10 +70,21 @@ def test_one_ptx_for_all(tmp_path: Path) -> None:
 
 
 def test_two_head_dims(tmp_path: Path) -> None:
-    outcome = expand(tmp_path, "f sm90a 64,192x128 bf16 128 plain\n", "90")
-    assert outcome.status == 0, outcome.output
-    kernels = [line.split(":")[0] for line in outcome.output.split("\n") if line]
-    assert kernels == ["f|sm90a|64|bf16|128|plain", "f|sm90a|192x128|bf16|128|plain"]
+    found = names(expand(tmp_path, "f sm90a 64,192x128 bf16 128 plain\n", "90"))
+    assert found == ["f|sm90a|64|bf16|128|plain", "f|sm90a|192x128|bf16|128|plain"]
+
+
+def test_rare_rows(tmp_path: Path) -> None:
+    """Wheels and the C library have all; elsewhere these are compiled when they are first used."""
+    text = "f sm80 64 bf16 8 plain\nf sm80 64,128 f16 8 plain rare\n"
+    rare = ["f|sm80|64|f16|8|plain", "f|sm80|128|f16|8|plain"]
+    for kernels, left in (("all", ""), ("common", " ".join(rare))):
+        outcome = expand(tmp_path, text, kernels=kernels)
+        assert names(outcome) == ["f|sm80|64|bf16|8|plain", *rare]
+        assert f"left to NVRTC: {left}\n" in outcome.output
+    few = expand(tmp_path, text, kernels="few")
+    assert few.status != 0
+    assert "FLASHBSR_KERNELS: got 'few'; expected all or common" in few.output
 
 
 @pytest.mark.parametrize(
@@ -76,6 +93,8 @@ def test_two_head_dims(tmp_path: Path) -> None:
         ("\nf sm80 64 bf16 8", "instances.txt:2: got 5 columns; expected 6"),
         ("f sm80 64 bf16 8 plain\nf sm80 32,64 bf16 8 plain", "instances.txt:2: got 'f sm80 64"),
         ("f sm80 64,64 bf16 8 plain", "a second time"),
+        ("f sm80 64 bf16 8 plain\nf sm80 64 bf16 8 plain rare", "a second time"),
+        ("f sm80 64 bf16 8 plain seldom", "got 7 columns; expected 6"),
         ("f sm80 64 bf17 8 plain", "instances.txt:1: kv: got 'bf17'"),
         ("f sm80 64 bf16 8 fancy", "variant: got 'fancy'"),
         ("f 80 64 bf16 8 plain", "arch: got '80'; expected sm75"),

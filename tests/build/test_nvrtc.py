@@ -58,9 +58,11 @@ def table_rows() -> list[tuple[str, ...]]:
     """The first kernel of every line of cpp/instances.txt, for each architecture and head dims
     of two numbers."""
     text = re.sub("#.*", "", (ROOT / "cpp/instances.txt").read_text())
+    text = re.sub(" +$", "", text, flags=re.MULTILINE)
     rows: dict[tuple[str, ...], None] = {}
     for line in text.splitlines():
-        family, archs, dims, *rest = (field.split(",") for field in line.split() or [""] * 6)
+        fields = line.removesuffix("rare").split() or [""] * 6
+        family, archs, dims, *rest = (field.split(",") for field in fields)
         for arch in archs if family[0] else []:
             for dim in dict.fromkeys([dims[0], *(d for d in dims if "x" in d)]):
                 rows[(family[0], arch, dim, *(values[0] for values in rest))] = None

@@ -93,7 +93,7 @@ def test_pages_decide(
     attention = planned(mine, page, backend="cuda", **types)
     assert len(wishes) == len(types)
     out = attention.run(q, (k, v), **extras())
-    assert [wish.gathers for wish in wishes] == [path == "gather"]
+    assert [wish.copies for wish in wishes] == ["rows" if path == "gather" else "boxes"]
     assert driver.path == path
     assert driver.kernel.endswith(name + "_gather" * (path == "gather"))
     driver.drain()
@@ -110,7 +110,7 @@ def test_a_short_last_block_decides(driver: Driver, wishes: list[Wish]) -> None:
         attention.run(q, (k, k))
         assert driver.path == path
         driver.drain()
-    assert [wish.gathers for wish in wishes] == [False, True]
+    assert [wish.copies for wish in wishes] == ["boxes", "rows"]
 
 
 def test_strides_decide(driver: Driver, wishes: list[Wish]) -> None:
@@ -131,7 +131,7 @@ def test_strides_decide(driver: Driver, wishes: list[Wish]) -> None:
         attention.run(q, (k.clone(), v.clone()), **extras())
         assert driver.path == "gather"
         driver.drain()
-    assert [wish.gathers for wish in wishes] == [False, True]
+    assert [wish.copies for wish in wishes] == ["boxes", "rows"]
 
 
 def test_a_plan_with_a_capacity_asks_for_the_kernel(driver: Driver, wishes: list[Wish]) -> None:
@@ -146,7 +146,7 @@ def test_a_plan_with_a_capacity_asks_for_the_kernel(driver: Driver, wishes: list
             attention.workspace_size()
         plan(attention, page)
         assert attention.workspace_size() > 0
-    assert [wish.gathers for wish in wishes] == [False, True]
+    assert [wish.copies for wish in wishes] == ["boxes", "rows"]
 
 
 def test_a_captured_run_keeps_its_kernel(
@@ -167,7 +167,7 @@ def test_a_captured_run_keeps_its_kernel(
     with driver.no_maps_of(other), pytest.raises(errors.PlanError, match="captured run has"):
         attention.run(q, (other, other))
     driver.drain()
-    assert [wish.gathers for wish in wishes] == [False, True]
+    assert [wish.copies for wish in wishes] == ["boxes", "rows"]
 
 
 def test_other_families_are_as_they_were(
@@ -189,7 +189,7 @@ def test_other_families_are_as_they_were(
         attention.run(q, (k, k), **values)  # a plan in a capture would raise
     assert driver.calls("cuTensorMapEncodeTiled") == before
     assert driver.kernel.startswith("decode_")
-    assert [wish.gathers for wish in wishes] == [False]
+    assert [wish.copies for wish in wishes] == ["boxes"]
     driver.drain()
 
 

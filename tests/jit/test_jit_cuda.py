@@ -158,7 +158,7 @@ def test_code_for_masks_and_rope_is_there_where_they_are(monkeypatch: pytest.Mon
 def test_a_hopper_kernel_copies_in_one_way(types: tuple[str, str]) -> None:
     """TMA's code is in one, the gather's in the other. Which runs: fake_cuda/jit_copies.py."""
     wish = dataclasses.replace(WISHES["hopper"], q=types[0], kv=types[1])
-    boxes, rows = (code(dataclasses.replace(wish, gathers=x), SIGMOID) for x in (False, True))
+    boxes, rows = (code(dataclasses.replace(wish, copies=x), SIGMOID) for x in ("boxes", "rows"))
     assert boxes != rows
 
 

@@ -28,6 +28,7 @@ VARIANTS = {
     "soft_cap": "SoftCapped",
     "alibi": "WithAlibi",
 }
+COPIES = {"boxes": "kBoxes", "rows": "kRows", "either": "kEither"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Wish:
     kv: str
     rows: int
     variant: str  #: ``"plain"``, ``"standard"``, ``"sigmoid"``, ``"custom"``, ``"custom_masked"``
-    gathers: bool = False  #: on Hopper: K and V row by row, as any lie, and not in boxes by TMA
+    copies: str = "boxes"  #: on Hopper: by TMA, ``"rows"``: as any lie, ``"either"``
     v: str = ""  #: V's type, where that is another than K's
 
 
@@ -92,7 +93,7 @@ def kernel_source(
         "ROWS": str(wish.rows),
         "HOOKS": "false" if wish.variant == "plain" else "true",
         "VARIANT": variant,
-        "COPIES": "kRows" if wish.gathers else "kBoxes",
+        "COPIES": COPIES[wish.copies],
     }
     filled = re.sub(r"@(\w+)@", lambda match: values[match[1]], template)
     # Messages about the user's lines name the user's text (source.py); ours begin anew.

@@ -55,7 +55,7 @@ class Provider:
         kv: str,
         rows: int,
         variant: str,
-        gathers: bool,
+        copies: str,
         v: str,
     ) -> bytes:
         """Machine code of a CUDA kernel; the parameters are those of ``KernelWish``."""
@@ -63,6 +63,6 @@ class Provider:
         from .kernel_source import Wish
 
         wish = Wish(
-            name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant, gathers, v
+            name, family, arch, target, head_dim, head_dim_vo, q, kv, rows, variant, copies, v
         )
         return cuda_kernel(wish, self._text, self._struct)
