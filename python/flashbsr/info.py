@@ -28,7 +28,7 @@ def engine_info() -> dict[str, Any]:
         compute_capability, sm_count, max_smem_per_block, l2_bytes, memory_bytes, kernels: how many
         it runs), ``kernels`` (list of dict, one per compiled kernel: name, family, arch,
         head_dim, kv, rows, variant, targets, threads, smem_bytes, blocks_per_sm, kv_tile,
-        image_bytes).
+        image_bytes, 0 where the build leaves a rare kernel to NVRTC).
     """
     import flashbsr._core as _core
 
@@ -79,14 +79,15 @@ def cuda_summary(kernels: list[dict[str, Any]]) -> list[dict[str, str]]:
     Returns
     -------
     list of dict
-        ``family``, ``arch``, ``variant``, ``targets``, ``kv``, ``head_dims``, ``rows`` and
+        ``family``, ``arch``, ``variant``, ``targets`` (or that the build leaves it to NVRTC), ``kv``, ``head_dims``, ``rows`` and
         ``kernels``, the number of kernels folded. ``192x128`` is a kernel for q and k of 192 and v
         of 128. A row promises no product of its columns where ``kernels`` is smaller than that.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for kernel in kernels:
         variant = kernel["variant"] or "-"
-        key = (kernel["family"], kernel["arch"], variant, kernel["targets"])
+        targets = kernel["targets"] if kernel["image_bytes"] else "NVRTC, at first use"
+        key = (kernel["family"], kernel["arch"], variant, targets)
         groups.setdefault(key, []).append(kernel)
 
     def head_dims(members: list[dict[str, Any]]) -> str:

@@ -69,7 +69,9 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert cuda["available"] == bool(cuda["devices"])
     assert (cuda["problem"] or cuda["devices"][0]["name"]) in text
     assert sum(int(row["kernels"]) for row in cuda_summary(cuda["kernels"])) == len(cuda["kernels"])
-    assert all(kernel["targets"] in text for kernel in cuda["kernels"])
+    assert all(kernel["targets"] in text for kernel in cuda["kernels"] if kernel["image_bytes"])
+    left = not all(kernel["image_bytes"] for kernel in cuda["kernels"])
+    assert ("NVRTC, at first use" in text) == left
 
 
 def test_cuda_kernels_are_the_rows_of_the_table() -> None:
@@ -102,11 +104,14 @@ def test_cuda_kernels_are_the_rows_of_the_table() -> None:
 
 def test_cuda_summary() -> None:
     row = {"family": "f", "arch": "sm80", "variant": "plain", "targets": "sm_80", "rows": 8}
+    row |= {"image_bytes": 9}
     dims = [{"head_dim": qk, "head_dim_vo": vo} for qk, vo in ((128, 128), (192, 128), (64, 64))]
     kernels = [{**row, "kv": kv, **dim} for kv in ("f16", "bf16") for dim in dims]
     nothing = dict.fromkeys(("kv", "head_dim", "head_dim_vo", "rows", "variant"))
-    kernels.append({"family": "op", "arch": "sm75", "targets": "sm_75", **nothing})
-    folded, op = cuda_summary(kernels)
+    kernels.append({"family": "op", "arch": "sm75", "targets": "sm_75", **nothing, "image_bytes": 9})
+    kernels.append({**row, "kv": "i8", **dims[0], "image_bytes": 0})
+    folded, op, rare = cuda_summary(kernels)
+    assert (rare["kv"], rare["targets"]) == ("i8", "NVRTC, at first use")
     assert folded["kv"] == "f16, bf16"
     assert folded["head_dims"] == "64, 128, 192x128"
     assert (folded["rows"], folded["kernels"]) == ("8", "6")
