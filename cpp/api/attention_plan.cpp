@@ -375,6 +375,8 @@ int64_t Attention::furthest_position() const {
     const Request& r = laid_.layout.requests[b];
     const int64_t first = laid_.layout.first_position(b);
     furthest = max_of<int64_t>(furthest, max_of(-first, first + r.q_len));
+    // Lengths below the bound put more queries before the first key.
+    if (laid_.layout.bounds && !laid_.placed) furthest = max_of<int64_t>(furthest, r.q_len);
     if (r.kv_len > 0) furthest = max_of<int64_t>(furthest, key_position(h, r.kv_len - 1) + 1);
   }
   return furthest;

@@ -120,6 +120,20 @@ def test_all_queries_after_fewer(task: dict[str, int], device: Device) -> None:
     check(problem, attention, device)
 
 
+@pytest.mark.parametrize("lens", [(1, 40, 350), (350, 0, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_before_the_first_key(lens: tuple[int, ...], causal: bool, device: Device) -> None:
+    """RoPE inside attention: the fewer keys there are, the further before them stand queries."""
+    problem = problem_of(
+        device, 5, q_lens=(700, 1, 300), kv_lens=lens, dtypes=F16,
+        variant=Variant(causal=causal, pos_encoding_mode="ROPE_LLAMA"),
+    )  # fmt: skip
+    attention = attention_for(problem, device.backend)
+    attention.plan(flashbsr.Bounds(problem.qo_indptr, np.full(3, 350), page_size=PAGE))
+    attention.update(device.put(problem.kv_lens), device.put(problem.block_tables))
+    check(problem, attention, device)
+
+
 @pytest.mark.parametrize("q_len", [1, 40])
 def test_a_table_per_head(q_len: int, device: Device) -> None:
     """Each KV head chooses its own pages and as many as it likes: of the pages that a head reads,

@@ -120,12 +120,24 @@ class BoundPlan {
   FLASHBSR_FN int32_t moved(int32_t cut, Span from, Span to) const {
     if (h_.policy == kPolicyFixed) return clamp(cut, to.begin, to.end);
     // In float, since an integer division of 64 bits is a call on a GPU. Every step is monotonic.
-    const float share =
-        static_cast<float>(cut - from.begin) / static_cast<float>(from.end - from.begin);
+    return along(static_cast<float>(cut - from.begin) / static_cast<float>(from.end - from.begin),
+                 to);
+  }
+
+  FLASHBSR_FN int32_t along(float share, Span to) const {
     const float tiles =
         share * static_cast<float>(to.end - to.begin) / static_cast<float>(h_.kv_tile);
-    const int64_t along = static_cast<int64_t>(tiles + 0.5f) * h_.kv_tile;
-    return clamp(to.begin + along, to.begin, to.end);
+    const int64_t way = static_cast<int64_t>(tiles + 0.5f) * h_.kv_tile;
+    return clamp(to.begin + way, to.begin, to.end);
+  }
+
+  /// The keys of part i of a tile that was to see none, and has no cuts to go by: more queries than
+  /// keys were planned, or others. Only clusters have several parts of such a tile.
+  FLASHBSR_FN Span part_of(int32_t i, Span to) const {
+    const int32_t parts = max_of(h_.cluster_parts, 1), part = i % parts;
+    const float of = 1.0f / static_cast<float>(parts);
+    return {part == 0 ? to.begin : along(static_cast<float>(part) * of, to),
+            part == parts - 1 ? to.end : along(static_cast<float>(part + 1) * of, to)};
   }
 
   FLASHBSR_FN WorkItem item_now(int32_t i, const Request& r) const {
@@ -139,6 +151,12 @@ class BoundPlan {
       w.slot = first + (w.slot - first) / w.row_count * rows;
     }
     w.row_count = rows;
+    if (from.begin >= from.end) {
+      const Span part = part_of(i, to);
+      w.kv_begin = part.begin;
+      w.kv_end = part.end;
+      return w;
+    }
     w.kv_begin = w.kv_begin <= from.begin ? to.begin
                  : w.kv_begin >= from.end ? to.end
                                           : moved(w.kv_begin, from, to);
