@@ -43,7 +43,11 @@ torch = framework("torch")
         ],
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
-        (["engine/test_latent.py"], "cuda and (parts or bounds or no_keys)", {"FAKE_CUDA_SMS": "132"}),
+        (
+            ["engine/test_latent.py"],
+            "cuda and (parts or bounds or no_keys)",
+            {"FAKE_CUDA_SMS": "132"},
+        ),
         (
             ["engine/test_latent_float8.py"],
             "cuda and (bounds or masks or wrong)",
