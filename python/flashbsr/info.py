@@ -79,9 +79,10 @@ def cuda_summary(kernels: list[dict[str, Any]]) -> list[dict[str, str]]:
     Returns
     -------
     list of dict
-        ``family``, ``arch``, ``variant``, ``targets`` (or that the build leaves it to NVRTC), ``kv``, ``head_dims``, ``rows`` and
-        ``kernels``, the number of kernels folded. ``192x128`` is a kernel for q and k of 192 and v
-        of 128. A row promises no product of its columns where ``kernels`` is smaller than that.
+        ``family``, ``arch``, ``variant``, ``targets`` (or that the build leaves it to NVRTC),
+        ``kv``, ``head_dims``, ``rows`` and ``kernels``, the number of kernels folded. ``192x128``
+        is a kernel for q and k of 192 and v of 128. A row promises no product of its columns where
+        ``kernels`` is smaller than that.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for kernel in kernels:

@@ -108,7 +108,9 @@ def test_cuda_summary() -> None:
     dims = [{"head_dim": qk, "head_dim_vo": vo} for qk, vo in ((128, 128), (192, 128), (64, 64))]
     kernels = [{**row, "kv": kv, **dim} for kv in ("f16", "bf16") for dim in dims]
     nothing = dict.fromkeys(("kv", "head_dim", "head_dim_vo", "rows", "variant"))
-    kernels.append({"family": "op", "arch": "sm75", "targets": "sm_75", **nothing, "image_bytes": 9})
+    kernels.append(
+        {"family": "op", "arch": "sm75", "targets": "sm_75", **nothing, "image_bytes": 9}
+    )
     kernels.append({**row, "kv": "i8", **dims[0], "image_bytes": 0})
     folded, op, rare = cuda_summary(kernels)
     assert (rare["kv"], rare["targets"]) == ("i8", "NVRTC, at first use")
