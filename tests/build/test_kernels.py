@@ -182,6 +182,18 @@ def test_registers_are_read_and_compared(build: Path, capsys: pytest.CaptureFixt
     assert "stale" in capsys.readouterr().out
 
 
+def test_rare_kernels_may_be_missing(build: Path) -> None:
+    """Of a build that leaves them to NVRTC; of another a row without a kernel is a problem."""
+    table = build / "registers.md"
+    argv = [str(build), "--table", str(table)]
+    assert REGISTERS.main(argv) == 0
+    table.write_text(table.read_text() + "| `rare_d64` | sm_90 | 112 | 0 | 0 | 0 | 0 |\n")
+    cache = build / "CMakeCache.txt"
+    for kernels, status in (("common", 0), ("all", 1)):
+        cache.write_text(f"X:STRING=1\nFLASHBSR_KERNELS:STRING={kernels}\nY:STRING=2\n")
+        assert REGISTERS.main([*argv, "--check"]) == status
+
+
 def test_a_spill_fails(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (build / "kernels/one_d64.log").write_text(LOG.format(stack=16, spill=24))
     assert REGISTERS.main([str(build), "--table", str(build / "registers.md")]) == 1
