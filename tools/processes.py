@@ -26,5 +26,6 @@ def to_its_end(command: list[str], environment: dict[str, str], seconds: float) 
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         said.seek(0)
         return status, said.read()
