@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -57,19 +56,16 @@ def test_broken_source_fails() -> None:
 
 def table_rows() -> list[tuple[str, ...]]:
     """The first kernel of every line of cpp/instances.txt, for each architecture and head dims
-    of two numbers; of rare ones, which a build may leave to NVRTC, all of the last head dim."""
+    of two numbers."""
     text = re.sub("#.*", "", (ROOT / "cpp/instances.txt").read_text())
     text = re.sub(" +$", "", text, flags=re.MULTILINE)
     rows: dict[tuple[str, ...], None] = {}
     for line in text.splitlines():
         fields = line.removesuffix("rare").split() or [""] * 6
         family, archs, dims, *rest = (field.split(",") for field in fields)
-        rare = line.endswith("rare")
-        columns = rest if rare else [values[:1] for values in rest]
         for arch in archs if family[0] else []:
-            for dim in dict.fromkeys([dims[-rare], *(d for d in dims if "x" in d)]):
-                for values in itertools.product(*columns):
-                    rows[(family[0], arch, dim, *values)] = None
+            for dim in dict.fromkeys([dims[0], *(d for d in dims if "x" in d)]):
+                rows[(family[0], arch, dim, *(values[0] for values in rest))] = None
     return list(rows)
 
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include <flashbsr/core/launch.h>
 #include <flashbsr/plan/bsr.h>
 
 namespace flashbsr {
@@ -317,6 +318,23 @@ TEST(Layout, NeighbouringRowsWithTheSameColumnsAreJoined) {
     EXPECT_EQ(layout.requests[i].q_len, q_len[i]);
     EXPECT_EQ(layout.requests[i].kv_len, kv_len[i]);
     EXPECT_EQ(layout.requests[i].index, static_cast<int32_t>(i));
+  }
+}
+
+/// What kernels ask for every logit is what the plan says, whatever the ranks and the interleave.
+TEST(KeyShare, IsThePlansPositionWithoutADivision) {
+  for (const int32_t size : {1, 2, 3, 8}) {
+    for (const int32_t interleave : {1, 3, 16, 1000}) {
+      PlanHeader h{};
+      h.context_size = size;
+      h.context_rank = size - 1;
+      h.context_interleave = interleave;
+      const KernelArgs args = kernel_args({}, h, nullptr, nullptr);
+      EXPECT_EQ(args.share.whole(), size == 1);
+      for (int32_t key = 0; key < (1 << 27); key = key * 3 / 2 + 1) {
+        ASSERT_EQ(args.share.position(key), key_position(h, key)) << size << ' ' << interleave;
+      }
+    }
   }
 }
 

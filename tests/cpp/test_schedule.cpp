@@ -11,7 +11,6 @@
 #include <set>
 #include <vector>
 
-#include <flashbsr/core/launch.h>
 #include <flashbsr/plan/bsr.h>
 #include <flashbsr/plan/gpu.h>
 #include <flashbsr/plan/schedule.h>
@@ -483,23 +482,6 @@ TEST(ScheduleCapacity, MoreThanItIsRefusedByName) {
   const IndexView last_view(last);
   paged_layout(layout, nullptr, IndexView(kv), IndexView(pages), &last_view, nullptr, 16);
   EXPECT_EQ(refused(layout), "max_kv_pages");
-}
-
-/// What kernels ask for every logit is what the plan says, whatever the ranks and the interleave.
-TEST(KeyShare, IsThePlansPositionWithoutADivision) {
-  for (const int32_t size : {1, 2, 3, 8}) {
-    for (const int32_t interleave : {1, 3, 16, 1000}) {
-      PlanHeader h{};
-      h.context_size = size;
-      h.context_rank = size - 1;
-      h.context_interleave = interleave;
-      const KernelArgs args = kernel_args({}, h, nullptr, nullptr);
-      EXPECT_EQ(args.share.whole(), size == 1);
-      for (int32_t key = 0; key < (1 << 27); key = key * 3 / 2 + 1) {
-        ASSERT_EQ(args.share.position(key), key_position(h, key)) << size << ' ' << interleave;
-      }
-    }
-  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ in any combination that is not refused, with more queries than keys and with len
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,11 @@ import flashbsr
 import ml_dtypes
 import numpy as np
 import pytest
-from harness import Device
+from harness import DEVICES, Device
+
+GPUS = [device for device in DEVICES if device.is_cuda]
+if not GPUS:
+    pytest.skip("no GPU, or a build or a PyTorch without CUDA", allow_module_level=True)
 
 DTYPES: dict[str, Any] = {
     "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -210,13 +215,18 @@ def run(attention: flashbsr.Attention, step: Step, update: Any, device: Device |
     return get(out), get(lse)
 
 
+@pytest.fixture(params=GPUS, ids=lambda device: device.name)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Of a GPU: the CPU is what it is compared with."""
+    yield from request.param.lend(request.node.nodeid)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_gpu_finds_what_the_cpu_finds(seed: int, device: Device) -> None:
-    if not device.is_cuda:
-        pytest.skip("the CPU is what it is compared with")
     rng = np.random.default_rng(seed)
     kind = draw_kind(rng)
     kept = kind.attention(device.backend)
+    compared = 0
     for number in range(STEPS):
         step = draw(rng, kind)
         if len(step.q) > 700:
@@ -235,3 +245,6 @@ def test_a_gpu_finds_what_the_cpu_finds(seed: int, device: Device) -> None:
             atol *= max(1.0, float(np.abs(expected).max(initial=0.0)))
             np.testing.assert_allclose(out, expected, rtol=0, atol=atol, err_msg=what)
             np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=2e-2, err_msg=what)
+            compared += 1
+    if not compared:
+        pytest.skip("no kernel here for any step of this walk")
