@@ -52,9 +52,13 @@ class ItemKernel {
         fold_(joined_ + joined_bytes(params), params),
         integers_(joined_ + joined_bytes(params) + fold_.bytes,
                   kIntegers && item_.row_count <= kFewRows ? item_.row_count : 0, keys_.dim) {
-    // Rows that are edited take their scales first.
-    fold_.keys = fold_.keys && !KeyEdit{*this}.active();
-    fold_.values = fold_.values && !ValueEdit{*this}.active();
+    // Rows that are edited take their scales first; so do packed ones that become floats, whose
+    // groups would be multiplied apart.
+    const auto take_scales = [](bool edited, DType t) {
+      return edited || (Op::kPerWord == 1 && is_packed(t));
+    };
+    fold_.keys = fold_.keys && !take_scales(KeyEdit{*this}.active(), p_.k.dtype);
+    fold_.values = fold_.values && !take_scales(ValueEdit{*this}.active(), p_.v.dtype);
   }
 
   int64_t scratch_bytes() const {
@@ -155,54 +159,83 @@ class ItemKernel {
 
   void multiply_keys() {
     const KeyEdit edit{*this};
-    if (!in_place<Op>(keys_) || edit.active()) {
-      stage_rows<Op>(tile_.k, tile_.count, key_rows(), edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.kt));
-    }
-    const int tokens = round_up(tile_.count, kDotTokens);
-    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
-    const auto dot = [&](int begin, int end, float* s) {
-      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-        with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
-          dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, begin, end,
-                               s + r * kKvTile, kKvTile);
-        });
+    const bool staged = !in_place<Op>(keys_) || edit.active();
+    const DType type = staged ? kWordType<Op> : keys_.dtype;
+    for_each_stage(staged, [&](int first, int count) {
+      if (staged) {
+        stage_rows<Op>(tile_.k + first, count, key_rows().from(first), edit, tile_.begin + first,
+                       reinterpret_cast<char*>(mem_.kt));
       }
-    };
-    const int words = static_cast<int>(q_ld_);
-    if (fold_.keys) {
+      const int tokens = round_up(count, kDotTokens);
+      for (int i = count; i < tokens; ++i) tile_.k[first + i] = mem_.zeros;
+      const auto dot = [&](int begin, int end, float* s) {
+        for_each_block([&](int32_t r, int rows) {
+          with_rows(rows, [&]<int kRows>() {
+            with_row_type<Op>(type, [&]<DType T>() {
+              dot_block<Op, T, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k + first, tokens, begin,
+                                      end, s + r * kKvTile + first, kKvTile);
+            });
+          });
+        });
+      };
+      const int words = static_cast<int>(q_ld_);
+      if (!fold_.keys) return dot(0, words, mem_.s);
       const int group = words / p_.k_scales.dim;
       for (int g = 0; g < p_.k_scales.dim; ++g) {
         dot(g * group, (g + 1) * group, fold_.part);
-        add_group(g, item_.row_count, 0, ceil_div(tile_.count, kLanes));
+        add_group(g, item_.row_count, first / kLanes, ceil_div(first + count, kLanes));
       }
-    } else {
-      dot(0, words, mem_.s);
-    }
+    });
   }
 
   void multiply_values() {
     const ValueEdit edit{*this};
-    if (!in_place<Op>(v_) || edit.active()) {
-      stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.vp));
-    }
-    const int tokens = round_up(tile_.count, Op::kPerWord);
-    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
+    const bool staged = !in_place<Op>(v_) || edit.active();
+    const DType type = staged ? kWordType<Op> : v_.dtype;
     constexpr int64_t kLd = kKvTile / Op::kPerWord;
-    for_each_value_group([&](int g, int column, int columns) {
-      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-        const int rows = min_of(kBlockRows, item_.row_count - r);
-        if (fold_.values) weigh(g, r, rows, 0, ceil_div(tile_.count, kLanes));
-        gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
-                                           kLd,
-                                           {tile_.v, column},
-                                           mem_.o + r * dv_padded_ + column,
-                                           dv_padded_,
-                                           tokens / Op::kPerWord},
-                       rows, columns / kLanes);
+    for_each_stage(staged, [&](int first, int count) {
+      if (staged) {
+        stage_rows<Op>(tile_.v + first, count, value_rows().from(first), edit, tile_.begin + first,
+                       reinterpret_cast<char*>(mem_.vp));
       }
+      const int tokens = round_up(count, Op::kPerWord);
+      for (int i = count; i < tokens; ++i) tile_.v[first + i] = mem_.zeros;
+      for_each_value_group([&](int g, int column, int columns) {
+        for_each_block([&](int32_t r, int rows) {
+          if (fold_.values) {
+            weigh(g, r, rows, first / kLanes, ceil_div(first + count, kLanes));
+          }
+          with_row_type<Op>(type, [&]<DType T>() {
+            gemm<Op, true>(GemmArgs<RowsB<Op, T>>{mem_.p + r * kLd + first / Op::kPerWord,
+                                                  kLd,
+                                                  {tile_.v + first, column},
+                                                  mem_.o + r * dv_padded_ + column,
+                                                  dv_padded_,
+                                                  tokens / Op::kPerWord},
+                           rows, columns / kLanes);
+          });
+        });
+      });
     });
+  }
+
+  /// Calls f(first token, tokens) for the tile, or, where rows are converted first, for as many as
+  /// stay in L1 until they are multiplied.
+  template <class F>
+  void for_each_stage(bool staged, const F& f) const {
+    constexpr int kStagedTokens = 32;
+    const int most = staged ? kStagedTokens : kKvTile;
+    for (int first = 0; first < tile_.count; first += most) {
+      f(first, min_of(most, tile_.count - first));
+    }
+  }
+
+  /// Calls f(first row, rows) for rows that are multiplied side by side.
+  template <class F>
+  void for_each_block(const F& f) const {
+    for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
+      f(r, min_of(kBlockRows, item_.row_count - r));
+    }
   }
 
   void multiply_integer_keys() {
