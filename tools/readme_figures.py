@@ -56,6 +56,13 @@ Decode, 16 requests, pages of 16 in random order: GB/s with K and V counted once
 the triad measured around it, and the speed-up over `scaled_dot_product_attention` on padded
 batches, called in its fastest exact form (the query heads of a KV head folded into rows):"""
 
+BESIDE = """\
+Chunks of 256 queries behind 8192 tokens, four at once, reach {chunk_fp32} (fp32) and {chunk_bf16}
+(bf16) of a whole prompt's GFLOP/s; decode over latents, 16 x 4096 tokens and 128 heads, reaches
+{latent} and is {latent_speedup} times as fast as `scaled_dot_product_attention` over the same heads
+of one request. Decode over caches of codes takes as long as over bf16 divided by {kv8} (int8),
+{kv4} (int4) and {nvfp4} (NVFP4)."""
+
 REST = """\
 Zipf lengths cost {skew} against equal ones of the same total. With one request of 65,536 tokens
 among 63 of 512 the threads are busy to within {gap} of each other. `plan()` takes {plan_16} us at
@@ -97,6 +104,15 @@ def figures(path: Path) -> str:
         table(["tokens", "fp32", "x torch", "bf16", "x torch"], prefill),
         DECODE,
         table(["KV tokens", "fp32", "of triad", "x torch", "bf16", "of triad", "x torch"], decode),
+        BESIDE.format(
+            chunk_fp32=cell("chunk-4x256-8192-fp32", "prefill_fraction", "{:.0%}"),
+            chunk_bf16=cell("chunk-4x256-8192-bf16", "prefill_fraction", "{:.0%}"),
+            latent=cell("mla-16x4096-bf16", "prefill_fraction", "{:.0%}"),
+            latent_speedup=cell("mla-16x4096-bf16", "speedup", "{:.0f}"),
+            kv8=cell("kv8-4096-int8", "over_bf16", "{:.2f}"),
+            kv4=cell("kv4-4096-int4", "over_bf16", "{:.2f}"),
+            nvfp4=cell("nvfp4-4096", "over_bf16", "{:.2f}"),
+        ),
         REST.format(
             skew=cell("zipf-1024-bf16", "skew_penalty", "{:+.1%}"),
             gap=cell("one64k-bf16", "busy_gap", "{:.1%}"),

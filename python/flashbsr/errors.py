@@ -8,7 +8,8 @@ Python or in C++. All classes are `ValueError`; `DTypeError` is a `TypeError` as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PlanError",
     "ShapeError",
     "UnsupportedError",
+    "renamed",
 ]
 
 
@@ -137,3 +139,12 @@ class CudaError(FlashbsrError):
     """
 
     default_code = "cuda"
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Give arguments in messages the caller's names."""
+    try:
+        yield
+    except FlashbsrError as error:
+        raise error.respell(names) from None

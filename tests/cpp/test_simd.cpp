@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <flashbsr/cpu/convert.h>
-#include <flashbsr/cpu/gemm.h>
+#include <flashbsr/cpu/in_place.h>
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/transpose.h>
 
@@ -267,6 +267,26 @@ std::vector<float> random_integers(size_t n, uint32_t seed) {
   return out;
 }
 
+// Small integers as elements of another type, in rows.
+template <DType T>
+struct Rows {
+  std::vector<char> memory;
+  std::vector<const char*> rows;
+
+  Rows(const std::vector<float>& from, int count, int64_t step)
+      : memory(from.size() * dtype_size(T)) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      store_from_float(memory.data(), static_cast<int64_t>(i), T, from[i]);
+    }
+    for (int i = 0; i < count; ++i) rows.push_back(memory.data() + i * step * dtype_size(T));
+  }
+};
+
+template <class F>
+void for_each_row_type(const F& f) {
+  for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) with_row_type<F32Op>(t, f);
+}
+
 // C (+)= A B for B packed, and for B as rows somewhere in memory, starting at an offset.
 void expect_gemm(int rows, int vecs, int k, bool accumulate) {
   const int cols = vecs * kLanes, lda = k + 3, ldb = cols + kLanes, ldc = cols + 1, offset = 5;
@@ -291,6 +311,10 @@ void expect_gemm(int rows, int vecs, int k, bool accumulate) {
   };
   run(PackedB<F32Op>{b.data(), ldb}, 0);
   run(RowsB<F32Op>{rows_of_b.data(), offset}, offset);
+  for_each_row_type([&]<DType T>() {
+    const Rows<T> elements(b, k, ldb);
+    run(RowsB<F32Op, T>{elements.rows.data(), offset}, offset);
+  });
 }
 
 TEST(Gemm, EveryBlockShape) {
@@ -346,31 +370,34 @@ TEST(Gemm, PairsOfBf16InPlaceAndPacked) {
 }
 #endif
 
-TEST(Dot, EveryRowCountOverSomeWords) {
+template <DType T>
+void expect_dots(int begin, int count) {
   constexpr int kWords = 3 * kLanes, kTokens = 2 * kDotTokens, kStride = kTokens + 4;
   const std::vector<float> keys = random_integers(kTokens * kWords, 7);
-  std::vector<const char*> rows;
-  for (int t = 0; t < kTokens; ++t)
-    rows.push_back(reinterpret_cast<const char*>(&keys[t * kWords]));
-  for (const int begin : {0, kLanes}) {
-    for (int count = 1; count <= kBlockRows; ++count) {
-      const std::vector<float> q = random_integers(count * kWords, 8);
-      std::vector<float> s(count * kStride, 99.0f);
-      with_rows(count, [&]<int kRows>() {
-        dot_block<F32Op, kRows>(q.data(), kWords, rows.data(), kTokens, begin, kWords, s.data(),
-                                kStride);
-      });
-      for (int r = 0; r < count; ++r) {
-        for (int t = 0; t < kStride; ++t) {
-          float expected = t < kTokens ? 0.0f : 99.0f;
-          for (int w = begin; t < kTokens && w < kWords; ++w) {
-            expected += q[r * kWords + w] * keys[t * kWords + w];
-          }
-          ASSERT_EQ(s[r * kStride + t], expected) << count << " rows, row " << r << " token " << t;
-        }
+  const std::vector<float> q = random_integers(count * kWords, 8);
+  const Rows<T> elements(keys, kTokens, kWords);
+  std::vector<float> s(count * kStride, 99.0f);
+  with_rows(count, [&]<int kRows>() {
+    dot_block<F32Op, T, kRows>(q.data(), kWords, elements.rows.data(), kTokens, begin, kWords,
+                               s.data(), kStride);
+  });
+  for (int r = 0; r < count; ++r) {
+    for (int t = 0; t < kStride; ++t) {
+      float expected = t < kTokens ? 0.0f : 99.0f;
+      for (int w = begin; t < kTokens && w < kWords; ++w) {
+        expected += q[r * kWords + w] * keys[t * kWords + w];
       }
+      ASSERT_EQ(s[r * kStride + t], expected) << count << " rows, row " << r << " token " << t;
     }
   }
+}
+
+TEST(Dot, EveryRowCountOverSomeWords) {
+  for_each_row_type([]<DType T>() {
+    for (const int begin : {0, kLanes}) {
+      for (int count = 1; count <= kBlockRows; ++count) expect_dots<T>(begin, count);
+    }
+  });
 }
 
 }  // namespace

@@ -251,7 +251,7 @@ def test_workspaces() -> None:
         ({"out_dtype": "nvfp4"}, "out_dtype"),
         ({"q_len_per_req": 0}, "q_len_per_req"),
         ({"q_len_per_req": 2}, "query|q_len_per_req|q"),
-        ({"q_len_per_req": 2, "cum_seq_lens_q": cum([1] * 5)}, "q_len_per_req"),
+        ({"q_len_per_req": 2, "cum_seq_lens_q": cum([1, 1, 3, 1, 1])}, "q_len_per_req"),
         ({"cum_seq_lens_q": cum([1] * 4)}, "cum_seq_lens_q"),
         ({"max_q_len": 0}, "max_q_len"),
         ({"uses_shared_paged_kv_idx": False}, "uses_shared_paged_kv_idx"),

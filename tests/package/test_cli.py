@@ -21,6 +21,7 @@ from flashbsr.bench import (
     WORKLOADS,
     Session,
     plot_results,
+    prefill,
     render_table,
     runner,
     select,
@@ -297,19 +298,21 @@ def test_wrong_results_are_not_timed() -> None:
 def small(name: str) -> workloads.Workload:
     """Shrink a named workload to what a test can wait for."""
     (w,) = select(name)
-    return dataclasses.replace(
+    small = dataclasses.replace(
         w,
         q_lens=tuple(min(n, 48) for n in w.q_lens[:6]),
         kv_lens=tuple(min(n, 48) if w.kind == "prefill" else min(n, 200) for n in w.kv_lens[:6]),
         num_qo_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
     )
+    if w.kind == "latent":  # whose dims are the kernels'
+        return small
+    return dataclasses.replace(small, num_kv_heads=2, head_dim=32)
 
 
 SMALL = (
     "prefill-512-fp32",
     "prefill-2048-fp16",
+    "chunk-4x256-8192-fp32",
     "decode-1024-fp32",
     "zipf-1024-fp32",
     "one64k-fp32",
@@ -322,6 +325,8 @@ SMALL = (
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small rotations and budgets; numbers that mean nothing, code that runs."""
     monkeypatch.setattr(runner, "ROTATE_BYTES", 1 << 20)
+    monkeypatch.setattr(prefill, "ROTATE_BYTES", 1 << 20)
+    monkeypatch.setattr(prefill, "WHOLE", 64)
     monkeypatch.setattr(Session, "budget", lambda *_: Budget(0.0, 1, 2))
     monkeypatch.setattr(timing, "BANDWIDTH_BYTES", 1 << 20)
     monkeypatch.setattr(timing, "MATMUL_SIZE", 64)
@@ -354,6 +359,15 @@ def test_bench_against_torch() -> None:
         result = runner.run_workload(small(name), session)
         assert result.metrics["speedup"] > 0
         assert result.note.startswith("torch: ")
+
+
+@pytest.mark.usefixtures("fast")
+def test_bench_latents_against_torch() -> None:
+    framework("torch")
+    pytest.importorskip("ml_dtypes")
+    result = runner.run_workload(small("mla-16x4096-bf16"), Session(quick=True))
+    assert {goal.metric for goal in result.workload.goals} <= set(result.metrics)
+    assert workloads.attention_flops(result.workload) == 2 * 6 * 200 * 4 * (576 + 512)
 
 
 @pytest.mark.usefixtures("fast")

@@ -17,6 +17,7 @@
 #include <flashbsr/cpu/joined.h>
 #include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/math.h>
+#include <flashbsr/cpu/products.h>
 #include <flashbsr/cpu/rope.h>
 #include <flashbsr/cpu/scratch.h>
 #include <flashbsr/variant/variant.h>
@@ -52,9 +53,13 @@ class ItemKernel {
         fold_(joined_ + joined_bytes(params), params),
         integers_(joined_ + joined_bytes(params) + fold_.bytes,
                   kIntegers && item_.row_count <= kFewRows ? item_.row_count : 0, keys_.dim) {
-    // Rows that are edited take their scales first.
-    fold_.keys = fold_.keys && !KeyEdit{*this}.active();
-    fold_.values = fold_.values && !ValueEdit{*this}.active();
+    // Rows that are edited take their scales first; so do packed ones that become floats, whose
+    // groups would be multiplied apart.
+    const auto take_scales = [](bool edited, DType t) {
+      return edited || (Op::kPerWord == 1 && is_packed(t));
+    };
+    fold_.keys = fold_.keys && !take_scales(KeyEdit{*this}.active(), p_.k.dtype);
+    fold_.values = fold_.values && !take_scales(ValueEdit{*this}.active(), p_.v.dtype);
   }
 
   int64_t scratch_bytes() const {
@@ -112,7 +117,7 @@ class ItemKernel {
     if (integer_keys()) {
       multiply_integer_keys();
     } else {
-      multiply_keys();
+      products_.keys_in_place(tile_, key_rows(), KeyEdit{*this});
     }
     const int vecs = ceil_div(tile_.count, kLanes);
     for (int32_t r = 0; r < item_.row_count; ++r) softmax_row(tile_, r, r, 0, vecs);
@@ -123,7 +128,7 @@ class ItemKernel {
     if (integer_values()) {
       multiply_integer_values();
     } else {
-      multiply_values();
+      products_.values_in_place(tile_, value_rows(), ValueEdit{*this});
     }
   }
 
@@ -153,58 +158,6 @@ class ItemKernel {
   static constexpr bool kIntegers = kHasIntegers && Op::kPerWord == 2;
   static constexpr bool kIntegerValues = kHasIntegerValues && kIntegers;
 
-  void multiply_keys() {
-    const KeyEdit edit{*this};
-    if (!in_place<Op>(keys_) || edit.active()) {
-      stage_rows<Op>(tile_.k, tile_.count, key_rows(), edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.kt));
-    }
-    const int tokens = round_up(tile_.count, kDotTokens);
-    for (int i = tile_.count; i < tokens; ++i) tile_.k[i] = mem_.zeros;
-    const auto dot = [&](int begin, int end, float* s) {
-      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-        with_rows(min_of(kBlockRows, item_.row_count - r), [&]<int kRows>() {
-          dot_block<Op, kRows>(mem_.q + r * q_ld_, q_ld_, tile_.k, tokens, begin, end,
-                               s + r * kKvTile, kKvTile);
-        });
-      }
-    };
-    const int words = static_cast<int>(q_ld_);
-    if (fold_.keys) {
-      const int group = words / p_.k_scales.dim;
-      for (int g = 0; g < p_.k_scales.dim; ++g) {
-        dot(g * group, (g + 1) * group, fold_.part);
-        add_group(g, item_.row_count, 0, ceil_div(tile_.count, kLanes));
-      }
-    } else {
-      dot(0, words, mem_.s);
-    }
-  }
-
-  void multiply_values() {
-    const ValueEdit edit{*this};
-    if (!in_place<Op>(v_) || edit.active()) {
-      stage_rows<Op>(tile_.v, tile_.count, value_rows(), edit, tile_.begin,
-                     reinterpret_cast<char*>(mem_.vp));
-    }
-    const int tokens = round_up(tile_.count, Op::kPerWord);
-    for (int i = tile_.count; i < tokens; ++i) tile_.v[i] = mem_.zeros;
-    constexpr int64_t kLd = kKvTile / Op::kPerWord;
-    for_each_value_group([&](int g, int column, int columns) {
-      for (int32_t r = 0; r < item_.row_count; r += kBlockRows) {
-        const int rows = min_of(kBlockRows, item_.row_count - r);
-        if (fold_.values) weigh(g, r, rows, 0, ceil_div(tile_.count, kLanes));
-        gemm<Op, true>(GemmArgs<RowsB<Op>>{mem_.p + r * kLd,
-                                           kLd,
-                                           {tile_.v, column},
-                                           mem_.o + r * dv_padded_ + column,
-                                           dv_padded_,
-                                           tokens / Op::kPerWord},
-                       rows, columns / kLanes);
-      }
-    });
-  }
-
   void multiply_integer_keys() {
     if constexpr (kIntegers) {
       with_integers(p_.k.dtype, [&]<DType T>() {
@@ -229,36 +182,6 @@ class ItemKernel {
   bool rotates() const { return p_.rope.fine != nullptr; }
   Operand key_rows() const { return {keys_, p_.k_scales, tile_.k, tile_.k_scale, !fold_.keys}; }
   Operand value_rows() const { return {v_, p_.v_scales, tile_.v, tile_.v_scale, !fold_.values}; }
-
-  /// Logits of `rows` rows take the scales of one group of K's dims.
-  void add_group(int g, int rows, int vec_begin, int vec_end) {
-    const float* scale = fold_.k_scale + g * kKvTile;
-    for (int r = 0; r < rows; ++r) {
-      for (int c = vec_begin * kLanes; c < vec_end * kLanes; c += kLanes) {
-        const FloatV x = load(fold_.part + r * kKvTile + c) * load(scale + c);
-        store(mem_.s + r * kKvTile + c, g == 0 ? x : load(mem_.s + r * kKvTile + c) + x);
-      }
-    }
-  }
-
-  /// Weights of rows, which softmax_row left in `s`, take the scales of one group of V's dims.
-  void weigh(int g, int first, int rows, int vec_begin, int vec_end) {
-    const float* scale = fold_.v_scale + g * kKvTile;
-    for (int r = first; r < first + rows; ++r) {
-      for (int v = vec_begin; v < vec_end; ++v) {
-        store_weights(mem_.p + r * (kKvTile / Op::kPerWord), v,
-                      load(mem_.s + r * kKvTile + v * kLanes) * load(scale + v * kLanes));
-      }
-    }
-  }
-
-  /// Calls f(group, first column of the output, columns).
-  template <class F>
-  void for_each_value_group(const F& f) const {
-    const int groups = fold_.values ? p_.v_scales.dim : 1;
-    const int columns = static_cast<int>(dv_padded_) / groups;
-    for (int g = 0; g < groups; ++g) f(g, g * columns, columns);
-  }
 
   /// A row of K while it is packed: the variant's hook, then RoPE.
   struct KeyEdit {
@@ -339,44 +262,9 @@ class ItemKernel {
     }
     if (low >= high) return;
     const int vec_begin = low / kLanes, vec_end = ceil_div<int>(high, kLanes);
-    const int column = vec_begin * kLanes;
-
-    const auto dot = [&](int begin, int words, float* s) {
-      gemm<Op, false>(GemmArgs<PackedB<Op>>{mem_.q + first * q_ld_ + begin,
-                                            q_ld_,
-                                            {mem_.kt + begin * kKvTile + column, kKvTile},
-                                            s + column,
-                                            kKvTile,
-                                            words},
-                      rows, vec_end - vec_begin);
-    };
-    const int words = keys_.dim / Op::kPerWord;
-    if (fold_.keys) {
-      const int group = words / p_.k_scales.dim;
-      for (int g = 0; g < p_.k_scales.dim; ++g) {
-        dot(g * group, group, fold_.part);
-        add_group(g, rows, vec_begin, vec_end);
-      }
-    } else {
-      dot(0, words, mem_.s);
-    }
+    products_.packed_keys(first, rows, keys_.dim, vec_begin, vec_end);
     for (int r = 0; r < rows; ++r) softmax_row(tile, first + r, r, vec_begin, vec_end);
-
-    // Columns past the tile's tokens hold zero weights, but their packed values are stale.
-    const int words_begin = column / Op::kPerWord;
-    const int words_end = ceil_div(min_of(vec_end * kLanes, tile.count), Op::kPerWord);
-    for_each_value_group([&](int g, int at, int columns) {
-      if (fold_.values) weigh(g, 0, rows, vec_begin, vec_end);
-      gemm<Op, true>(
-          GemmArgs<PackedB<Op>>{
-              mem_.p + words_begin,
-              kKvTile / Op::kPerWord,
-              {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_ + at, dv_padded_},
-              mem_.o + first * dv_padded_ + at,
-              dv_padded_,
-              words_end - words_begin},
-          rows, columns / kLanes);
-    });
+    products_.packed_values(first, rows, min_of(vec_end * kLanes, tile.count), vec_begin, vec_end);
   }
 
   /// Where V has scales, weights stay floats in place of the logits until they take them.
@@ -384,15 +272,7 @@ class ItemKernel {
     if (fold_.values) {
       store(s + vec * kLanes, w);
     } else {
-      store_weights(weights, vec, w);
-    }
-  }
-
-  FLASHBSR_FN void store_weights(float* dst, int vec, FloatV w) {
-    if constexpr (Op::kPerWord == 2) {
-      store_as<DType::kBF16>(reinterpret_cast<char*>(dst) + vec * kLanes * 2, w);
-    } else {
-      store(dst + vec * kLanes, w);
+      store_weights<Op>(weights, vec, w);
     }
   }
 
@@ -490,6 +370,7 @@ class ItemKernel {
   char* const joined_;  ///< joined_bytes()
   Folding fold_;
   const IntegerMemory integers_;
+  const Products<Op> products_{p_, mem_, fold_, q_ld_, dv_padded_, item_.row_count};
   KvTile tile_;
 };
 

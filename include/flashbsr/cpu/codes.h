@@ -24,6 +24,8 @@ struct Operand {
 
   int groups() const { return scales.data ? scales.dim : 1; }
   int group_size() const { return x.dim / groups(); }
+  /// From token `first` on.
+  Operand from(int first) const { return {x, scales, rows + first, scale_rows + first, scaled}; }
 };
 
 /// Codes of NVFP4 take the scales of their 16 with them: the product is exact in bf16.
@@ -51,15 +53,48 @@ FLASHBSR_FN void store_zipped(float* dst, FloatV even, FloatV odd) {
   }(LaneSequence{});
 }
 
+/// 16 codes in order, from 8 bytes.
+#if defined(__AVX2__)
+FLASHBSR_FN __m128i unpack_16(const char* bytes) {
+  const __m128i mask = _mm_set1_epi8(15);
+  const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+  return _mm_unpacklo_epi8(_mm_and_si128(both, mask), _mm_and_si128(_mm_srli_epi16(both, 4), mask));
+}
+
+/// 16 integers of a byte, times `scale`.
+FLASHBSR_FN void store_16(float* dst, __m128i codes, float scale) {
+  alignas(16) char bytes[16];
+  if constexpr (kLanes == 16) {
+    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), codes);
+    store(dst, __builtin_convertvector(widen_i8(bytes), FloatV) * scale);
+  } else {
+#if !defined(__AVX512F__)
+    const auto half = [&](__m128i x) {
+      return FloatV(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x))) * scale;
+    };
+    store(dst, half(codes));
+    store(dst + kLanes, half(_mm_unpackhi_epi64(codes, codes)));
+#endif
+  }
+}
+#endif
+
 /// `count` codes around a zero point, times `scale`, exact for a scale of one.
 FLASHBSR_FN void int4_to_float(const char* src, float* dst, int count, int32_t zero, float scale) {
   int i = 0;
+#if defined(__AVX2__)
+  const __m128i zeros = _mm_set1_epi8(static_cast<char>(zero));
+  for (; i + 16 <= count; i += 16) {
+    store_16(dst + i, _mm_sub_epi8(unpack_16(src + i / 2), zeros), scale);
+  }
+#else
   for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
     IntV even, odd;
     unpack_codes(src + i / 2, even, odd);
     store_zipped(dst + i, __builtin_convertvector(even - zero, FloatV) * scale,
                  __builtin_convertvector(odd - zero, FloatV) * scale);
   }
+#endif
   for (; i < count; ++i) {
     dst[i] = static_cast<float>(static_cast<int32_t>(packed_code(src, i)) - zero) * scale;
   }
@@ -77,6 +112,14 @@ FLASHBSR_FN FloatV e2m1_to_float_v(IntV code) {
 
 /// A row of NVFP4: a scale of e4m3 for each 16 codes, exact in float and in bf16.
 FLASHBSR_FN void nvfp4_to_float(const char* src, const char* scales, float* dst, int dim) {
+#if defined(__AVX2__)
+  // Twice of what codes mean are integers.
+  const __m128i halves = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+  for (int g = 0; g < dim / 16; ++g) {
+    const float scale = 0.5f * e4m3_to_float(static_cast<uint8_t>(scales[g]));
+    store_16(dst + 16 * g, _mm_shuffle_epi8(halves, unpack_16(src + 8 * g)), scale);
+  }
+#else
   int i = 0;
   for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
     IntV even, odd;
@@ -88,6 +131,7 @@ FLASHBSR_FN void nvfp4_to_float(const char* src, const char* scales, float* dst,
     const float scale = e4m3_to_float(static_cast<uint8_t>(scales[g]));
     for (int d = g * 16; d < g * 16 + 16; d += kLanes) store(dst + d, load(dst + d) * scale);
   }
+#endif
 }
 
 /// Row i of the operand as floats. Not inlined: its users differ by words, by edits and by K and V,

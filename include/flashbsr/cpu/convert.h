@@ -29,6 +29,34 @@ FLASHBSR_FN FloatV minifloat_to_float_v(UintV h) {
   return as_float(bits(value) | sign);
 }
 
+/// float8 by way of fp16, of which e5m2 is the upper byte. Bits of e4m3 in their places there are
+/// x / 256, but for NaN, which is 1.875: eight instructions in place of fourteen.
+template <DType T>
+FLASHBSR_FN FloatV load_float8(const void* p) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepi8_epi16(load<__m128i>(p));
+  if constexpr (T == DType::kE5M2) return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 8));
+  // What sign extension leaves beside the sign.
+  const __m256i half =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+  const FloatV x = FloatV(_mm512_cvtph_ps(half)) * 256.0f;
+#elif defined(__AVX2__) && defined(__F16C__)
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  if constexpr (T == DType::kE5M2) return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+  const __m128i half =
+      _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbfff)));
+  const FloatV x = FloatV(_mm256_cvtph_ps(half)) * 256.0f;
+#else
+  if constexpr (T == DType::kE5M2) return minifloat_to_float_v<5, 2, false>(widen8(p));
+  return minifloat_to_float_v<4, 3, true>(widen8(p));
+#endif
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
+  const IntV size = reinterpret_cast<IntV>(bits(x) & 0x7fffffffu);
+  const IntV nan = size > 0x43e00000;  // 448
+  return as_float(bits(x) | reinterpret_cast<UintV>(nan));
+#endif
+}
+
 template <DType T>
 FLASHBSR_FN FloatV load_as(const void* p) {
   if constexpr (T == DType::kF32) {
@@ -43,14 +71,11 @@ FLASHBSR_FN FloatV load_as(const void* p) {
 #else
     return minifloat_to_float_v<5, 10, false>(widen16(p));
 #endif
-  } else if constexpr (T == DType::kE4M3) {
-    return minifloat_to_float_v<4, 3, true>(widen8(p));
   } else if constexpr (T == DType::kI8) {
-    const IntV code = reinterpret_cast<IntV>(widen8(p) << 24) >> 24;
-    return __builtin_convertvector(code, FloatV);
+    return __builtin_convertvector(widen_i8(p), FloatV);
   } else {
-    static_assert(T == DType::kE5M2);
-    return minifloat_to_float_v<5, 2, false>(widen8(p));
+    static_assert(T == DType::kE4M3 || T == DType::kE5M2);
+    return load_float8<T>(p);
   }
 }
 

@@ -56,30 +56,6 @@ struct PackedB {
   FLASHBSR_FN void skip(int vecs) { b += vecs * kLanes; }
 };
 
-/// B in place: rows of elements, kPerWord of them to a row of words; `at` is the first element.
-template <class Op>
-struct RowsB {
-  static constexpr bool kOddVecs = Op::kPerWord == 1;  ///< pairs are zipped two vectors at a time
-  const char* const* rows;
-  int64_t at;
-
-  template <int kVecs>
-  FLASHBSR_FN void load_row(int k, FloatV (&out)[kVecs]) const {
-    if constexpr (Op::kPerWord == 1) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) out[v] = load(rows[k] + (at + v * kLanes) * 4);
-    } else {
-      static_assert(kVecs % 2 == 0);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; v += 2) {
-        const int64_t byte = (at + v * kLanes) * 2;
-        interleave16(rows[2 * k] + byte, rows[2 * k + 1] + byte, out[v], out[v + 1]);
-      }
-    }
-  }
-  FLASHBSR_FN void skip(int vecs) { at += vecs * kLanes; }
-};
-
 /// C[rows, cols] (+)= A[rows, k] B[k, cols]. A in words, C in floats.
 template <class B>
 struct GemmArgs {
@@ -151,33 +127,6 @@ FLASHBSR_FN void gemm(GemmArgs<B> g, int rows, int vecs) {
   }
   if constexpr (B::kOddVecs) {
     if (vecs == 1) block.template operator()<1>();
-  }
-}
-
-/// S[r, t] = q_r . k_t over words [begin, end) of rows in place: for so few query rows that
-/// transposing K would cost more than the horizontal sums do. tokens is a multiple of kDotTokens.
-inline constexpr int kDotTokens = 4;
-
-template <class Op, int kRows>
-__attribute__((noinline)) void dot_block(const float* q, int64_t ldq, const char* const* keys,
-                                         int tokens, int begin, int end, float* s, int64_t lds) {
-  for (int t = 0; t < tokens; t += kDotTokens) {
-    FloatV acc[kRows][kDotTokens] = {};
-    for (int w = begin; w < end; w += kLanes) {
-      FloatV kv[kDotTokens];
-#pragma GCC unroll 4
-      for (int i = 0; i < kDotTokens; ++i) kv[i] = load(keys[t + i] + w * 4);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const FloatV qv = load(q + r * ldq + w);
-#pragma GCC unroll 4
-        for (int i = 0; i < kDotTokens; ++i) acc[r][i] = Op::mac(acc[r][i], qv, kv[i]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      store(s + r * lds + t, reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
-    }
   }
 }
 

@@ -16,7 +16,7 @@
 #include <flashbsr/core/params.h>
 #include <flashbsr/cpu/codes.h>
 #include <flashbsr/cpu/convert.h>
-#include <flashbsr/cpu/gemm.h>
+#include <flashbsr/cpu/in_place.h>
 #include <flashbsr/cpu/kernel_table.h>
 #include <flashbsr/cpu/transpose.h>
 
@@ -143,9 +143,6 @@ FLASHBSR_FN void words_from_float(float* row, int dim, char* dst) {
   }
 }
 
-template <class Op>
-inline constexpr DType kWordType = Op::kPerWord == 2 ? DType::kBF16 : DType::kF32;
-
 /// Words of a row of `dim` elements, padded to whole vectors.
 template <class Op>
 FLASHBSR_FN int padded_words(int dim) {
@@ -187,24 +184,23 @@ FLASHBSR_FN void pack_keys(const KvTile& tile, const Operand& keys, const Edit& 
   }
 }
 
-/// Whether rows of `x` can be used where they lie: words already, and whole vectors of them.
-template <class Op>
-FLASHBSR_FN bool in_place(const PagedView& x) {
-  return x.dtype == kWordType<Op> && x.dim % (kLanes * Op::kPerWord) == 0;
-}
-
 /// Converts the rows of a tile to words and lets their pointers, `rows`, follow.
 template <class Op, class Edit>
 FLASHBSR_FN void stage_rows(const char** rows, int count, const Operand& from, const Edit& edit,
                             int32_t position, char* stage) {
   const int64_t bytes = static_cast<int64_t>(padded_words<Op>(from.x.dim)) * 4;
   const RowReader read = row_reader(from.x.dtype);
-  float row[kMaxHeadDim + 2 * kLanes];
-  for (int i = 0; i < count; ++i) {
+  float apart[kMaxHeadDim + 2 * kLanes];
+  for (int i = 0; i < count; ++i, stage += bytes) {
+    float* const row = Op::kPerWord == 1 ? reinterpret_cast<float*>(stage) : apart;
     read(from, i, row);
     if (edit.active()) edit(row, position + i);
-    words_from_float<Op>(row, from.x.dim, stage + i * bytes);
-    rows[i] = stage + i * bytes;
+    if constexpr (Op::kPerWord == 1) {
+      for (int64_t d = from.x.dim; d < bytes / 4; ++d) row[d] = 0;
+    } else {
+      words_from_float<Op>(row, from.x.dim, stage);
+    }
+    rows[i] = stage;
   }
 }
 

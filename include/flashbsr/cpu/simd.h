@@ -189,5 +189,17 @@ FLASHBSR_FN UintV widen8(const void* p) {
 #endif
 }
 
+FLASHBSR_FN IntV widen_i8(const void* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<IntV>(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<IntV>(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+#else
+  return reinterpret_cast<IntV>(widen8(p) << 24) >> 24;
+#endif
+}
+
 }  // namespace FLASHBSR_CPU_ISA
 }  // namespace flashbsr::cpu

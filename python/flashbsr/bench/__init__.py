@@ -10,7 +10,8 @@ command line. Only the public API is measured. Method and results: ``benchmarks/
 from __future__ import annotations
 
 from .report import plot_results, render_table, to_json
-from .runner import Session, run_workload
+from .runner import run_workload
+from .session import Session
 from .workloads import WORKLOADS, Workload, select
 
 __all__ = [

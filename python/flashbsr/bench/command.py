@@ -20,7 +20,8 @@ from .cuda_workloads import CUDA_KINDS, CUDA_WORKLOADS
 from .page import write_report
 from .report import limits_text, plot_results, result_tables, to_json
 from .results import Result
-from .runner import Session, run_workload
+from .runner import run_workload
+from .session import Session
 from .workloads import KINDS, WORKLOADS, Workload, select
 
 __all__ = ["run"]

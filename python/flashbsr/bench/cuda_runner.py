@@ -36,7 +36,8 @@ from .cuda_timing import Gpu, measure, measure_limits
 from .cuda_workloads import REFERENCE_READ_GBS
 from .machine import describe_machine
 from .results import Result
-from .runner import time_plan, usable_cores
+from .runner import time_plan
+from .session import usable_cores
 from .timing import Samples
 from .workloads import ITEMSIZE, Workload
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Peer", "as_torch", "torch_decode", "torch_or_none", "torch_prefill"]
+__all__ = ["Peer", "as_torch", "torch_decode", "torch_latent", "torch_or_none", "torch_prefill"]
 
 
 def torch_or_none() -> Any | None:
@@ -122,6 +122,28 @@ def torch_decode(
     form = _fastest(forms)
     call = forms[form]
     return Peer(call, form, lambda: call(0).reshape(batch, heads, dim).float().numpy())
+
+
+def torch_latent(q: Any, latents: Any, dim_vo: int, scale: float, threads: int) -> Peer:
+    """One query token of one request over latents, with as many KV heads as query heads.
+
+    Parameters
+    ----------
+    q : tensor, shape (num_qo_heads, head_dim)
+    latents : tensor, shape (tokens, head_dim)
+    dim_vo : int
+        The first dims, which are V.
+    scale : float
+    threads : int
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    torch.set_num_threads(threads)
+    rows = q[None, :, None]
+    k = latents[None, None].expand(1, len(q), -1, -1)
+    call = _inference(torch, lambda _: sdpa(rows, k, k[..., :dim_vo], scale=scale))
+    return Peer(call, "expanded", lambda: call(0)[0, :, 0].float().numpy())
 
 
 def as_torch(array: np.ndarray) -> Any:

@@ -16,7 +16,7 @@ from .workloads import KINDS
 
 if TYPE_CHECKING:
     from .cuda_runner import CudaSession
-    from .runner import Session
+    from .session import Session
 
 __all__ = [
     "COLUMNS",
@@ -62,6 +62,15 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("torch_gflops", "torch", "{:.0f}"),
         ("speedup", "speed-up", "{:.2f}x"),
         ("matmul_fraction", "of matmul", "{:.0%}"),
+    ),
+    "chunk": (
+        ("gflops", "GFLOP/s", "{:.0f}"),
+        ("prefill_fraction", "of a prompt's", "{:.0%}"),
+    ),
+    "latent": (
+        ("gflops", "GFLOP/s", "{:.0f}"),
+        ("prefill_fraction", "of a prompt's", "{:.0%}"),
+        ("speedup", "x torch", "{:.0f}x"),
     ),
     "decode": (
         ("kv_gbs", "GB/s", "{:.1f}"),

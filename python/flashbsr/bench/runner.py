@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,90 +15,17 @@ import flashbsr
 
 from .codes import CodedDecode
 from .data import Arrays, Pages, check_rows, page_table, share_first, supports, task_info
-from .machine import describe_machine
-from .peers import as_torch, torch_decode, torch_or_none, torch_prefill
+from .peers import as_torch, torch_decode, torch_or_none
+from .prefill import run_chunk, run_latent, run_prefill
 from .results import Result
-from .timing import Budget, Side, interleave, matmul_gflops, measure_bandwidth
-from .workloads import Workload, attention_flops, equal_lengths, kv_bytes
+from .session import Session
+from .timing import Budget, Side, interleave
+from .workloads import Workload, equal_lengths, kv_bytes
 
-__all__ = ["Session", "run_workload", "time_plan", "usable_cores"]
+__all__ = ["run_workload", "time_plan"]
 
 #: K/V that decode calls rotate over, so that it comes from memory, not from the CPU's caches.
 ROTATE_BYTES = 512 << 20
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@dataclass(slots=True)
-class Session:
-    """Settings and what is measured once per run.
-
-    Attributes
-    ----------
-    quick : bool
-        Shorter budgets.
-    peer : bool
-        Also time PyTorch where it is installed.
-    threads : int
-        Of both sides: the cores this process may use.
-    bandwidth : list of dict
-        Samples of `measure_bandwidth`, taken around every memory-bound workload.
-    tick : callable
-        Gets the fraction of the current workload that is done.
-    """
-
-    quick: bool = False
-    peer: bool = True
-    threads: int = field(default_factory=usable_cores)
-    bandwidth: list[dict[str, float]] = field(default_factory=list)
-    tick: Callable[[float], None] = field(default=lambda _: None)
-    _matmul: dict[str, float] | None = None
-
-    device = "cpu"
-
-    def machine(self) -> dict[str, Any]:
-        """Describe the machine."""
-        return describe_machine(self.threads)
-
-    def torch(self, workload: Workload) -> bool:
-        """Whether this workload also times PyTorch."""
-        return workload.peer and self.peer and torch_or_none() is not None
-
-    def budget(self, seconds: float) -> Budget:
-        """Give a time limit per side, a quarter of it with ``--quick``."""
-        return Budget(seconds / 4, 2, 6) if self.quick else Budget(seconds, 3, 15)
-
-    def sample_bandwidth(self) -> dict[str, float]:
-        """Take one more sample of the memory bandwidth."""
-        self.bandwidth.append(measure_bandwidth(self.threads))
-        return self.bandwidth[-1]
-
-    def limits(self) -> dict[str, Any]:
-        """Sum up the machine: median bandwidths in GB/s, product rates in GFLOP/s."""
-        if not self.bandwidth:
-            self.sample_bandwidth()
-        if self._matmul is None:
-            self._matmul = matmul_gflops(self.threads) if self.peer else {}
-        return {
-            "triad_gbs": statistics.median(b["triad_gbs"] for b in self.bandwidth),
-            "read_gbs": statistics.median(b["read_gbs"] for b in self.bandwidth),
-            "matmul_gflops": self._matmul,
-            "bandwidth_samples": self.bandwidth,
-        }
-
-    def finish(self, results: Iterable[Result]) -> None:
-        """Add the fractions of the matrix rate, which is measured once everything has run."""
-        limits = self.limits()
-        for result in results:
-            metrics = result.metrics
-            rate = limits["matmul_gflops"].get(result.workload.dtype)
-            if "gflops" in metrics and rate is not None:
-                metrics["matmul_fraction"] = metrics["gflops"] / rate
 
 
 def run_workload(workload: Workload, session: Session) -> Result:
@@ -119,46 +45,6 @@ def run_workload(workload: Workload, session: Session) -> Result:
 
 def _scale(workload: Workload) -> float:
     return float(workload.head_dim**-0.5)
-
-
-def _run_prefill(w: Workload, session: Session) -> Result:
-    (length,) = w.q_lens
-    arrays = Arrays(w.dtype)
-    q = arrays.normal((length, w.num_qo_heads, w.head_dim))
-    k = arrays.normal((length, w.num_kv_heads, w.head_dim))
-    v = k[::-1].copy()
-    out = np.empty_like(q)
-    indptr = np.array([0, length], np.int32)
-    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=w.causal), task_info(w))
-    attention.plan(flashbsr.Ragged(indptr, indptr))
-    sides = {"flashbsr": Side(lambda _: attention.run(q, (k, v), out=out))}
-
-    tokens, heads = (0, length // 2, length - 1), (0, w.num_qo_heads - 1)
-    group = w.num_qo_heads // w.num_kv_heads
-    picks = [(t, h) for t in tokens for h in heads]
-    rows = [
-        (q[t, h], k[: t + 1, h // group], v[: t + 1, h // group], np.float64(_scale(w)))
-        for t, h in picks
-    ]
-    attention.run(q, (k, v), out=out)
-    check_rows("flashbsr", np.stack([out[t, h] for t, h in picks]), rows, w.dtype)
-
-    result = Result(w)
-    if session.torch(w):
-        # (1, heads, tokens, dim), contiguous: what torch's kernel reads best.
-        qt, kt, vt = (as_torch(x.transpose(1, 0, 2).copy())[None] for x in (q, k, v))
-        peer = torch_prefill(qt, kt, vt, session.threads)
-        got = peer.output()
-        check_rows("torch", np.stack([got[t, h] for t, h in picks]), rows, w.dtype)
-        sides["torch"] = Side(peer.call)
-        result.note = f"torch: {peer.form}"
-    result.times = interleave(sides, session.budget(4.0), tick=session.tick)
-    flops = attention_flops(w)
-    result.metrics["gflops"] = flops / result.times["flashbsr"].median * 1e-9
-    if "torch" in result.times:
-        result.metrics["torch_gflops"] = flops / result.times["torch"].median * 1e-9
-        result.metrics["speedup"] = result.metrics["gflops"] / result.metrics["torch_gflops"]
-    return result
 
 
 @dataclass(slots=True)
@@ -358,7 +244,9 @@ def _run_overhead(w: Workload, session: Session) -> Result:
 
 
 _RUNNERS: dict[str, Callable[[Workload, Session], Result]] = {
-    "prefill": _run_prefill,
+    "prefill": run_prefill,
+    "chunk": run_chunk,
+    "latent": run_latent,
     "decode": _run_decode,
     "skew": _run_decode,
     "balance": _run_decode,

@@ -12,11 +12,22 @@ import numpy as np
 
 from flashbsr.errors import FlashbsrError
 
-__all__ = ["KINDS", "WORKLOADS", "Goal", "Workload", "attention_flops", "kv_bytes", "select"]
+__all__ = [
+    "KINDS",
+    "LATENT",
+    "WORKLOADS",
+    "Goal",
+    "Workload",
+    "attention_flops",
+    "kv_bytes",
+    "select",
+]
 
 #: kind -> the heading of its block in the table.
 KINDS = {
     "prefill": "Prefill, causal, ragged",
+    "chunk": "Chunks of prompts behind a context, causal, ragged, against a whole prompt",
+    "latent": "Decode, paged, latents of 512 + 64 dims, against a whole prompt",
     "decode": "Decode, paged, equal lengths",
     "skew": "Decode, paged, Zipf lengths against equal ones of the same total",
     "balance": "Decode, paged, one very long request",
@@ -33,6 +44,9 @@ SCALES: dict[str, Callable[[int], tuple[int, int]]] = {
     "int4": lambda dim: (max(1, dim // 64), 4),
     "nvfp4": lambda dim: (dim // 16, 1),
 }
+
+#: Dims of a latent; what is behind them is the rotated key.
+LATENT = 512
 
 # 16 lengths, Zipf with exponent 1, mean about 1024.
 ZIPF_1024 = (808, 4846, 373, 485, 1212, 303, 606, 2423, 441, 323, 1615, 538, 346, 692, 404, 969)
@@ -168,23 +182,28 @@ class Workload:
 
 
 def attention_flops(workload: Workload) -> int:
-    """Operations of a workload: ``4 * pairs * head_dim * num_qo_heads``.
+    """Operations of a workload: ``2 * pairs * (head_dim_qk + head_dim_vo) * num_qo_heads``.
 
     `pairs` counts the (query, key) pairs that the bottom-right aligned causal mask and the window
-    keep; 4 is two products of a multiply and an add each.
+    keep; 2 is a multiply and an add.
     """
+    dims = 2 * workload.head_dim
+    if workload.kind == "latent":
+        dims = workload.head_dim + LATENT
     pairs = 0
     for q, kv in zip(workload.q_lens, workload.kv_lens, strict=True):
         position = np.arange(kv - q, kv)
         end = np.maximum(position + 1, 0) if workload.causal else kv
         begin = np.maximum(position - workload.window_left, 0) if workload.window_left >= 0 else 0
         pairs += int(np.broadcast_to(end - begin, position.shape).clip(0).sum())
-    return 4 * pairs * workload.head_dim * workload.num_qo_heads
+    return 2 * pairs * dims * workload.num_qo_heads
 
 
 def kv_bytes(workload: Workload, kv_lens: tuple[int, ...] | None = None) -> int:
     """Bytes of K and V and of scales of every token, each element once."""
     tokens = sum(workload.kv_lens if kv_lens is None else kv_lens)
+    if workload.kind == "latent":  # whose values are a part of the keys
+        return tokens * workload.head_dim * ITEMSIZE[workload.dtype]
     kv_dtype = workload.kv_dtype or workload.dtype
     if kv_dtype in SCALES:
         count, size = SCALES[kv_dtype](workload.head_dim)
@@ -217,6 +236,34 @@ def _prefill(length: int, dtype: str) -> Workload:
         peer=speedup is not None,
         quick=length in (512, 1024) and dtype != "float16",
         goals=() if speedup is None else (Goal("speedup", speedup),),
+    )
+
+
+def _chunk(dtype: str) -> Workload:
+    return Workload(
+        name=f"chunk-4x256-8192-{_SHORT[dtype]}",
+        kind="chunk",
+        dtype=dtype,
+        q_lens=(256,) * 4,
+        kv_lens=(8192,) * 4,
+        causal=True,
+        goals=(Goal("prefill_fraction", 0.9),),
+    )
+
+
+def _latent() -> Workload:
+    return Workload(
+        name="mla-16x4096-bf16",
+        kind="latent",
+        dtype="bfloat16",
+        q_lens=(1,) * 16,
+        kv_lens=(4096,) * 16,
+        page_size=64,
+        num_qo_heads=128,
+        num_kv_heads=1,
+        head_dim=LATENT + 64,
+        peer=True,
+        goals=(Goal("speedup", 5.0), Goal("prefill_fraction", 0.7)),
     )
 
 
@@ -338,6 +385,9 @@ _LENGTHS = (512, 1024, 2048, 4096, 8192)
 WORKLOADS: tuple[Workload, ...] = (
     *(_prefill(n, dtype) for dtype in ("float32", "bfloat16") for n in _LENGTHS),
     _prefill(2048, "float16"),
+    _chunk("float32"),
+    _chunk("bfloat16"),
+    _latent(),
     *(_decode(n, dtype) for dtype in ("bfloat16", "float32") for n in _LENGTHS[1:]),
     *(_skew(scale, dtype) for dtype in ("bfloat16", "float32") for scale in (1, 4)),
     _codes("int8", 1.7),

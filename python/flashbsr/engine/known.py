@@ -86,6 +86,9 @@ class Known(Generic[E]):
             self._by_options[options] = engine
         if len(self._spelled) >= MAX_SPELLINGS:
             self._spelled.clear()
+        # A number given as an array is hashed by its id in PyTorch: it may have another value then.
+        if any(hasattr(x, "__dlpack__") for x in spelling):
+            return
         with contextlib.suppress(TypeError):
             self._spelled[spelling] = engine
 

@@ -25,9 +25,14 @@ Workspace: TypeAlias = "Any"
 
 
 class Default(str):
-    """A default of FlashInfer's that says less than the same text given by the caller."""
+    """A default of FlashInfer's: it says less than that text by the caller, and is no equal key."""
 
     __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Default) and str.__eq__(self, other)
+
+    __hash__ = str.__hash__
 
 
 FLOAT16, BFLOAT16 = Default("float16"), Default("bfloat16")

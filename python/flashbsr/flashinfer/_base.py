@@ -164,13 +164,15 @@ class Wrapper:
         try:
             self._check(given)
             spelling = *self._uses.key(given), self._variant.bias, not self._variant.arrays
+            # Splits are in pages here, and in tokens in an engine.
+            spelling += (given.get("fixed_split_size") and given.get("page_size"),)
             attention = self._engines.find(spelling)
             if attention is None or attention is not self._attention:
                 attention = self._engine(given, spelling)
             self._start(attention, given)
         except FlashbsrError as error:
             if not isinstance(error, UnchangedError):
-                self._attention = None
+                self._attention = self._asked = None
             raise error.respell(self._spelling) from None
         self._attention = attention
         self._given, self._asked = given, asked
@@ -245,13 +247,17 @@ class Wrapper:
     def _explained(self, error: FlashbsrError) -> FlashbsrError:
         return error
 
-    def _positional(self, args: tuple[Any, ...]) -> tuple[Scale, Scale, Scale, Array]:
-        """Make q_scale, k_scale, v_scale and sinks of positional extras."""
+    def _extra(self, args: tuple[Any, ...], *keywords: Any) -> Any:
+        """Make q_scale, k_scale, v_scale and sinks of positional extras, beside `keywords`."""
         attention = self._ready()
         values = self._variant.values(args, attention)
+        names = "q_scale", "k_scale", "v_scale", "sinks"
+        for name, *both in zip(names, keywords, values, strict=True):
+            if all(x is not None for x in both):
+                raise FlashbsrError(name, "a keyword", "None next to the one given by position")
         if self._variant.bias != attention.spec.sigmoid_bias and self._given is not None:
             self._plan(self._given)
-        return values
+        return (b if a is None else a for a, b in zip(keywords, values, strict=True))
 
     def _agrees(self, name: str, value: Any, default: Any = None) -> None:
         """Raise `PlanError` unless an option of ``run`` is what was planned."""
@@ -286,7 +292,7 @@ class Wrapper:
         run = {name: given[name] for name in of_run if name in given}
         names = [name for name in self._FORWARD if name not in of_run]
         options = {name: given.get(name, _FORWARD_DEFAULTS.get(name)) for name in names}
-        if self._given is None:
+        if self._attention is None and self._asked is None:
             self._ready()
         assert self._given is not None
         self._asked = None

@@ -4,24 +4,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-from ..errors import FlashbsrError
 from ._arguments import Workspace
 from ._base import Wrapper
 
-__all__ = ["Composed", "renamed"]
-
-
-@contextlib.contextmanager
-def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Give arguments in messages the caller's names."""
-    try:
-        yield
-    except FlashbsrError as error:
-        raise error.respell(names) from None
+__all__ = ["Composed"]
 
 
 class Composed(Wrapper):

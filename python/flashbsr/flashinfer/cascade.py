@@ -19,12 +19,12 @@ from .._check import check_int
 from ..arrays import adapter_for, float_dtype, to_indices
 from ..arrays.dtypes import Q_DTYPES, output_dtype
 from ..arrays.types import Array, DType
-from ..errors import PlanError, ShapeError
+from ..errors import PlanError, ShapeError, renamed
 from ..layout.joined import pages_within
 from ..layout.layouts import Layout, Levels
 from ..ops import state
 from ._arguments import FLOAT16, Number, Workspace, described, refuse
-from ._composed import Composed, renamed
+from ._composed import Composed
 from .decode import PagedWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
@@ -137,38 +137,43 @@ class _SharedPrefix(Composed):
         if self._level is None or self._given is None:
             raise PlanError("forward", "no plan", "begin_forward() first")
         layout, page_size = self._task_options["kv_layout"], self._sizes[-1]
-        where = pages_within({"k_shared": k, "v_shared": v}, layout, cache, page_size, layout)
+        with renamed({"paged_kv_cache": "unique_kv_cache"}):
+            where = pages_within({"k_shared": k, "v_shared": v}, layout, cache, page_size, layout)
         rows, key = self._level[0][[0, -1]], tuple(spec.items())
-        with renamed({"k": "k_shared", "v": "v_shared", "paged_kv_cache": "unique_kv_cache"}):
-            if where:
-                page, tokens = where
-                count = -(-tokens // page_size)
-                shared = (
-                    rows, np.array([0, count]), page + np.arange(count),
-                    np.array([tokens - (count - 1) * page_size]),
-                )  # fmt: skip
-                levels = ([a, b] for a, b in zip(shared, self._level, strict=True))
-                kind = functools.partial(MultiLevelCascadeAttentionWrapper, 2)
+        of_prefix = renamed({"k": "k_shared", "v": "v_shared"})
+        of_cache = renamed(dict.fromkeys(("k", "v", "paged_kv_cache"), "unique_kv_cache"))
+        if where:
+            page, tokens = where
+            count = -(-tokens // page_size)
+            shared = (
+                rows, np.array([0, count]), page + np.arange(count),
+                np.array([tokens - (count - 1) * page_size]),
+            )  # fmt: skip
+            levels = ([a, b] for a, b in zip(shared, self._level, strict=True))
+            kind = functools.partial(MultiLevelCascadeAttentionWrapper, 2)
+            with of_cache:
                 both = self._on(
                     "levels", kind, layout, (where, key), *levels, *self._sizes, **spec,
                     **self._given,
                 )  # fmt: skip
                 result: Array = both.run(q, cache)
-                return result
-            tokens = int(k.shape[0 if layout == "NHD" else 1])
-            wide = {"o_data_type": "float32", **self._given}  # what is merged is not rounded before
-            seen_by_all = {name: x for name, x in spec.items() if name != "causal"}
+            return result
+        tokens = int(k.shape[0 if layout == "NHD" else 1])
+        wide = {"o_data_type": "float32", **self._given}  # what is merged is not rounded before
+        seen_by_all = {name: x for name, x in spec.items() if name != "causal"}
+        with of_prefix:
             first = self._on(
                 "prefix", BatchPrefillWithRaggedKVCacheWrapper, layout, (tokens, key), rows,
                 np.array([0, tokens]), *self._sizes[:-1], **seen_by_all, **wide,
             )  # fmt: skip
             state = first.run(q, k, v, return_lse=True)
+        with of_cache:
             own = self._on(
                 "own", BatchPrefillWithPagedKVCacheWrapper, layout, key, *self._level,
                 *self._sizes, **spec, **wide,
             )  # fmt: skip
             states = *state, *own.run(q, cache, return_lse=True)
-            merged, _ = merge_state(*states, lse_base=self._task_options["lse_base"])
+        merged, _ = merge_state(*states, lse_base=self._task_options["lse_base"])
         return adapter_for(q).cast(merged, output_dtype(float_dtype(q, "q", Q_DTYPES)))
 
 

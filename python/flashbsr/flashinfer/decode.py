@@ -11,7 +11,7 @@ import numpy as np
 from .._check import check_int
 from ..arrays import to_indices
 from ..arrays.types import Array, DType, Scale
-from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError
+from ..errors import FlashbsrError, PlanError, ShapeError, UnsupportedError, renamed
 from ..layout.joined import page_lens, paged_layout
 from ..layout.layouts import Layout
 from ._arguments import FLOAT16, Number, Workspace, described, refuse_given
@@ -49,7 +49,7 @@ class PagedWrapper(Wrapper):
         if q_len_per_req is not None:
             self._agrees("q_len_per_req", q_len_per_req)
         if args:
-            q_scale, k_scale, v_scale, sinks = self._positional(args)
+            q_scale, k_scale, v_scale, sinks = self._extra(args, q_scale, k_scale, v_scale, sinks)
         return self._run(
             q, paged_kv_cache, out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
             enable_pdl, kv_ready, stream, kv_cache_sf,
@@ -192,6 +192,7 @@ def fast_decode_plan(
     if q_data_type is None and data_type is None:
         for name in ("q_data_type", "kv_data_type", "data_type"):
             given[name] = given[name] or wrapper._given[name]
+    given["o_data_type"] = wrapper._given["o_data_type"]
     BatchDecodeWithPagedKVCacheWrapper.begin_forward(wrapper, **given)
 
 
@@ -212,8 +213,8 @@ def single_decode_with_kv_cache(
     out [num_qo_heads, head_dim], or (out, lse [num_qo_heads])
         Of the caller's kind; the type of `q`, bfloat16 for float8.
     """
-    if len(getattr(q, "shape", (0, 0))) != 2:
-        raise ShapeError("q", f"shape {tuple(q.shape)}", "[num_qo_heads, head_dim]")
+    if len(getattr(q, "shape", ())) != 2:
+        raise ShapeError("q", f"shape {getattr(q, 'shape', q)}", "[num_qo_heads, head_dim]")
     result = attend_one(
         q[None], k, v, {}, (q_scale, k_scale, v_scale),
         (False, window_left, sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
@@ -243,7 +244,7 @@ def trtllm_batch_decode_with_kv_cache(
     max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0, window_left: int = -1,
     out: Array = None, out_dtype: DType = None, o_sf_scale: Any = None, o_sf_vec_size: Any = None,
     sinks: Any = None, kv_layout: str = "HND", enable_pdl: bool | None = None,
-    backend: str = "auto", q_len_per_req: int = 1, o_scale: float = 1.0, mask: Any = None,
+    backend: str = "auto", q_len_per_req: int | None = 1, o_scale: float = 1.0, mask: Any = None,
     max_q_len: int | None = None, cum_seq_lens_q: Array = None,
     skip_softmax_threshold_scale_factor: Any = None, kv_cache_sf: Any = None,
     uses_shared_paged_kv_idx: bool = True, lse: Array = None, return_lse: bool = False,
@@ -262,16 +263,16 @@ def trtllm_batch_decode_with_kv_cache(
     refuse_given(locals(), "tables")
     kv_lens = lengths(seq_lens, "seq_lens")
     check_most("max_seq_len", max_seq_len, kv_lens)
-    qo_indptr = None  # one each
-    if check_int("q_len_per_req", q_len_per_req, 1) > 1:
-        qo_indptr = np.arange(len(kv_lens) + 1) * q_len_per_req
+    each = 1 if q_len_per_req is None else check_int("q_len_per_req", q_len_per_req, 1)
+    counts = np.full(len(kv_lens), each)
+    qo_indptr = None if each == 1 else np.arange(len(kv_lens) + 1) * each
     if cum_seq_lens_q is not None:
-        if q_len_per_req != 1:
-            raise FlashbsrError("q_len_per_req", q_len_per_req, "1 next to cum_seq_lens_q")
         qo_indptr = to_indices(cum_seq_lens_q, "cum_seq_lens_q")
+        counts = np.diff(qo_indptr)
+        if each > 1:  # FlashInfer's XQA is told the longest by this name
+            check_most("q_len_per_req", each, counts)
     if max_q_len is not None:
-        counts = [q_len_per_req] if cum_seq_lens_q is None else np.diff(to_indices(cum_seq_lens_q))
-        check_most("max_q_len", max_q_len, np.asarray(counts))
+        check_most("max_q_len", max_q_len, counts)
     return attend_requests(
         query, kv_cache, block_tables, kv_lens, qo_indptr,
         SPELLING | {"qo_indptr": "q_len_per_req" if cum_seq_lens_q is None else "cum_seq_lens_q"},
@@ -287,8 +288,8 @@ def xqa_batch_decode_with_kv_cache(
     query: Array, kv_cache: Any, workspace_buffer: Workspace, block_tables: Array, seq_lens: Array,
     max_seq_len: int, bmm1_scale: Scale = 1.0, bmm2_scale: Scale = 1.0, window_left: int = -1,
     out: Array = None, sinks: Any = None, kv_layout: str = "NHD", enable_pdl: bool | None = None,
-    q_len_per_req: int = 1, o_scale: float = 1.0, mask: Any = None, kv_cache_sf: Any = None,
-    q_cu_seq_lens: Array = None,
+    q_len_per_req: int | None = 1, o_scale: float = 1.0, mask: Any = None,
+    kv_cache_sf: Any = None, q_cu_seq_lens: Array = None,
 ) -> Array:  # fmt: skip
     """Attention of the last tokens of each request: `trtllm_batch_decode_with_kv_cache`, NHD.
 
@@ -298,8 +299,6 @@ def xqa_batch_decode_with_kv_cache(
     """
     given = locals()
     given["cum_seq_lens_q"] = given.pop("q_cu_seq_lens")
-    try:
+    with renamed({"cum_seq_lens_q": "q_cu_seq_lens"}):
         result: Array = trtllm_batch_decode_with_kv_cache(**given)
-    except FlashbsrError as error:
-        raise error.respell({"cum_seq_lens_q": "q_cu_seq_lens"}) from None
     return result

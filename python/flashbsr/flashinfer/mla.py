@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .._check import check_int
-from ..arrays import adapter_for, to_values
+from ..arrays import adapter_for, device_of, to_values
 from ..arrays.types import Array, DType, Scale
 from ..engine.kept import planned
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
@@ -23,6 +24,8 @@ from .page import append_paged_mla_kv_cache
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "append_paged_mla_kv_cache",
            "trtllm_batch_decode_with_kv_cache_mla"]  # fmt: skip
+
+_TABLE = "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"
 
 
 class BatchMLAPagedAttentionWrapper(Wrapper):
@@ -55,7 +58,11 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         use_profiler: bool = False, *, lse_base: str = "2", stream: Any = None,
     ) -> None:  # fmt: skip
         """Schedule the batch. Checks indptrs and page table completely."""
-        self._plan(locals())
+        given = locals()
+        for name in _TABLE:  # a run with the other base plans again, by what they are now
+            if device_of(given[name], name) is None:
+                given[name] = to_values(given[name], name).copy()
+        self._plan(given)
 
     def _complete(self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]) -> None:  # noqa: ARG002
         tail = check_int("head_dim_kpe", given["head_dim_kpe"], 0)
@@ -91,6 +98,22 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             q, kv, out, lse, return_lse, None, ckv_scale, ckv_scale, None, enable_pdl=enable_pdl,
             stream=stream, o_scale=o_scale,
         )  # fmt: skip
+
+
+def _rows_of(out: Array, shape: tuple[int, ...]) -> Array:
+    """View an output with requests and their tokens as one axis; what is no view is refused."""
+    rows = shape[0] * shape[1], *shape[2:]
+    adapter = adapter_for(out, "out")
+    if tuple(out.shape) == rows:
+        return out
+    if tuple(out.shape) != shape:
+        raise ShapeError("out", f"shape {tuple(out.shape)}", f"{shape}")
+    strides = adapter.strides(out)
+    if min(shape[:2]) > 1 and min(rows) > 0 and strides[0] != shape[1] * strides[1]:
+        raise ShapeError(
+            "out", "strides that keep requests and tokens apart", "those of a contiguous array"
+        )
+    return out.reshape(rows)
 
 
 @described("mla", "tables")
@@ -135,6 +158,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     tables = to_values(block_tables, "block_tables")
     page_size = tuple(kv_cache.shape)[-2]
     qo_indptr = None if q_len == 1 else np.arange(batch + 1) * q_len
+    if math.prod(getattr(bmm1_scale, "shape", ())) != 1:
+        raise ShapeError("bmm1_scale", f"shape {tuple(bmm1_scale.shape)}", "one number")
     spec = {"causal": q_len > 1, "sm_scale": float(bmm1_scale)}
     task = {"num_qo_heads": heads, "num_kv_heads": 1, "head_dim_qk": dim, "latent": True,
             "head_dim_vo": kv_lora_rank, "kv_layout": "HND", "lse_base": "2",
@@ -147,7 +172,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
             lambda: BlockTable(qo_indptr, tables, kv_lens, page_size=page_size), {},
             workspace_buffer,
         )  # fmt: skip
-        given = None if out is None else out.reshape(batch * q_len, heads, kv_lora_rank)
+        given = None if out is None else _rows_of(out, (batch, q_len, heads, kv_lora_rank))
         found = attention.run(
             rows, kv_cache, out=given, lse=lse, return_lse=return_lse, v_scale=bmm2_scale,
             sinks=one_sink(sinks), enable_pdl=enable_pdl and None,

@@ -15,20 +15,24 @@ from typing import Any
 import numpy as np
 
 from .._check import check_name
+from ..arrays import adapter_for
 from ..arrays.types import Array, DType, Scale
 from ..engine.known import sm_scale_of
-from ..errors import PlanError
+from ..errors import PlanError, renamed
 from ..layout.joined import Part, join_rows, pages_within, same_cache
 from ._arguments import FLOAT16, Number, Workspace, refuse
-from ._composed import Composed, renamed
+from ._composed import Composed
 from ._values import types
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 
 _SPEC = ("pos_encoding_mode", "sm_scale", "window_left", "rope_scale", "rope_theta")
-_ARRAYS = ("q", "k", "v", "paged_kv_cache", "custom_mask", "packed_custom_mask")
-_OF_P, _OF_D = ({name: name + suffix for name in _ARRAYS} for suffix in ("_p", "_d"))
+_OF_P, _OF_D = (
+    {name: name + suffix for name in ("q", "custom_mask", "packed_custom_mask")}
+    | dict.fromkeys(("k", "v", "paged_kv_cache"), "paged_kv_cache" + suffix)
+    for suffix in ("_p", "_d")
+)
 
 
 class _TwoParts(Composed):
@@ -164,7 +168,9 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
             "kv_ready": kv_ready, "stream": stream, "return_lse": return_lse_p or return_lse_d,
         }  # fmt: skip
         kv, layout = {"k_p": k_p, "v_p": v_p}, self._task_options["kv_layout"]
-        where = pages_within(kv, kv_layout_p, paged_kv_cache_d, page_size, layout)
+        adapter_for(q_p, "q_p")
+        with renamed(_OF_D):
+            where = pages_within(kv, kv_layout_p, paged_kv_cache_d, page_size, layout)
         masks_p, masks_d = (
             (custom_mask_p, packed_custom_mask_p),
             (custom_mask_d, packed_custom_mask_d),
@@ -190,7 +196,8 @@ class PODWithPagedKVCacheWrapper(_TwoParts):
                     packed_custom_mask=masks_p[1], **dict(zip(_SPEC, given_p, strict=True)),
                     **self._rest,
                 )  # fmt: skip
-                return wrapper.run(q_p, k_p, v_p, **run)
+                with renamed({"k": "k_p", "v": "v_p"}):
+                    return wrapper.run(q_p, k_p, v_p, **run)
 
             of_decodes = decodes, False, masks_d, q_d, paged_kv_cache_d, run
             found = self._apart(

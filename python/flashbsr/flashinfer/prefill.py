@@ -44,7 +44,9 @@ class _Prefill(Wrapper):
             expected = "None with a mask, and in graph mode, where arrays are those of the capture"
             raise UnsupportedError("prefix_len_ptr", "an array", expected)
         arrays = given["prefix_len_ptr"], given["token_pos_in_items_ptr"]
-        self._variant.arrays = items(*arrays, length, len(given["qo_indptr"]) - 1)
+        found = items(*arrays, length, len(given["qo_indptr"]) - 1)
+        if all(0 not in x.shape for x in found.values()):  # nobody asks an array without elements
+            self._variant.arrays = found
         given["causal"] = True
 
     def _complete(self, given: dict[str, Any], spec: dict[str, Any], task: dict[str, Any]) -> None:
@@ -186,7 +188,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
         if o_scale is not None:
             refuse_given(locals(), "run", *self._context)
         if args:
-            q_scale, k_scale, v_scale, sinks = self._positional(args)
+            q_scale, k_scale, v_scale, sinks = self._extra(args, q_scale, k_scale, v_scale, sinks)
         return self._run(
             q, (k, v), out, lse, return_lse, q_scale, k_scale, v_scale, sinks, alibi_slopes,
             enable_pdl, kv_ready, stream, kv_cache_sf,

@@ -14,13 +14,12 @@ from .._check import check_float, check_name
 from ..arrays import adapter_for, float_dtype
 from ..arrays.dtypes import FLOAT8, normalize_dtype
 from ..arrays.types import Array, DType
-from ..errors import DTypeError, FlashbsrError, ShapeError
+from ..errors import DTypeError, FlashbsrError, ShapeError, renamed
 from ..ops import rope
 from ..ops.latent import append_latents
 from ..ops.page import append_paged_kv_cache
 from ..ops.rope import *  # noqa: F403
 from ..ops.rope_quantize import rope_quantize
-from ._composed import renamed
 
 __all__ = [*rope.__all__, "mla_rope_quantize_fp8", "rope_quantize_fp8",
            "rope_quantize_fp8_append_paged_kv_cache"]  # fmt: skip

@@ -138,27 +138,35 @@ def same_cache(first: Any, second: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Half:
-    """K or V of a paged cache: where it begins, its pages, and strides in bytes."""
+    """K or V of a paged cache: where it begins, its pages, and strides in bytes; what a row is."""
 
     address: int
     pages: int
     page: int
     token: int
     head: int
+    row: tuple[int, int, str]  # heads, dim, element type
 
 
-def _half(cache: Any, at: int, kv_layout: str) -> _Half:
+def _half(cache: Any, at: int, kv_layout: str) -> _Half | None:
+    if isinstance(cache, tuple) and len(cache) != 2:
+        return None  # who reads it says what is wrong
     x = cache[at] if isinstance(cache, tuple) else cache
-    address, strides = adapter_for(x, "kv").address(x)
+    adapter = adapter_for(x, "paged_kv_cache")
+    address, strides = adapter.address(x)
     shape = tuple(x.shape)
+    if len(shape) not in ((3, 4) if isinstance(cache, tuple) else (4, 5)):
+        return None
     if not isinstance(cache, tuple):
         address += at * strides[1]
         shape, strides = (shape[0], *shape[2:]), (strides[0], *strides[2:])
     page, first, second = (strides[0], *strides[1:3]) if len(shape) == 4 else (strides[0],) * 3
+    dtype = adapter.dtype_name(x, "paged_kv_cache")
     if len(shape) == 3:  # page_size 1 without its dimension
-        return _Half(address, shape[0], page, page, strides[1])
+        return _Half(address, shape[0], page, page, strides[1], (*shape[1:], dtype))
     token, head = (first, second) if kv_layout == "NHD" else (second, first)
-    return _Half(address, shape[0], page, token, head)
+    row = shape[2 if kv_layout == "NHD" else 1], shape[3], dtype
+    return _Half(address, shape[0], page, token, head, row)
 
 
 def pages_within(
@@ -177,17 +185,20 @@ def pages_within(
 
 
 def _first_page(
-    name: str, x: Array, layout: str, half: _Half, page_size: int
+    name: str, x: Array, layout: str, half: _Half | None, page_size: int
 ) -> tuple[int, int] | None:
     shape = tuple(x.shape)
     if len(shape) != 3:
         axes = "[kv_len, heads, dim]" if layout == "NHD" else "[heads, kv_len, dim]"
         raise ShapeError(name, f"shape {shape}", axes)
-    address, strides = adapter_for(x, name).address(x)
+    adapter = adapter_for(x, name)
+    address, strides = adapter.address(x)
     tokens, token = shape[0], strides[0]
     heads, head = shape[1], strides[1]
     if layout == "HND":
         (tokens, token), (heads, head) = (heads, head), (tokens, token)
+    if half is None or (heads, shape[2], adapter.dtype_name(x, name)) != half.row:
+        return None  # what is no view of whole rows is another array, and checked as such
     page, rest = divmod(address - half.address, half.page)
     count = -(-tokens // page_size)
     within = (

@@ -1,0 +1,125 @@
+// SPDX-FileCopyrightText: 2026 The flashbsr authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of few query rows with rows of K and V where they lie: elements become words on their
+// way into registers. On AVX2 that is twice as fast as to convert a tile first, of bf16 and of int8
+// (docs/cpu.md).
+#pragma once
+
+#include <flashbsr/core/view.h>
+#include <flashbsr/cpu/convert.h>
+#include <flashbsr/cpu/gemm.h>
+
+namespace flashbsr::cpu {
+inline namespace FLASHBSR_CPU_ISA {
+
+template <class Op>
+inline constexpr DType kWordType = Op::kPerWord == 2 ? DType::kBF16 : DType::kF32;
+
+/// Types that become words in a register. Those of one or two instructions: of float8, which takes
+/// ten, rows are converted once for all that multiply them.
+template <class Op>
+FLASHBSR_FN bool is_read_in_place(DType t) {
+  if (t == kWordType<Op>) return true;
+#if defined(__AVX512F__) || defined(__F16C__)
+  const bool half = t == DType::kF16;
+#else
+  const bool half = false;
+#endif
+  return Op::kPerWord == 1 && (half || t == DType::kBF16 || t == DType::kI8);
+}
+
+/// Whether rows of `x` are whole vectors of such a type.
+template <class Op>
+FLASHBSR_FN bool in_place(const PagedView& x) {
+  return is_read_in_place<Op>(x.dtype) && x.dim % (kLanes * Op::kPerWord) == 0;
+}
+
+/// Calls f.template operator()<T>() for one of these types.
+template <class Op, class F>
+FLASHBSR_FN void with_row_type(DType t, const F& f) {
+  if constexpr (Op::kPerWord == 1) {
+    if (t == DType::kBF16) return f.template operator()<DType::kBF16>();
+    if (t == DType::kF16) return f.template operator()<DType::kF16>();
+    if (t == DType::kI8) return f.template operator()<DType::kI8>();
+  }
+  f.template operator()<kWordType<Op>>();
+}
+
+/// Words [at, at + kLanes) of a row.
+template <class Op, DType T>
+FLASHBSR_FN FloatV row_words(const char* row, int64_t at) {
+  if constexpr (Op::kPerWord == 2) return load(row + at * 4);
+  return load_as<T>(row + at * dtype_size(T));
+}
+
+/// B in place: rows of elements, kPerWord of them to a row of words; `at` is the first element.
+template <class Op, DType T = kWordType<Op>>
+struct RowsB {
+  static constexpr bool kOddVecs = Op::kPerWord == 1;  ///< pairs are zipped two vectors at a time
+  const char* const* rows;
+  int64_t at;
+
+  template <int kVecs>
+  FLASHBSR_FN void load_row(int k, FloatV (&out)[kVecs]) const {
+    if constexpr (Op::kPerWord == 1) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) out[v] = row_words<Op, T>(rows[k], at + v * kLanes);
+    } else {
+      static_assert(kVecs % 2 == 0);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v += 2) {
+        const int64_t byte = (at + v * kLanes) * 2;
+        interleave16(rows[2 * k] + byte, rows[2 * k + 1] + byte, out[v], out[v + 1]);
+      }
+    }
+  }
+  FLASHBSR_FN void skip(int vecs) { at += vecs * kLanes; }
+};
+
+/// Tokens that dot_block takes are a multiple of this.
+inline constexpr int kDotTokens = 4;
+
+/// Tokens side by side. Their sums, of six rows at most, and what they are made of fit the
+/// registers: 4 x 6 of 32, 2 x 6 of 16. One row alone has four sums, so that none waits for itself.
+template <int kRows>
+inline constexpr int kDotColumns = kBlockVecs == 4 || kRows == 1 ? 4 : 2;
+
+/// S[r, t] = q_r . k_t over words [begin, end) of rows in place: for so few query rows that
+/// transposing K would cost more than the horizontal sums do.
+template <class Op, DType T, int kRows>
+__attribute__((noinline)) void dot_block(const float* q, int64_t ldq, const char* const* keys,
+                                         int tokens, int begin, int end, float* s, int64_t lds) {
+  constexpr int kColumns = kDotColumns<kRows>;
+  for (int t = 0; t < tokens; t += kColumns) {
+    FloatV acc[kRows][kColumns] = {};
+    for (int w = begin; w < end; w += kLanes) {
+      FloatV kv[kColumns];
+#pragma GCC unroll 4
+      for (int i = 0; i < kColumns; ++i) kv[i] = row_words<Op, T>(keys[t + i], w);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const FloatV qv = load(q + r * ldq + w);
+#pragma GCC unroll 4
+        for (int i = 0; i < kColumns; ++i) acc[r][i] = Op::mac(acc[r][i], qv, kv[i]);
+      }
+    }
+    if constexpr (kColumns == 4) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        store(s + r * lds + t, reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r += 2) {
+        const int next = min_of(r + 1, kRows - 1);
+        const FloatV4 sums = reduce_add4(acc[r][0], acc[r][1], acc[next][0], acc[next][1]);
+        std::memcpy(s + r * lds + t, &sums, 8);
+        std::memcpy(s + next * lds + t, reinterpret_cast<const char*>(&sums) + 8, 8);
+      }
+    }
+  }
+}
+
+}  // namespace FLASHBSR_CPU_ISA
+}  // namespace flashbsr::cpu
