@@ -154,8 +154,8 @@ def extend(x: torch.Tensor, rows: int, step: int | None = None) -> torch.Tensor 
 
 
 def join(parts: list[torch.Tensor], axis: int = 0) -> torch.Tensor:
-    """Copy all into one tensor."""
-    return torch.cat([x.detach() for x in parts], axis)
+    """Copy all into one tensor, in the graph of gradients: `finish` refuses what asks for one."""
+    return torch.cat(parts, axis)
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:

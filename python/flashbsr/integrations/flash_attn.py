@@ -21,7 +21,7 @@ from ..arrays import adapter_for, device_of, to_values
 from ..arrays.types import Array
 from ..engine.call import attention
 from ..engine.kept import planned
-from ..errors import FlashbsrError, ShapeError, UnsupportedError
+from ..errors import FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
 from ..layout.bounds import Bounds
 from ..layout.layouts import BlockTable
 from ..ops.page import append_paged_kv_cache
@@ -222,10 +222,13 @@ def flash_attn_with_kvcache(
     spec = _spec(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     batch, q_len, heads, dim = tuple(q.shape)
     page_size = int(k_cache.shape[1])
+    if block_table is not None and cache_batch_idx is not None:
+        raise UnsupportedError("cache_batch_idx", "an array", "None with block_table")
     tables = _rows(q, batch, cache_batch_idx) if block_table is None else block_table
     capacity = int(tables.shape[1]) * page_size
     lens = _lens(q, batch, capacity if cache_seqlens is None else cache_seqlens)
     if k is not None and v is not None:
+        _check_new(k, v, lens, batch)
         lens = _append(k, v, (k_cache, v_cache), lens, tables, page_size)
     flat = q.reshape(batch * q_len, heads, dim)
     bounds = np.full(batch, capacity, np.int64)
@@ -290,7 +293,7 @@ def _rows(q: Array, batch: int, cache_batch_idx: Array | None) -> Any:
 
 
 def _lens(q: Array, batch: int, lens: Any) -> Any:
-    if isinstance(lens, int):
+    if isinstance(lens, (int, np.integer)):
         return _there(np.full(batch, lens, np.int32), q)
     return lens
 
@@ -306,6 +309,17 @@ def _there(x: npt.NDArray[Any], like: Array) -> Any:
     return torch.from_numpy(x).to(like.device)
 
 
+def _check_new(k: Array, v: Array, lens: Any, batch: int) -> None:
+    """Raise for new tokens, or lengths, that are not those of the requests."""
+    if len(k.shape) != 4 or k.shape[0] != batch:
+        raise ShapeError("k", f"shape {tuple(k.shape)}", f"({batch}, S_new, H_kv, D)")
+    if len(v.shape) != 4 or tuple(v.shape[:3]) != tuple(k.shape[:3]):
+        expected = ", ".join(map(str, (*k.shape[:3], "D_v")))
+        raise ShapeError("v", f"shape {tuple(v.shape)}", f"({expected})")
+    if np.shape(lens) != (batch,):
+        raise ShapeError("cache_seqlens", f"shape {tuple(np.shape(lens))}", f"({batch},)")
+
+
 def _append(
     k: Array, v: Array, cache: tuple[Array, Array], lens: Any, tables: Any, page_size: int
 ) -> Any:
@@ -314,6 +328,12 @@ def _append(
     host = device_of(lens, "cache_seqlens") is None
     if host:
         lens, tables = to_values(lens, "cache_seqlens"), to_values(tables, "block_table")
+        capacity = int(tables.shape[1]) * page_size
+        if batch and count and not 0 <= int(lens.min()) <= int(lens.max()) <= capacity - count:
+            raise IndexRangeError(
+                "cache_seqlens", f"{int(lens.min())} to {int(lens.max())}, and {count} new tokens",
+                f"0 to {capacity - count}: requests have room for {capacity}",
+            )  # fmt: skip
     positions = lens[:, None] + _there(np.arange(count, dtype=np.int64), k)
     if host:
         page = np.take_along_axis(tables, positions // page_size, 1)

@@ -133,7 +133,8 @@ def flash_mla_with_kvcache(
     -------
     out : array, shape (B, s_q, num_heads, head_dim_v)
     lse : float32 array, shape (B, num_heads, s_q)
-        Natural.
+        Natural. With `attn_sink` it includes the sink, which FlashMLA's leaves out; -inf, where
+        FlashMLA has +inf, if no token is seen.
 
     Raises
     ------
@@ -170,6 +171,12 @@ def flash_mla_with_kvcache(
     else:
         if meta.topk is None or int(indices.shape[-1]) > meta.topk:
             raise PlanError("tile_scheduler_metadata", meta, f"topk={int(indices.shape[-1])}")
+        if len(indices.shape) != 3 or tuple(indices.shape[:2]) != (batch, q_len):
+            raise ShapeError(
+                "indices", f"shape {tuple(indices.shape)}", f"({batch}, {q_len}, topk)"
+            )
+        if k_cache.shape[2] != 1:
+            raise ShapeError("k_cache", f"{k_cache.shape[2]} heads", "1")
         page_size, bounds, rows = 1, np.full(batch * q_len, meta.topk, np.int64), 1
         tables, lens = _chosen(indices, batch * q_len)
         cache = k_cache.reshape(-1, 1, row)

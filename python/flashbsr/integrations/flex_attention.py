@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.attention.flex_attention import create_mask
 
+from .._check import check_float
 from ..engine.attention import Attention
 from ..engine.call import attention
 from ..engine.task import TaskInfo
@@ -85,6 +87,8 @@ def flex_attention(
         out, lse = found if return_lse else (found, None)
         out = out.transpose(1, 2)
         return out if lse is None else (out, lse.transpose(1, 2))
+    _check(query, key, value)
+    scale = None if scale is None else check_float("scale", scale)  # a tensor is known by address
     (batch, heads, q_len, dim), kv_len = query.shape, key.shape[2]
     dims = batch, heads, key.shape[1], q_len, kv_len, dim, value.shape[3]
     what = (*dims, query.dtype, query.device, scale)
@@ -98,6 +102,17 @@ def flex_attention(
     out, lse = found if return_lse else (found, None)
     out = out.view(batch, q_len, heads, dims[6]).transpose(1, 2)
     return out if lse is None else (out, lse.view(batch, q_len, heads).transpose(1, 2))
+
+
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Raise for shapes that do not fit: as rows of one matrix they might."""
+    if len(query.shape) != 4:
+        raise ShapeError("query", f"shape {tuple(query.shape)}", "(B, H_q, S_q, D)")
+    expected = f"({query.shape[0]}, H_kv, S_kv, D)"
+    if len(key.shape) != 4 or key.shape[0] != query.shape[0]:
+        raise ShapeError("key", f"shape {tuple(key.shape)}", expected)
+    if len(value.shape) != 4 or value.shape[:3] != key.shape[:3]:
+        raise ShapeError("value", f"shape {tuple(value.shape)}", f"{(*key.shape[:3],)} and D_v")
 
 
 def _plan(
@@ -164,10 +179,13 @@ def _blocks(block_mask: Any, request: int) -> list[tuple[npt.NDArray[Any], npt.N
 def _bits(block_mask: Any, request: int, row: int, column: int) -> npt.NDArray[np.bool_]:
     """Ask the mask's function what it keeps of a block."""
     rows, columns = block_mask.BLOCK_SIZE
-    q = torch.arange(row * rows, (row + 1) * rows)[:, None]
-    kv = torch.arange(int(column) * columns, (int(column) + 1) * columns)[None]
-    device = block_mask.kv_indices.device
-    b, h = torch.tensor(request, device=device), torch.tensor(0, device=device)
-    kept = block_mask.mask_mod(b, h, q.to(device), kv.to(device))
-    bits: npt.NDArray[np.bool_] = kept.broadcast_to(rows, columns).numpy(force=True)
+    q_len, kv_len = block_mask.seq_lengths
+    first, begin = row * rows, int(column) * columns
+    # As PyTorch asks: one pair at a time (vmap), and none behind the ends.
+    kept = create_mask(
+        lambda b, h, q, kv: block_mask.mask_mod(b + request, h, q + first, kv + begin),
+        1, 1, min(rows, q_len - first), min(columns, kv_len - begin), block_mask.kv_indices.device,
+    )[0, 0].numpy(force=True)  # fmt: skip
+    bits = np.zeros((rows, columns), bool)
+    bits[: kept.shape[0], : kept.shape[1]] = kept
     return bits

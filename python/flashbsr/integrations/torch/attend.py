@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ...arrays.dtypes import output_dtype
 from ...engine.attention import Attention
 from ...engine.call import attention
 from ...engine.live import behind
@@ -121,7 +122,8 @@ def _run_with(
 
 
 def _attention_fake(q: torch.Tensor, _: Any, v: torch.Tensor, *args: Any) -> Any:
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    dtype = getattr(torch, output_dtype(str(q.dtype).removeprefix("torch.")))
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     return out, q.new_empty(q.shape[:-1] if args[6] else (0,), dtype=torch.float32)
 
 

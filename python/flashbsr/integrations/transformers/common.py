@@ -123,7 +123,17 @@ def _same(a: tuple[Any, ...] | None, b: tuple[Any, ...]) -> bool:
     return True
 
 
-def refuse(module: Any, query: torch.Tensor, dropout: float, options: dict[str, Any]) -> None:
+def as_autocast(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cast to what autocast has products in, as `sdpa` does there; elsewhere nothing."""
+    kind = x[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return x
+    return tuple(t.to(torch.get_autocast_dtype(kind)) for t in x)
+
+
+def refuse(
+    module: Any, inputs: tuple[torch.Tensor | None, ...], dropout: float, options: dict[str, Any]
+) -> None:
     """Raise for what an engine of forward passes does not do.
 
     Raises
@@ -137,7 +147,8 @@ def refuse(module: Any, query: torch.Tensor, dropout: float, options: dict[str, 
         raise UnsupportedError(
             "dropout", dropout, "0: call model.eval(), flashbsr is for inference"
         )
-    if module.training and torch.is_grad_enabled() and query.requires_grad:
+    asked = (x is not None and x.requires_grad for x in inputs)
+    if module.training and torch.is_grad_enabled() and any(asked):
         raise UnsupportedError(
             "requires_grad",
             True,
@@ -149,7 +160,8 @@ def refuse(module: Any, query: torch.Tensor, dropout: float, options: dict[str, 
         if found is not None and found is not False:
             what = "True" if found is True else "a tensor"
             raise UnsupportedError(name, what, "none: attn_implementation='eager' has it")
-    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+    query = inputs[0]
+    if query is not None and query.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             "query",
             "a tensor of a CUDA graph that is being captured",

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...arrays.torch import finish
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from ...layout.padded import Padded
-from .common import Engine, Kind, refuse, sinks_of
+from .common import Engine, Kind, as_autocast, refuse, sinks_of
 from .masks import NO_WINDOW, Bits, Spans, bits_of, chosen, mask, version_of
 
 __all__ = ["attention", "mask"]
@@ -113,7 +114,8 @@ def attention(
     -------
     tensor, shape (B, S_q, H_q, D_v); None
     """
-    refuse(module, query, dropout, options)
+    refuse(module, (query, key, value, s_aux), dropout, options)
+    query, key, value = as_autocast(query, key, value)
     if len(query) == 1 != len(key):  # learned queries, the same for all rows
         query = query.expand(len(key), -1, -1, -1)
     if len(key) == 1 != len(query):  # the same keys for all rows
@@ -149,6 +151,7 @@ def attention(
             shapes = () if alike else tuple((x.shape, x.stride()) for x in kv)
             _calls.keep(_Call(attention_mask, told, engine, engine.batch, shapes))
     out = engine.attention.run(q, kv, sinks=sinks_of(s_aux))
+    out = finish(out, None, (key, value, s_aux))  # pages and sinks are detached
     return out.view(batch, q_len, heads, value.shape[3]), None
 
 

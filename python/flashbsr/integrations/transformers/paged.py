@@ -62,7 +62,7 @@ def paged_attention(
     -------
     tensor, shape (1, T, H_q, D); None
     """
-    refuse(module, query, dropout, options)
+    refuse(module, (query, key, value, s_aux), dropout, options)
     if cache is None:
         raise UnsupportedError(
             "cache", None, "generate_batch's, in continuous(); elsewhere attn_implementation='fbsr'"
