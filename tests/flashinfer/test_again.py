@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import flashbsr
 import pytest
+from harness import framework
 
-torch = pytest.importorskip("torch")
+torch = framework("torch")
 
-import flashbsr  # noqa: E402
 import flashbsr.flashinfer as fi  # noqa: E402
 from flashbsr.flashinfer.decode import (  # noqa: E402
     fast_decode_plan,
