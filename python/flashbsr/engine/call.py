@@ -22,7 +22,7 @@ from ..variant.spec import AttentionSpec
 from .attention import Attention
 from .task import TaskInfo
 
-__all__ = ["attention"]
+__all__ = ["attention", "flat_rows"]
 
 # A model calls with a few kinds of arrays; each engine kept has threads and memory of its own.
 _MOST_ENGINES = 8
@@ -248,24 +248,24 @@ def _dense(
     if cu_seqlens:
         raise ShapeError("cu_seqlens_q", "an array", f"None with q of shape {tuple(q.shape)}")
     batch, q_len, kv_len = int(q.shape[0]), int(q.shape[1]), int(k.shape[1])
-    q_rows = _flat(adapters[0], q, "q")
+    q_rows = flat_rows(adapters[0], q, "q")
     if q_rows is None:
         q_rows = adapters[0].join([q[b] for b in range(batch)])
     if out is not None:
         shape = (*q.shape[:3], v.shape[3])
         if tuple(out.shape) != shape:
             raise ShapeError("out", f"shape {tuple(out.shape)}", f"{shape}")
-        out = _flat(adapter_for(out, "out"), out, "out")
+        out = flat_rows(adapter_for(out, "out"), out, "out")
         if out is None:
             raise ShapeError(
                 "out", "strides that keep batch and sequence apart", "those of a contiguous array"
             )
-    kv = _flat(adapters[1], k, "k"), _flat(adapters[2], v, "v")
+    kv = flat_rows(adapters[1], k, "k"), flat_rows(adapters[2], v, "v")
     paged = kv[0] is None or kv[1] is None
     return (paged, batch, q_len, kv_len), (q_rows, (k, v) if paged else kv, out)
 
 
-def _flat(adapter: Adapter, x: Array, name: str) -> Array | None:
+def flat_rows(adapter: Adapter, x: Array, name: str) -> Array | None:
     """View `x` with batch and sequence as one axis; None: in memory they are two."""
     adapter.export(x, False, name)  # refuses what has no memory
     batch, length, *rest = x.shape

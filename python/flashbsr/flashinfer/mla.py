@@ -12,6 +12,7 @@ import numpy as np
 from .._check import check_int
 from ..arrays import adapter_for, device_of, to_values
 from ..arrays.types import Array, DType, Scale
+from ..engine.call import flat_rows
 from ..engine.kept import planned
 from ..errors import FlashbsrError, ShapeError, UnsupportedError
 from ..layout.joined import paged_layout
@@ -108,12 +109,12 @@ def _rows_of(out: Array, shape: tuple[int, ...]) -> Array:
         return out
     if tuple(out.shape) != shape:
         raise ShapeError("out", f"shape {tuple(out.shape)}", f"{shape}")
-    strides = adapter.strides(out)
-    if min(shape[:2]) > 1 and min(rows) > 0 and strides[0] != shape[1] * strides[1]:
+    flat = flat_rows(adapter, out, "out")
+    if flat is None:
         raise ShapeError(
             "out", "strides that keep requests and tokens apart", "those of a contiguous array"
         )
-    return out.reshape(rows)
+    return flat
 
 
 @described("mla", "tables")
