@@ -14,7 +14,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,11 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from processes import to_its_end
 from small_models import prompts, save_model
 
 VERSIONS = ("0.26.0", "0.32.0")
 SOURCES = (
-    "python/flashbsr/integrations/vllm/*.py", "tools/engines_vllm.py", "tools/small_models.py"
+    "python/flashbsr/integrations/vllm/*.py", "tools/engines_vllm.py", "tools/processes.py",
+    "tools/small_models.py",
 )  # fmt: skip
 TOKENS = 32
 # Logits as near as this are a tie: where they are 4 to 8, bfloat16's are 2^-5 apart, and each of
@@ -181,15 +182,12 @@ def of_process(
     command = [sys.executable, program, str(model), str(out)]
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
     command += [f"--{name}" for name, value in options.items() if value is True]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=seconds, check=False,
-    )  # fmt: skip
-    if done.returncode or not out.exists():
+    status, said = to_its_end(command, environment, seconds)
+    if status or not out.exists():
         if LOGS in os.environ:  # of several processes, the first error is the one that tells
             name = "_".join(f"{name}_{value}" for name, value in options.items())
-            Path(os.environ[LOGS], f"{Path(program).stem}_{name}.log").write_text(done.stdout)
-        raise RuntimeError(f"exit status {done.returncode}: {done.stdout[-1500:]}")
+            Path(os.environ[LOGS], f"{Path(program).stem}_{name}.log").write_text(said)
+        raise RuntimeError(f"exit status {status}: {said[-1500:]}")
     found: dict[str, Any] = json.loads(out.read_text())
     if (found["runs"] > 0) != ours:
         raise RuntimeError(f"flashbsr ran {found['runs']} times")

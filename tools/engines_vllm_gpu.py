@@ -40,7 +40,8 @@ PLACE = "gpu"
 VERSIONS = ("0.26.0",)
 SOURCES = (
     "python/flashbsr/integrations/vllm/*.py", "python/flashbsr/distributed/*.py",
-    "tools/engines_vllm.py", "tools/engines_vllm_gpu.py", "tools/small_models.py",
+    "tools/engines_vllm.py", "tools/engines_vllm_gpu.py", "tools/processes.py",
+    "tools/small_models.py",
 )  # fmt: skip
 DEVICE, SECONDS = "cuda", 180
 # Of logits, not log probabilities: a logit is a number of bfloat16, so that two engines are whole

@@ -36,18 +36,20 @@ void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
 }
 
 void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& queue) {
-  const int64_t items = prepare(args, nullptr);
+  const int64_t items = prepare(args, nullptr, tokens);
   cut(args, tokens, items, [&](int64_t count) {
     args.tokens = static_cast<int32_t>(count);
-    launch_op("append_paged_kv_quantize", queue, {.blocks = blocks_for(count * items)}, args);
+    const uint32_t blocks = blocks_for(ceil_div<int64_t>(count, args.span) * items);
+    launch_op("append_paged_kv_quantize", queue, {.blocks = blocks}, args);
   });
 }
 
 void rope_append_quantize(RopeQuantizeArgs args, int64_t tokens, const Queue& queue) {
-  const int64_t items = prepare(args.append, &args.rotation);
+  const int64_t items = prepare(args.append, &args.rotation, tokens);
   cut(args.append, tokens, items, [&](int64_t count) {
     args.append.tokens = static_cast<int32_t>(count);
-    launch_op("rope_append_quantize", queue, {.blocks = blocks_for(count * items)}, args);
+    const uint32_t blocks = blocks_for(ceil_div<int64_t>(count, args.append.span) * items);
+    launch_op("rope_append_quantize", queue, {.blocks = blocks}, args);
   });
 }
 

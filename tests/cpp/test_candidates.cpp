@@ -348,33 +348,38 @@ std::vector<std::vector<int32_t>> dealt_one_by_one(const std::vector<int64_t>& c
   return parts;
 }
 
-/// Short queues are written in place, long ones apart.
+/// Queues of `length` items each, dealt in runs; one in `parts` runs is of a split tile.
+void expect_one_by_one(std::mt19937& random, int workers, int length, unsigned parts) {
+  std::vector<int64_t> costs;
+  std::vector<bool> split;
+  detail::Deal deal;
+  deal.start(workers);
+  while (costs.size() < static_cast<size_t>(length * workers)) {
+    const int64_t cost = 1 + static_cast<int64_t>(random() % 50);
+    const size_t count =
+        min_of<size_t>(1 + random() % 9, static_cast<size_t>(length * workers) - costs.size());
+    const bool part = parts && random() % parts == 0;
+    deal.give(cost, static_cast<int64_t>(count), part);
+    costs.insert(costs.end(), count, cost);
+    split.insert(split.end(), count, part);
+  }
+  std::vector<int32_t> indptr(static_cast<size_t>(workers) + 1, -1);
+  std::vector<int32_t> items(costs.size(), -1);
+  deal.write_queues(true, indptr.data(), items.data());
+  const auto queues = dealt_one_by_one(costs, split, static_cast<size_t>(workers));
+  for (size_t w = 0; w < queues.size(); ++w) {
+    ASSERT_EQ(queues[w],
+              std::vector<int32_t>(items.begin() + indptr[w], items.begin() + indptr[w + 1]))
+        << workers << " workers, " << length << " items each, worker " << w;
+  }
+}
+
+/// Without parts they are written by rounds; short ones with parts in place, long ones apart.
 TEST(Deal, QueuesAreThoseOfItemsDealtOneByOne) {
   std::mt19937 random(7);
   for (const int workers : {1, 3, 32, 132}) {
     for (const int length : {0, 1, 100, 127, 128, 129, 1024}) {
-      std::vector<int64_t> costs;
-      std::vector<bool> split;
-      detail::Deal deal;
-      deal.start(workers);
-      while (costs.size() < static_cast<size_t>(length * workers)) {
-        const int64_t cost = 1 + static_cast<int64_t>(random() % 50);
-        const size_t count =
-            min_of<size_t>(1 + random() % 9, static_cast<size_t>(length * workers) - costs.size());
-        const bool part = random() % 4 == 0;
-        deal.give(cost, static_cast<int64_t>(count), part);
-        costs.insert(costs.end(), count, cost);
-        split.insert(split.end(), count, part);
-      }
-      std::vector<int32_t> indptr(static_cast<size_t>(workers) + 1, -1);
-      std::vector<int32_t> items(costs.size(), -1);
-      deal.write_queues(true, indptr.data(), items.data());
-      const auto queues = dealt_one_by_one(costs, split, static_cast<size_t>(workers));
-      for (size_t w = 0; w < queues.size(); ++w) {
-        ASSERT_EQ(queues[w],
-                  std::vector<int32_t>(items.begin() + indptr[w], items.begin() + indptr[w + 1]))
-            << workers << " workers, " << length << " items each, worker " << w;
-      }
+      for (const unsigned parts : {0u, 4u}) expect_one_by_one(random, workers, length, parts);
     }
   }
 }

@@ -179,8 +179,7 @@ def draw(rng: np.random.Generator, kind: Kind) -> Step:
     if name == "tree" and not plan and (kv_lens >= q_lens).all():
         plan["tree_parents"] = draw_parents(rng, q_lens)
     starts, updates = indptr(q_lens), list[dict[str, Any]]()
-    # An empty array of PyTorch has no address, which counts as no scales.
-    ragged = name == "ragged" and not kind.latent and (kv_lens.any() or not kind.scaled)
+    ragged = name == "ragged" and not kind.latent
     layout: flashbsr.Layout = flashbsr.BlockTable(starts, table, kv_lens, page_size=page)
     if ragged:
         layout = flashbsr.Ragged(starts, indptr(kv_lens))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ engines = importlib.import_module("engines")
 of_vllm = importlib.import_module("engines_vllm")
 of_gpus = importlib.import_module("engines_vllm_gpu")
 gpu_hash = importlib.import_module("gpu_hash")
+processes = importlib.import_module("processes")
 
 
 @pytest.fixture
@@ -179,3 +182,35 @@ def test_the_record_of_a_gpu_does_not_hang_on_an_engine() -> None:
     names = [path.relative_to(ROOT).as_posix() for path in gpu_hash.hashed_files()]
     assert not [name for name in names if "/vllm/" in name]
     assert "python/flashbsr/engine/attention.py" in names
+
+
+def test_a_process_ends_before_its_workers(tmp_path: Path) -> None:
+    """Its end is what is waited for, though a worker holds the output; and the worker's end."""
+    program = tmp_path / "engine.py"
+    program.write_text(
+        "import os, subprocess, sys\n"
+        "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(worker.pid, flush=True)\n"
+        "os._exit(int(sys.argv[1]))\n"
+    )
+    begin = time.monotonic()
+    for status in (0, 7):
+        command = [sys.executable, str(program), str(status)]
+        found, said = processes.to_its_end(command, dict(os.environ), 30)
+        assert found == status
+        deadline = time.monotonic() + 10
+        while is_running(int(said)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert time.monotonic() - begin < 30
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes.to_its_end(command, dict(os.environ), 0.2)
+
+
+def is_running(process: int) -> bool:
+    """Not a zombie, whose parent has not asked for its end."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False

@@ -15,7 +15,7 @@ import flashbsr
 import numpy as np
 import pytest
 from harness import DEVICES, Device
-from kv_codes import INT4_32, INT8, KINDS, Kind, encode
+from kv_codes import E5M2, INT4_32, INT8, INT8_HALF, KINDS, NVFP4, Kind, encode
 from reference import DTYPES
 
 GPUS = [device for device in DEVICES if device.is_cuda]
@@ -26,26 +26,30 @@ HEADS, SIZE, PAGES = 3, 4, 50
 everywhere = pytest.mark.parametrize("device", GPUS, ids=lambda device: device.name)
 
 
-def rows(seed: int, count: int, dim: int, dtype: str) -> np.ndarray:
-    """Rows of all sizes; among them zeros, and elements of one sign."""
+def rows(seed: int, count: int, heads: int, dim: int, dtype: str) -> np.ndarray:
+    """Rows of all sizes; among them zeros of either sign, and elements of one sign."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((count, HEADS, dim)) * 2.0 ** rng.integers(-8, 8, (count, HEADS, 1))
+    x = rng.standard_normal((count, heads, dim)) * 2.0 ** rng.integers(-8, 8, (count, heads, 1))
     x[3] = 0
     x[6] = np.abs(x[6])
+    x[7, :, ::3] = -0.0
     return x.astype(np.float32).astype(DTYPES[dtype])
 
 
-def check(device: Device, k_kind: Kind, v_kind: Kind, dim: int, dtype: str, hnd: bool) -> None:
+def check(
+    device: Device, k_kind: Kind, v_kind: Kind, dim: int, dtype: str, hnd: bool,
+    pages: int = PAGES, heads: int = HEADS,
+) -> None:  # fmt: skip
     """Append in a shuffled order, and compare every byte of the cache."""
-    count = PAGES * SIZE // 2
-    slots = np.random.default_rng(0).permutation(PAGES * SIZE)[:count].astype(np.int64)
-    slots[1] = -1
+    count = pages * SIZE // 2
+    slots = np.random.default_rng(0).permutation(pages * SIZE)[:count].astype(np.int64)
+    slots[1] = slots[-1] = -1
     written = slots >= 0
     page, slot = slots[written] // SIZE, slots[written] % SIZE
     inputs, wanted, caches, scales = [], [], [], []
     for seed, kind in ((1, k_kind), (2, v_kind)):
-        x = rows(seed, count, dim, dtype)
-        codes, scale = encode(np.ones((PAGES, SIZE, HEADS, dim), np.float32), kind)
+        x = rows(seed, count, heads, dim, dtype)
+        codes, scale = encode(np.ones((pages, SIZE, heads, dim), np.float32), kind)
         for y in (codes, scale):
             y.view(np.uint8)[...] = 0xEE
         before = [np.ascontiguousarray(y.swapaxes(1, 2) if hnd else y) for y in (codes, scale)]
@@ -80,6 +84,13 @@ def test_append(device: Device, kind: Kind, dim: int, dtype: str, hnd: bool) -> 
 
 
 @everywhere
+@pytest.mark.parametrize(("k_kind", "v_kind"), [(INT8_HALF, INT4_32), (E5M2, NVFP4)], ids=str)
+def test_a_warp_that_stays_for_several_tokens(device: Device, k_kind: Kind, v_kind: Kind) -> None:
+    # 36006 tokens of two items: four tokens in each, and two in the last.
+    check(device, k_kind, v_kind, 64, "bfloat16", hnd=False, pages=18003, heads=1)
+
+
+@everywhere
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_has_a_scale_of_nan(
@@ -111,7 +122,7 @@ def test_two_types(device: Device) -> None:
 @pytest.mark.parametrize("dim", [64, 128, 192])
 def test_dequantize(device: Device, dim: int, dtype: str, kind: Kind) -> None:
     """Of HND pages with garbage between rows, a slot of NaN, and scales times a number."""
-    x = rows(3, PAGES * SIZE, dim, "float32").reshape(PAGES, SIZE, HEADS, dim)
+    x = rows(3, PAGES * SIZE, HEADS, dim, "float32").reshape(PAGES, SIZE, HEADS, dim)
     codes, scale = encode(x, kind)
     scale[1, 2] = np.nan
     wide = np.full((PAGES, HEADS, SIZE, codes.shape[-1] + 16), 0x11, np.uint8).view(codes.dtype)
@@ -132,7 +143,7 @@ def test_dequantize(device: Device, dim: int, dtype: str, kind: Kind) -> None:
 @everywhere
 def test_dequantize_tokens_into(device: Device) -> None:
     """Rows without pages, into rows of other strides: nothing beside them is written."""
-    codes, scale = encode(rows(5, 37, 64, "float32"), INT8)
+    codes, scale = encode(rows(5, 37, HEADS, 64, "float32"), INT8)
     wanted = flashbsr.dequantize_kv_cache(codes, scale, dtype="float16")
     room = device.put(np.full((37, HEADS, 80), 7, np.float16))
     out = room[..., 8:72]
@@ -167,7 +178,7 @@ def test_rope_append(
     rng = np.random.default_rng(0)
     slots = rng.permutation(PAGES * SIZE)[:count].astype(np.int64)
     slots[1] = -1
-    q, k, v = (rows(seed, count, dim, "bfloat16") for seed in range(3))
+    q, k, v = (rows(seed, count, HEADS, dim, "bfloat16") for seed in range(3))
     positions = rng.integers(0, 500 if table else 100000, count).astype(np.int32)
     options: dict[str, Any] = {"rotary_dim": rotary}
     if table:

@@ -15,10 +15,12 @@ namespace flashbsr {
 struct GroupScale {
   float stored = 0;
   float inverse = 0;
-  float zero = 0;
+  float zero = -0.0f;  ///< adds nothing, not even to the sign of a zero
 
-  /// What rounds to the code of x. Both operations round, wherever it is computed.
+  /// What rounds to the code of x: 0 where all of the group are nearly 0, or one is not finite.
+  /// Both operations round, wherever it is computed.
   FLASHBSR_FN float code_of(float x) const {
+    if (!(inverse > 0)) return 0;
 #if defined(__CUDA_ARCH__)
     return __fadd_rn(__fmul_rn(x, inverse), zero);
 #else

@@ -44,13 +44,6 @@ FLASHBSR_DEVICE float min(float a, float b) {
   return r;
 }
 
-/// a * b + c within 0 and 1, rounded once; 0 of NaN.
-FLASHBSR_DEVICE float fma_saturated(float a, float b, float c) {
-  float r;
-  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
-  return r;
-}
-
 /// The larger of each half of two words of 16-bit elements, or NaN if one is; sm_80 and later.
 template <DType kT>
 FLASHBSR_DEVICE uint32_t max_or_nan_pairs(uint32_t a, uint32_t b) {

@@ -28,7 +28,7 @@ inline constexpr int kMergeManyBlocks = kArch >= 90 ? 3 : 2;
 /// Of those of several GPUs, and as many run at once: they wait for each other.
 inline constexpr int kPeerBlocks = 2;
 inline constexpr int kConvertBlocks = 3;
-inline constexpr int kQuantizeBlocks = 4;
+inline constexpr int kQuantizeBlocks = 3;
 inline constexpr int kRopeBlocks = 2;
 /// Units that a lane of a merge has in flight, of each of up to four states.
 inline constexpr int kMergeUnits = 2;
@@ -51,9 +51,9 @@ struct Slots {
 inline constexpr int kUnit = 8;
 /// Units that a lane has in flight: an item is 32 times as many.
 inline constexpr int kUnitsInFlight = 4;
-/// Elements that a lane quantises at once, and how often it loads before it does.
+/// Elements that a lane quantises at once, and most tokens of which it does so one after another.
 inline constexpr int kRun = 16;
-inline constexpr int kRunsInFlight = 2;
+inline constexpr int kMaxSpan = 16;
 
 /// K or V of an append.
 struct AppendRows {
@@ -98,6 +98,7 @@ struct QuantizeArgs {
   QuantizeRows k, v;  ///< of as many heads
   Slots slots;
   FastDiv heads{};
+  int32_t span = 1;         ///< tokens of an item, where lanes take runs
   int64_t first_token = 0;  ///< of this launch
   int32_t tokens = 0;
 };

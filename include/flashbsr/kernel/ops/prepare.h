@@ -93,20 +93,26 @@ FLASHBSR_FN void prepare(QuantizeRows& r) {
   r.runs = taken ? r.in.heads * r.in.dim / kRun : 0;
   r.group_log2 = 0;
   while (r.group_log2 < 5 && (1 << r.group_log2) < lanes) ++r.group_log2;
-  r.parts = FastDiv(static_cast<uint32_t>(max_of(ceil_div(r.runs, 32 * kRunsInFlight), 1)));
+  r.parts = FastDiv(static_cast<uint32_t>(max_of(ceil_div(r.runs, 32), 1)));
   r.head_runs = FastDiv(static_cast<uint32_t>(max_of(r.in.dim / kRun, 1)));
 }
 
-/// Returns the items of a token.
+/// Fills in what follows from the views, for `tokens` tokens. Returns the most items of a token.
 /// @param rotation  of k, or null
-FLASHBSR_FN int64_t prepare(QuantizeArgs& a, const Rotation* rotation) {
+FLASHBSR_FN int64_t prepare(QuantizeArgs& a, const Rotation* rotation, int64_t tokens) {
   prepare(a.k);
   prepare(a.v);
   if (rotation && rotation->rotary_dim % (rotation->interleave ? kRun : 2 * kRun) != 0)
     a.k.runs = 0;
   a.heads = FastDiv(static_cast<uint32_t>(max_of<int64_t>(a.k.in.heads, 1)));
+  a.span = 1;
   if (a.k.runs == 0 || a.v.runs == 0) return 2 * int64_t{a.k.in.heads};
-  return int64_t{a.k.parts.divisor} + a.v.parts.divisor;
+  const int64_t items = int64_t{a.k.parts.divisor} + a.v.parts.divisor;
+  // Tokens of one item share what it is begun with. Before that there are four rounds of 4096
+  // warps, about what runs at once.
+  a.span = static_cast<int32_t>(
+      max_of<int64_t>(min_of<int64_t>(tokens * items / (4 * 4096), kMaxSpan), 1));
+  return items;
 }
 
 /// Fills in what follows from the views, for launches of up to `tokens` tokens.

@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of 16 bits to codes, as most caches have them: rows at 16 bytes, groups of 16 elements times
-// a power of two. A lane takes runs of 16 elements, so that a group is some neighbouring lanes, and
-// has two under way. Results are those of core/quantize.h, bit for bit, in fewer
-// instructions: an SM turns four elements a cycle where memory is the limit, which leaves each
-// 16 instructions of the integer pipe.
+// a power of two. A lane takes runs of 16 elements, so that a group is some neighbouring lanes.
+// Results are those of core/quantize.h, bit for bit, in fewer instructions: where memory is the
+// limit an SM of an H200 turns six elements a cycle, which leaves each some 20 instructions of a
+// lane, ten of them of the integer pipe. So a warp stays at one place of the rows of several
+// tokens: each lane looks up the slot of one, and addresses are sums.
 #pragma once
 
 #include <flashbsr/core/quantize.h>
@@ -27,20 +28,26 @@ inline constexpr bool kAsTheyCome = false;
 template <>
 inline constexpr bool kAsTheyCome<AsTheyCome> = true;
 
-FLASHBSR_DEVICE void unpack_run(const uint4 (&bits)[2], DType t, Run& x) {
+/// How far elements are from 0, upwards and downwards; NaN where one is.
+struct Extent {
+  float up = 0, down = 0;
+
+  FLASHBSR_DEVICE bool finite() const { return up < infinity() && down < infinity(); }
+};
+
+template <DType kT>
+FLASHBSR_DEVICE void unpack_run(const uint4 (&bits)[2], Run& x) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t words[4] = {bits[half].x, bits[half].y, bits[half].z, bits[half].w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float* const to = x + 8 * half + 2 * i;
-      if (t == DType::kBF16) {
-        unpack<DType::kBF16>(words[i], to[0], to[1]);
-      } else {
-        unpack<DType::kF16>(words[i], to[0], to[1]);
-      }
+      unpack<kT>(words[i], x[8 * half + 2 * i], x[8 * half + 2 * i + 1]);
     }
   }
+}
+FLASHBSR_DEVICE void unpack_run(const uint4 (&bits)[2], DType t, Run& x) {
+  t == DType::kBF16 ? unpack_run<DType::kBF16>(bits, x) : unpack_run<DType::kF16>(bits, x);
 }
 
 FLASHBSR_DEVICE void load_run(const char* from, uint4 (&bits)[2]) {
@@ -59,57 +66,50 @@ FLASHBSR_DEVICE float max_or_nan(float a, float b) {
   return a != a || b <= a ? a : b;
 }
 
-/// How far the elements of a group are from 0, upwards and downwards; where codes have a sign, the
-/// larger of both.
-template <int kArch, DType kCodes>
-struct RunRange {
-  static constexpr bool kSigned = kCodes != DType::kI4;
-  float up = 0, down = 0;
-
-  /// @param raw  whether x is what `bits` has, two elements in a word: an instruction for both
-  FLASHBSR_DEVICE RunRange(const Run& x, bool raw, const uint4 (&bits)[2], DType t) {
-    if constexpr (kArch >= 80) {
-      if (raw) {
-        const uint32_t words[8] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w,
-                                   bits[1].x, bits[1].y, bits[1].z, bits[1].w};
-        t == DType::kBF16 ? add_pairs<DType::kBF16>(words) : add_pairs<DType::kF16>(words);
-        return;
-      }
-    }
+/// Of a run as it was read: the greatest and the least of three words each are one instruction.
+template <int kArch, DType kT>
+FLASHBSR_DEVICE Extent extent_of(const uint4 (&bits)[2]) {
+  const uint32_t words[8] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w,
+                             bits[1].x, bits[1].y, bits[1].z, bits[1].w};
+  uint32_t most = words[0], least = words[0];
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      up = max_or_nan<kArch>(up, kSigned ? fabsf(x[i]) : x[i]);
-      if constexpr (!kSigned) down = max_or_nan<kArch>(down, -x[i]);
-    }
+  for (int i = 1; i < 8; ++i) {
+    most = ptx::max_or_nan_pairs<kT>(most, words[i]);
+    least = ptx::min_or_nan_pairs<kT>(least, words[i]);
   }
+  float most_low, most_high, least_low, least_high;
+  unpack<kT>(most, most_low, most_high);
+  unpack<kT>(least, least_low, least_high);
+  return {max_or_nan<kArch>(0, max_or_nan<kArch>(most_low, most_high)),
+          max_or_nan<kArch>(0, max_or_nan<kArch>(-least_low, -least_high))};
+}
 
-  FLASHBSR_DEVICE void reduce(int lanes) {
-    for (int step = 1; step < lanes; step *= 2) {
-      up = max_or_nan<kArch>(up, __shfl_xor_sync(~0u, up, step));
-      if constexpr (!kSigned) down = max_or_nan<kArch>(down, __shfl_xor_sync(~0u, down, step));
-    }
-  }
-
-  FLASHBSR_DEVICE bool finite() const { return up < infinity() && down < infinity(); }
-
- private:
-  /// The greatest and the least of three words each are one instruction.
-  template <DType kT>
-  FLASHBSR_DEVICE void add_pairs(const uint32_t (&words)[8]) {
-    uint32_t most = words[0], least = words[0];
+/// Of a run that was changed. Where codes have a sign, the larger of both ways is all that counts.
+template <int kArch, bool kSigned>
+FLASHBSR_DEVICE Extent extent_of(const Run& x) {
+  Extent e;
 #pragma unroll
-    for (int i = 1; i < 8; ++i) {
-      most = ptx::max_or_nan_pairs<kT>(most, words[i]);
-      least = ptx::min_or_nan_pairs<kT>(least, words[i]);
-    }
-    float most_low, most_high, least_low, least_high;
-    unpack<kT>(most, most_low, most_high);
-    unpack<kT>(least, least_low, least_high);
-    up = max_or_nan<kArch>(up, max_or_nan<kArch>(most_low, most_high));
-    down = max_or_nan<kArch>(down, max_or_nan<kArch>(-least_low, -least_high));
-    if constexpr (kSigned) up = max_or_nan<kArch>(up, down), down = 0;
+  for (int i = 0; i < kRun; ++i) {
+    e.up = max_or_nan<kArch>(e.up, kSigned ? fabsf(x[i]) : x[i]);
+    if constexpr (!kSigned) e.down = max_or_nan<kArch>(e.down, -x[i]);
   }
-};
+  return e;
+}
+
+/// Of the group: some neighbouring lanes.
+template <int kArch, bool kSigned>
+FLASHBSR_DEVICE Extent extent_of_group(Extent e, int32_t lanes_log2) {
+  if constexpr (kSigned) e = {max_or_nan<kArch>(e.up, e.down), 0};
+#pragma unroll
+  for (int step = 0; step < 5; ++step) {
+    if (step >= lanes_log2) break;
+    e.up = max_or_nan<kArch>(e.up, __shfl_xor_sync(~0u, e.up, 1 << step));
+    if constexpr (!kSigned) {
+      e.down = max_or_nan<kArch>(e.down, __shfl_xor_sync(~0u, e.down, 1 << step));
+    }
+  }
+  return e;
+}
 
 /// The lowest bytes of four words.
 FLASHBSR_DEVICE uint32_t low_bytes(const uint32_t* w) {
@@ -123,25 +123,36 @@ FLASHBSR_DEVICE uint32_t high_bytes(const float* x) {
 /// Where the adder rounds to integers: the last byte of a sum is a code.
 inline constexpr float kIntegers = 0x1.8p23f;
 
+/// The largest size that `rounded` takes.
+template <DType kCodes>
+inline constexpr float kLargestSize = kCodes == DType::kI8 ? 127.0f : 6.0f;
+
+/// Whether an element over this scale may be larger by more than its code hides: up to a half, or
+/// one of e2m1. No, as long as the scale, of 11 bits or of 4, was rounded and not cut off. Minima
+/// and maxima of each element would be a sixth of all instructions.
+template <DType kCodes>
+FLASHBSR_DEVICE bool may_exceed(float scale) {
+  if constexpr (kCodes == DType::kI8) return !(scale >= 0x1p-14f && scale < 65504.0f);
+  if constexpr (kCodes == DType::kE2M1) return !(scale >= 0x1p-6f && scale < 448.0f);
+  return false;
+}
+
 /// kIntegers and a code, of e2m1 without its sign: the least of three lines, of steps of 1/2, 1 and
-/// 2, each of which is rounded once. The third ends at 7, by a sum that saturates at a size of 6:
-/// minima are of the integer pipe, which has half of the lanes. Below a size of 4 its first sum may
-/// round, where the second line is the least.
+/// 2, each of which is rounded once.
 template <DType kCodes>
 FLASHBSR_DEVICE float rounded(float x) {
   if constexpr (kCodes == DType::kE2M1) {
     const float size = fabsf(x);
     const float line = ptx::min(__fmaf_rn(size, 2.0f, kIntegers), size + (kIntegers + 2.0f));
-    const float end = ptx::fma_saturated(size, 0.125f, 0.25f);
-    return ptx::min(line, __fmaf_rn(end, 4.0f, kIntegers + 3.0f));
+    return ptx::min(line, __fmaf_rn(size, 0.5f, kIntegers + 4.0f));
   } else if constexpr (kCodes == DType::kI4) {
     return ptx::min(x + kIntegers, kIntegers + 15.0f);  // from -1/2 on: the zero point is the least
   } else {
-    return ptx::min(ptx::max(x, -127.0f), 127.0f) + kIntegers;
+    return x + kIntegers;
   }
 }
 
-/// The codes of a run.
+/// The codes of a run, as GroupScale::code_of has them.
 template <int kArch, DType kCodes>
 struct RunCodes {
   static constexpr bool kPacked = is_packed(kCodes);
@@ -149,9 +160,17 @@ struct RunCodes {
   static constexpr int kWords = kPacked ? 2 : 4;
   uint32_t words[kWords];
 
-  FLASHBSR_DEVICE RunCodes(Run& x, const GroupScale& s, bool finite) {
+  FLASHBSR_DEVICE RunCodes(Run& x, const GroupScale& s) {
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) x[i] = s.code_of(x[i]);
+    for (int i = 0; i < kRun; ++i) {
+      x[i] = __fmul_rn(x[i], s.inverse);
+      if constexpr (kCodes == DType::kI4) x[i] = __fadd_rn(x[i], s.zero);
+    }
+    if (may_exceed<kCodes>(s.stored)) {
+      constexpr float kMost = kLargestSize<kCodes>;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) x[i] = ptx::min(ptx::max(x[i], -kMost), kMost);
+    }
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       if constexpr (kFloat8) {
@@ -163,7 +182,7 @@ struct RunCodes {
       } else {
         words[i] = bytes(x + 4 * i);
       }
-      if (!kFloat8 && !finite) words[i] = 0;
+      if (!(s.inverse > 0)) words[i] = 0;
     }
   }
 
@@ -186,122 +205,170 @@ struct RunCodes {
   }
 };
 
-/// A run of a row: where it is read, and where in its head it is.
-struct RunPlace {
-  const char* row;
-  int32_t head, at;
-  uint4 bits[2];
-};
+/// float32 as float16 and back, and no more than its largest.
+template <int kArch>
+FLASHBSR_DEVICE uint32_t to_half(float x) {
+  return pack<kArch, DType::kF16>(ptx::min(x, 65504.0f), 0);
+}
 
-/// Where a token's codes and scales go: its first head.
-struct RunTarget {
-  char* codes;
-  char* scales;
-
-  FLASHBSR_DEVICE RunTarget(const QuantizeRows& r, const Slot& slot)
-      : codes(r.cache.row(slot.page, slot.token, 0)),
-        scales(r.scales.row(slot.page, slot.token, 0)) {}
-};
-
-/// As scale_of; e4m3 by instructions, where each lane has a scale of its own.
+/// As scale_of, by instructions of the types that scales of such codes have.
 template <int kArch, DType kCodes>
-FLASHBSR_DEVICE GroupScale scale_of_run(const RunRange<kArch, kCodes>& range, DType scales) {
+FLASHBSR_DEVICE GroupScale scale_of_run(const Extent& e, DType scales) {
+  if constexpr (kCodes == DType::kI4) return scale_of(-e.down, e.up, e.finite(), kCodes, scales);
+  GroupScale s;
+  s.stored = not_a_number();
+  if (!e.finite()) return s;
+  s.stored = e.up / largest_code(kCodes);
   if constexpr (kCodes == DType::kE2M1) {
-    GroupScale s;
-    s.stored = not_a_number();
-    if (!range.finite()) return s;
-    const float scale = range.up / largest_code(kCodes);
     uint32_t low, high;
-    ptx::float8_to_f16<kArch, DType::kE4M3>(pack_float8<kArch, DType::kE4M3>(scale, 0), low, high);
+    const uint32_t code = pack_float8<kArch, DType::kE4M3>(s.stored, 0);
+    ptx::float8_to_f16<kArch, DType::kE4M3>(code, low, high);
     s.stored = ptx::unpack_low<DType::kF16>(low);
-    s.inverse = inverse_of(s.stored);
-    return s;
+  } else if (scales == DType::kF16) {
+    s.stored = ptx::unpack_low<DType::kF16>(to_half<kArch>(s.stored));
   }
-  return scale_of(-range.down, range.up, range.finite(), kCodes, scales);
+  s.inverse = inverse_of(s.stored);
+  return s;
 }
 
-/// Of the types that scales of such codes have.
 template <int kArch, DType kCodes>
-FLASHBSR_DEVICE void store_scale(const PagedView& scales, char* row, int64_t at, float scale) {
+FLASHBSR_DEVICE void store_scale(char* to, DType t, float scale) {
   if constexpr (kCodes == DType::kE2M1) {
-    row[at] = static_cast<char>(pack_float8<kArch, DType::kE4M3>(scale, 0));
-  } else if (kCodes == DType::kI4 || scales.dtype == DType::kF32) {
-    reinterpret_cast<float*>(row)[at] = scale;
+    *to = static_cast<char>(pack_float8<kArch, DType::kE4M3>(scale, 0));
+  } else if (kCodes == DType::kI4 || t == DType::kF32) {
+    *reinterpret_cast<float*>(to) = scale;
   } else {
-    reinterpret_cast<uint16_t*>(row)[at] = float_to_f16(scale);
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(pack<kArch, DType::kF16>(scale, 0));
   }
 }
 
-/// A group is some neighbouring lanes.
-/// @param live  whether this lane has a run
-/// @param raw  whether x is what `place` has
-template <int kArch, DType kCodes>
-FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, const RunPlace& place,
-                                  bool live, bool raw, Run& x) {
-  RunRange<kArch, kCodes> range(x, raw, place.bits, r.in.dtype);
-  range.reduce(1 << r.group_log2);
-  const GroupScale s = scale_of_run(range, r.scales.dtype);
-  const RunCodes<kArch, kCodes> codes(x, s, range.finite());
-  if (!live) return;
-  const int32_t group = place.at >> r.group_log2;
-  codes.store(to.codes + place.head * r.cache.stride_head +
-              place.at * (is_packed(kCodes) ? kRun / 2 : kRun));
-  if (group << r.group_log2 == place.at) {
-    store_scale<kArch, kCodes>(r.scales, to.scales, place.head * r.scales.stride_head + group,
-                               s.stored);
+/// A lane's place in the rows of K or V: its run, and where that lies of a token whose row begins
+/// the array.
+struct RunPlace {
+  int32_t element;  ///< of its head, the first
+  int64_t in;       ///< bytes
+  char* codes;
+  char* scale;
+  bool live;   ///< whether there is one
+  bool first;  ///< of its group: it writes the scale
+
+  FLASHBSR_DEVICE RunPlace(const QuantizeRows& r, int32_t nth) {
+    live = nth < r.runs;
+    nth = min_of(nth, r.runs - 1);  // a lane too many repeats the last
+    const int32_t head = r.head_runs.quotient(nth), at = r.head_runs.remainder(nth, head);
+    const int32_t group = at >> r.group_log2;
+    first = group << r.group_log2 == at;
+    element = kRun * at;
+    in = 2 * (head * r.in.stride_head + element);
+    codes = r.cache.row(0, 0, head) + (is_packed(r.cache.dtype) ? element / 2 : element);
+    scale = r.scales.row(0, 0, head) + group * dtype_size(r.scales.dtype);
+  }
+};
+
+/// Where a lane's run of the token at hand goes. Each lane has a token's offsets, from one whose
+/// rows begin the arrays.
+struct RunTarget {
+  const RunPlace& place;
+  int64_t codes, scales;
+  int32_t token;  ///< the lane that has its offsets
+
+  FLASHBSR_DEVICE char* code_row() const { return place.codes + __shfl_sync(~0u, codes, token); }
+  FLASHBSR_DEVICE char* scale_row() const { return place.scale + __shfl_sync(~0u, scales, token); }
+};
+
+template <int kArch, DType kCodes, bool kChanged>
+FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, Extent e, Run& x) {
+  constexpr bool kSigned = kCodes != DType::kI4;
+  if constexpr (kChanged) e = extent_of<kArch, kSigned>(x);
+  e = extent_of_group<kArch, kSigned>(e, r.group_log2);
+  const GroupScale s = scale_of_run<kArch, kCodes>(e, r.scales.dtype);
+  const RunCodes<kArch, kCodes> codes(x, s);
+  char* const row = to.code_row();
+  char* const scale = to.scale_row();
+  if (!to.place.live) return;
+  codes.store(row);
+  if (to.place.first) store_scale<kArch, kCodes>(scale, r.scales.dtype, s.stored);
+}
+
+template <int kArch, bool kChanged>
+FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, const Extent& e,
+                                  Run& x) {
+  switch (r.cache.dtype) {
+    case DType::kI8: return quantize_run<kArch, DType::kI8, kChanged>(r, to, e, x);
+    case DType::kE4M3: return quantize_run<kArch, DType::kE4M3, kChanged>(r, to, e, x);
+    case DType::kE5M2: return quantize_run<kArch, DType::kE5M2, kChanged>(r, to, e, x);
+    case DType::kI4: return quantize_run<kArch, DType::kI4, kChanged>(r, to, e, x);
+    default: return quantize_run<kArch, DType::kE2M1, kChanged>(r, to, e, x);
   }
 }
 
-/// Runs first, first + 32, .. of a token's row of K or V; `first` is this lane's. All of a warp are
-/// of one token. One piece of code for all runs and, before the types of codes, for all of them:
-/// unrolled, RoPE's kernel took 34 seconds to compile.
+/// Run `nth` of `count` tokens' rows of K or V. All lanes of a warp are at the same token; the next
+/// one is under way. One piece of code for all tokens and, before the types of codes, for all of
+/// them: unrolled, RoPE's kernel took 34 seconds to compile.
 template <int kArch, class Change>
 FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r, bool is_v,
-                                   int64_t token, int32_t first, const Change& change) {
-  const char* const in = r.in.row(token, 0);
-  RunPlace places[kRunsInFlight];
-#pragma unroll
-  for (int i = 0; i < kRunsInFlight; ++i) {
-    RunPlace& place = places[i];
-    const int32_t nth = min_of(first + 32 * i, r.runs - 1);  // a lane too many repeats the last
-    place.head = r.head_runs.quotient(nth);
-    place.at = r.head_runs.remainder(nth, place.head);
-    place.row = in + 2 * place.head * r.in.stride_head;
-    load_run(place.row + 2 * kRun * place.at, place.bits);
-  }
-  const Slot slot = find_slot(a.slots, token);
-  if (!slot.valid) return;
-  const RunTarget to(r, slot);
+                                   int64_t token, int32_t count, int32_t nth,
+                                   const Change& change) {
+  constexpr bool kChanged = !kAsTheyCome<Change> || kArch < 80;
+  const RunPlace place(r, nth);
+  const char* in = r.in.row(token, 0) + place.in;
+  const int64_t step = 2 * r.in.stride_token;
+  uint4 bits[2];
+  load_run(in, bits);
+  // Of a lane's own token.
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  const Slot slot = find_slot(a.slots, token + min_of(lane, count - 1));
+  const uint32_t valid = __ballot_sync(~0u, slot.valid);
+  const auto offset = [&](const PagedView& x) {
+    return (slot.page * x.stride_page + slot.token * x.stride_token) * dtype_size(x.dtype);
+  };
+  const int64_t codes = offset(r.cache), scales = offset(r.scales);
 #pragma unroll 1
-  for (int i = 0; i < kRunsInFlight; ++i) {
-    const bool live = first + 32 * i < r.runs;
-    if (!__any_sync(~0u, live)) return;
-    const RunPlace place = places[0];
+  for (int32_t i = 0; i < count; ++i) {
     Run x;
-    unpack_run(place.bits, r.in.dtype, x);
-    change(r, is_v, token, place.row, kRun * place.at, x);
-    const bool raw = kAsTheyCome<Change> && r.inverse_scale == 1.0f;
+    Extent e;
+    if constexpr (kChanged) {
+      unpack_run(bits, r.in.dtype, x);
+    } else if (r.in.dtype == DType::kBF16) {
+      unpack_run<DType::kBF16>(bits, x);
+      e = extent_of<kArch, DType::kBF16>(bits);
+    } else {
+      unpack_run<DType::kF16>(bits, x);
+      e = extent_of<kArch, DType::kF16>(bits);
+    }
+    const char* const row = in - 2 * place.element;
+    in += step;
+    if (i + 1 < count) load_run(in, bits);
+    if (!(valid >> i & 1)) continue;
+    change(r, is_v, token + i, row, place.element, x);
+    // Products are ordered as what they are of, so that the extent is theirs.
     if (r.inverse_scale != 1.0f) {
 #pragma unroll
       for (int j = 0; j < kRun; ++j) x[j] *= r.inverse_scale;
+      e = {e.up * r.inverse_scale, e.down * r.inverse_scale};
     }
-    switch (r.cache.dtype) {
-      case DType::kI8: quantize_run<kArch, DType::kI8>(r, to, place, live, raw, x); break;
-      case DType::kE4M3: quantize_run<kArch, DType::kE4M3>(r, to, place, live, raw, x); break;
-      case DType::kE5M2: quantize_run<kArch, DType::kE5M2>(r, to, place, live, raw, x); break;
-      case DType::kI4: quantize_run<kArch, DType::kI4>(r, to, place, live, raw, x); break;
-      default: quantize_run<kArch, DType::kE2M1>(r, to, place, live, raw, x);
-    }
-#pragma unroll
-    for (int j = 1; j < kRunsInFlight; ++j) places[j - 1] = places[j];
+    quantize_run<kArch, kChanged>(r, {place, codes, scales, i}, e, x);
   }
 }
 
+/// Warps take 32 runs of some tokens' K, then of their V.
 template <int kArch, class Change>
 FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const Change& change) {
-  for_each_item<kRunsInFlight>(a, [&](const QuantizeRows& r, int64_t token, int32_t first) {
-    quantize_runs<kArch>(a, r, &r == &a.v, token, first, change);
-  });
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  const int32_t spans = ceil_div(a.tokens, a.span);
+  const int32_t k_items = spans * static_cast<int32_t>(a.k.parts.divisor);
+  const int32_t items = k_items + spans * static_cast<int32_t>(a.v.parts.divisor);
+  const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
+  int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
+  for (; item < items; item += stride) {
+    const bool is_v = item >= k_items;
+    const QuantizeRows& r = is_v ? a.v : a.k;
+    const int32_t of_rows = is_v ? item - k_items : item;
+    const int32_t span = r.parts.quotient(of_rows), part = r.parts.remainder(of_rows, span);
+    const int32_t first = span * a.span;
+    quantize_runs<kArch>(a, r, is_v, a.first_token + first, min_of(a.span, a.tokens - first),
+                         32 * part + lane, change);
+  }
 }
 
 }  // namespace flashbsr::ops
