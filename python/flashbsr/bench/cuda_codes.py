@@ -29,7 +29,8 @@ def _side(w: Workload, gpu: Gpu, pages: Pages) -> tuple[Any, Any]:
     torch = gpu.torch
     assert w.kv_dtype is not None
     assert w.page_size is not None
-    shape = (pages.count, w.page_size, w.num_kv_heads)
+    inner = (w.page_size, w.num_kv_heads) if w.kv_layout == "NHD" else (w.num_kv_heads, w.page_size)
+    shape = (pages.count, *inner)
     if w.kv_dtype == "float8_e4m3fn":
         scale = torch.full(shape, 0.5, dtype=torch.float32, device=gpu.device)
         return normal(gpu, (*shape, w.head_dim), w.kv_dtype), scale
@@ -51,10 +52,10 @@ def _kv_of(w: Workload, gpu: Gpu, cache: Any, pages: Pages) -> Callable[[int], t
 
     def of(request: int) -> tuple[Any, Any]:
         page, slot = (x.tolist() for x in pages.tokens(request, w.kv_lens[request]))
+        at = (page, slot) if w.kv_layout == "NHD" else (page, slice(None), slot)
         k, v = (
             flashbsr.dequantize_kv_cache(
-                codes[page, slot].cpu(), scale[page, slot].cpu(), kv_dtype=w.kv_dtype,
-                dtype="float32",
+                codes[at].cpu(), scale[at].cpu(), kv_dtype=w.kv_dtype, dtype="float32"
             )
             for codes, scale in cache
         )  # fmt: skip

@@ -79,8 +79,8 @@ def _fp8(name: str, kv_lens: tuple[int, ...], us: float | None, quick: bool = Fa
     return _decode(name, kv_lens, us, kind="gpu-fp8", kv_dtype="float8_e4m3fn", quick=quick)
 
 
-def _codes(name: str, kv_lens: tuple[int, ...], us: float) -> Workload:
-    return _decode(name, kv_lens, us, kind="gpu-codes", kv_dtype=_code_type(name))
+def _codes(name: str, kv_lens: tuple[int, ...], us: float, **changes: object) -> Workload:
+    return _decode(name, kv_lens, us, kind="gpu-codes", kv_dtype=_code_type(name), **changes)
 
 
 def _code_type(name: str) -> str:
@@ -330,6 +330,8 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _codes("kv4-64x4096", (4096,) * 64, 80.0),
     _codes("nvfp4-16x8192", (8192,) * 16, 44.0),
     _codes("nvfp4-64x4096", (4096,) * 64, 84.0),
+    _codes("kv4-hnd-16x8192", (8192,) * 16, 42.0, kv_layout="HND"),
+    _codes("nvfp4-hnd-16x8192", (8192,) * 16, 44.0, kv_layout="HND"),
     _extend_codes("kv8", 0.9),
     _extend_codes("kv8-e4m3", 0.9),
     _extend_codes("kv4", 0.8),
