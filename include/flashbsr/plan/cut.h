@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <flashbsr/plan/added.h>
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
 #include <flashbsr/plan/radix.h>
@@ -114,7 +115,7 @@ inline int32_t cut_tiles(const Layout& layout, const Sharing& sharing, const Sha
       }
       seen.begin = min_of(max_of(seen.begin, own), seen.end);
       most_rows = max_of(most_rows, count);
-      tiles.push_back({static_cast<int32_t>(b), row, count, seen, own > 0, false});
+      added(tiles) = {static_cast<int32_t>(b), row, count, seen, own > 0, false};
     });
   }
   for (size_t p = 0; p < sharing.parts.size(); ++p) {
@@ -125,12 +126,12 @@ inline int32_t cut_tiles(const Layout& layout, const Sharing& sharing, const Sha
     }
     cut_rows(tokens * group, limits, [&](int32_t row, int32_t count) {
       most_rows = max_of(most_rows, count);
-      tiles.push_back({static_cast<int32_t>(layout.requests.size() + p),
-                       row,
-                       count,
-                       {part.begin, part.end},
-                       true,
-                       true});
+      added(tiles) = {static_cast<int32_t>(layout.requests.size() + p),
+                      row,
+                      count,
+                      {part.begin, part.end},
+                      true,
+                      true};
     });
   }
   return most_rows;
@@ -176,7 +177,7 @@ class Cut {
       if (!tile.shares) {
         push({limits.cost_per_item + tile.length() * kv_weight(limits, tile.row_count),
               static_cast<int32_t>(parts.size()), 0, tile.span.begin, tile.span.end});
-        parts.push_back({1, -1, -1});
+        added(parts) = {1, -1, -1};
         continue;
       }
       const int64_t length = max_of<int64_t>(tile.length(), 1);
@@ -224,8 +225,8 @@ class Cut {
         push({limits.cost_per_item + (end - begin) * weight, static_cast<int32_t>(parts.size()), i,
               static_cast<int32_t>(begin), static_cast<int32_t>(end)});
       }
-      parts.push_back({count, static_cast<int32_t>(split_rows * shape.num_kv_heads),
-                       static_cast<int32_t>(split_tiles * shape.num_kv_heads)});
+      added(parts) = {count, static_cast<int32_t>(split_rows * shape.num_kv_heads),
+                      static_cast<int32_t>(split_tiles * shape.num_kv_heads)};
       ++split_tiles;
       split_chunks += count;
       split_rows += static_cast<int64_t>(count) * tile.row_count;
@@ -245,7 +246,7 @@ class Cut {
   void push(const Chunk& chunk) {
     most_ = max_of(most_, chunk.cost);
     cost += chunk.cost;
-    chunks.push_back(chunk);
+    added(chunks) = chunk;
   }
 
   void add(const Tile& tile, const DeviceLimits& limits, int64_t first, int64_t step,
@@ -274,7 +275,7 @@ class Cut {
       p.merge_base = static_cast<int32_t>(split_tiles * shape.num_kv_heads);
       ++split_tiles;
     }
-    parts.push_back(p);
+    added(parts) = p;
   }
 
   /// Whoever merges reads each part's rows; those of three more are what it takes beside them.

@@ -17,6 +17,7 @@
 
 #include <flashbsr/core/math.h>
 #include <flashbsr/core/plan.h>
+#include <flashbsr/plan/added.h>
 
 namespace flashbsr::detail {
 
@@ -51,7 +52,7 @@ class Deal {
       // they go past moves once. 4096 decodes have eight runs at a time, and take 19 us less.
       given_.clear();
       do {
-        given_.push_back(take(cost, count, split));
+        added(given_) = take(cost, count, split);
         count -= given_.back().workers;
       } while (count > 0 && begin_ < end_ && runs_[begin_].key < given_[0].key);
       insert_given();
@@ -161,8 +162,7 @@ class Deal {
     Run& least = runs_[begin_];
     const int32_t taken = static_cast<int32_t>(min_of<int64_t>(count, least.workers));
     const Run given{least.key + (cost << kWorkerBits), taken, least.items + 1};
-    segments.push_back(
-        {static_cast<int32_t>(next_item_), least.first(), taken, least.items, split});
+    added(segments) = {static_cast<int32_t>(next_item_), least.first(), taken, least.items, split};
     any_split_ = any_split_ || split;
     next_item_ += taken;
     if (taken == least.workers) {

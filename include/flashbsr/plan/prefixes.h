@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include <flashbsr/plan/added.h>
 #include <flashbsr/plan/layout.h>
 #include <flashbsr/plan/limits.h>
 #include <flashbsr/plan/radix.h>
@@ -47,7 +48,7 @@ class PrefixTree {
           masked ? request.mask_begin : request.kv_len - (shape.causal ? request.q_len - 1 : 0);
       if (request.q_len == 0 || seen < layout.page_size) continue;
       order.push_back(static_cast<int32_t>(r));
-      first_.push_back({layout.kv_indices[static_cast<size_t>(request.kv_begin)], seen});
+      detail::added(first_) = {layout.kv_indices[static_cast<size_t>(request.kv_begin)], seen};
     }
     if (!first_pages_repeat()) return clear();
     limits_.resize(layout.requests.size());
@@ -148,7 +149,7 @@ class PrefixTree {
       // One that ends here is alone.
       const bool more = limit(request) > range.depth;
       const int64_t rank = more ? pages(request)[range.depth] : kAlone + request;
-      keys.push_back({static_cast<uint64_t>(rank), static_cast<uint32_t>(request)});
+      detail::added(keys) = {static_cast<uint64_t>(rank), static_cast<uint32_t>(request)};
     }
     sorter_.sort();  // requests with the same page were in order
     for (size_t i = 0; i < keys.size(); ++i) {

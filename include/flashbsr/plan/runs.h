@@ -113,7 +113,7 @@ class Runs {
     const auto take = [&](size_t owner, int32_t owners_row) {
       const int32_t t = tile_of(tiles, first_tile_[owner], owners_row);
       const Tile& tile = tiles[static_cast<size_t>(t)];
-      parts.push_back({t, owners_row - tile.row_begin});
+      added(parts) = {t, owners_row - tile.row_begin};
       count = min_of(count, tile.row_begin + tile.row_count - owners_row);
     };
     const int32_t num_requests = static_cast<int32_t>(first_tile_.size() - sharing.parts.size());
@@ -127,8 +127,8 @@ class Runs {
       RunRange& range = of_tile_[static_cast<size_t>(parts[i].tile)];
       if (range.count++ == 0) range.first = run;
     }
-    runs.push_back({static_cast<int32_t>(request), row, count, first_part,
-                    static_cast<int32_t>(parts.size()) - first_part});
+    added(runs) = {static_cast<int32_t>(request), row, count, first_part,
+                   static_cast<int32_t>(parts.size()) - first_part};
     return row + count;
   }
 
