@@ -348,12 +348,16 @@ std::vector<std::vector<int32_t>> dealt_one_by_one(const std::vector<int64_t>& c
   return parts;
 }
 
-/// Queues of `length` items each, dealt in runs; one in `parts` runs is of a split tile.
-void expect_one_by_one(std::mt19937& random, int workers, int length, unsigned parts) {
-  std::vector<int64_t> costs;
-  std::vector<bool> split;
+/// Queues of `length` items in the mean, dealt in runs; one in `parts` runs is of a split tile. The
+/// first `busy` workers have one item each that takes longer than all others.
+void expect_one_by_one(std::mt19937& random, int workers, int length, unsigned parts, int busy = 0,
+                       bool splits_first = true) {
+  const int64_t longest = int64_t{100} * length * workers;
+  std::vector<int64_t> costs(static_cast<size_t>(busy), longest);
+  std::vector<bool> split(static_cast<size_t>(busy), false);
   detail::Deal deal;
   deal.start(workers);
+  deal.give(longest, busy, false);
   while (costs.size() < static_cast<size_t>(length * workers)) {
     const int64_t cost = 1 + static_cast<int64_t>(random() % 50);
     const size_t count =
@@ -365,7 +369,8 @@ void expect_one_by_one(std::mt19937& random, int workers, int length, unsigned p
   }
   std::vector<int32_t> indptr(static_cast<size_t>(workers) + 1, -1);
   std::vector<int32_t> items(costs.size(), -1);
-  deal.write_queues(true, indptr.data(), items.data());
+  deal.write_queues(splits_first, indptr.data(), items.data());
+  if (!splits_first) split.assign(split.size(), false);
   const auto queues = dealt_one_by_one(costs, split, static_cast<size_t>(workers));
   for (size_t w = 0; w < queues.size(); ++w) {
     ASSERT_EQ(queues[w],
@@ -380,6 +385,20 @@ TEST(Deal, QueuesAreThoseOfItemsDealtOneByOne) {
   for (const int workers : {1, 3, 32, 132}) {
     for (const int length : {0, 1, 100, 127, 128, 129, 1024}) {
       for (const unsigned parts : {0u, 4u}) expect_one_by_one(random, workers, length, parts);
+    }
+  }
+}
+
+/// A table of rounds would be nearly empty, and as large as workers times the longest queue.
+TEST(Deal, OneQueueHasNearlyAll) {
+  std::mt19937 random(8);
+  for (const int busy : {100, 131}) {
+    for (const int length : {1, 100, 1024}) {
+      for (const unsigned parts : {0u, 4u}) {
+        for (const bool splits_first : {true, false}) {
+          expect_one_by_one(random, 132, length, parts, busy, splits_first);
+        }
+      }
     }
   }
 }

@@ -85,13 +85,18 @@ class Deal {
     }
     indptr[0] = 0;
     for (int32_t w = 0; w < workers; ++w) indptr[w + 1] += indptr[w];
-    if (!(splits_first && any_split_)) return write_rounds(indptr, items);
     const int32_t count = indptr[workers];
+    int32_t rounds = 0;
+    for (int32_t w = 0; w < workers; ++w) rounds = max_of(rounds, indptr[w + 1] - indptr[w]);
+    // Few workers may have most items, while others have one that takes as long.
+    const bool dense = int64_t{rounds} * workers <= kSparse * int64_t{count};
+    splits_first = splits_first && any_split_;
+    if (dense && !splits_first) return write_rounds(rounds, indptr, items);
     const int32_t gap = count / workers < kLongQueue ? 0 : kCacheLine;
     next_.resize(static_cast<size_t>(workers));
     for (int32_t w = 0; w < workers; ++w) next_[static_cast<size_t>(w)] = indptr[w] + w * gap;
     if (gap) apart_.resize(static_cast<size_t>(count + workers * gap));
-    put_all(gap ? apart_.data() : items);
+    put_all(splits_first, gap ? apart_.data() : items);
     for (int32_t w = 0; gap && w < workers; ++w) {
       std::copy_n(apart_.data() + indptr[w] + w * gap, indptr[w + 1] - indptr[w],
                   items + indptr[w]);
@@ -115,15 +120,14 @@ class Deal {
   // with a line between them a plan of 4096 decodes, 32 such queues, takes 340 us instead of 490.
   static constexpr int32_t kCacheLine = 16;  // items
   static constexpr int32_t kLongQueue = 128;
+  static constexpr int64_t kSparse = 4;  // places of a table of rounds, times the items in it
 
   /// Queues in the order of items: a segment is a run of one round, and rounds are rows of a table
   /// whose columns are the queues. 1024 decodes of 8 KV heads take 8 us so, one by one 25.
-  void write_rounds(const int32_t* indptr, int32_t* items) {
+  void write_rounds(int32_t rounds, const int32_t* indptr, int32_t* items) {
     constexpr int32_t kBlock = 16;  // a line of either side
     const int32_t workers = num_workers_;
     const auto length = [&](int32_t w) { return indptr[w + 1] - indptr[w]; };
-    int32_t rounds = 0;
-    for (int32_t w = 0; w < workers; ++w) rounds = max_of(rounds, length(w));
     rounds_.resize(static_cast<size_t>(rounds) * static_cast<size_t>(workers));
     const auto row = [&](int32_t round) {
       return rounds_.data() + static_cast<ptrdiff_t>(round) * workers;
@@ -140,12 +144,12 @@ class Deal {
     }
   }
 
-  void put_all(int32_t* items) {
+  void put_all(bool splits_first, int32_t* items) {
     for (const Segment& s : segments) {
-      if (s.split) put(s, items);
+      if (s.split || !splits_first) put(s, items);
     }
     for (const Segment& s : segments) {
-      if (!s.split) put(s, items);
+      if (!s.split && splits_first) put(s, items);
     }
   }
 
