@@ -29,12 +29,14 @@ extensions = [
 ]
 exclude_patterns = ["img/*"]
 html_favicon = "img/favicon.svg"
+html_static_path = ["static"]
+html_css_files = ["front.css"]
 html_theme = "furo"
 html_title = f"flashbsr {release}"
 html_theme_options = {"source_repository": "https://github.com/flashbsr/flashbsr/",
                       "source_branch": "main", "source_directory": "docs/"}  # fmt: skip
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "attrs_inline"]
 # Short forms of interactive sessions and tables of bytes are no language of Pygments'.
 suppress_warnings = ["misc.highlighting_failure"]
 autodoc_member_order = "bysource"

@@ -102,6 +102,22 @@ def test_pages_on_a_phone(browser: Any, address: str, site: Path, pages: dict[Pa
     assert not wide
 
 
+def test_the_front_page_is_one_screen(browser: Any, address: str) -> None:
+    """What it is, for whom, how fast in two pictures, and two commands, on a laptop."""
+    screen = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(f"{address}/index.html")
+    pictures = browser.find_elements(By.CSS_SELECTOR, "img.half")
+    commands = browser.find_elements(By.CSS_SELECTOR, "div.highlight-bash pre")
+    assert len(pictures) == 2
+    assert all(word in commands[0].text for word in ("examples.serve", "pytest"))
+    for shown in (*pictures, commands[0]):
+        assert shown.size["height"] > 50
+        assert shown.location["y"] + shown.size["height"] <= screen["height"]
+    assert commands[0].get_property("scrollWidth") <= commands[0].get_property("clientWidth")
+    width(browser, None)
+
+
 def test_search(browser: Any, address: str, pages: dict[Path, Page]) -> None:
     assert pages
     for words, finds in (("window", True), ("xyzzyplugh", False)):
