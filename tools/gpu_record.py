@@ -8,10 +8,11 @@
     python tools/gpu_record.py --check                      no GPU: is the record good and current?
 
 Steps: ``tests`` (pytest, every test of the device), ``bench`` (`flashbsr bench --device cuda`, also
-into benchmarks/results), ``consumer`` (an own kernel, compiled by nvcc and run), ``captures``
-(memcheck and racecheck over a random walk of captures and replays), and compute-sanitizer over a
-small case of every kernel: ``memcheck``, ``racecheck``, ``initcheck``, ``synccheck``, together
-``sanitize``. A step that ran out of time, or could not run, is a failure.
+into benchmarks/results), ``first`` (the first decode of a process), ``consumer`` (an own kernel,
+compiled by nvcc and run), ``captures`` (memcheck and racecheck over a random walk of captures and
+replays), and compute-sanitizer over a small case of every kernel: ``memcheck``, ``racecheck``,
+``initcheck``, ``synccheck``, together ``sanitize``. A step that ran out of time, or could not run,
+is a failure.
 The record keeps the hash of the sources (gpu_hash.py says of what) with every step: --merge drops
 steps of other sources, --check names them. Missed performance goals are reported, not failed.
 """
@@ -34,7 +35,7 @@ from gpu_hash import ROOT, source_hash
 SCHEMA = 1
 RECORDS = ROOT / "tests" / "records"
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-STEPS = ("tests", "bench", "consumer", "captures", *SANITIZERS)
+STEPS = ("tests", "bench", "first", "consumer", "captures", *SANITIZERS)
 
 Step = Callable[[float, int], dict[str, Any]]
 
@@ -58,6 +59,7 @@ def runner(name: str, bench_files: tuple[Path, Path]) -> Step:
         return lambda limit, _: gpu_steps.bench(limit, *bench_files)
     return {
         "tests": gpu_steps.tests,
+        "first": lambda limit, _: gpu_steps.first(limit),
         "consumer": lambda limit, _: gpu_steps.consumer(limit),
         "captures": lambda limit, _: gpu_steps.captures(limit),
     }[name]

@@ -26,6 +26,7 @@ OTHER_PARTS = 3
 # Of every process where several run: each would take all cores for what torch and NumPy compute.
 # With threads racecheck took 296 s and the others 209 (12 processes on 16 cores), so 104 and 50.
 FEW_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+FIRST_DECODE = 0.5  # seconds behind the import
 KEPT_FAILURES = 40
 KEPT_LINES = 30
 
@@ -250,3 +251,17 @@ def consumer(limit: float) -> dict[str, Any]:
         "ok": done.returncode == 0 and "ok" in done.stdout and "WRONG" not in done.stdout,
         "output": tail(done.stdout, 3),
     }
+
+
+def first(limit: float) -> dict[str, Any]:
+    """Import and decode once, in three processes; the middle one counts."""
+    command = [sys.executable, str(ROOT / "tools" / "first_decode.py")]
+    found = []
+    for _ in range(3):
+        done = run(command, limit)
+        if done.returncode:
+            raise StepError(f"first_decode failed:\n{tail(done.stdout)}")
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    middle = sorted(found, key=lambda x: float(x["first_decode_s"]))[1]
+    said = f"import {middle['import_s']:.3f} s, then {middle['first_decode_s']:.3f} s"
+    return {"ok": middle["first_decode_s"] <= FIRST_DECODE, "runs": found, "output": said}

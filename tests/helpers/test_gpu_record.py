@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -193,7 +194,7 @@ def test_records(recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "nvidia-abacus-9.json"
     assert list(json.loads(path.read_text())["steps"]) == ["tests", "bench"]
     assert gpu_record.main(["--check"]) == 1, "incomplete"
-    assert gpu_record.main(["--only", "sanitize,consumer,captures", "--merge"]) == 0
+    assert gpu_record.main(["--only", "sanitize,first,consumer,captures", "--merge"]) == 0
     assert list(json.loads(path.read_text())["steps"]) == list(gpu_record.STEPS)
     assert gpu_record.main(["--check"]) == 0
     monkeypatch.setattr(gpu_record, "source_hash", lambda: "bbbb")
@@ -297,3 +298,17 @@ def test_a_case_that_fails_stops_no_other(
     assert not found["ok"]
     assert found["kernels"] == ["good"]
     assert len([line for line in found["failures"] if line.startswith("not run: ")]) == 2
+
+
+def test_the_first_decode_is_the_middle_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0.9, 0.2, 0.4, 0.6, 0.6, 0.1))
+
+    def said(command: list[str], *_: Any) -> subprocess.CompletedProcess[str]:
+        line = json.dumps({"import_s": 0.03, "first_decode_s": next(seconds)})
+        return subprocess.CompletedProcess(command, 0, f"a warning\n{line}\n")
+
+    monkeypatch.setattr(gpu_steps, "run", said)
+    found = gpu_steps.first(60)
+    assert found["ok"]
+    assert found["output"] == "import 0.030 s, then 0.400 s"
+    assert not gpu_steps.first(60)["ok"]
