@@ -223,6 +223,8 @@ def start(name: str, folder: Path) -> subprocess.Popen[bytes]:
         **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_USE_V2_MODEL_RUNNER": str(engine.runner - 1),
+        # Free when it was asked for, a port may be another engine's when it is listened on.
+        "VLLM_PORT": str(21000 + 200 * list(ENGINES).index(name)),
     }  # fmt: skip
     command = [sys.executable, __file__, "--engine", name, str(folder / engine.model), str(folder)]
     with (folder / f"{name}.log").open("wb") as log:
