@@ -242,7 +242,8 @@ def as_near(want: dict[str, Any], coarse: dict[str, Any], got: dict[str, Any]) -
     """Compare a pass with a finer one, to which a `coarse` one has a distance too."""
     found = alike(want, got)
     most, mean = AS_FAR * error(want, coarse), error(want, got)
-    return {**found, "ok": found["ok"] and mean <= most, "mean_error": mean, "most": most}
+    return {**found, "ok": found["ok"] and mean <= most, "mean_error": mean, "most": most,
+            "logits_of_bfloat16_apart": alike(want, coarse)["logits_apart"]}  # fmt: skip
 
 
 def spread(**options: Any) -> dict[str, Any]:
