@@ -90,6 +90,9 @@ ENGINES = {
     "small cached flashbsr apart": Engine("small", OURS, workloads=CACHED),
     "8b FLASH_ATTN": Engine("8b", THEIRS),
     "8b flashbsr": Engine("8b", OURS),
+    "8b cached FLASH_ATTN": Engine("8b", THEIRS, workloads=CACHED),
+    "8b cached flashbsr": Engine("8b", OURS, workloads=CACHED, cascade=True),
+    "8b cached flashbsr apart": Engine("8b", OURS, workloads=CACHED),
 }
 # Over FLASH_ATTN of the same model: first tokens, later ones, all.
 GOALS = {"mixed": (1.15, 1.0, 1.05), "long": (1.2, 1.0, 1.12), "shared": (1.0, 1.3, 1.0)}

@@ -111,7 +111,7 @@ void check_lengths(const LengthList& lens, const PlanView& plan) {
     const Request& r = plan.requests()[i];
     const int64_t bound = r.kv_len, length = lens[static_cast<size_t>(i)];
     const int64_t prefix = plan.header().common_prefix;
-    const int64_t least = prefix > 0 && r.q_len > 0 ? prefix + r.q_len : 0;
+    const int64_t least = prefix > 0 && r.q_len > 0 && bound > 0 ? prefix + r.q_len : 0;
     if (length >= least && length <= bound) continue;
     throw Error(ErrorCode::kIndexRange, flashbsr::detail::at("kv_lens", i), std::to_string(length),
                 "a length in [" + std::to_string(least) + ", " + std::to_string(bound) +

@@ -43,7 +43,7 @@ struct BoundsArrays {
   Array kv_lens;  ///< [batch], or [batch x heads]
   int32_t page_size = 1;
   int32_t heads = 0;          ///< > 0: each KV head has a length and a page table of its own
-  int64_t common_prefix = 0;  ///< tokens that all requests with queries begin with
+  int64_t common_prefix = 0;  ///< that all requests begin with that have queries and keys
 };
 
 /// KV that requests share, level by level; the last level is the requests' own.

@@ -22,7 +22,7 @@ torch = framework("torch")
         (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
-        (["fake_cuda/vllm_latents.py"], "", {"FAKE_CUDA_SMS": "132"}),
+        (["fake_cuda/vllm_latents.py", "fake_cuda/vllm_prefixes.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/xla_nodes.py"], "", {}),
         (["fake_cuda/peer_merges.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["layout/test_bounds.py", "layout/test_padded.py"], "cuda", {"FAKE_CUDA_SMS": "132"}),

@@ -196,21 +196,20 @@ def test_rows_are_cleared_where_they_may_be_missing(
 
 
 def test_a_prefix_that_all_requests_have(driver: Driver, fake_torch: FakeTorch) -> None:
-    """By plans of their own, whatever is captured; it grows, and goes."""
+    """In an eager step; it grows, and goes."""
     server = Server()
     fake_torch.current = stream = driver.stream()
-    capture(server, driver, stream, 1, [8])
     for seed, (common, longer) in enumerate([(104, 1), (104, 2), (108, 3), (0, 4)]):
         lens = [108 + longer + b for b in range(8)]
         step, batch = server.step(stream, lens, [1] * 8, seed, common=common)
-        assert step.captured == (common == 0)
+        assert not step.captured
         driver.drain()
         server.out.fill_(np.nan)
         server.run(step, 8)
         driver.drain()
         server.checked(batch, 8)
     eager = [slot for slots in server.steps._eager[True] for slot in slots.values()]
-    assert [slot.common_prefix for slot in eager] == [104, 108]
+    assert sorted(slot.common_prefix for slot in eager) == [0, 108]
 
 
 def test_steps_that_no_graph_has_run_with_plans_of_their_own(

@@ -137,6 +137,7 @@ class Recorder:
     def __init__(self, kinds: Any, device: int) -> None:
         self.kinds = kinds
         self.place = SimpleNamespace(device=device, fixed_split_size=None, ranks=None)
+        self.drafts = False
         self.captured: list[Any] = []
 
     def captures(self, *run: Any, **capacity: int) -> None:
@@ -179,15 +180,47 @@ def test_what_graphs_read_by_themselves(backend: Any) -> None:
     assert not builder_of(backend.FlashbsrBuilder, made, use_ubatching=True).steps.fixed
 
 
+PREFIX: dict[str, Any] = {
+    "common_prefix_len": 8000, "query_lens": [1] * 16, "num_query_heads": 8, "num_kv_heads": 2,
+    "use_alibi": False, "use_sliding_window": False, "use_local_attention": False,
+    "num_sms": 132, "dcp_world_size": 1,
+}  # fmt: skip
+
+
+def told_to_build(made: Any) -> int:
+    """The prefix that the next step is planned with, where vLLM tells none."""
+    planned: list[Any] = []
+    made.steps.plan = lambda batch, *_: planned.append(batch)
+    made.build(0, metadata())
+    return planned[0].common_prefix
+
+
 def test_a_prefix_that_vllm_tells(backend: Any) -> None:
     """To a plan on a GPU; on the CPU it is found."""
     batch, *_ = builder(backend, device=0).build(32, metadata())
     assert batch.common_prefix == 32
     made = builder(backend)
-    planned: list[Any] = []
-    made.steps.plan = lambda batch, *_: planned.append(batch)
-    made.build(32, metadata())
-    assert planned[0].common_prefix == 0
+    assert not made.use_cascade_attention(**PREFIX)
+    assert told_to_build(made) == 0
+
+
+def test_a_prefix_that_vllm_asks_about(backend: Any) -> None:
+    """It hears of none, so that it replays graphs; one step has the prefix, and not the next."""
+    made = builder(backend, device=0)
+    assert not made.use_cascade_attention(**PREFIX)
+    assert told_to_build(made) == 8000
+    assert told_to_build(made) == 0
+    made.use_cascade_attention(**PREFIX)
+    made.use_cascade_attention(**{**PREFIX, "common_prefix_len": 16})
+    assert told_to_build(made) == 0
+
+
+def test_a_prefix_beside_drafts(backend: Any) -> None:
+    """Graphs of theirs know no prefixes: vLLM is told, replays none, and tells `build`."""
+    made = builder(backend, device=0)
+    made.steps.drafts = True
+    assert made.use_cascade_attention(**PREFIX)
+    assert told_to_build(made) == 0
 
 
 @pytest.mark.parametrize(
@@ -205,17 +238,15 @@ def test_a_prefix_that_vllm_tells(backend: Any) -> None:
 def test_when_a_prefix_is_worth_telling(
     backend: Any, changes: dict[str, Any], wanted: bool
 ) -> None:
-    asked: dict[str, Any] = {
-        "common_prefix_len": 8000, "query_lens": [1] * 16, "num_query_heads": 8, "num_kv_heads": 2,
-        "use_alibi": False, "use_sliding_window": False, "use_local_attention": False,
-        "num_sms": 132, "dcp_world_size": 1,
-    }  # fmt: skip
-    on_gpu, on_cpu = builder(backend, device=0), builder(backend)
-    assert on_gpu.use_cascade_attention(**{**asked, **changes}) is wanted
-    assert on_gpu.use_cascade_attention(*{**asked, **changes}.values()) is wanted
-    assert not on_cpu.use_cascade_attention(**asked)
-    on_gpu.steps.place.fixed_split_size = 2048
-    assert not on_gpu.use_cascade_attention(**asked)
+    made = builder(backend, device=0)
+    expected = 8000 if wanted else 0
+    assert not made.use_cascade_attention(**{**PREFIX, **changes})
+    assert told_to_build(made) == expected
+    assert not made.use_cascade_attention(*{**PREFIX, **changes}.values())
+    assert told_to_build(made) == expected
+    made.steps.place.fixed_split_size = 2048
+    made.use_cascade_attention(**PREFIX)
+    assert told_to_build(made) == 0
 
 
 def test_lengths_of_an_encoder_are_not_those_of_the_decoder(backend: Any) -> None:
@@ -243,7 +274,21 @@ def test_what_graphs_are_captured_for(
     made.vllm_config.compilation_config.cudagraph_mode = Mode(apart)
     given = torch.tensor(starts, dtype=torch.int32)
     made.build_for_cudagraph_capture(metadata(query_start_loc_cpu=given))
-    assert made.steps.captured == [expected]
+    *run, most = expected
+    assert made.steps.captured == [(*run, {**most, "shared": False})]
+
+
+@pytest.mark.parametrize(("capability", "shared"), [((9, 0), True), ((7, 5), False)])
+def test_graphs_of_requests_that_share(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], shared: bool
+) -> None:
+    """Tiles hold several requests, where vLLM is to say what they begin with and there are some."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    made = builder(backend, device=0)
+    made.vllm_config.model_config.disable_cascade_attn = False
+    given = torch.tensor([0, 1, 2, 3, 4], dtype=torch.int32)
+    made.build_for_cudagraph_capture(metadata(query_start_loc_cpu=given))
+    assert made.steps.captured == [(1, True, 8, {**capacity(32, 32, 32 * 8), "shared": shared})]
 
 
 def test_graphs_of_decode_steps_take_no_others(backend: Any) -> None:

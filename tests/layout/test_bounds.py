@@ -197,20 +197,28 @@ def test_trees(device: Device) -> None:
     check(problem, attention, device)
 
 
-def with_prefix(device: Device, count: int, prefix: int, seed: int, **changes: Any) -> Problem:
-    """A problem whose requests begin with the same pages; one has nothing but these."""
+def with_prefix(device: Device, count: int, prefix: int, seed: int, absent: tuple[int, ...] = (),
+                **changes: Any) -> Problem:  # fmt: skip
+    """A problem whose requests begin with the same pages; one has nothing but these.
+
+    Those that are `absent` have no keys.
+    """
     rng = np.random.default_rng(seed)
     q_len = changes.get("q_len", 1)
     lens = prefix + q_len + rng.integers(0, 90, count)
     lens[rng.integers(count)] = prefix + q_len
+    lens[list(absent)] = 0
     fields: dict[str, Any] = {"q_lens": (q_len,) * count, "kv_lens": tuple(map(int, lens))}
     if count == 64:
         fields["heads"] = (32, 8)  # enough to read that an H200 shares it
     fields |= {name: x for name, x in changes.items() if name != "q_len"}
     problem = problem_of(device, seed, **fields)
-    problem.block_tables[:, : prefix // PAGE] = problem.block_tables[0, : prefix // PAGE]
-    _, k, v, _ = problem.requests[0]
-    for _, other_k, other_v, _ in problem.requests[1:]:
+    present = [b for b in range(count) if b not in absent]
+    shared = problem.block_tables[present[0], : prefix // PAGE]
+    _, k, v, _ = problem.requests[present[0]]
+    for b in present[1:]:
+        problem.block_tables[b, : prefix // PAGE] = shared
+        _, other_k, other_v, _ = problem.requests[b]
         other_k[:prefix], other_v[:prefix] = k[:prefix], v[:prefix]
     return problem
 
@@ -238,6 +246,18 @@ def test_a_common_prefix(
         attention.update(device.put(problem.kv_lens), device.put(problem.block_tables))
         check(problem, attention, device)
         check(problem, attention, device)
+
+
+def test_a_common_prefix_beside_requests_without_keys(device: Device) -> None:
+    """As those that pad a CUDA graph: bounds of 0, rows that become zeros, wherever they stand."""
+    problem = with_prefix(device, 64, 1024, 0, (0, 31, 62, 63))
+    attention = attention_for(problem, device.backend)
+    bounds = np.where(problem.kv_lens > 0, 1200, 0)
+    attention.plan(flashbsr.Bounds(None, bounds, page_size=PAGE, common_prefix=1024))
+    (part,) = attention.plan_info.parts
+    assert sorted(part.requests) == np.flatnonzero(bounds).tolist()
+    attention.update(device.put(problem.kv_lens), device.put(problem.block_tables))
+    check(problem, attention, device)
 
 
 def test_a_common_prefix_has_limits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,10 @@ class Candidates {
     tiles_ = &tiles;
     shape_ = &shape;
     limits_ = &limits;
-    total_ = 0;
+    total_ = empty_ = 0;
     longest_ = 1;
     for (const Tile& tile : tiles) {
+      if (tile.length() == 0) ++empty_;
       total_ += kv_weight(limits, tile.row_count) * tile.length();
       longest_ = max_of(longest_, tile.length());
     }
@@ -362,8 +363,10 @@ class Candidates {
     return merging;
   }
 
+  /// Requests that pad a graph have items, too, which are over at once.
   int64_t items_behind_parts(const Candidate& c) const {
-    return (static_cast<int64_t>(c.cut.chunks.size()) - c.cut.split_chunks) * shape_->num_kv_heads;
+    const int64_t items = static_cast<int64_t>(c.cut.chunks.size()) - c.cut.split_chunks;
+    return (items - empty_) * shape_->num_kv_heads;
   }
 
   /// A bound below the price of any cut into so many items and parts of a KV head. Where products
@@ -386,6 +389,7 @@ class Candidates {
   int64_t total_ = 0;
   int64_t reading_ = 0;  ///< what the memory takes for all of K and V
   int64_t longest_ = 0;  ///< KV tokens of a tile
+  int64_t empty_ = 0;    ///< tiles without KV
 
   // Of the search.
   std::vector<uint8_t> keep_;   ///< by tile: stays whole

@@ -49,10 +49,11 @@ struct Layout {
   std::vector<int32_t> positions;   ///< of requests' first query tokens; empty: they are the last
   int32_t page_size = 1;
   bool paged = false;
-  bool shared_kv = false;     ///< requests choose from the same K and V: rows of one matrix
-  bool decode = false;        ///< one query token each, by the call rather than by these lengths
-  bool bounds = false;        ///< lengths are the most that there may be; page ids come later
-  int32_t common_prefix = 0;  ///< of bounds: KV tokens that all requests with queries begin with
+  bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
+  bool decode = false;     ///< one query token each, by the call rather than by these lengths
+  bool bounds = false;     ///< lengths are the most that there may be; page ids come later
+  int32_t common_prefix =
+      0;  ///< of bounds: KV tokens that all begin with who have keys, and queries
   int64_t num_q_tokens = 0;
   int64_t num_kv_rows = 0;  ///< ragged: token rows of k, v. paged: highest page id + 1
   /// Where pages follow each other and the last one is short: tokens of k, v. 0: it is whole.
@@ -252,7 +253,7 @@ inline void take_common_prefix(Layout& layout, int64_t tokens, int32_t heads) {
   }
   std::iota(layout.kv_indices.begin(), layout.kv_indices.end(), 0);
   for (const Request& r : layout.requests) {
-    if (r.q_len == 0) continue;
+    if (r.q_len == 0 || r.kv_len == 0) continue;
     if (r.kv_len < tokens + r.q_len) {
       throw Error(ErrorCode::kValue, name, std::to_string(tokens),
                   "at most what bounds leave beside the query tokens, " +

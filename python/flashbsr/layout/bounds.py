@@ -38,7 +38,8 @@ class Bounds(Layout):
         leave beside the query tokens. Where it pays they are loaded once for all requests
         (`docs/sharing.md`); they are read from the pages of the first request that has queries.
         Lengths are then at least ``common_prefix`` and the request's query tokens, and ``update``
-        takes no ``qo_indptr``. Not with lengths per KV head. Default: 0.
+        takes no ``qo_indptr``. Requests whose bound is 0 have no keys and no part in it. Not with
+        lengths per KV head. Default: 0.
 
     Notes
     -----

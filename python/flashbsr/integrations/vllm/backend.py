@@ -147,6 +147,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
                 place = replace(place, ranks=ranks)
         drafts = getattr(vllm_config, "speculative_config", None) is not None
         self.steps = Steps(kinds, place, fixed=not halves, drafts=drafts)
+        self._prefix = 0  # that the next step's requests begin with
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -173,28 +174,37 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         if ranks is not None:
             ranks.raise_if_missed()
         batch = self.batch(m)
-        if self.steps.place.device is not None and common_prefix_len > 0:
-            batch = replace(batch, common_prefix=common_prefix_len)
+        prefix, self._prefix = common_prefix_len or self._prefix, 0
+        if self.steps.place.device is not None and prefix > 0:
+            batch = replace(batch, common_prefix=prefix)
         return self.steps.plan(batch, m.slot_mapping, int(m.num_actual_tokens), self._stream())
 
     def use_cascade_attention(
         self, common_prefix_len: int, query_lens: Any, *told: Any, **more: Any
     ) -> bool:
-        """Say whether a prefix that all requests of a step have is to be told to `build`.
+        """Hear of a prefix that all requests of the next step have; tell vLLM that there is none.
 
-        vLLM asks where ``disable_cascade_attn`` is False. It then replays no full graph, which
-        costs the host some 10 us a layer, so that there must be enough to save: the keys of 65536
-        tokens with 8 heads of 128 take 60 us. What a plan makes of it is up to its prices.
+        vLLM asks where ``disable_cascade_attn`` is False, before it builds the step. It replays no
+        full graph for a step with cascade attention, which costs the host some 10 us a layer. Here
+        such a step is one plan, which graphs follow as any other: so it is remembered, and `build`
+        has it. Not with drafts, whose graphs read on the GPU how many rows a request has: then
+        vLLM is told. There must be enough to save, since a prefix that changes is planned anew:
+        the keys of 65536 tokens with 8 heads of 128 take 60 us. What a plan makes of it is up to
+        its prices.
         """
         names = ("num_query_heads", "num_kv_heads", "use_alibi", "use_sliding_window",
                  "use_local_attention", "num_sms", "dcp_world_size")  # fmt: skip
         options = dict(zip(names, told, strict=False)) | more
-        place = self.steps.place
+        place, self._prefix = self.steps.place, 0
         if place.device is None or place.fixed_split_size or options["dcp_world_size"] > 1:
             return False
         if options["use_alibi"] or options["use_local_attention"] or self.crosses:
             return False
-        return (len(query_lens) - 1) * common_prefix_len >= LEAST_SHARED
+        if (len(query_lens) - 1) * common_prefix_len < LEAST_SHARED:
+            return False
+        if not self.steps.drafts:
+            self._prefix = common_prefix_len
+        return self.steps.drafts
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Step:
         """Plan a step whose runs are captured; replays follow the plans of later steps."""
@@ -214,7 +224,11 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         else:
             key, tokens = "mixed", max(tokens, requests)
         pages = requests * int(m.block_table_tensor.shape[1])
-        self.steps.captures(key, batch.causal, rows, requests=requests, tokens=tokens, pages=pages)
+        told = not getattr(config.model_config, "disable_cascade_attn", True)
+        shared = told and torch.cuda.get_device_capability(self.steps.place.device) >= (8, 0)
+        self.steps.captures(
+            key, batch.causal, rows, requests=requests, tokens=tokens, pages=pages, shared=shared
+        )
         return self.build(0, m)
 
     def batch(self, m: Any) -> Batch:

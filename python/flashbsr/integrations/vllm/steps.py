@@ -272,7 +272,15 @@ class Steps:
         self._next = 0
 
     def captures(
-        self, key: Hashable, causal: bool, rows: int, *, requests: int, tokens: int, pages: int
+        self,
+        key: Hashable,
+        causal: bool,
+        rows: int,
+        *,
+        requests: int,
+        tokens: int,
+        pages: int,
+        shared: bool = False,
     ) -> None:
         """Make engines for runs that are captured, if there are none for these.
 
@@ -287,6 +295,8 @@ class Steps:
             Of the run that comes.
         requests, tokens, pages : int
             The most of requests, of query rows and of blocks of all requests that replays have.
+        shared : bool
+            Requests may begin with the same blocks: a kernel whose tiles hold several of them.
         """
         graph = self._graphs.get((key, causal))
         if graph is None:
@@ -294,6 +304,8 @@ class Steps:
             capacity = {"max_batch_size": requests, "max_q_tokens": tokens, "max_kv_pages": pages}
             for kind in self.kinds:
                 task = {**self.place.task(), **capacity}
+                if shared and isinstance(key, int):
+                    task["tile_rows"] = kind.rows_of_tile(key)
                 graph.slots[kind] = _Slot(kind.attention(causal, self.place.q_dtype, **task))
         graph.rows = max(graph.rows, rows)
 
@@ -305,6 +317,9 @@ class Steps:
         graph = self._graph_for(batch, max(batch.rows, num_actual_tokens))
         slots = self._turn(batch.causal) if graph is None else graph.slots
         rows = batch.of_requests if graph is None else _over(batch, num_actual_tokens)
+        if batch.common_prefix and rows.total > batch.rows and batch.bounds[-1] > 0:
+            # The last request has the rows that pad the graph, and no keys for them.
+            batch = replace(batch, common_prefix=0)
         # Positions are made for the step, and lie anywhere.
         late = None
         if self.fixed and graph is not None and not batch.topk and batch.positions is None:
@@ -380,10 +395,10 @@ class Steps:
     def _graph_for(self, batch: Batch, rows: int) -> _Graph | None:
         """Find the engines of captured runs that this step may be replayed for.
 
-        Steps with a common prefix have no graph: vLLM replays none for them, and a plan of its own
-        may choose a kernel for them.
+        With drafts, graphs read query rows on the GPU, and which of them share a prefix is planned:
+        such a step has none, and is told to vLLM as one (`use_cascade_attention`).
         """
-        if not self._graphs or batch.common_prefix:
+        if not self._graphs or (batch.common_prefix and self.drafts):
             return None
         graph = self._graphs.get(("mixed", batch.causal))
         if graph is None:
