@@ -167,11 +167,12 @@ void Attention::choose_kernel(const Shape& shape) {
     } else if (shares) {
       sharer_.choose(prefixes_, laid_.layout, shape, limits, fixed, sharing);
     }
-    return Sharer::price(laid_.layout, shape, limits, sharing);
+    const int64_t again = shares && laid_.given.empty() ? sharer_.again() : 0;
+    return Sharer::price(laid_.layout, shape, limits, sharing, again);
   };
   int64_t price = choose(limits_, sharing_);
   if (laid_.given.empty() && !sharing_.empty()) {
-    const int64_t apart = Sharer::price(laid_.layout, shape, limits_, {});
+    const int64_t apart = Sharer::price(laid_.layout, shape, limits_, {}, sharer_.again());
     if (apart <= price) {
       sharing_.clear();
       price = apart;

@@ -65,7 +65,7 @@ Prices prices_of(const std::vector<Requests>& batch, int32_t shared = 0) {
   const Layout layout = layout_of(batch);
   const Sharing sharing = shared_by_all(layout, shared);
   const auto price = [&](const Workers& workers) {
-    return static_cast<double>(Sharer::price(layout, kShape, workers, sharing)) / kGpuUnitsPerUs;
+    return static_cast<double>(Sharer::price(layout, kShape, workers, sharing, 0)) / kGpuUnitsPerUs;
   };
   return {price(gpu_hopper_limits({.rows = 192, .kv_tile = 80})), price(mixed_workers(192)),
           price(mixed_workers(128))};

@@ -215,6 +215,29 @@ def test_a_prefix_that_vllm_asks_about(backend: Any) -> None:
     assert told_to_build(made) == 0
 
 
+@pytest.mark.parametrize(
+    ("tokens", "apart", "told"),
+    [
+        (1, True, False),  # 2 rows for each KV head, in a tile of 8
+        (2, True, False),
+        (3, True, True),  # 6: a tile holds one request
+        (8, True, True),  # 16
+        (9, True, False),  # 18, in a tile of 192
+        (3, False, False),  # one graph for steps of all sorts
+    ],
+)
+def test_a_prefix_that_graphs_have_no_room_for(
+    backend: Any, tokens: int, apart: bool, told: bool
+) -> None:
+    """vLLM is told where that is, runs the step without a graph, and tells `build`."""
+    made = builder(backend, device=0)
+    made.vllm_config.compilation_config.cudagraph_mode = Mode(apart)
+    assert made.use_cascade_attention(**{**PREFIX, "query_lens": [tokens] * 16}) is told
+    assert told_to_build(made) == (0 if told else 8000)
+    mixed = [tokens] * 15 + [tokens + 1]  # no graph of decode steps either way
+    assert not made.use_cascade_attention(**{**PREFIX, "query_lens": mixed})
+
+
 def test_a_prefix_beside_drafts(backend: Any) -> None:
     """Graphs of theirs know no prefixes: vLLM is told, replays none, and tells `build`."""
     made = builder(backend, device=0)
@@ -274,21 +297,7 @@ def test_what_graphs_are_captured_for(
     made.vllm_config.compilation_config.cudagraph_mode = Mode(apart)
     given = torch.tensor(starts, dtype=torch.int32)
     made.build_for_cudagraph_capture(metadata(query_start_loc_cpu=given))
-    *run, most = expected
-    assert made.steps.captured == [(*run, {**most, "shared": False})]
-
-
-@pytest.mark.parametrize(("capability", "shared"), [((9, 0), True), ((7, 5), False)])
-def test_graphs_of_requests_that_share(
-    backend: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], shared: bool
-) -> None:
-    """Tiles hold several requests, where vLLM is to say what they begin with and there are some."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    made = builder(backend, device=0)
-    made.vllm_config.model_config.disable_cascade_attn = False
-    given = torch.tensor([0, 1, 2, 3, 4], dtype=torch.int32)
-    made.build_for_cudagraph_capture(metadata(query_start_loc_cpu=given))
-    assert made.steps.captured == [(1, True, 8, {**capacity(32, 32, 32 * 8), "shared": shared})]
+    assert made.steps.captured == [expected]
 
 
 def test_graphs_of_decode_steps_take_no_others(backend: Any) -> None:

@@ -99,8 +99,7 @@ def test_what_graphs_are_captured_for(mla: Any) -> None:
     made = builder(mla, device=0)
     made.steps.plan = lambda *args: SimpleNamespace(slot_mapping=None, num_actual_tokens=4)
     made.build_for_cudagraph_capture(backends.metadata(query_start_loc_cpu=given))
-    most = {**backends.capacity(32, 32, 32 * 8), "shared": False}
-    assert made.steps.captured == [(1, True, 8, most)]
+    assert made.steps.captured == [(1, True, 8, backends.capacity(32, 32, 32 * 8))]
     made = builder(mla, True, device=0)
     made.steps.plan = lambda *args: SimpleNamespace(slot_mapping=None, num_actual_tokens=4)
     made.build_for_cudagraph_capture(backends.metadata())  # a step of any sort

@@ -71,7 +71,7 @@ class Candidates {
     longest_ = 1;
     for (const Tile& tile : tiles) {
       if (tile.length() == 0) ++empty_;
-      total_ += kv_weight(limits, tile.row_count) * tile.length();
+      total_ += kv_weight(limits, tile) * tile.length();
       longest_ = max_of(longest_, tile.length());
     }
     total_ *= shape.num_kv_heads;

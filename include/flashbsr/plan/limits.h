@@ -89,6 +89,8 @@ struct DeviceLimits {
   /// What a worker then takes, in 1024 of its time while all are busy: alone, and with half of the
   /// others, which is all that their ports give.
   int32_t pace_alone = 570, pace_of_half = 900;
+  /// What a KV token takes that others read at the same time, from L2, in 1024 of its cost.
+  int32_t pace_again = 1024;
   /// Whether blocks that have nothing left to do merge (kernel/merge_queue.h): then parts that many
   /// requests share may end last.
   bool idle_merge = false;
@@ -111,6 +113,11 @@ namespace detail {
 inline int64_t kv_weight(const DeviceLimits& limits, int64_t rows) {
   const int64_t one = int64_t{1} << limits.cost_row_shift;
   return limits.cost_per_kv + limits.cost_per_kv_row * ((rows + one - 1) >> limits.cost_row_shift);
+}
+
+/// Cost of a KV token of which the first reader takes `first`, and all together `all`.
+inline int64_t read_again(const DeviceLimits& limits, int64_t all, int64_t first) {
+  return first + (all - first) * limits.pace_again / 1024;
 }
 
 }  // namespace detail

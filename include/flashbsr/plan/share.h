@@ -91,8 +91,10 @@ class Sharer {
   /// What a plan would cost, to compare kernels: a worker's share of everything, and at least the
   /// way of one part, which starts first and which others wait for. 8 requests that share 2048
   /// tokens and own 256 (H200) take 16 us apart, and 28 with the part's 1024 tokens first.
+  ///
+  /// @param again  what requests that begin alike take less where they do not share (read_again())
   static int64_t price(const Layout& layout, const Shape& shape, const Workers& workers,
-                       const Sharing& sharing) {
+                       const Sharing& sharing, int64_t again) {
     const DeviceLimits& limits = workers.wide;
     const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
     int64_t sum = 0, narrow_sum = 0, longest = 0, shared_tiles = 0;
@@ -115,11 +117,14 @@ class Sharer {
       }
       const int64_t length = part.end - part.begin;
       add(tokens * group, length, true);
+      // Mixed kernels have none of it, so that it is of `sum` in any case.
+      sum -= part_again(limits, tokens * group) * length;
       shared_tiles += ceil_div<int64_t>(tokens * group, limits.tile_rows);
       longest = max_of(longest,
                        min_of<int64_t>(length, limits.min_chunk) *
                            token_cost(limits, min_of<int64_t>(tokens * group, limits.tile_rows)));
     }
+    if (sharing.empty()) sum -= again;
     sum *= shape.num_kv_heads;
     narrow_sum *= shape.num_kv_heads;
     if (shared_tiles > 0) {
@@ -133,6 +138,10 @@ class Sharer {
     return max_of(ceil_div<int64_t>(both, limits.num_workers), longest) +
            (shared_tiles > 0 ? 2 * limits.cost_per_shared : 0);
   }
+
+  /// What a KV head of the last call's requests takes less because L2 has what they begin with, in
+  /// units of cost, where they do not share it.
+  int64_t again() const { return again_; }
 
  private:
   /// Requests of a part in the batch's order, as far as its inner parts let them: rows of q that
@@ -195,6 +204,12 @@ class Sharer {
     const auto weight = [&](int64_t r) { return detail::kv_weight(limits, r); };
     return rows / most * weight(most) + (rest ? weight(rest) : 0);
   }
+  /// What a part's tiles take less for a token, all but the first.
+  static int64_t part_again(const DeviceLimits& limits, int64_t rows) {
+    const int64_t all = token_cost(limits, rows);
+    const int64_t first = detail::kv_weight(limits, min_of<int64_t>(rows, limits.tile_rows));
+    return all - detail::read_again(limits, all, min_of(first, all));
+  }
   int64_t token_cost(int64_t rows) const {
     const int64_t cost = token_cost(workers_->of(rows), rows);
     return rows <= workers_->narrow_rows ? memory_share(*workers_, cost) : cost;
@@ -245,13 +260,22 @@ class Sharer {
     }
     without_.resize(tree.nodes.size());
     path_.clear();
+    again_ = 0;
     for (size_t i = 0; i < tree.nodes.size(); ++i) {
       const PrefixNode& node = tree.nodes[i];
       without_[i] = alone_[size(node.last)] - alone_[size(node.first)];
       while (!path_.empty() && tree.nodes[path_.back()].last <= node.first) path_.pop_back();
+      const int64_t begin = path_.empty() ? 0 : tree.nodes[path_.back()].end;
+      again_ += (without_[i] - read_again(without_[i], node)) * (node.end - begin);
       if (!path_.empty()) without_[path_.back()] -= without_[i] - token_cost(rows(node));
       path_.push_back(i);
     }
+  }
+
+  /// Of a token's cost for the requests of a node, of which the first one reads it from memory.
+  int64_t read_again(int64_t cost, const PrefixNode& node) const {
+    const int64_t first = alone_[size(node.first) + 1] - alone_[size(node.first)];
+    return detail::read_again(*limits_, cost, min_of(first, cost));
   }
 
   /// A partial state more, and its merge.
@@ -261,7 +285,8 @@ class Sharer {
 
   /// Its tiles are items of their own, and every tile of its requests has a partial state more.
   bool pays(size_t index, const PrefixNode& node, int32_t begin) const {
-    const int64_t saved = (without_[index] - token_cost(rows(node))) * (int64_t{node.end} - begin);
+    const int64_t cost = token_cost(rows(node)) - part_again(*limits_, rows(node));
+    const int64_t saved = (read_again(without_[index], node) - cost) * (int64_t{node.end} - begin);
     const int64_t tiles = ceil_div<int64_t>(rows(node), limits_->tile_rows);
     const int64_t requests = tiles_[size(node.last)] - tiles_[size(node.first)];
     return saved > tiles * (limits_->cost_per_item + limits_->cost_per_shared) +
@@ -284,7 +309,8 @@ class Sharer {
   int32_t group_ = 1;
   std::vector<int64_t> rows_, tiles_, alone_;  ///< sums over the requests before
   std::vector<int64_t> without_;               ///< cost of a node's token, by node
-  std::vector<size_t> path_;                   ///< nodes or parts around the one at hand
+  int64_t again_ = 0;
+  std::vector<size_t> path_;  ///< nodes or parts around the one at hand
   // Of sort_members().
   static constexpr int32_t kNotThere = -2;
   std::vector<int32_t> inner_, inner_of_;       ///< innermost part, by place and by request

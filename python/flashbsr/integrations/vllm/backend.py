@@ -182,15 +182,17 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     def use_cascade_attention(
         self, common_prefix_len: int, query_lens: Any, *told: Any, **more: Any
     ) -> bool:
-        """Hear of a prefix that all requests of the next step have; tell vLLM that there is none.
+        """Hear of a prefix that all requests of the next step have; say if it costs the graph.
 
-        vLLM asks where ``disable_cascade_attn`` is False, before it builds the step. It replays no
-        full graph for a step with cascade attention, which costs the host some 10 us a layer. Here
-        such a step is one plan, which graphs follow as any other: so it is remembered, and `build`
-        has it. Not with drafts, whose graphs read on the GPU how many rows a request has: then
-        vLLM is told. There must be enough to save, since a prefix that changes is planned anew:
-        the keys of 65536 tokens with 8 heads of 128 take 60 us. What a plan makes of it is up to
-        its prices.
+        vLLM asks where ``disable_cascade_attn`` is False, before it builds the step. Told True, it
+        replays no full graph, which costs the host some 10 us a layer, and tells `build`. Told
+        False it does neither; but a plan with a prefix is one that graphs follow as any other, so
+        that it is remembered here, and `build` has it. Only where a graph's kernel has no room for
+        two requests in a tile, or reads on the GPU how many rows a request has (drafts), vLLM is
+        told True: then a plan of its own may choose a better kernel.
+
+        There must be enough to save, since a prefix that changes is planned anew: the keys of 65536
+        tokens with 8 heads of 128 take 60 us. What a plan makes of it is up to its prices.
         """
         names = ("num_query_heads", "num_kv_heads", "use_alibi", "use_sliding_window",
                  "use_local_attention", "num_sms", "dcp_world_size")  # fmt: skip
@@ -202,9 +204,19 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             return False
         if (len(query_lens) - 1) * common_prefix_len < LEAST_SHARED:
             return False
-        if not self.steps.drafts:
-            self._prefix = common_prefix_len
-        return self.steps.drafts
+        if self._loses_its_graph(np.asarray(query_lens)):
+            return True
+        self._prefix = common_prefix_len
+        return False
+
+    def _loses_its_graph(self, query_lens: Any) -> bool:
+        """Tell whether a step that shares a prefix can do so only outside of graphs."""
+        if self.steps.drafts:
+            return True
+        mode, tokens = self.vllm_config.compilation_config.cudagraph_mode, int(query_lens[0])
+        if mode is None or not mode.separate_routine() or (query_lens != tokens).any():
+            return False
+        return not all(kind.graphs_share(tokens) for kind in self.steps.kinds)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Step:
         """Plan a step whose runs are captured; replays follow the plans of later steps."""
@@ -224,11 +236,7 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         else:
             key, tokens = "mixed", max(tokens, requests)
         pages = requests * int(m.block_table_tensor.shape[1])
-        told = not getattr(config.model_config, "disable_cascade_attn", True)
-        shared = told and torch.cuda.get_device_capability(self.steps.place.device) >= (8, 0)
-        self.steps.captures(
-            key, batch.causal, rows, requests=requests, tokens=tokens, pages=pages, shared=shared
-        )
+        self.steps.captures(key, batch.causal, rows, requests=requests, tokens=tokens, pages=pages)
         return self.build(0, m)
 
     def batch(self, m: Any) -> Batch:

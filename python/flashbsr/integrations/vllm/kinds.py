@@ -60,9 +60,9 @@ ATTN_TYPES = CACHED + RAGGED
 # Any page would do. But vLLM takes the least that is offered for layers with a window, and pages of
 # one token are read one by one.
 BLOCK_MULTIPLE = 16
-# Tiles of the decode kernels that hold several requests of up to 8 packed rows each: by the head
-# dim of the kernel, that of the layer or the next. Others have tiles of 8.
-WIDE_TILE, WIDE_TILE_HEAD_DIM = 16, 128
+# Packed query rows (of a KV head) that the tiles of decode kernels hold, the lowest first; more
+# take tiles of 64 and more.
+DECODE_TILES = (8, 16)
 # Tokens of a part in batch-invariant mode: 32 000 tokens are 16 parts for each KV head.
 FIXED_SPLIT = 2048
 
@@ -82,16 +82,13 @@ class Kind:
     ragged: bool
     latent: int = 0  # dims of the latent, which are the values; 0: keys and values apart
 
-    def rows_of_tile(self, tokens: int) -> int | None:
-        """Choose a tile for several requests of `tokens` query tokens, which may share keys.
+    def graphs_share(self, tokens: int) -> bool:
+        """Tell whether a captured run of so many query tokens of a request can share a prefix.
 
-        On an H200 it decodes as fast as the one of 8 rows, and loads what requests share half as
-        often. None: there is none for such layers, or one request fills it.
+        Its kernel was chosen for the rows of one request, and has to have room for two in a tile.
         """
         rows = tokens * (self.num_qo_heads // self.num_kv_heads)
-        plain = not (self.logits_soft_cap or self.alibi or self.kv_dtype or self.latent)
-        wide = plain and self.head_dim <= WIDE_TILE_HEAD_DIM and rows <= WIDE_TILE // 2
-        return WIDE_TILE if wide else None
+        return next((2 * rows <= tile for tile in DECODE_TILES if rows <= tile), True)
 
     def attention(self, causal: bool, q_dtype: str, **task: Any) -> Attention:
         """Make an engine for arrays of `q_dtype`; `task` has what else `TaskInfo` takes.

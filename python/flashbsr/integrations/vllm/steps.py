@@ -272,15 +272,7 @@ class Steps:
         self._next = 0
 
     def captures(
-        self,
-        key: Hashable,
-        causal: bool,
-        rows: int,
-        *,
-        requests: int,
-        tokens: int,
-        pages: int,
-        shared: bool = False,
+        self, key: Hashable, causal: bool, rows: int, *, requests: int, tokens: int, pages: int
     ) -> None:
         """Make engines for runs that are captured, if there are none for these.
 
@@ -295,8 +287,6 @@ class Steps:
             Of the run that comes.
         requests, tokens, pages : int
             The most of requests, of query rows and of blocks of all requests that replays have.
-        shared : bool
-            Requests may begin with the same blocks: a kernel whose tiles hold several of them.
         """
         graph = self._graphs.get((key, causal))
         if graph is None:
@@ -304,8 +294,6 @@ class Steps:
             capacity = {"max_batch_size": requests, "max_q_tokens": tokens, "max_kv_pages": pages}
             for kind in self.kinds:
                 task = {**self.place.task(), **capacity}
-                if shared and isinstance(key, int):
-                    task["tile_rows"] = kind.rows_of_tile(key)
                 graph.slots[kind] = _Slot(kind.attention(causal, self.place.q_dtype, **task))
         graph.rows = max(graph.rows, rows)
 
