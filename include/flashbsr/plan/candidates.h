@@ -68,9 +68,11 @@ class Candidates {
     shape_ = &shape;
     limits_ = &limits;
     total_ = empty_ = 0;
+    shared_ = false;
     longest_ = 1;
     for (const Tile& tile : tiles) {
       if (tile.length() == 0) ++empty_;
+      shared_ = shared_ || tile.part;
       total_ += kv_weight(limits, tile) * tile.length();
       longest_ = max_of(longest_, tile.length());
     }
@@ -351,6 +353,11 @@ class Candidates {
   int64_t merging(const Candidate& c) const {
     if (c.cut.split_chunks == 0) return 0;
     const int64_t heads = shape_->num_kv_heads;
+    const int64_t items = static_cast<int64_t>(c.cut.chunks.size()) * heads;
+    if (limits_->cost_of_own_merging > 0 && items <= limits_->num_workers && !shared_) {
+      return limits_->cost_of_own_merging + c.cut.longest_merge / 8 +
+             c.cut.split_chunks * heads * limits_->cost_per_state / 2;
+    }
     const int64_t rows = max_of<int64_t>(c.cut.split_rows * heads - limits_->hidden_states, 0);
     int64_t merging = limits_->cost_of_merging + c.cut.longest_merge +
                       c.cut.split_chunks * heads * limits_->cost_per_state +
@@ -378,8 +385,10 @@ class Candidates {
     if (reading_ > 0 && !limits_->memory_bound) {
       queue = queue * min_of<int64_t>(longer_than(reading_ * 1024 / queue), 2048) / 1024;
     }
-    return max_of(queue, reading_) + limits_->cost_of_launch +
-           (hidden ? 0 : limits_->cost_of_merging);
+    const int64_t own = limits_->cost_of_own_merging;
+    const int64_t merging =
+        own > 0 ? min_of<int64_t>(own, limits_->cost_of_merging) : limits_->cost_of_merging;
+    return max_of(queue, reading_) + limits_->cost_of_launch + (hidden ? 0 : merging);
   }
 
   // The batch of the current call.
@@ -390,6 +399,7 @@ class Candidates {
   int64_t reading_ = 0;  ///< what the memory takes for all of K and V
   int64_t longest_ = 0;  ///< KV tokens of a tile
   int64_t empty_ = 0;    ///< tiles without KV
+  bool shared_ = false;  ///< there are parts that requests share
 
   // Of the search.
   std::vector<uint8_t> keep_;   ///< by tile: stays whole

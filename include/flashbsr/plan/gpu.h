@@ -169,6 +169,7 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_of_merging = detail::gpu_units(4.0);
   limits.cost_per_merged_part = detail::gpu_units(0.2);
   limits.cost_per_state = detail::gpu_units(0.06);
+  limits.cost_of_own_merging = detail::gpu_units(3.0);
   limits.idle_merge = limits.sliced_merges = true;
   limits.cost_in_cluster = detail::gpu_units(3.0);
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
@@ -186,6 +187,7 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_item = detail::gpu_units(6.0 * k.rows / 64);
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0 * k.rows / 64);
+  limits.cost_of_own_merging = 0;
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
   return limits;
 }

@@ -74,6 +74,10 @@ struct DeviceLimits {
   int32_t cost_per_early_part = 0;
   int32_t cost_of_launch = 0;   ///< before the first item and behind the last
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
+  /// In place of cost_of_merging where every worker has one item at most and blocks merge shares of
+  /// their own tile (kernel/own_merge.h), which takes an eighth for a part and half for a state. 0:
+  /// they do not.
+  int32_t cost_of_own_merging = 0;
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
   int32_t cost_per_merged_row = 0;   ///< and for each row of them, and of three parts more
   int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate

@@ -67,6 +67,12 @@ FLASHBSR_DEVICE int32_t load_acquire(const int32_t* p) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
   return x;
 }
+/// Past L1, in no order.
+FLASHBSR_DEVICE int32_t load_relaxed(const int32_t* p) {
+  int32_t x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
 FLASHBSR_DEVICE void store_release(int32_t* p, int32_t x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }

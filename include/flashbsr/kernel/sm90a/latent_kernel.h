@@ -5,6 +5,7 @@
 // their rows go. docs/kernels/mla.md.
 #pragma once
 
+#include <flashbsr/kernel/own_merge.h>
 #include <flashbsr/kernel/sm90a/cluster_merge.h>
 #include <flashbsr/kernel/sm90a/kernel.h>
 #include <flashbsr/kernel/sm90a/latent.h>
@@ -48,8 +49,15 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
                                     int32_t group) {
   constexpr int kItemBarrier = 8;
   LatentMainloop<Traits, Variant> loop(args.base, shared, group);
+  constexpr int kWarps = 4 * Traits::kConsumers;
   const MergeQueue<kMergeSlices> merges(args.base);
-  if (args.cluster == 1) merges.template begin<4 * Traits::kConsumers>(ptx::thread_index() - 128);
+  const OwnMerges<kWarps> own(args.base);
+  const bool alone = own.serve();
+  if (alone) {
+    if (args.cluster == 1) own.begin(ptx::thread_index() - 128);
+  } else {
+    merges.template begin<kWarps>(ptx::thread_index() - 128);
+  }
   for (;; loop.advance()) {
     shared.tile_pipeline.wait_full(loop.item_place());
     const int32_t stage = loop.item_place().stage;
@@ -59,6 +67,14 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     const RowStates states = row_states<Variant>(args.base, tile, first_row(0), loop, loop.sum);
     if (args.cluster > 1) {  // its only item
       return merge_in_cluster(args, shared, tile, group, loop, states);
+    }
+    if (alone && tile.item.slot >= 0) {
+      const int32_t thread = ptx::thread_index() - 128, slot = tile.item.slot;
+      const SplitTile merge = split_tile(args.base, tile.item.merge);
+      const bool missing = own.some_missing(thread);
+      write_latent_rows<Traits>(args, tile, group, loop.o, states);
+      const bool any = ptx::named_barrier_any(kItemBarrier, 32 * kWarps, missing);
+      return own.template merge<true>(merge, slot, any, thread);
     }
     write_latent_rows<Traits>(args, tile, group, loop.o, states);
     if (tile.item.slot >= 0) {
@@ -71,9 +87,13 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     __syncwarp();
     shared.tile_pipeline.release(loop.item_place());
   }
+  if (alone) {
+    if (args.cluster == 1) own.leave(ptx::thread_index() - 128);
+    return;
+  }
   ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
   // A warp has a row of 512 dims, 8 states of it in flight.
-  merges.template drain<true, kArch, 4 * Traits::kConsumers, 4, 32>(ptx::thread_index() - 128);
+  merges.template drain<true, kArch, kWarps, 4, 32>(ptx::thread_index() - 128);
 }
 
 /// The producer warpgroup beside wideners: one warp loads Q, two write tails, one schedules.
