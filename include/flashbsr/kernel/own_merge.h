@@ -17,8 +17,9 @@
 
 namespace flashbsr {
 
-/// @tparam kWarps  that call it, in every block
-template <int kWarps>
+/// @tparam kWarps    that call it, in every block
+/// @tparam kBarrier  their named barrier
+template <int kWarps, int kBarrier>
 class OwnMerges {
  public:
   FLASHBSR_DEVICE explicit OwnMerges(const KernelArgs& args) : args_(args) {}
@@ -46,36 +47,47 @@ class OwnMerges {
   template <bool kSoftmax>
   FLASHBSR_DEVICE void merge(const SplitTile& tile, int32_t slot, bool missing,
                              int32_t thread) const {
-    const int32_t lane = thread % 32, parts = tile.merge.state_count;
+    const int32_t parts = tile.merge.state_count;
     const int32_t part = (slot - tile.merge.slot) / max_of(tile.merge.row_count, 1);
     int32_t* const arrived = args_.counters + 1 + tile.index;
-    int32_t last = 0;
+    bool last = false;
     if (thread == 0) {
       if (missing) atomicOr(left(tile.index, part), 1 << part % 32);
       last = ptx::atomic_add_acq_rel(arrived, 1) == parts - 1;
-    }
-    if (!missing) {
-      if (lane == 0) {
-        while (ptx::load_acquire(arrived) < parts) {
-        }
+      // One thread of a block: when each warp asked, 1024 did so at once, and arrivals waited.
+      while (!missing && ptx::load_acquire(arrived) < parts) {
       }
-      __syncwarp();
-      contract<kSoftmax>(tile, part, thread);
     }
-    if (thread < 32 && __shfl_sync(~0u, last, 0)) take_left<kSoftmax>(tile, lane);
-    leave(thread);
+    last = ptx::named_barrier_any(kBarrier, kThreads, last);
+    const int32_t before = leave(thread);  // whose answer comes while states are read
+    int32_t at = missing ? kNone : part * kThreads + thread;
+#pragma unroll 1
+    for (;;) {
+      if (at != kNone) contract<kSoftmax>(tile, at);
+      if (!last || thread >= 32) break;
+      at = next_left(tile, thread, at);
+      if (at == kNone) break;
+    }
+    clean_up(before);
   }
 
-  /// Of blocks without a part, too: who leaves last makes all as it was found, for the next run.
-  FLASHBSR_DEVICE void leave(int32_t thread) const {
-    if (thread % 32 != 0 || merges() == 0) return;
-    const int32_t before = ptx::atomic_add_acq_rel(word(MergeQueueWord::kFinished), 1);
-    if (before < kWarps * static_cast<int32_t>(gridDim.x) - 1) return;
+  /// Of a block without a part.
+  FLASHBSR_DEVICE void skip(int32_t thread) const {
+    if (merges() > 0) clean_up(leave(thread));
+  }
+
+ private:
+  /// Counts a block that looks at no arrivals any more. How many were before it, in one thread.
+  FLASHBSR_DEVICE int32_t leave(int32_t thread) const {
+    return thread == 0 ? atomicAdd(word(MergeQueueWord::kFinished), 1) : 0;
+  }
+  /// By the last one: all as it was found, for the next run.
+  FLASHBSR_DEVICE void clean_up(int32_t before) const {
+    if (before < static_cast<int32_t>(gridDim.x) - 1) return;
     for (int32_t i = 0; i < merges(); ++i) args_.counters[1 + i] = 0;
     *word(MergeQueueWord::kBegun) = *word(MergeQueueWord::kFinished) = 0;
   }
 
- private:
   FLASHBSR_DEVICE int32_t* word(MergeQueueWord which) const {
     return args_.counters + num_arrival_counters(*args_.header) + static_cast<int32_t>(which);
   }
@@ -85,36 +97,44 @@ class OwnMerges {
     return word(MergeQueueWord::kList) + merge * kMergeSlices + part / 32;
   }
 
-  /// The share of a part: every so many rows, or dims of one. Few states are read with many loads
-  /// for each, many with one: either way 16 or more are under way.
+  /// What thread `at` of all that a merge has contracts. It has up to 32 loads under way, of few
+  /// states many dims, of many a few.
   template <bool kSoftmax>
-  FLASHBSR_DEVICE void contract(const SplitTile& tile, int32_t part, int32_t thread) const {
+  FLASHBSR_DEVICE void contract(const SplitTile& tile, int32_t at) const {
     const StoreOutput<kArch> store{args_.params};
-    const int32_t parts = tile.merge.state_count, at = part * 32 * kWarps + thread;
-    if (parts <= 8) {
-      contract_split_tile<kSoftmax, 4, 32>(args_, tile, at, parts * 32 * kWarps, store);
+    const int32_t parts = tile.merge.state_count, all = parts * kThreads;
+    if (parts <= 4) {
+      contract_split_tile<kSoftmax, 8, 32>(args_, tile, at, all, store);
+    } else if (parts <= 16) {
+      contract_split_tile<kSoftmax, 4, 32>(args_, tile, at, all, store);
     } else {
-      contract_split_tile<kSoftmax, 1, 16>(args_, tile, at, parts * 32 * kWarps, store);
+      contract_split_tile<kSoftmax, 1, 32>(args_, tile, at, all, store);
     }
   }
 
-  /// By one warp, seldom.
-  template <bool kSoftmax>
-  FLASHBSR_DEVICE void take_left(const SplitTile& tile, int32_t lane) const {
-    for (int32_t first = 0; first < tile.merge.state_count; first += 32) {
-      int32_t* const bits = left(tile.index, first);
-      uint32_t parts = static_cast<uint32_t>(ptx::load_relaxed(bits));
+  /// For one warp: what it does after `at`, the next 32 threads' of a share that was left. Seldom
+  /// called, and slow.
+  FLASHBSR_DEVICE int32_t next_left(const SplitTile& tile, int32_t lane, int32_t at) const {
+    const int32_t parts = tile.merge.state_count;
+    int32_t part = at == kNone ? -1 : at / kThreads;
+    const bool mine = part >= 0 && is_left(tile, part);
+    if (mine && at % kThreads + 32 < kThreads) return at + 32;
+    if (mine) {
       __syncwarp();
-      if (parts != 0 && lane == 0) *bits = 0;
-      for (; parts != 0; parts &= parts - 1) {
-        const int32_t part = first + __ffs(static_cast<int>(parts)) - 1;
-        for (int32_t warp = 0; warp < kWarps; ++warp) {
-          contract<kSoftmax>(tile, part, 32 * warp + lane);
-        }
-      }
+      if (lane == 0) atomicAnd(left(tile.index, part), ~(1 << part % 32));
+      __syncwarp();
     }
+    for (part = 0; part < parts; ++part) {
+      if (is_left(tile, part)) return part * kThreads + lane;
+    }
+    return kNone;
+  }
+  FLASHBSR_DEVICE bool is_left(const SplitTile& tile, int32_t part) const {
+    return ptx::load_relaxed(left(tile.index, part)) >> part % 32 & 1;
   }
 
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int32_t kNone = -1;
   static constexpr int kArch = 90;
   const KernelArgs& args_;
 };

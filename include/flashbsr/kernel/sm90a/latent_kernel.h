@@ -51,7 +51,7 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
   LatentMainloop<Traits, Variant> loop(args.base, shared, group);
   constexpr int kWarps = 4 * Traits::kConsumers;
   const MergeQueue<kMergeSlices> merges(args.base);
-  const OwnMerges<kWarps> own(args.base);
+  const OwnMerges<kWarps, kItemBarrier> own(args.base);
   const bool alone = own.serve();
   if (alone) {
     if (args.cluster == 1) own.begin(ptx::thread_index() - 128);
@@ -88,7 +88,7 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     shared.tile_pipeline.release(loop.item_place());
   }
   if (alone) {
-    if (args.cluster == 1) own.leave(ptx::thread_index() - 128);
+    if (args.cluster == 1) own.skip(ptx::thread_index() - 128);
     return;
   }
   ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
