@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import flashbsr
 import numpy as np
@@ -91,6 +92,48 @@ def test_mixed_kernels_side_by_side() -> None:
         for attention, stream in zip(objects, streams, strict=True):
             with torch.cuda.stream(stream):
                 results.append(attention.run(q, cache))
+    torch.cuda.synchronize()
+    for out in results:
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("lens", [(3000, 200, 3000), (8000,), (2000,) * 20], ids=str)
+def test_latent_kernels_side_by_side(lens: tuple[int, ...]) -> None:
+    """Blocks that merge shares of their own tile wait for each other, but for none that has no SM.
+
+    Others hold SMs for very different times, so that some blocks are done before others begin:
+    they leave their shares to the last.
+    """
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("these merges are of kernels of sm_90a")
+    q = torch.randn(64, 128, 576, dtype=torch.bfloat16, device="cuda")
+    cache = torch.randn(2048, 64, 576, dtype=torch.bfloat16, device="cuda")
+
+    def engine(kv_lens: tuple[int, ...], **capacity: int) -> Any:
+        latent: dict[str, Any] = {"head_dim_vo": 512, "latent": True, "q_dtype": "bfloat16"}
+        task = flashbsr.TaskInfo(128, 1, 576, **latent, **capacity)
+        attention = flashbsr.Attention(flashbsr.AttentionSpec(sm_scale=0.05), task)
+        width = -(-max(kv_lens) // 64)
+        tables = np.arange(len(kv_lens) * width, dtype=np.int32).reshape(-1, width) % 2048
+        layout = flashbsr.BlockTable(None, on_gpu(tables), np.array(kv_lens), page_size=64)
+        attention.plan(layout, share_prefixes="off")
+        return attention
+
+    # With a capacity no cut is one of clusters, whose blocks begin together.
+    ours = engine(lens, max_batch_size=32, max_q_tokens=32, max_kv_pages=4096)
+    others = engine((20000, 500) * 8 + (64,) * 40)
+    items, merges = ours.plan_info.header.num_items, ours.plan_info.header.num_merges
+    assert merges > 0 and items <= torch.cuda.get_device_properties(0).multi_processor_count
+    rows = q[: len(lens)]
+    want = ours.run(rows, cache)
+    busy, stream = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        with torch.cuda.stream(busy):
+            others.run(q[:56], cache)
+        with torch.cuda.stream(stream):
+            results.append(ours.run(rows, cache))
     torch.cuda.synchronize()
     for out in results:
         assert torch.equal(out, want)

@@ -355,8 +355,8 @@ class Candidates {
     const int64_t heads = shape_->num_kv_heads;
     const int64_t items = static_cast<int64_t>(c.cut.chunks.size()) * heads;
     if (limits_->cost_of_own_merging > 0 && items <= limits_->num_workers && !shared_) {
-      return limits_->cost_of_own_merging + c.cut.longest_merge / 8 +
-             c.cut.split_chunks * heads * limits_->cost_per_state / 2;
+      return limits_->cost_of_own_merging + c.cut.most_parts * limits_->cost_per_own_part +
+             c.cut.split_rows * heads * limits_->cost_per_own_row;
     }
     const int64_t rows = max_of<int64_t>(c.cut.split_rows * heads - limits_->hidden_states, 0);
     int64_t merging = limits_->cost_of_merging + c.cut.longest_merge +

@@ -156,6 +156,7 @@ class Cut {
   int64_t split_chunks = 0;   ///< partial states
   int64_t split_rows = 0;     ///< of all partial states
   int64_t longest_merge = 0;  ///< cost of the most expensive one
+  int64_t most_parts = 0;     ///< of a tile
   int64_t cost = 0;           ///< of all chunks
 
   /// Parts are cut into items of at most this cost, whatever else is cut: their requests' own items
@@ -176,7 +177,7 @@ class Cut {
     order.clear();
     chunks.reserve(tiles.size());
     parts.reserve(tiles.size());
-    split_tiles = split_chunks = split_rows = longest_merge = cost = most_ = 0;
+    split_tiles = split_chunks = split_rows = longest_merge = most_parts = cost = most_ = 0;
   }
 
   void whole(const std::vector<Tile>& tiles, const DeviceLimits& limits, const Shape& shape) {
@@ -291,6 +292,7 @@ class Cut {
 
   /// Whoever merges reads each part's rows; those of three more are what it takes beside them.
   void note_merge(const Tile& tile, int32_t count, const DeviceLimits& limits) {
+    most_parts = max_of<int64_t>(most_parts, count);
     const int64_t rows = int64_t{count + 3} * tile.row_count;
     longest_merge = max_of(longest_merge, int64_t{count} * limits.cost_per_merged_part +
                                               rows * limits.cost_per_merged_row);

@@ -74,15 +74,15 @@ struct DeviceLimits {
   int32_t cost_per_early_part = 0;
   int32_t cost_of_launch = 0;   ///< before the first item and behind the last
   int32_t cost_of_merging = 0;  ///< what a plan with split tiles costs behind its longest queue
-  /// In place of cost_of_merging where every worker has one item at most and blocks merge shares of
-  /// their own tile (kernel/own_merge.h), which takes an eighth for a part and half for a state. 0:
-  /// they do not.
-  int32_t cost_of_own_merging = 0;
   int32_t cost_per_merged_part = 0;  ///< and for each part of the tile that has most of them
   int32_t cost_per_merged_row = 0;   ///< and for each row of them, and of three parts more
   int32_t cost_per_state = 0;        ///< and for each partial state, at the memory's rate
   int32_t cost_of_states = 0;        ///< and for 1024 rows of all partial states,
   int32_t hidden_states = 0;         ///< beyond so many
+  /// In place of these, where no worker has more than one item and blocks merge shares of their own
+  /// tile (kernel/own_merge.h): of all, of a part of the tile that has most, of a state's row. 0:
+  /// they do not.
+  int32_t cost_of_own_merging = 0, cost_per_own_part = 0, cost_per_own_row = 0;
   int32_t tail_rounds = 3;  ///< most rounds of all workers of which the last one is cut finer
   /// Of 1024 KV tokens of a head, for all who need them, at the device's rate. 0: not priced.
   int32_t cost_of_reading = 0;
