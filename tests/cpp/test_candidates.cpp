@@ -239,6 +239,9 @@ TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
   DeviceLimits limits = gpu_latent_limits(kernel);
   EXPECT_EQ(latent_plan(Lengths(64, 8192), limits).num_merges, 0);
   EXPECT_TRUE(latent_plan({8192}, limits).flags & kPlanSlicedMerges);
+  // Merged by whose the tile is, about the same for any number of parts; and by a list.
+  EXPECT_GT(latent_plan({32768}, limits).num_items, kSms * 9 / 10);
+  limits.cost_of_own_merging = 0;
   limits.cost_per_merged_part = limits.cost_per_state = 0;
   const int32_t most = latent_plan({8192}, limits).num_items;
   EXPECT_GT(most, kSms * 9 / 10);
@@ -290,7 +293,8 @@ TEST(GpuLimits, HopperSplitsWhatIsLeftOfARound) {
 }
 
 /// Decode over a latent cache by 128 heads, on a GPU whose blocks merge within clusters.
-PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel = {}) {
+PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel = {},
+                     bool own_merges = false) {
   Lengths kv{0};
   for (const int32_t n : lengths) kv.push_back(kv.back() + n);
   Layout layout;
@@ -298,7 +302,9 @@ PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel 
   kernel.sms = kSms;
   kernel.rows = kernel.kv_tile = 64;
   kernel.bytes_per_token = 1152;
-  return planner.plan(layout, {.num_qo_heads = 128, .num_kv_heads = 1}, gpu_latent_limits(kernel));
+  DeviceLimits limits = gpu_latent_limits(kernel);
+  if (!own_merges) limits.cost_of_own_merging = 0;
+  return planner.plan(layout, {.num_qo_heads = 128, .num_kv_heads = 1}, limits);
 }
 
 TEST(GpuLimits, LatentMergesWithinClusters) {
@@ -329,6 +335,11 @@ TEST(GpuLimits, LatentMergesWithinClusters) {
   EXPECT_EQ(latent_plan(planner, Lengths(64, 8192), kernel).header().policy, kPolicyWhole);
   EXPECT_NE(latent_plan(planner, Lengths{1024}).header().policy, kPolicyCluster);
   EXPECT_EQ(latent_plan(planner, Lengths{1024}).header().cluster_parts, 0);
+  // Blocks that merge their own tiles need not be neighbours: long requests have more parts.
+  EXPECT_EQ(latent_plan(planner, Lengths{1024}, kernel, true).header().policy, kPolicyCluster);
+  const PlanHeader& own = latent_plan(planner, Lengths{8192}, kernel, true).header();
+  EXPECT_NE(own.policy, kPolicyCluster);
+  EXPECT_GT(own.num_items, 2 * 32);
 }
 
 /// One item after another to the first of the least loaded workers.

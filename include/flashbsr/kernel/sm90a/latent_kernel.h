@@ -53,11 +53,8 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
   const MergeQueue<kMergeSlices> merges(args.base);
   const OwnMerges<kWarps, kItemBarrier> own(args.base);
   const bool alone = own.serve();
-  if (alone) {
-    if (args.cluster == 1) own.begin(ptx::thread_index() - 128);
-  } else {
-    merges.template begin<kWarps>(ptx::thread_index() - 128);
-  }
+  if (args.cluster == 1 && alone) own.begin(ptx::thread_index() - 128);
+  if (args.cluster == 1 && !alone) merges.template begin<kWarps>(ptx::thread_index() - 128);
   for (;; loop.advance()) {
     shared.tile_pipeline.wait_full(loop.item_place());
     const int32_t stage = loop.item_place().stage;
