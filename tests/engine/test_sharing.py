@@ -116,8 +116,9 @@ def test_off(device: Device) -> None:
     table = arrays.batch.table()
     attention = flashbsr.Attention(flashbsr.AttentionSpec(), arrays.task(device))
     attention.plan(table)
+    assert_shares(attention.plan_info, device)
     found = [(p.kv_begin, p.kv_end, p.requests.tolist()) for p in attention.plan_info.parts]
-    assert found == [(0, 2048, [*range(8)])]
+    assert found in ([(0, 2048, [*range(8)])], [])
     attention.plan(table, share_prefixes="off")
     assert not attention.plan_info.parts
     arrays.check(attention, device, "off")
@@ -126,7 +127,7 @@ def test_off(device: Device) -> None:
         blocks = flashbsr.BlockTable(None, tables, table.kv_lens, page_size=16)
         attention.plan(blocks, share_prefixes=share)
         parts = attention.plan_info.parts
-        assert len(parts) == (share == "auto")
+        assert len(parts) == (len(found) if share == "auto" else 0)
         arrays.check(attention, device, f"table {share}")
 
 

@@ -60,15 +60,15 @@ class OwnMerges {
       while (!missing && ptx::load_acquire(arrived) < parts) {
       }
     }
-    last = ptx::named_barrier_any(kBarrier, kThreads, last);
+    last = ptx::named_barrier_any(kBarrier, kThreads, last) && thread < 32;  // a warp
     const int32_t before = leave(thread);  // whose answer comes while states are read
+    LeftShares shares{.thread = thread, .word = left(tile.index, 32 * thread)};
+    if (last && 32 * thread < parts) shares.bits = ptx::load_relaxed(shares.word);
     int32_t at = missing ? kNone : part * kThreads + thread;
 #pragma unroll 1
     for (;;) {
       if (at != kNone) contract<kSoftmax>(tile, at);
-      if (!last || thread >= 32) break;
-      at = next_left(tile, thread, at);
-      if (at == kNone) break;
+      if (!last || !shares.next(at)) break;
     }
     clean_up(before);
   }
@@ -94,14 +94,13 @@ class OwnMerges {
     return args_.counters + num_arrival_counters(*args_.header) + static_cast<int32_t>(which);
   }
   FLASHBSR_DEVICE int32_t merges() const { return args_.header->num_merges; }
-  /// The word with a part's bit: a merge has kMergeSlices of them, for 1024 parts.
+  /// The word with a part's bit: a merge has kMergeSlices of them, one for each lane.
   FLASHBSR_DEVICE int32_t* left(int32_t merge, int32_t part) const {
     return word(MergeQueueWord::kList) + merge * kMergeSlices + part / 32;
   }
 
   /// What thread `at` of all that a merge has contracts: of few states many dims, so that all is
-  /// under way at once, of many a few. 64 states of 4 dims by 32 loads a time, not 16, took 10 us
-  /// longer.
+  /// under way at once, of many a few.
   template <bool kSoftmax>
   FLASHBSR_DEVICE void contract(const SplitTile& tile, int32_t at) const {
     const StoreOutput<kArch> store{args_.params};
@@ -115,26 +114,30 @@ class OwnMerges {
     }
   }
 
-  /// For one warp: what it does after `at`, the next 32 threads' of a share that was left. Seldom
-  /// called, and slow.
-  FLASHBSR_DEVICE int32_t next_left(const SplitTile& tile, int32_t lane, int32_t at) const {
-    const int32_t parts = tile.merge.state_count;
-    int32_t part = at == kNone ? -1 : at / kThreads;
-    const bool mine = part >= 0 && is_left(tile, part);
-    if (mine && at % kThreads + 32 < kThreads) return at + 32;
-    if (mine) {
-      __syncwarp();
-      if (lane == 0) atomicAnd(left(tile.index, part), ~(1 << part % 32));
-      __syncwarp();
+  /// Shares that blocks have left, for one warp. Seldom any: a lane has the bits of 32, by one load
+  /// for all.
+  struct LeftShares {
+    int32_t thread;  ///< lane
+    int32_t* word;
+    uint32_t bits = 0;
+    bool taking = false;
+
+    /// What the lane contracts after `at`; false: there is no more.
+    FLASHBSR_DEVICE bool next(int32_t& at) {
+      if (taking && at % kThreads + 32 < kThreads) {
+        at += 32;
+        return true;
+      }
+      const uint32_t some = __ballot_sync(~0u, bits != 0);
+      if (some == 0) return false;
+      if (!taking && bits != 0) *word = 0;  // for the next run
+      const int32_t lane = __ffs(static_cast<int>(some)) - 1;
+      const int32_t bit = __ffs(static_cast<int>(__shfl_sync(~0u, bits, lane))) - 1;
+      if (thread == lane) bits &= bits - 1;
+      at = (32 * lane + bit) * kThreads + thread;
+      return taking = true;
     }
-    for (part = 0; part < parts; ++part) {
-      if (is_left(tile, part)) return part * kThreads + lane;
-    }
-    return kNone;
-  }
-  FLASHBSR_DEVICE bool is_left(const SplitTile& tile, int32_t part) const {
-    return ptx::load_relaxed(left(tile.index, part)) >> part % 32 & 1;
-  }
+  };
 
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int32_t kNone = -1;
