@@ -62,8 +62,12 @@ class OwnMerges {
     }
     last = ptx::named_barrier_any(kBarrier, kThreads, last) && thread < 32;  // a warp
     const int32_t before = leave(thread);  // whose answer comes while states are read
-    LeftShares shares{.thread = thread, .word = left(tile.index, 32 * thread)};
-    if (last && 32 * thread < parts) shares.bits = ptx::load_relaxed(shares.word);
+    LeftShares shares{.thread = thread};
+    if (last && 32 * thread < parts) {
+      int32_t* const word = left(tile.index, 32 * thread);
+      shares.bits = ptx::load_relaxed(word);
+      *word = 0;  // for the next run, whatever it was: nobody waits for the load
+    }
     int32_t at = missing ? kNone : part * kThreads + thread;
 #pragma unroll 1
     for (;;) {
@@ -118,7 +122,6 @@ class OwnMerges {
   /// for all.
   struct LeftShares {
     int32_t thread;  ///< lane
-    int32_t* word;
     uint32_t bits = 0;
     bool taking = false;
 
@@ -130,7 +133,6 @@ class OwnMerges {
       }
       const uint32_t some = __ballot_sync(~0u, bits != 0);
       if (some == 0) return false;
-      if (!taking && bits != 0) *word = 0;  // for the next run
       const int32_t lane = __ffs(static_cast<int>(some)) - 1;
       const int32_t bit = __ffs(static_cast<int>(__shfl_sync(~0u, bits, lane))) - 1;
       if (thread == lane) bits &= bits - 1;
