@@ -117,12 +117,12 @@ def test_what_was_captured_may_be_planned_again_when_its_graphs_are_gone(
 
 
 class Family:
-    """16 decodes of 33 pages of 64 tokens, of which they share 32 or none."""
+    """16 decodes of 49 pages of 64 tokens, of which they share 48 or none."""
 
     def __init__(self) -> None:
         random = torch.Generator().manual_seed(0)
         self.q = torch.randn(16, 8, 128, generator=random).half()
-        self.cache = torch.randn(560, 2, 64, 2, 128, generator=random).half()
+        self.cache = torch.randn(800, 2, 64, 2, 128, generator=random).half()
 
     @staticmethod
     def attention(**task: Any) -> Any:
@@ -133,14 +133,14 @@ class Family:
 
     @staticmethod
     def batch(shared: bool, count: int = 16) -> flashbsr.Paged:
-        pages = np.arange(33 * count).reshape(count, 33)
+        pages = np.arange(49 * count).reshape(count, 49)
         if shared:
-            pages[1:, :32] = pages[0, :32]
+            pages[1:, :48] = pages[0, :48]
         return flashbsr.Paged(
             None,
-            33 * np.arange(count + 1),
+            49 * np.arange(count + 1),
             pages.ravel(),
-            kv_lens=33 * 64 - np.arange(count),
+            kv_lens=49 * 64 - np.arange(count),
             page_size=64,
         )
 
