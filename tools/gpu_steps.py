@@ -102,7 +102,7 @@ def tests(limit: float, jobs: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "tests", "-v", "-k", "cuda and not fake_cuda"]
     # What the machine's frameworks warn of is no matter of ours; a signal does not reach a process
     # that waits for a kernel.
-    command += ["-W", "default", "--timeout", "240", "--timeout-method", "thread"]
+    command += ["-W", "default", "--timeout", "120", "--timeout-method", "thread"]
     command += ["-p", "no:cacheprovider"]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(jobs or os.cpu_count() or 1)]
