@@ -7,20 +7,21 @@
     python tools/vllm_speed.py --check             no GPU: is the record good and current?
 
 Every engine (a model, a backend, a model runner of vLLM) is a process. All start at once, wait for
-each other, and take turns on a quiet host, four times: a host whose speed changes changes it for
-all. Each generates greedily in vLLM's default mode:
+each other, and take turns on a quiet host, six times, forth and back: a host whose speed changes
+changes it for all. From the first turn on they share a few of its cores, which may not be equally
+fast: their neighbours belong to others. Each generates greedily in vLLM's default mode:
 
 - ``mixed``: 64 prompts of 200 to 2000 tokens; ``long``: 8 of 16000; without a prefix cache, whose
   hashes would be half of a prefill's time,
 - ``shared``: 64 prompts that begin with the same 8000 tokens, which the prefix cache has; over
   flashbsr with cascade attention and without.
 
-``first`` is the time to the first token, ``step`` that of each later one, ``build`` what the host
-takes to prepare attention for a step. Waits for the GPU are counted by the profiler over the steps
-of a decode. Two engines in bfloat16 part after a few tokens, so the same weights in float32 judge:
-how many of the tokens that an engine chose would they have chosen, after the same tokens? The
-record is good if flashbsr's are as many as FlashAttention's but for 2 %. Goals are told of, and are
-no failures.
+``first`` is the time to the first token, ``step`` that of each later one (in brackets the least and
+the most of a turn), ``build`` what the host takes to prepare attention for a step. Waits for the
+GPU are counted by the profiler over the steps of a decode. Two engines in bfloat16 part after a few
+tokens, so the same weights in float32 judge: how many of the tokens that an engine chose would they
+have chosen, after the same tokens? The record is good if flashbsr's are as many as FlashAttention's
+but for 2 %. Goals are told of, and are no failures.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ SOURCES = (
     "tools/vllm_speed.py",
     "tools/speed_records.py",
 )
-VOCAB, TOKENS, ROUNDS = 8192, 64, 4
+VOCAB, TOKENS, ROUNDS = 8192, 64, 6
+CORES = 4
 JUDGED = {"mixed": 24, "long": 4, "shared": 4}  # requests: float32 is slow
 LESS = 0.02
 START, TURN = 240, 60  # seconds that all starts and one turn may take
@@ -174,6 +176,14 @@ def waits(call: Any) -> int:
     return sum(event.name in names for event in seen.events())
 
 
+def stay_on_cores() -> None:
+    """Keep all threads of this process on the first cores that it may use."""
+    some = sorted(os.sched_getaffinity(0))[:CORES]
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), some)
+
+
 def generate(name: str, model: Path, folder: Path) -> None:
     """Be an engine: get ready, wait, take a turn, leave a file."""
     engine = ENGINES[name]
@@ -196,6 +206,7 @@ def generate(name: str, model: Path, folder: Path) -> None:
         got = llm.generate([{"prompt_token_ids": ids} for ids in batch], how, use_tqdm=False)
         return time.perf_counter() - begin, [list(g.outputs[0].token_ids) for g in got]
 
+    stay_on_cores()
     asked = prompts()
     found: dict[str, Any] = {w: {"first": [], "total": [], "build": []} for w in engine.workloads}
     (folder / f"{name}.ready").touch()
@@ -250,11 +261,14 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     for workload, noted in found.items():
         if workload == "waits_per_step":
             continue
-        first, total = (statistics.median(noted.pop(key)) for key in ("first", "total"))
+        rounds = [noted.pop(key) for key in ("first", "total")]
+        steps = [(b - a) / (TOKENS - 1) * 1e3 for a, b in zip(*rounds, strict=True)]
+        first, total = map(statistics.median, rounds)
         builds = noted.pop("build")
         noted |= {
             "first_ms": first * 1e3,
-            "step_ms": (total - first) / (TOKENS - 1) * 1e3,
+            "step_ms": statistics.median(steps),
+            "step_ms_least_and_most": [min(steps), max(steps)],
             "total_ms": total * 1e3,
             "tokens_per_s": len(asked[workload]) * TOKENS / total,
             "build_us": statistics.median(builds) * 1e6 if builds else None,
@@ -275,8 +289,9 @@ def measure(names: Sequence[str], folder: Path) -> dict[str, Any]:
         time.sleep(0.5)
     print(f"{len(list(folder.glob('*.ready')))} of {len(names)} engines ready in "
           f"{time.monotonic() - begin:.0f} s", flush=True)  # fmt: skip
-    for number, name in product(range(ROUNDS + 2), names):
-        take_turn(running[name], folder / f"{name}.{number}")
+    for number in range(ROUNDS + 2):
+        for name in names if number % 2 else names[::-1]:
+            take_turn(running[name], folder / f"{name}.{number}")
     outcomes: dict[str, Any] = {}
     for name, process in running.items():
         process.kill()
@@ -327,8 +342,10 @@ def lines(outcomes: dict[str, Any]) -> tuple[bool, list[str]]:
         for workload in engine.workloads:
             goals, r = GOALS[workload], outcome[workload]
             build = "" if r["build_us"] is None else f", build {r['build_us']:.0f} us"
+            least, most = r["step_ms_least_and_most"]
             text = (
-                f"  {workload:<6} first {r['first_ms']:7.1f} ms, step {r['step_ms']:5.2f} ms, "
+                f"  {workload:<6} first {r['first_ms']:7.1f} ms, "
+                f"step {r['step_ms']:5.2f} ms ({least:.2f} to {most:.2f}), "
                 f"{r['tokens_per_s']:6.0f} tokens/s{build}, as float32 {r['agreement']:.1%}"
             )
             if engine.backend == OURS and workload in base:
