@@ -7,7 +7,7 @@
     python tools/vllm_speed.py --check             no GPU: is the record good and current?
 
 Every engine (a model, a backend, a model runner of vLLM) is a process. All start at once, wait for
-each other, and take turns on a quiet host, six times, forth and back: a host whose speed changes
+each other, and take turns on a quiet host, four times, forth and back: a host whose speed changes
 changes it for all. From the first turn on they share a few of its cores, which may not be equally
 fast: their neighbours belong to others. Each generates greedily in vLLM's default mode:
 
@@ -17,11 +17,12 @@ fast: their neighbours belong to others. Each generates greedily in vLLM's defau
   flashbsr with cascade attention and without.
 
 ``first`` is the time to the first token, ``step`` that of each later one (in brackets the least and
-the most of a turn), ``build`` what the host takes to prepare attention for a step. Waits for the
-GPU are counted by the profiler over the steps of a decode. Two engines in bfloat16 part after a few
-tokens, so the same weights in float32 judge: how many of the tokens that an engine chose would they
-have chosen, after the same tokens? The record is good if flashbsr's are as many as FlashAttention's
-but for 2 %. Goals are told of, and are no failures.
+the most of a turn), ``build`` what the host takes to prepare attention for a step. The profiler
+counts waits for the GPU, and tells how long that was busy, with the first tokens and in a step,
+whatever the host does. Two engines in bfloat16 part after a few tokens, so the same weights in
+float32 judge: how many of the tokens that an engine chose would they have chosen, after the same
+tokens? The record is good if flashbsr's are as many as FlashAttention's but for 2 %. Goals are told
+of, and are no failures.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ SOURCES = (
     "tools/vllm_speed.py",
     "tools/speed_records.py",
 )
-VOCAB, TOKENS, ROUNDS = 8192, 64, 6
-CORES = 4
+VOCAB, TOKENS, ROUNDS = 8192, 64, 4
+CORES, STEPS = 4, 8  # STEPS: of the shorter of two generations that the profiler sees
 JUDGED = {"mixed": 24, "long": 4, "shared": 4}  # requests: float32 is slow
 LESS = 0.02
 START, TURN = 240, 60  # seconds that all starts and one turn may take
@@ -165,15 +166,37 @@ def timed_builds(backend: str) -> list[float]:
     return took
 
 
-def waits(call: Any) -> int:
-    """Count what a call of the host waits for on the GPU."""
+@dataclass(frozen=True)
+class Seen:
+    """What the profiler saw of a call: waits of the host for the GPU, and when that was busy."""
+
+    waits: int
+    gpu_ms: float
+
+
+def profiled(call: Any) -> Seen:
+    """Look at a call."""
     import torch
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
 
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         call()
+        torch.cuda.synchronize()  # of all calls that are compared
     names = "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"
-    return sum(event.name in names for event in seen.events())
+    events = list(seen.events())
+    spans = [(e.time_range.start, e.time_range.end) for e in events
+             if e.device_type == DeviceType.CUDA]  # fmt: skip
+    return Seen(sum(event.name in names for event in events), covered(spans) * 1e-3)
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Give the length of what spans cover: kernels begin before those ahead of them end."""
+    total = reached = 0.0
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def stay_on_cores() -> None:
@@ -223,9 +246,15 @@ def generate(name: str, model: Path, folder: Path) -> None:
             noted["build"] += builds[-TOKENS:]
         if number <= ROUNDS:
             (folder / f"{name}.{number}.done").touch()
-    few = asked["mixed"][:8]
-    counts = [waits(lambda n=n: run(few, n)) for n in (8, 24)]
-    found["waits_per_step"] = (counts[1] - counts[0]) / 16
+    for workload in engine.workloads:
+        first, few, many = (
+            profiled(lambda w=workload, n=n: run(asked[w], n))
+            for n in (1, 1 + STEPS, 1 + 3 * STEPS)
+        )
+        found["waits_per_step"] = (many.waits - few.waits) / (2 * STEPS)
+        found[workload] |= {
+            "gpu_first_ms": first.gpu_ms, "gpu_step_ms": (many.gpu_ms - few.gpu_ms) / (2 * STEPS)
+        }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(found))
     os._exit(0)  # an orderly end takes vLLM seconds
 
@@ -346,10 +375,14 @@ def lines(outcomes: dict[str, Any]) -> tuple[bool, list[str]]:
             text = (
                 f"  {workload:<6} first {r['first_ms']:7.1f} ms, "
                 f"step {r['step_ms']:5.2f} ms ({least:.2f} to {most:.2f}), "
-                f"{r['tokens_per_s']:6.0f} tokens/s{build}, as float32 {r['agreement']:.1%}"
+                f"{r['tokens_per_s']:6.0f} tokens/s{build}, GPU {r['gpu_first_ms']:.1f} and "
+                f"{r['gpu_step_ms']:.2f} ms, as float32 {r['agreement']:.1%}"
             )
             if engine.backend == OURS and workload in base:
                 b = base[workload]
+                text += "; GPU " + ", ".join(
+                    f"{b[key] / r[key]:.2f}" for key in ("gpu_first_ms", "gpu_step_ms")
+                )
                 times = [b[key] / r[key] for key in ("first_ms", "step_ms", "total_ms")]
                 text += "; " + ", ".join(
                     f"{x:.2f}" + f" (goal {goal})" * (x < goal)

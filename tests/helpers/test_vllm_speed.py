@@ -21,7 +21,7 @@ def found(name: str, **changes: Any) -> dict[str, Any]:
     ms = 10.0 if vllm_speed.ENGINES[name].backend == vllm_speed.OURS else 11.0
     one = {
         "first_ms": ms, "step_ms": ms, "step_ms_least_and_most": [ms, ms], "total_ms": ms,
-        "tokens_per_s": 1e3, "build_us": 9.0,
+        "tokens_per_s": 1e3, "build_us": 9.0, "gpu_first_ms": ms / 2, "gpu_step_ms": ms / 4,
     }  # fmt: skip
     workloads = vllm_speed.ENGINES[name].workloads
     return {
@@ -47,8 +47,13 @@ def test_a_good_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert vllm_speed.check(kept(tmp_path)) == 0
     said = capsys.readouterr().out
     assert "mixed  first    10.0 ms" in said
-    assert "; 1.10 (goal 1.15), 1.10, 1.10" in said
+    assert "; GPU 1.10, 1.10; 1.10 (goal 1.15), 1.10, 1.10" in said
     assert "waits for the GPU 2.0 times a step" in said
+
+
+def test_how_long_a_gpu_is_busy() -> None:
+    assert vllm_speed.covered([]) == 0.0
+    assert vllm_speed.covered([(8.0, 9.0), (1.0, 3.0), (2.0, 5.0), (2.5, 4.0)]) == 5.0
 
 
 def test_no_record(tmp_path: Path) -> None:
