@@ -21,6 +21,7 @@ from flashbsr.integrations.transformers.dense import attention, mask
 from flashbsr.integrations.transformers.masks import Spans
 from flashbsr.integrations.transformers.paged import paged_attention
 from transformers import masking_utils
+from transformers_world import small
 
 HEADS, KV_HEADS, DIM, DIM_VO = 6, 2, 32, 16
 LAYER = SimpleNamespace(is_causal=True, training=False, layer_idx=0)
@@ -188,12 +189,16 @@ def test_learned_queries(count: int) -> None:
         attention(layer, torch.cat([q, q[:1]]), k, v, None)
 
 
-def test_padding_that_grows_and_changes() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_padding_that_grows_and_changes(device: str) -> None:
     """A step's mask is that of the last step and a token more, or it is not."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
 
     def begins(keep: Any, kv_len: int | None = None) -> Any:
         size = kv_len or keep.shape[1]
-        found = mask(len(keep), 1, size, keep.shape[1] - 1, attention_mask=keep)
+        given = keep.to(device)
+        found = mask(len(keep), 1, size, keep.shape[1] - 1, attention_mask=given)
         return found[:, 0, 0, 0].tolist() if found.dtype == torch.int32 else None
 
     keep = torch.ones(2, 6, dtype=torch.bool)
@@ -212,6 +217,10 @@ def test_padding_that_grows_and_changes() -> None:
     assert begins(ended) is None  # a query without its key
     assert begins(longer[:1]) == [2]
     assert begins(keep.long()) == [3, 0]
+    for whole in (keep | True, torch.ones(2, 7).long()):  # nothing of the last batch is left
+        assert begins(whole) == [0, 0]
+        assert begins(whole, 9) == [0, 0]
+        assert begins(keep) == [3, 0]
 
 
 def test_layers_of_one_mask_lie_elsewhere() -> None:
@@ -235,6 +244,14 @@ def test_spans_there_and_back() -> None:
     assert spans.begin.tolist() == [0, 0]
     assert spans.stop.tolist() == [9, 9]
     assert (spans.causal, spans.window_left) == (True, 3)
+
+
+def test_spans_that_are_written() -> None:
+    """Those of the last mask are known without a look at it, unless somebody wrote there."""
+    given = mask(2, 1, 9, 8)
+    assert Spans.of(given).stop.tolist() == [9, 9]
+    given[1, 0, 0, 1] = 7
+    assert Spans.of(given).stop.tolist() == [9, 7]
 
 
 def test_refused() -> None:
@@ -268,24 +285,6 @@ def test_refused() -> None:
         paged_attention(LAYER, q, k, v, None, indices=some.int())
 
 
-def small(kind: str) -> Any:
-    """A model of two kinds of layers, by turns."""
-    torch.manual_seed(0)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=8,
-        query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"] * 2,
-    )  # fmt: skip
-    model = transformers.Gemma3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 0.2)
-    model.generation_config.eos_token_id = None
-    model.set_attn_implementation(kind)
-    return model
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_one_plan_per_step_and_kind(cache: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +307,28 @@ def test_one_plan_per_step_and_kind(cache: str, mode: Any, monkeypatch: pytest.M
         assert torch.equal(small(register()).generate(ids, **how), wanted)
     assert len(runs) == 12 * 4
     assert len(plans) <= 12 * 2
+
+
+def test_two_models_by_turns() -> None:
+    """Steps of two caches that grow, layer by layer: they have an engine in common."""
+    torch.manual_seed(0)
+    caches = [torch.randn(2, 3, KV_HEADS, n, DIM) for n in (40, 41)]
+    for _ in range(5):
+        masks: list[Any] = []
+        for at, kv in enumerate(caches):
+            caches[at] = torch.cat([kv, torch.randn(2, 3, KV_HEADS, 1, DIM)], 3)
+            keep = torch.ones(3, caches[at].shape[3], dtype=torch.long)
+            masks.append(mask(3, 1, keep.shape[1], keep.shape[1] - 1, attention_mask=keep))
+        for layer in range(2):
+            for given, kv in zip(masks, caches, strict=True):
+                q = torch.randn(3, HEADS, 1, DIM)
+                key, value = kv[layer], kv[1 - layer]
+                out, _ = attention(LAYER, q, key, value, given, scaling=0.3)
+                seen = torch.ones(3, 1, 1, kv.shape[3], dtype=torch.bool)
+                torch.testing.assert_close(out.double(), exact(q, key, value, seen, None, None),
+                                           atol=2e-6, rtol=2e-5)  # fmt: skip
+    with pytest.raises(flashbsr.IndexRangeError, match=r"^kv_lens\[0\]: got 9"):
+        attention(LAYER, q, key[:, :, :8], value[:, :, :8], mask(3, 1, 9, 8), scaling=0.3)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -396,20 +417,6 @@ def test_a_cache_that_does_not_fit() -> None:
     keep = torch.ones(4, 4, dtype=torch.bool).tril()
     torch.testing.assert_close(out.double(), exact(q, k, k, keep, None, None), atol=2e-6, rtol=2e-5)
     assert torch.equal(rows[:4], k[0].transpose(0, 1))
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled(mode: Any) -> None:
-    """A compiled model stops before each layer's attention, and computes the same."""
-    torch.compiler.reset()
-    ids = torch.arange(2 * 9).view(2, 9) % 61 + 3
-    keep = (torch.arange(9) >= torch.tensor([0, 4])[:, None]).long()
-    with mode():
-        wanted = small("sdpa")(ids, attention_mask=keep).logits
-        found = torch.compile(small(register()), backend="eager")(ids, attention_mask=keep).logits
-    used = keep.bool()
-    torch.testing.assert_close(found[used], wanted[used], atol=1e-4, rtol=1e-4)
 
 
 def test_backward_ends() -> None:

@@ -18,7 +18,8 @@ from ...ops.rotate import RaggedPositions
 from . import around, attend  # noqa: F401  (they make the operators)
 
 __all__ = [
-    "append_paged_kv_cache", "attention", "get_batch_indices_positions", "get_seq_lens",
+    "append_paged_kv_cache", "attention", "detached", "forward_only",
+    "get_batch_indices_positions", "get_seq_lens",
     "merge_state", "merge_state_in_place", "merge_states", "rope_append_paged_kv_cache", "rotate",
     "rotate_by_table", "run",
 ]  # fmt: skip
@@ -40,7 +41,7 @@ class _ForwardOnly(torch.autograd.Function):  # type: ignore[misc]
         return (None, *[_ops.no_gradient.default(gradient, x) for x in ctx.saved_tensors])
 
 
-def _forward_only(results: Any, *inputs: Any) -> Any:
+def forward_only(results: Any, *inputs: Any) -> Any:
     """Put results into the graph of gradients where an input is: then ``backward`` raises."""
     if torch.is_grad_enabled():
         asked = [x for x in inputs if x is not None and x.requires_grad]
@@ -49,7 +50,7 @@ def _forward_only(results: Any, *inputs: Any) -> Any:
     return results
 
 
-def _read(x: Any) -> Any:
+def detached(x: Any) -> Any:
     """Detach what is read; whatever is no tensor stays."""
     if isinstance(x, torch.Tensor) and x.requires_grad:
         return x.detach()
@@ -100,7 +101,7 @@ def run(
     if return_lse and lse is None:
         lse = q.new_empty(shape, dtype=torch.float32)
 
-    arrays = _read(q), _read(k), _read(v), result, lse
+    arrays = detached(q), detached(k), detached(v), result, lse
     plain = scales[0] is scales[1] is scales[2] is sinks is alibi_slopes is enable_pdl is None
     plain = plain and all(array is None for array in lengths)
     if plain and not kv_ready and not extras:
@@ -112,16 +113,16 @@ def run(
         held = [name for name in extras if isinstance(extras[name], torch.Tensor)]
         said = [name for name in extras if not isinstance(extras[name], torch.Tensor)]
         more = (
-            *[_read(_array(x)) for x in scales], *[_number(x) for x in scales], _read(sinks),
-            _read(alibi_slopes), enable_pdl, kv_ready, *lengths, held,
-            [_read(extras[name]) for name in held], said, [float(extras[name]) for name in said],
+            *[detached(_array(x)) for x in scales], *[_number(x) for x in scales], detached(sinks),
+            detached(alibi_slopes), enable_pdl, kv_ready, *lengths, held,
+            [detached(extras[name]) for name in held], said, [float(extras[name]) for name in said],
         )  # fmt: skip
         if q.is_cuda:
             _ops.run_with.number(self._number, *arrays, *more)
         else:
             _ops.run_with.default(self._operand, *arrays, *more)
     results = (result, lse) if return_lse else (result,)
-    results = _forward_only(results, q, k, v)
+    results = forward_only(results, q, k, v)
     return results if return_lse else results[0]
 
 
@@ -141,10 +142,10 @@ def attention(
             )
     causal, window_left, sm_scale, soft_cap = given
     results = _ops.attention.default(
-        _read(q), _read(k), _read(v), causal, window_left, sm_scale, soft_cap, cu_seqlens_q,
-        cu_seqlens_k, return_lse, _read(sinks),
+        detached(q), detached(k), detached(v), causal, window_left, sm_scale, soft_cap,
+        cu_seqlens_q, cu_seqlens_k, return_lse, detached(sinks),
     )  # fmt: skip
-    results = _forward_only(results if return_lse else results[:1], q, k, v)
+    results = forward_only(results if return_lse else results[:1], q, k, v)
     return results if return_lse else results[0]
 
 
@@ -159,7 +160,7 @@ def append_paged_kv_cache(
 ) -> None:  # fmt: skip
     """`flashbsr.append_paged_kv_cache`; `places`: slots, or the four arrays of a page table."""
     _ops.append_paged_kv_cache.default(
-        _read(append_key), _read(append_value), *_split(paged_kv_cache), positions,
+        detached(append_key), detached(append_value), *_split(paged_kv_cache), positions,
         *_slots_or_table(places), kv_layout, k_scale, v_scale,
     )  # fmt: skip
 
@@ -173,11 +174,11 @@ def rope_append_paged_kv_cache(
     """`flashbsr.rope_append_paged_kv_cache`."""
     out = q.new_empty(q.shape) if q_out is None else q_out
     _ops.rope_append_paged_kv_cache.default(
-        _read(q), out, _read(append_key), _read(append_value), *_split(paged_kv_cache), positions,
-        *_slots_or_table(places), kv_layout, k_scale, v_scale, rotary_dim, interleave, rope_scale,
-        rope_theta, llama31, cos_sin_cache,
+        detached(q), out, detached(append_key), detached(append_value), *_split(paged_kv_cache),
+        positions, *_slots_or_table(places), kv_layout, k_scale, v_scale, rotary_dim, interleave,
+        rope_scale, rope_theta, llama31, cos_sin_cache,
     )  # fmt: skip
-    result: Tensor = _forward_only((out,), q)[0]
+    result: Tensor = forward_only((out,), q)[0]
     return result
 
 
@@ -191,8 +192,8 @@ def rotate(
         _ops.apply_rope_inplace.default(q, k, *places, *how)
         return q, k
     q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
-    _ops.apply_rope.default(_read(q), _read(k), q_out, k_out, *places, *how)
-    return _forward_only((q_out,), q)[0], _forward_only((k_out,), k)[0]
+    _ops.apply_rope.default(detached(q), detached(k), q_out, k_out, *places, *how)
+    return forward_only((q_out,), q)[0], forward_only((k_out,), k)[0]
 
 
 def rotate_by_table(
@@ -207,9 +208,9 @@ def rotate_by_table(
         return query, key
     q, k = heads
     q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
-    _ops.apply_rope_with_cos_sin_cache.default(_read(q), _read(k), q_out, k_out, *table)
+    _ops.apply_rope_with_cos_sin_cache.default(detached(q), detached(k), q_out, k_out, *table)
     q_out, k_out = q_out.view(query.shape), k_out.view(key.shape)
-    return _forward_only((q_out,), query)[0], _forward_only((k_out,), key)[0]
+    return forward_only((q_out,), query)[0], forward_only((k_out,), key)[0]
 
 
 def merge_state(
@@ -217,9 +218,9 @@ def merge_state(
 ) -> tuple[Tensor, Tensor]:
     """`flashbsr.merge_state`."""
     merged = v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
-    states = _read(v_a), _read(s_a), _read(v_b), _read(s_b)
+    states = detached(v_a), detached(s_a), detached(v_b), detached(s_b)
     _ops.merge_state.default(*states, *merged, base2)
-    result: tuple[Tensor, Tensor] = _forward_only(merged, v_a, v_b)
+    result: tuple[Tensor, Tensor] = forward_only(merged, v_a, v_b)
     return result
 
 
@@ -227,7 +228,7 @@ def merge_state_in_place(
     v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None, base2: bool
 ) -> None:
     """`flashbsr.merge_state_in_place`."""
-    _ops.merge_state_in_place.default(v, s, _read(v_other), _read(s_other), mask, base2)
+    _ops.merge_state_in_place.default(v, s, detached(v_other), detached(s_other), mask, base2)
 
 
 def merge_states(v: Tensor, s: Tensor, base2: bool) -> tuple[Tensor, Tensor]:
@@ -236,8 +237,8 @@ def merge_states(v: Tensor, s: Tensor, base2: bool) -> tuple[Tensor, Tensor]:
         v.new_empty((v.shape[0], *v.shape[2:])),
         v.new_empty((v.shape[0], v.shape[2]), dtype=torch.float32),
     )
-    _ops.merge_states.default(_read(v), _read(s), *merged, base2)
-    result: tuple[Tensor, Tensor] = _forward_only(merged, v)
+    _ops.merge_states.default(detached(v), detached(s), *merged, base2)
+    result: tuple[Tensor, Tensor] = forward_only(merged, v)
     return result
 
 

@@ -34,7 +34,11 @@ def _nothing(*args: Any) -> None:
 
 
 def operator(
-    schema: str, fake: Callable[..., Any] = _nothing, on_gpu: Callable[..., Any] | None = None
+    schema: str,
+    fake: Callable[..., Any] = _nothing,
+    on_gpu: Callable[..., Any] | None = None,
+    *,
+    plans: bool = False,
 ) -> Callable[[F], F]:
     """Make an operator of a function whose last argument is a stream, of its own or the current.
 
@@ -46,12 +50,15 @@ def operator(
         Makes the results without values.
     on_gpu : callable, optional
         What runs over CUDA tensors; default: the function, with the current stream.
+    plans : bool
+        It plans on the host, so that no CUDA graph may hold it: inductor cuts its graphs there.
     """
     name = schema.partition("(")[0]
 
     def make(function: F) -> F:
         # K and V are views with strides of their own, which a compiler must not change.
-        _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
+        tags = [torch.Tag.needs_exact_strides]
+        _LIBRARY.define(schema, tags=(*tags, *[torch.Tag.cudagraph_unsafe] * plans))
         _LIBRARY.impl(name, function, "CPU")
         _LIBRARY.impl(name, on_gpu or _on_current_stream(function), "CUDA")
         torch.library.register_fake(f"flashbsr::{name}", fake, lib=_LIBRARY)

@@ -21,7 +21,7 @@ from ...errors import UnsupportedError
 from ...layout.layouts import Layout
 from ...variant.spec import AttentionSpec
 
-__all__ = ["Engine", "Kind", "refuse", "sinks_of"]
+__all__ = ["Engine", "Kind", "as_autocast", "refuse", "refuse_capture", "sinks_of"]
 
 # A step has a few kinds of layers; each engine that is kept has threads and memory of its own.
 _MOST_ENGINES = 16
@@ -64,7 +64,7 @@ class Kind:
         heads_and_dim: tuple[int, int],
         batch: tuple[Any, ...],
         layout: Callable[[], Layout],
-        masks: Callable[[], dict[str, Any]] = dict,
+        options: Callable[[], dict[str, Any]] = dict,
     ) -> Engine:
         """Find the engine of this kind of layer, planned for `batch`.
 
@@ -76,12 +76,12 @@ class Kind:
         heads_and_dim : (int, int)
             KV heads, and the head dim of V.
         batch : tuple
-            What the layout and the masks are made of: numbers, NumPy arrays, objects that are
+            What the layout and the options are made of: numbers, NumPy arrays, objects that are
             others for another mask.
         layout : callable
             Makes the layout.
-        masks : callable, optional
-            Makes the masks for ``Attention.plan``.
+        options : callable, optional
+            Makes the masks for ``Attention.plan``, and what else that is told.
         """
         types = float_dtype(q, "query", Q_DTYPES), float_dtype(k, "key", KV_DTYPES)
         key = self, tuple(q.shape[1:]), heads_and_dim, types, q.device
@@ -102,7 +102,7 @@ class Kind:
         if not _same(engine.batch, batch):
             engine.batch = None  # stays so if plan raises
             engine.layout = layout()
-            engine.attention.plan(engine.layout, **masks())
+            engine.attention.plan(engine.layout, **options())
             engine.batch = batch
         _kept.engines[key] = engine
         if len(_kept.engines) > _MOST_ENGINES:
@@ -125,10 +125,15 @@ def _same(a: tuple[Any, ...] | None, b: tuple[Any, ...]) -> bool:
 
 def as_autocast(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cast to what autocast has products in, as `sdpa` does there; elsewhere nothing."""
-    kind = x[0].device.type
+    kind = "cuda" if x[0].is_cuda else x[0].device.type
     if not torch.is_autocast_enabled(kind):
         return x
     return tuple(t.to(torch.get_autocast_dtype(kind)) for t in x)
+
+
+# What models ask for and this does not do.
+_REFUSED = "output_attentions", "position_bias", "head_mask", "sinks", "indices", "block_indices"
+_NOT_HERE = frozenset(_REFUSED)
 
 
 def refuse(
@@ -140,34 +145,43 @@ def refuse(
     ------
     UnsupportedError
         Training, dropout, weights as an output, a position bias, sinks of every token, keys that an
-        index chose (but `dense` takes those of all heads); a CUDA graph that is captured, for plans
-        are made on the host.
+        index chose (but `dense` takes those of all heads).
     """
     if dropout:
         raise UnsupportedError(
             "dropout", dropout, "0: call model.eval(), flashbsr is for inference"
         )
-    asked = (x is not None and x.requires_grad for x in inputs)
-    if module.training and torch.is_grad_enabled() and any(asked):
+    if module.training and torch.is_grad_enabled() and any(map(_asks_for_gradient, inputs)):
         raise UnsupportedError(
             "requires_grad",
             True,
             "inference: model.eval() or torch.no_grad(); train with attn_implementation='sdpa'",
         )
-    names = "output_attentions", "position_bias", "head_mask", "sinks", "indices", "block_indices"
-    for name in names:
-        found = options.get(name)
-        if found is not None and found is not False:
-            what = "True" if found is True else "a tensor"
-            raise UnsupportedError(name, what, "none: attn_implementation='eager' has it")
-    query = inputs[0]
-    if query is not None and query.is_cuda and torch.cuda.is_current_stream_capturing():
+    if not _NOT_HERE.isdisjoint(options):
+        _refuse_options(options)
+
+
+def refuse_capture(query: torch.Tensor) -> None:
+    """Raise in a CUDA graph that is captured, for plans are made on the host."""
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             "query",
             "a tensor of a CUDA graph that is being captured",
             "no capture, since every step is planned on the host: "
             "ContinuousBatchingConfig(use_cuda_graph=False)",
         )
+
+
+def _asks_for_gradient(x: torch.Tensor | None) -> bool:
+    return x is not None and x.requires_grad
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    for name in _REFUSED:
+        found = options.get(name)
+        if found is not None and found is not False:
+            what = "True" if found is True else "a tensor"
+            raise UnsupportedError(name, what, "none: attn_implementation='eager' has it")
 
 
 def sinks_of(s_aux: torch.Tensor | None) -> torch.Tensor | None:

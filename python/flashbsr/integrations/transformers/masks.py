@@ -44,7 +44,9 @@ class Spans:
 
     @staticmethod
     def of(x: torch.Tensor) -> Spans:
-        """Read what `tensor` made."""
+        """Read what `tensor` made, unless it is the last of this thread."""
+        if x is _made.tensor and _made.spans is not None and not version_of(x):
+            return _made.spans
         if x.shape[1:] != (1, 1, 4):
             raise ShapeError("attention_mask", f"shape {tuple(x.shape)}", "(B, 1, 1, 4) if int32")
         rows = x.numpy(force=True)[:, 0, 0].astype(np.int64)
@@ -55,7 +57,8 @@ class Spans:
         rows = np.empty((len(self.begin), 4), np.int32)
         rows[:, 0], rows[:, 1] = self.begin, self.stop
         rows[:, 2:] = self.causal, self.window_left
-        return torch.from_numpy(rows[:, None, None])
+        _made.tensor, _made.spans = torch.from_numpy(rows[:, None, None]), self
+        return _made.tensor
 
     def dense(self, q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
         """Make the booleans ``(B, 1, S_q, S_kv)`` that it is short for."""
@@ -70,6 +73,17 @@ class Spans:
         if self.window_left >= 0:
             keep &= key >= last - self.window_left
         return keep.expand(len(self.begin), q_len, kv_len)[:, None]
+
+
+class _Made(threading.local):
+    """The last spans of a thread that became a tensor, which models pass on as it is."""
+
+    def __init__(self) -> None:
+        self.tensor: torch.Tensor | None = None
+        self.spans: Spans | None = None
+
+
+_made = _Made()
 
 
 class Bits:
@@ -192,9 +206,9 @@ def mask(
             spans = Spans.whole(batch_size, stop, causal, window_left)
             if attention_mask is None:
                 return spans.tensor()
-            keep = attention_mask.bool().numpy(force=True)[:, skipped : skipped + stop]
-            whole = keep.shape[1] == stop and keep.all()
-            found = spans if whole else _padded(spans, keep)
+            cut = skipped or attention_mask.shape[1] > stop
+            seen = attention_mask[:, skipped : skipped + stop] if cut else attention_mask
+            found = _seen(spans, seen, whole=seen.shape[1] == stop)
             if found is not None:
                 return found.tensor()
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -235,6 +249,7 @@ class _Padding(threading.local):
     """The last padding of a thread's causal batches: each row has its tokens at its end."""
 
     def __init__(self) -> None:
+        self.some = False  # whether the last batch had any
         self.keep: npt.NDArray[np.bool_] | None = None
         self.begin: Numbers | None = None
 
@@ -253,6 +268,21 @@ class _Padding(threading.local):
 
 
 _padding = _Padding()
+
+
+def _seen(spans: Spans, mask: torch.Tensor, *, whole: bool) -> Spans | None:
+    """Spans of a padding mask ``(B, S)`` on any device; None: they do not say it all.
+
+    `whole`: it has as many tokens as `spans`.
+
+    A GPU is asked for one number where the last batch had no padding: to bring 16 rows of 8000 here
+    in every step took 90 us longer than sdpa's mask, of 200 (an H200's host).
+    """
+    if whole and mask.is_cuda and not _padding.some and bool(mask.all()):
+        return spans
+    keep = mask.bool().numpy(force=True)
+    _padding.some = not (whole and keep.all())
+    return _padded(spans, keep) if _padding.some else spans
 
 
 def _padded(spans: Spans, keep: npt.NDArray[np.bool_]) -> Spans | None:

@@ -18,7 +18,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ...layout.layouts import BlockTable, Layout, Paged, Ragged
-from .common import Kind, refuse, sinks_of
+from .common import Kind, refuse, refuse_capture, sinks_of
 from .masks import NO_WINDOW
 
 __all__ = ["keep_for_attention", "paged_attention", "without_graphs"]
@@ -63,6 +63,7 @@ def paged_attention(
     tensor, shape (1, T, H_q, D); None
     """
     refuse(module, (query, key, value, s_aux), dropout, options)
+    refuse_capture(query)
     if cache is None:
         raise UnsupportedError(
             "cache", None, "generate_batch's, in continuous(); elsewhere attn_implementation='fbsr'"

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .dense import attention, mask
+from .compiled import in_programs
+from .dense import mask
 from .paged import keep_for_attention, paged_attention, without_graphs
 
 __all__ = ["NAME", "continuous", "register"]
@@ -45,8 +46,8 @@ def register() -> str:
     >>> model.config._attn_implementation
     'fbsr'
     """
-    # All of them work on the host, where compilers stop.
-    AttentionInterface.register(NAME, torch.compiler.disable(attention))
+    # The others work on the host, where compilers stop.
+    AttentionInterface.register(NAME, in_programs())
     AttentionMaskInterface.register(NAME, torch.compiler.disable(mask))
     for name in (_PAGED, _LATER):
         AttentionInterface.register(name, torch.compiler.disable(paged_attention))
