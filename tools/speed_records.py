@@ -53,7 +53,10 @@ def check(
             + ", STALE" * stale
             + ", INCOMPLETE" * (not complete)
         )
-        good, said = lines(content["outcomes"])
+        try:
+            good, said = lines(content["outcomes"])
+        except KeyError as missing:
+            good, said = False, [f"no {missing}: an older version of the program measured it"]
         print("\n".join(f"  {text}" for text in said))
         status |= stale or not complete or not good
     return int(status)

@@ -51,6 +51,18 @@ def test_a_good_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "waits for the GPU 2.0 times a step" in said
 
 
+def test_a_record_of_an_older_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = {name: found(name) for name in vllm_speed.ENGINES}
+    for one in old.values():
+        for workload in one.values():
+            if isinstance(workload, dict):
+                del workload["gpu_first_ms"]
+    assert vllm_speed.check(kept(tmp_path, outcomes=old, source_hash="0" * 16)) == 1
+    said = capsys.readouterr().out
+    assert "STALE" in said
+    assert "no 'gpu_first_ms'" in said
+
+
 def test_how_long_a_gpu_is_busy() -> None:
     assert vllm_speed.covered([]) == 0.0
     assert vllm_speed.covered([(8.0, 9.0), (1.0, 3.0), (2.0, 5.0), (2.5, 4.0)]) == 5.0
