@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out what takes long, unless it was asked for."""
     asked = named(config.args, config.invocation_params.dir)
     return True if is_left_out(collection_path, asked) else None
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector pass over what is there before the first test: modules, and the tests.
+
+    A test that collects garbage 127 times, as benchmarks do, took 55 s in a run of all tests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(

@@ -146,7 +146,7 @@ class Here:
         """Give some of `work` in a row, warm; `graph`: in a CUDA graph, for they are short."""
         import torch
 
-        count = DECODES if graph else PREFILLS
+        count = 1 if self.device == "cpu" else DECODES if graph else PREFILLS
         for _ in range(2):  # loads kernels, makes connections: not under capture
             work()
         run: Callable[[], object] = lambda: [work() for _ in range(count)]  # noqa: E731
@@ -168,14 +168,15 @@ class Here:
         So that what is compared has the same clocks, runs take turns, each goes on for a while
         before it is timed, and the first turn does not count.
         """
-        warm = WARM if self.device == "cuda" else 0.0
+        # Times on a CPU say nothing, and take a test half a minute.
+        warm, count = (WARM, SAMPLES) if self.device == "cuda" else (0.0, 1)
         kept: list[list[float]] = [[] for _ in runs]
         for turn in range(TURNS):
             for run, samples in zip(runs, kept, strict=True):
                 once = self._slowest(run, 1)[0]
                 for _ in range(math.ceil(warm / once)):  # as often on all ranks
                     run.several()
-                found = self._slowest(run, SAMPLES)
+                found = self._slowest(run, count)
                 samples += found if turn > 0 else []
         return [statistics.median(x) / run.count for x, run in zip(kept, runs, strict=True)]
 

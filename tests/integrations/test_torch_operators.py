@@ -96,7 +96,8 @@ def test_every_operator_is_checked() -> None:
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("flashbsr::")
     }
-    assert names - {"no_gradient"} == {name.partition(" ")[0] for name in CALLS}
+    elsewhere = {"no_gradient", "transformers_dense"}  # the other: test_transformers_compiled.py
+    assert names - elsewhere == {name.partition(" ")[0] for name in CALLS}
 
 
 def test_operators_keep_strides() -> None:
