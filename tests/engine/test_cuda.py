@@ -124,13 +124,13 @@ def test_memory_of_jax_results_is_given_back() -> None:
         twice = jax.jit(lambda x: 2 * x)(out)
     np.testing.assert_array_equal(np.asarray(twice), 2 * np.asarray(out))
     growth = []
-    for _ in range(3):  # other processes on the GPU take memory, too, and give it back
+    for _ in range(5):  # other processes on the GPU take memory, too, and give it back
         free = torch.cuda.mem_get_info()[0]
         for _ in range(500):
             out = attention.run(q, cache)
         del out
         growth.append(free - torch.cuda.mem_get_info()[0])
-    assert sorted(growth)[1] < 64 << 20
+    assert sorted(growth)[2] < 64 << 20
 
 
 def test_torch_bfloat16_and_out() -> None:
