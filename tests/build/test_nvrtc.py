@@ -84,8 +84,8 @@ def test_shipped_kernel_compiles(row: tuple[str, ...]) -> None:
     wish = Wish("kernel", family, arch, arch.replace("sm", "sm_"), *shape)
     source = kernel_source(wish, ROOT / "cpp/kernels")
     assert "@" not in source
-    # To PTX, which says whether NVRTC takes the source. Machine code takes as long again, and is made
-    # of every kernel by builds, of those of users by tests/jit.
+    # To PTX, which says whether NVRTC takes the source. Machine code takes as long again: builds
+    # make it of every kernel, and tests/jit of what users ask for.
     compiled, messages = nvrtc().compile(source, wish.target.replace("sm_", "compute_"))
     assert compiled, messages
 
