@@ -19,6 +19,13 @@ void cut(Args& args, int64_t tokens, int64_t items_per_token, const Launch& laun
   }
 }
 
+/// Of one launch. Returns in how many spans they are.
+int64_t take_tokens(QuantizeArgs& args, int64_t count) {
+  args.tokens = static_cast<int32_t>(count);
+  args.spans = ceil_div(args.tokens, args.span);
+  return args.spans;
+}
+
 }  // namespace
 
 void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
@@ -38,8 +45,7 @@ void append_paged_kv(AppendArgs args, int64_t tokens, const Queue& queue) {
 void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& queue) {
   const int64_t items = prepare(args, nullptr, tokens);
   cut(args, tokens, items, [&](int64_t count) {
-    args.tokens = static_cast<int32_t>(count);
-    const uint32_t blocks = blocks_for(ceil_div<int64_t>(count, args.span) * items);
+    const uint32_t blocks = blocks_for(take_tokens(args, count) * items);
     launch_op("append_paged_kv_quantize", queue, {.blocks = blocks}, args);
   });
 }
@@ -47,8 +53,7 @@ void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& qu
 void rope_append_quantize(RopeQuantizeArgs args, int64_t tokens, const Queue& queue) {
   const int64_t items = prepare(args.append, &args.rotation, tokens);
   cut(args.append, tokens, items, [&](int64_t count) {
-    args.append.tokens = static_cast<int32_t>(count);
-    const uint32_t blocks = blocks_for(ceil_div<int64_t>(count, args.append.span) * items);
+    const uint32_t blocks = blocks_for(take_tokens(args.append, count) * items);
     launch_op("rope_append_quantize", queue, {.blocks = blocks}, args);
   });
 }

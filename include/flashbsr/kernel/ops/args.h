@@ -28,7 +28,7 @@ inline constexpr int kMergeManyBlocks = kArch >= 90 ? 3 : 2;
 /// Of those of several GPUs, and as many run at once: they wait for each other.
 inline constexpr int kPeerBlocks = 2;
 inline constexpr int kConvertBlocks = 3;
-inline constexpr int kQuantizeBlocks = 3;
+inline constexpr int kQuantizeBlocks = 4;
 inline constexpr int kRopeBlocks = 2;
 /// Units that a lane of a merge has in flight, of each of up to four states.
 inline constexpr int kMergeUnits = 2;
@@ -99,6 +99,7 @@ struct QuantizeArgs {
   Slots slots;
   FastDiv heads{};
   int32_t span = 1;         ///< tokens of an item, where lanes take runs
+  int32_t spans = 0;        ///< of this launch
   int64_t first_token = 0;  ///< of this launch
   int32_t tokens = 0;
 };

@@ -11,6 +11,7 @@
 
 #include <flashbsr/core/quantize.h>
 #include <flashbsr/kernel/ops/append.h>
+#include <flashbsr/kernel/ops/runs_ahead.h>
 #include <flashbsr/ptx/math.h>
 
 namespace flashbsr::ops {
@@ -211,20 +212,40 @@ FLASHBSR_DEVICE uint32_t to_half(float x) {
   return pack<kArch, DType::kF16>(ptx::min(x, 65504.0f), 0);
 }
 
+/// A sixth, rounded once where it is no subnormal, which e4m3 has none of: the quotient by the
+/// rounded inverse, and what that leaves over.
+FLASHBSR_DEVICE float sixth_of(float x) {
+  constexpr float kSixth = 1.0f / 6.0f;
+  const float quotient = __fmul_rn(x, kSixth);
+  return __fmaf_rn(__fmaf_rn(-6.0f, quotient, x), kSixth, quotient);
+}
+
+/// 1 / x of what e4m3 has, rounded once, and NaN of 0: the approximation, and what that leaves
+/// over.
+FLASHBSR_DEVICE float inverse_of_e4m3(float x) {
+  const float inverse = ptx::reciprocal(x);
+  return __fmaf_rn(__fmaf_rn(-x, inverse, 1.0f), inverse, inverse);
+}
+
 /// As scale_of, by instructions of the types that scales of such codes have.
 template <int kArch, DType kCodes>
 FLASHBSR_DEVICE GroupScale scale_of_run(const Extent& e, DType scales) {
   if constexpr (kCodes == DType::kI4) return scale_of(-e.down, e.up, e.finite(), kCodes, scales);
   GroupScale s;
+  if constexpr (kCodes == DType::kE2M1) {
+    // A scale for each run: without branches, and without divisions that look out for subnormals,
+    // 20 instructions less. Of 0 and NaN the inverse is NaN, which makes no codes.
+    const float scale = e.finite() ? sixth_of(e.up) : not_a_number();
+    uint32_t low, high;
+    ptx::float8_to_f16<kArch, DType::kE4M3>(pack_float8<kArch, DType::kE4M3>(scale, 0), low, high);
+    s.stored = ptx::unpack_low<DType::kF16>(low);
+    s.inverse = inverse_of_e4m3(s.stored);
+    return s;
+  }
   s.stored = not_a_number();
   if (!e.finite()) return s;
   s.stored = e.up / largest_code(kCodes);
-  if constexpr (kCodes == DType::kE2M1) {
-    uint32_t low, high;
-    const uint32_t code = pack_float8<kArch, DType::kE4M3>(s.stored, 0);
-    ptx::float8_to_f16<kArch, DType::kE4M3>(code, low, high);
-    s.stored = ptx::unpack_low<DType::kF16>(low);
-  } else if (scales == DType::kF16) {
+  if (scales == DType::kF16) {
     s.stored = ptx::unpack_low<DType::kF16>(to_half<kArch>(s.stored));
   }
   s.inverse = inverse_of(s.stored);
@@ -276,11 +297,10 @@ struct RunTarget {
   FLASHBSR_DEVICE char* scale_row() const { return place.scale + __shfl_sync(~0u, scales, token); }
 };
 
-template <int kArch, DType kCodes, bool kChanged>
-FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, Extent e, Run& x) {
-  constexpr bool kSigned = kCodes != DType::kI4;
-  if constexpr (kChanged) e = extent_of<kArch, kSigned>(x);
-  e = extent_of_group<kArch, kSigned>(e, r.group_log2);
+/// @param e  of the group
+template <int kArch, DType kCodes>
+FLASHBSR_DEVICE void store_run(const QuantizeRows& r, const RunTarget& to, const Extent& e,
+                               Run& x) {
   const GroupScale s = scale_of_run<kArch, kCodes>(e, r.scales.dtype);
   const RunCodes<kArch, kCodes> codes(x, s);
   char* const row = to.code_row();
@@ -290,31 +310,61 @@ FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, Ex
   if (to.place.first) store_scale<kArch, kCodes>(scale, r.scales.dtype, s.stored);
 }
 
-template <int kArch, bool kChanged>
-FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, const Extent& e,
-                                  Run& x) {
-  switch (r.cache.dtype) {
-    case DType::kI8: return quantize_run<kArch, DType::kI8, kChanged>(r, to, e, x);
-    case DType::kE4M3: return quantize_run<kArch, DType::kE4M3, kChanged>(r, to, e, x);
-    case DType::kE5M2: return quantize_run<kArch, DType::kE5M2, kChanged>(r, to, e, x);
-    case DType::kI4: return quantize_run<kArch, DType::kI4, kChanged>(r, to, e, x);
-    default: return quantize_run<kArch, DType::kE2M1, kChanged>(r, to, e, x);
-  }
+/// Products are ordered as what they are of, so that the extent, too, is theirs.
+FLASHBSR_DEVICE void multiply(Run& x, float number) {
+  if (number == 1.0f) return;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) x[i] *= number;
 }
 
-/// Run `nth` of `count` tokens' rows of K or V. All lanes of a warp are at the same token; the next
-/// one is under way. One piece of code for all tokens and, before the types of codes, for all of
-/// them: unrolled, RoPE's kernel took 34 seconds to compile.
+/// A run as it was read.
+template <int kArch, DType kCodes, DType kIn>
+FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, const RunBits& run) {
+  Run x;
+  unpack_run<kIn>(run.half, x);
+  Extent e = extent_of<kArch, kIn>(run.half);
+  multiply(x, r.inverse_scale);
+  if (r.inverse_scale != 1.0f) e = {e.up * r.inverse_scale, e.down * r.inverse_scale};
+  constexpr bool kSigned = kCodes != DType::kI4;
+  store_run<kArch, kCodes>(r, to, extent_of_group<kArch, kSigned>(e, r.group_log2), x);
+}
+
+/// A run that was changed.
+template <int kArch, DType kCodes>
+FLASHBSR_DEVICE void quantize_run(const QuantizeRows& r, const RunTarget& to, Run& x) {
+  constexpr bool kSigned = kCodes != DType::kI4;
+  const Extent e = extent_of<kArch, kSigned>(x);
+  store_run<kArch, kCodes>(r, to, extent_of_group<kArch, kSigned>(e, r.group_log2), x);
+}
+
+template <DType kT>
+struct OfType {
+  static constexpr DType kType = kT;
+};
+template <class Visit>
+FLASHBSR_DEVICE void with_codes(DType t, const Visit& visit) {
+  switch (t) {
+    case DType::kI8: return visit(OfType<DType::kI8>{});
+    case DType::kE4M3: return visit(OfType<DType::kE4M3>{});
+    case DType::kE5M2: return visit(OfType<DType::kE5M2>{});
+    case DType::kI4: return visit(OfType<DType::kI4>{});
+    default: return visit(OfType<DType::kE2M1>{});
+  }
+}
+template <class Visit>
+FLASHBSR_DEVICE void with_halves(DType t, const Visit& visit) {
+  t == DType::kBF16 ? visit(OfType<DType::kBF16>{}) : visit(OfType<DType::kF16>{});
+}
+
+/// Run `nth` of `count` tokens' rows of K or V. All lanes of a warp are at the same token.
 template <int kArch, class Change>
 FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r, bool is_v,
                                    int64_t token, int32_t count, int32_t nth,
                                    const Change& change) {
-  constexpr bool kChanged = !kAsTheyCome<Change> || kArch < 80;
   const RunPlace place(r, nth);
-  const char* in = r.in.row(token, 0) + place.in;
+  const char* const in = r.in.row(token, 0) + place.in;
   const int64_t step = 2 * r.in.stride_token;
-  uint4 bits[2];
-  load_run(in, bits);
+  RunsAhead<kArch> runs(in, step, count);
   // Of a lane's own token.
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const Slot slot = find_slot(a.slots, token + min_of(lane, count - 1));
@@ -323,31 +373,33 @@ FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r,
     return (slot.page * x.stride_page + slot.token * x.stride_token) * dtype_size(x.dtype);
   };
   const int64_t codes = offset(r.cache), scales = offset(r.scales);
+  const auto each = [&](const auto& body) {
 #pragma unroll 1
-  for (int32_t i = 0; i < count; ++i) {
-    Run x;
-    Extent e;
-    if constexpr (kChanged) {
-      unpack_run(bits, r.in.dtype, x);
-    } else if (r.in.dtype == DType::kBF16) {
-      unpack_run<DType::kBF16>(bits, x);
-      e = extent_of<kArch, DType::kBF16>(bits);
-    } else {
-      unpack_run<DType::kF16>(bits, x);
-      e = extent_of<kArch, DType::kF16>(bits);
+    for (int32_t i = 0; i < count; ++i) {
+      const RunBits run = runs.next(i, count);
+      if (valid >> i & 1) body(RunTarget{place, codes, scales, i}, run);
     }
-    const char* const row = in - 2 * place.element;
-    in += step;
-    if (i + 1 < count) load_run(in, bits);
-    if (!(valid >> i & 1)) continue;
-    change(r, is_v, token + i, row, place.element, x);
-    // Products are ordered as what they are of, so that the extent is theirs.
-    if (r.inverse_scale != 1.0f) {
-#pragma unroll
-      for (int j = 0; j < kRun; ++j) x[j] *= r.inverse_scale;
-      e = {e.up * r.inverse_scale, e.down * r.inverse_scale};
-    }
-    quantize_run<kArch, kChanged>(r, {place, codes, scales, i}, e, x);
+  };
+  if constexpr (kAsTheyCome<Change> && kArch >= 80) {
+    // A loop for each pair of types: to choose in the loop takes a dozen of 290 instructions.
+    with_codes(r.cache.dtype, [&](auto t) {
+      with_halves(r.in.dtype, [&](auto half) {
+        each([&](const RunTarget& to, const RunBits& run) {
+          quantize_run<kArch, decltype(t)::kType, decltype(half)::kType>(r, to, run);
+        });
+      });
+    });
+  } else {
+    // One piece of code before the types of codes: unrolled, RoPE's kernel took 34 seconds to
+    // compile.
+    each([&](const RunTarget& to, const RunBits& run) {
+      Run x;
+      unpack_run(run.half, r.in.dtype, x);
+      const char* const row = in + to.token * step - 2 * place.element;
+      change(r, is_v, token + to.token, row, place.element, x);
+      multiply(x, r.inverse_scale);
+      with_codes(r.cache.dtype, [&](auto t) { quantize_run<kArch, decltype(t)::kType>(r, to, x); });
+    });
   }
 }
 
@@ -355,9 +407,8 @@ FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const QuantizeRows& r,
 template <int kArch, class Change>
 FLASHBSR_DEVICE void quantize_runs(const QuantizeArgs& a, const Change& change) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  const int32_t spans = ceil_div(a.tokens, a.span);
-  const int32_t k_items = spans * static_cast<int32_t>(a.k.parts.divisor);
-  const int32_t items = k_items + spans * static_cast<int32_t>(a.v.parts.divisor);
+  const int32_t k_items = a.spans * static_cast<int32_t>(a.k.parts.divisor);
+  const int32_t items = k_items + a.spans * static_cast<int32_t>(a.v.parts.divisor);
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
   int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
   for (; item < items; item += stride) {
