@@ -111,7 +111,7 @@ void Attention::resolve(const ResolveOptions& options) {
 int64_t Attention::needed_bytes() {
   int64_t rows;
   if (options_.capacity.fixed()) {
-    rows = sizes_for(options_.capacity, options_.shape, limits_.wide, options_.split,
+    rows = sizes_for(options_.capacity, options_.shape, limits_, options_.split,
                      laid_.layout.page_size)
                .partial_rows;
   } else {

@@ -84,6 +84,8 @@ class Attention : public std::enable_shared_from_this<Attention> {
   /// Limits and what is shared, with the kernel for both.
   void choose_kernel(const Shape& shape);
   bool is_mixed(const Batch& batch, bool shares) const;
+  void check_mixed() const;
+  int mixed_rows() const;
   void schedule(void* stream);
   void hand_over(void* stream);
   void resolve(const ResolveOptions& options);

@@ -137,6 +137,23 @@ void Attention::find_shared() {
   if (laid_.may_be_shared && shape.may_share) prefixes_.find(laid_.layout, shape);
 }
 
+void Attention::check_mixed() const {
+  if (limits_.mixed()) return;
+  throw Error(ErrorCode::kUnsupported, "mixed", "True in " + place_text(backend_->place()),
+              "False there, or what kernels for mixed batches do: compute capability 9.0, 16-bit q "
+              "and KV, head dims up to 128, at most 8 query heads of a KV head, no soft-cap, "
+              "encodings, masks or variants, neither fixed_split_size nor disable_split_kv");
+}
+
+/// Of the two heights the one of which the largest batch of a capacity pads fewer rows.
+int Attention::mixed_rows() const {
+  if (options_.tile_rows > 0) return options_.tile_rows;
+  const int64_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
+  const int64_t rows = max_of<int64_t>(options_.capacity.max_q_tokens * group, 1);
+  const auto padded = [&](int64_t tile) { return round_up<int64_t>(rows, tile); };
+  return padded(kMixedRows[1]) < padded(kMixedRows[0]) ? kMixedRows[1] : kMixedRows[0];
+}
+
 /// Requests of few rows beside others, or parts of many rows; and nothing that forbids a kernel for
 /// them.
 bool Attention::is_mixed(const Batch& batch, bool shares) const {
@@ -155,6 +172,7 @@ bool Attention::is_mixed(const Batch& batch, bool shares) const {
 void Attention::choose_kernel(const Shape& shape) {
   const Batch batch = this->batch();
   limits_ = limits_for(batch);
+  if (options_.mixed) check_mixed();
   sharing_.clear();
   const bool shares = !laid_.given.empty() || !prefixes_.nodes.empty();
   const bool mixed = is_mixed(batch, shares);
@@ -236,6 +254,8 @@ Batch Attention::batch() const {
     batch.requests = options_.capacity.max_requests;
     batch.q_tokens = options_.capacity.max_q_tokens;
     batch.lengths = nullptr;
+    const bool splits = options_.split.fixed_size <= 0 && !options_.split.disabled;
+    if (options_.mixed && splits) batch.mixed_rows = mixed_rows();
   }
   return batch;
 }

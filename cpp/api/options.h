@@ -62,6 +62,7 @@ struct AttentionOptions {
   Capacity capacity;
   int32_t num_workers = 0;               ///< 0: the device's default
   int32_t tile_rows = 0;                 ///< of a GPU's kernel; 0: the cheapest
+  bool mixed = false;                    ///< captured runs take a kernel for mixed batches
   int32_t num_threads = 0;               ///< 0: the cores this process may use
   int64_t dequantize_bytes = 256 << 20;  ///< most memory for codes that are written as 16 bits
   bool fast_fp8 = false;  ///< fewer promotions of float8 sums on tensor cores that truncate

@@ -299,6 +299,7 @@ api::AttentionOptions options_from(const nb::dict& d) {
                 .max_kv_len = integer("max_kv_len")};
   o.num_workers = integer("num_workers");
   o.tile_rows = integer("tile_rows");
+  o.mixed = boolean("mixed");
   o.num_threads = integer("num_threads");
   const std::string backend = text("backend");
   o.backend = backend == "auto"  ? api::BackendChoice::kAuto

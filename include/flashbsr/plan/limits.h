@@ -221,8 +221,10 @@ inline constexpr int64_t kMaxSharedLevels = 4;
 ///
 /// Shared parts: every tile may have a partial state without being split, a part's tiles cut the
 /// requests' into at most as many more runs, and a run has a part per level.
-inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const DeviceLimits& limits,
+/// @param all  before blocks are dealt to wide and narrow tiles: of either as many as may be
+inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const Workers& all,
                            const SplitPolicy& split, int32_t page_size) {
+  const DeviceLimits& limits = all.wide;
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
   const int64_t heads = shape.num_kv_heads, rows = capacity.max_q_tokens * group;
   const int64_t tiles = capacity.max_requests + rows / limits.tile_rows;
@@ -242,9 +244,10 @@ inline PlanSizes sizes_for(const Capacity& capacity, const Shape& shape, const D
   // Parts are cut at half of the bound: twice as many slots.
   const int64_t slots =
       max_of(limits.max_slots(), shape.may_share ? int64_t{4} * limits.num_workers : 0);
-  sizes.partial_rows = slots * limits.tile_rows;
-  sizes.merges = slots / 2;
-  sizes.items = tiles * heads + slots;
+  const int64_t narrow = all.mixed() ? all.narrow.max_slots() : 0;
+  sizes.partial_rows = slots * limits.tile_rows + narrow * all.narrow_rows;
+  sizes.merges = (slots + narrow) / 2;
+  sizes.items = tiles * heads + slots + narrow;
   if (!shape.may_share) return sizes;
   const int64_t runs = (1 + kMaxSharedTiles) * tiles * heads;
   sizes.requests += kMaxSharedTiles * tiles;

@@ -19,7 +19,7 @@ class Mixture {
   /// @param all  workers before blocks are dealt to the two kinds; workers() are those after it
   Candidate& choose(const std::vector<Tile>& tiles, const Shape& shape, const Workers& all,
                     const SplitPolicy& split) {
-    workers_ = all;
+    all_ = workers_ = all;
     if (!all.mixed()) return wide_.candidates.choose(tiles, shape, all.wide, split);
     wide_.clear();
     narrow_.clear();
@@ -48,6 +48,8 @@ class Mixture {
 
   /// Of the last plan.
   const Workers& workers() const { return workers_; }
+  /// What they were dealt from: of either kind as many as any plan has.
+  const Workers& all() const { return all_; }
 
   /// As Candidates::other_price: of wide tiles.
   int64_t other_price() const { return wide_.candidates.other_price(); }
@@ -176,7 +178,7 @@ class Mixture {
     cut.split_rows += chosen.cut.split_rows;
   }
 
-  Workers workers_;
+  Workers all_, workers_;
   size_t num_wide_chunks_ = 0;
   Kind wide_, narrow_;
   Candidate both_;

@@ -52,8 +52,11 @@ class PlanWriter {
         .q_rows = static_cast<int64_t>(runs_.q_rows.size()),
         .merge_parts = static_cast<int64_t>(runs_.parts.size()) * heads};
     sizes_ = need;
+    room_ = workers.count();
     if (capacity.fixed()) {
-      sizes_ = sizes_for(capacity, shape, limits, asked.split, layout.page_size);
+      // Where sections lie must not depend on how blocks were dealt: captured runs know it.
+      sizes_ = sizes_for(capacity, shape, mixture.all(), asked.split, layout.page_size);
+      room_ = mixture.all().count();
       check_capacity(layout, need, capacity);
     }
     write_header(layout, shape, workers, need, asked.max_rows, memory);
@@ -104,7 +107,7 @@ class PlanWriter {
   void write_header(const Layout& layout, const Shape& shape, const Workers& workers,
                     const PlanSizes& need, int32_t max_rows, PlanMemory& memory) {
     const DeviceLimits& limits = workers.wide;
-    const int64_t words = sizes_.total_words(workers.count(), layout.bounds);
+    const int64_t words = sizes_.total_words(room_, layout.bounds);
     if (max_of(words, sizes_.partial_rows) > std::numeric_limits<int32_t>::max()) {
       throw Error(ErrorCode::kCapacity, "plan",
                   std::to_string(words) + " words, " + std::to_string(sizes_.partial_rows) +
@@ -146,10 +149,10 @@ class PlanWriter {
     h.max_q_rows = i32(sizes_.q_rows);
     h.max_merge_parts = i32(sizes_.merge_parts);
     h.off_starts = sizeof(PlanHeader) / 4;
-    h.off_requests = h.off_starts + 16 * h.num_workers;
+    h.off_requests = h.off_starts + 16 * room_;
     h.off_items = h.off_requests + 8 * h.max_requests;
     h.off_queue_indptr = h.off_items + 8 * h.max_items;
-    h.off_queue_items = h.off_queue_indptr + h.num_workers + 1;
+    h.off_queue_items = h.off_queue_indptr + room_ + 1;
     h.off_merges = h.off_queue_items + h.max_items;
     h.off_kv_indices = h.off_merges + 8 * h.max_merges;
     if (layout.bounds) {
@@ -389,6 +392,7 @@ class PlanWriter {
   Runs runs_;
   std::vector<int32_t> place_;
   int32_t* data_ = nullptr;
+  int32_t room_ = 0;  ///< for workers
   PlanSizes sizes_;
 };
 

@@ -365,6 +365,7 @@ def _options(spec: AttentionSpec, task: TaskInfo) -> dict[str, Any]:
         "max_kv_len": -1 if task.max_kv_len is None else task.max_kv_len,
         "num_workers": task.num_workers or 0,
         "tile_rows": task.tile_rows or 0,
+        "mixed": task.mixed,
         "num_threads": task.num_threads or 0,
         "backend": task.backend,
         "device": -1 if task.device is None else task.device,

@@ -73,6 +73,13 @@ class TaskInfo:
         Packed query rows of a tile, of a kernel that the GPU has: 8, 16, 64, 128 or 192
         (``flashbsr info``). Of a batch of chunks and decodes: of the tiles beside the decodes, 128
         or 192. Default: what the plan's model of costs finds cheapest.
+    mixed : bool
+        With a capacity: take the kernel for mixed batches, whatever the first plan is. Plans that
+        captured runs follow then have shared prefixes and chunks beside decodes at their speed: 64
+        decodes that share 8192 tokens and own 256 take 45 us in place of 170 (H200), decodes alone
+        some 5 % longer. On compute capability 9.0, with 16-bit q and KV, head dims up to 128, at
+        most 8 query heads of a KV head, and neither soft-cap, encodings of positions, variants nor
+        fixed or disabled splits. Without a capacity plans choose by themselves.
     num_threads : int, optional
         Threads that run the queues. Default: the machine's cores. Results do not depend on it.
     fixed_split_size : int, optional
@@ -141,6 +148,7 @@ class TaskInfo:
     max_kv_len: int | None = None
     num_workers: int | None = None
     tile_rows: int | None = None
+    mixed: bool = False
     num_threads: int | None = None
     fixed_split_size: int | None = None
     disable_split_kv: bool = False
@@ -199,6 +207,9 @@ class TaskInfo:
         missing = [name for name in capacity if getattr(self, name) is None]
         if missing and len(missing) < len(capacity):
             raise FlashbsrError(missing[0], None, "a number: a capacity is all three, or none")
+        _set(self, "mixed", bool(self.mixed))
+        if self.mixed and missing:
+            raise FlashbsrError("mixed", True, "False without a capacity: plans choose kernels")
         check_name("kv_layout", self.kv_layout, ("NHD", "HND"))
         _set(self, "q_dtype", normalize_dtype(self.q_dtype, "q_dtype", Q_DTYPES))
         types = elements_of(self.kv_dtype)
