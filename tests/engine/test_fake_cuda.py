@@ -29,7 +29,11 @@ torch = framework("torch")
         (["fake_cuda/hopper_args.py"], "", {}),
         # What a plan chooses depends on how many there are: as on an H200.
         (["fake_cuda/kernel_cases.py"], "", {"FAKE_CUDA_SMS": "132"}),
-        (["fake_cuda/tile_rows.py"], "", {"FAKE_CUDA_SMS": "132"}),
+        (
+            ["fake_cuda/tile_rows.py", "fake_cuda/mixed_capacity.py"],
+            "",
+            {"FAKE_CUDA_SMS": "132"},
+        ),
         (["fake_cuda/dense_pages.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py", "fake_cuda/jit_rare.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),

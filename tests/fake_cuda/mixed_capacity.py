@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Captured runs by the kernel for mixed batches, on the fake driver. test_fake_cuda.py runs this."""
+"""Captured runs by the kernel for mixed batches, on the fake driver of an H200.
+
+test_fake_cuda.py runs this file.
+"""
 
 from __future__ import annotations
 
@@ -78,26 +81,25 @@ def test_replays_over_plans_of_all_kinds(
     """One kernel, one grid, the same places of the plan's sections, whatever was captured."""
     arrays = Arrays()
     attention = arrays.attention(backend="cuda", mixed=True, tile_rows=tile_rows, **CAPACITY)
-    with driver.memory_of_h200():
-        attention.plan(batch(*BATCHES[first]))
-        kernel, size = attention._engine.kernel_name(), attention.workspace_size()
-        assert kernel == f"mixed_sm90a_d128_f16_r{tile_rows or 128}_plain"
-        out = torch.zeros_like(arrays.q)
-        fake_torch.current = stream = driver.stream()
-        with driver.capture(stream) as graph:
-            attention.run(arrays.q, arrays.cache, out=out)
-        allocations, grids = driver.calls("cuMemAlloc"), set()
-        for name, told in BATCHES.items():
-            layout = batch(*told)
-            attention.plan(layout)
-            assert attention._engine.kernel_name() == kernel
-            assert attention.workspace_size() == size
-            out.fill_(np.nan)
-            driver.replay(graph, stream)
-            driver.drain()
-            grids.add(driver.grid)
-            arrays.check(out, layout)
-            assert len(attention.plan_info.parts) == (name == "shared"), name
+    attention.plan(batch(*BATCHES[first]))
+    kernel, size = attention._engine.kernel_name(), attention.workspace_size()
+    assert kernel == f"mixed_sm90a_d128_f16_r{tile_rows or 128}_plain"
+    out = torch.zeros_like(arrays.q)
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream) as graph:
+        attention.run(arrays.q, arrays.cache, out=out)
+    allocations, grids = driver.calls("cuMemAlloc"), set()
+    for name, told in BATCHES.items():
+        layout = batch(*told)
+        attention.plan(layout)
+        assert attention._engine.kernel_name() == kernel
+        assert attention.workspace_size() == size
+        out.fill_(np.nan)
+        driver.replay(graph, stream)
+        driver.drain()
+        grids.add(driver.grid)
+        arrays.check(out, layout)
+        assert len(attention.plan_info.parts) == (name == "shared"), name
     assert len(grids) == 1
     assert driver.calls("cuMemAlloc") == allocations
 
@@ -126,18 +128,17 @@ def test_bounds(driver: Driver, fake_torch: FakeTorch, first: str) -> None:
         attention.update(lens, tables)
         return layout
 
-    with driver.memory_of_h200():
-        plan(first)
-        fake_torch.current = stream = driver.stream()
-        with driver.capture(stream) as graph:
-            attention.run(arrays.q[:REQUESTS], arrays.cache, out=out[:REQUESTS])
-        for name in ("decodes", "shared", "one", "shared", "short"):
-            layout = plan(name)
-            driver.synchronize(None)
-            driver.replay(graph, stream)
-            driver.drain()
-            arrays.check(out, layout)
-            assert (len(attention.plan_info.parts) > 0) == (name == "shared")
+    plan(first)
+    fake_torch.current = stream = driver.stream()
+    with driver.capture(stream) as graph:
+        attention.run(arrays.q[:REQUESTS], arrays.cache, out=out[:REQUESTS])
+    for name in ("decodes", "shared", "one", "shared", "short"):
+        layout = plan(name)
+        driver.synchronize(None)
+        driver.replay(graph, stream)
+        driver.drain()
+        arrays.check(out, layout)
+        assert (len(attention.plan_info.parts) > 0) == (name == "shared")
 
 
 def test_engines_that_share_a_plan(driver: Driver, fake_torch: FakeTorch) -> None:
@@ -149,18 +150,17 @@ def test_engines_that_share_a_plan(driver: Driver, fake_torch: FakeTorch) -> Non
         arrays.attention(backend="cuda", **CAPACITY),
     ]
     fake_torch.current = stream = driver.stream()
-    with driver.memory_of_h200():
-        for name in ("shared", "decodes", "chunks beside decodes"):
-            layout = batch(*BATCHES[name])
-            engines[0].plan(layout)
-            for other in engines[1:]:
-                other.plan(engines[0])
-            for engine in engines:
-                out = torch.full_like(arrays.q, np.nan)
-                rows = int(layout.qo_indptr[-1]) if layout.qo_indptr is not None else REQUESTS
-                engine.run(arrays.q[:rows], arrays.cache, out=out[:rows])
-                driver.synchronize(stream)
-                arrays.check(out, layout)
+    for name in ("shared", "decodes", "chunks beside decodes"):
+        layout = batch(*BATCHES[name])
+        engines[0].plan(layout)
+        for other in engines[1:]:
+            other.plan(engines[0])
+        for engine in engines:
+            out = torch.full_like(arrays.q, np.nan)
+            rows = int(layout.qo_indptr[-1]) if layout.qo_indptr is not None else REQUESTS
+            engine.run(arrays.q[:rows], arrays.cache, out=out[:rows])
+            driver.synchronize(stream)
+            arrays.check(out, layout)
 
 
 def test_what_it_does_not_do(driver: Driver) -> None:
@@ -175,9 +175,7 @@ def test_what_it_does_not_do(driver: Driver) -> None:
             attention.plan(layout)
     many = flashbsr.Attention(
         flashbsr.AttentionSpec(),
-        flashbsr.TaskInfo(
-            18, 2, 128, kv_dtype="float16", backend="cuda", mixed=True, **CAPACITY
-        ),
+        flashbsr.TaskInfo(18, 2, 128, kv_dtype="float16", backend="cuda", mixed=True, **CAPACITY),
     )
     with pytest.raises(errors.UnsupportedError, match=message):
         many.plan(layout)

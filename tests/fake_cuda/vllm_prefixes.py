@@ -31,14 +31,14 @@ KIND: Kind = kind_of(HEADS, KV_HEADS, DIM, DIM**-0.5, None, 0.0, False, "auto", 
 class Server:
     """A cache, and the arrays of the model runner."""
 
-    def __init__(self, *, drafts: bool = False) -> None:
+    def __init__(self, **how: bool) -> None:
         random = torch.Generator().manual_seed(0)
         pages = PREFIX // PAGE + REQUESTS * (WIDTH - PREFIX // PAGE)
         shape = pages, KV_HEADS, PAGE, 2 * DIM
         self.cache = torch.randn(*shape, generator=random).to(torch.float16)
         self.q = torch.randn(TOKENS, HEADS, DIM, generator=random).to(torch.float16)
         self.out = torch.zeros_like(self.q)
-        self.steps = Steps([KIND], Place("float16", PAGE, device=0), fixed=True, drafts=drafts)
+        self.steps = Steps([KIND], Place("float16", PAGE, device=0), **{"fixed": True, **how})
         self.lens = torch.zeros(REQUESTS, dtype=torch.int32)
         self.starts = torch.zeros(REQUESTS + 1, dtype=torch.int32)
         own = torch.arange(PREFIX // PAGE, pages, dtype=torch.int32).view(REQUESTS, -1)
@@ -62,7 +62,8 @@ class Server:
 
     def run(self, step: Step, rows: int) -> None:
         k, v = self.cache[..., :DIM], self.cache[..., DIM:]
-        step.attention(KIND).run(self.q[:rows], (k, v), out=self.out[:rows])
+        for attention in step.engines(KIND):
+            attention.run(self.q[:rows], (k, v), out=self.out[:rows])
 
     def capture(self, driver: Driver, stream: int, key: Any, sizes: list[int],
                 tokens: int) -> dict[int, Any]:  # fmt: skip
@@ -95,22 +96,28 @@ class Server:
         assert not self.out[used:rows].any()
 
     def replayed(self, driver: Driver, stream: int, graph: Any, step: Step) -> Any:
-        """The graph tells lengths and tables itself; the shared parts are those of the plan."""
+        """The graph tells lengths and tables itself; the shared parts are those of the plans."""
         assert step.captured and not step.told
         self.out.fill_(np.nan)
         driver.replay(graph, stream)
         driver.synchronize(stream)
-        ((slot, _),) = step.slots.values()
-        return [(part.kv_end, len(part.requests)) for part in slot.attention.plan_info.parts]
+        ((slots, _),) = step.slots.values()
+        parts = [part for slot in slots for part in slot.attention.plan_info.parts]
+        return [(part.kv_end, len(part.requests)) for part in parts]
 
 
-@pytest.mark.parametrize("each", [1, 5])
-def test_graphs_follow_a_prefix(driver: Driver, fake_torch: FakeTorch, each: int) -> None:
+@pytest.mark.parametrize(("each", "cascades", "fixed"), [
+    (1, False, True), (5, False, True), (1, True, True), (2, True, True), (1, True, False),
+])  # fmt: skip
+def test_graphs_follow_a_prefix(
+    driver: Driver, fake_torch: FakeTorch, each: int, cascades: bool, fixed: bool
+) -> None:
     """It comes, stays while lengths grow, is shorter, and goes; requests that pad have none."""
-    server = Server()
+    server = Server(cascades=cascades, fixed=fixed)
     fake_torch.current = stream = driver.stream()
     graphs = server.capture(driver, stream, each, [64 * each], 64 * each)
     rows, random = 64 * each, np.random.default_rng(each)
+    launched = []
     for common, count in [(8000, 64), (8000, 64), (8000, 61), (7984, 50), (0, 64), (8000, 64)]:
         lens = random.integers(8000 + each, 8100, count).tolist()
         q_lens = [each] * count
@@ -118,6 +125,13 @@ def test_graphs_follow_a_prefix(driver: Driver, fake_torch: FakeTorch, each: int
         parts = server.replayed(driver, stream, graphs[rows], step)
         assert parts == ([(common, count)] if common else [])
         server.checked(lens, q_lens, rows)
+        (slots, _) = step.slots[KIND]
+        # Who has nothing to do is planned so once, and not for every step.
+        launched.append([slot.rests for slot in slots])
+    if cascades:
+        assert launched == [[64, -1]] * 4 + [[-1, 64]] + [[64, -1]]
+    else:
+        assert launched == [[-1]] * 6
 
 
 def test_graphs_of_all_steps_follow_a_prefix(driver: Driver, fake_torch: FakeTorch) -> None:

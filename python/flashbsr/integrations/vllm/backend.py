@@ -146,7 +146,8 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
                 ranks = place.ranks.through_peers(kinds, most, patience())
                 place = replace(place, ranks=ranks)
         drafts = getattr(vllm_config, "speculative_config", None) is not None
-        self.steps = Steps(kinds, place, fixed=not halves, drafts=drafts)
+        cascades = not getattr(model, "disable_cascade_attn", True)
+        self.steps = Steps(kinds, place, fixed=not halves, drafts=drafts, cascades=cascades)
         self._prefix = 0  # that the next step's requests begin with
 
     @classmethod
@@ -187,9 +188,9 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         vLLM asks where ``disable_cascade_attn`` is False, before it builds the step. Told True, it
         replays no full graph, which costs the host some 10 us a layer, and tells `build`. Told
         False it does neither; but a plan with a prefix is one that graphs follow as any other, so
-        that it is remembered here, and `build` has it. Only where a graph's kernel has no room for
-        two requests in a tile, or reads on the GPU how many rows a request has (drafts), vLLM is
-        told True: then a plan of its own may choose a better kernel.
+        that it is remembered here, and `build` has it. Only where graphs have no kernel for mixed
+        batches and no room for two requests in a tile, or read on the GPU how many rows a request
+        has (drafts), vLLM is told True: then a plan of its own may choose a better kernel.
 
         There must be enough to save, since a prefix that changes is planned anew: the keys of 65536
         tokens with 8 heads of 128 take 60 us. What a plan makes of it is up to its prices.
@@ -216,7 +217,9 @@ class FlashbsrBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         mode, tokens = self.vllm_config.compilation_config.cudagraph_mode, int(query_lens[0])
         if mode is None or not mode.separate_routine() or (query_lens != tokens).any():
             return False
-        return not all(kind.graphs_share(tokens) for kind in self.steps.kinds)
+        mixed = self.steps.cascades
+        kinds = self.steps.kinds
+        return not all((mixed and x.mixes(tokens)) or x.graphs_share(tokens) for x in kinds)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Step:
         """Plan a step whose runs are captured; replays follow the plans of later steps."""

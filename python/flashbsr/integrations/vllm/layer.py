@@ -177,14 +177,14 @@ class Layer:
         of_heads: dict[str, Any] = {
             name: self._on(query, name) for name in ("sinks", "alibi_slopes")
         }
-        attention = step.attention(self.kind)
         if step.ranks is None:
-            attention.run(query, kv, out=out, **scales, **of_heads)
+            for attention in step.engines(self.kind):
+                attention.run(query, kv, out=out, **scales, **of_heads)
         elif output_scale is not None:
             raise UnsupportedError("output_scale", "a tensor", "None where ranks share keys")
         else:
             of_heads = {name: self._of_all(step.ranks, name, x) for name, x in of_heads.items()}
-            step.ranks.attend(attention, query, kv, out, **scales, **of_heads)
+            step.ranks.attend(step.attention(self.kind), query, kv, out, **scales, **of_heads)
         return output
 
     def _of_all(self, ranks: Ranks, name: str, x: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+import flashbsr._core as _core
+
 from ...engine.attention import Attention
 from ...engine.context import ContextParallel
 from ...errors import PlanError
@@ -19,12 +21,10 @@ from ...layout.layouts import BlockTable, Layout, Ragged
 from .context import Ranks
 from .kinds import Kind
 from .rows import Rows, rows_of
+from .slots import ROOM, Graph, Slot
 
 __all__ = ["Batch", "Place", "Step", "Steps"]
 
-# A decode step's bounds leave room for so many tokens more: the plan serves as many steps, each of
-# which is one small launch (`update`) instead of 0.1 ms of planning.
-ROOM = 128
 # Steps in flight: while one runs, the next is prepared.
 IN_FLIGHT = 2
 
@@ -55,6 +55,15 @@ class Place:
     num_threads: int | None = None
     fixed_split_size: int | None = None
     ranks: Ranks | None = None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether there is a kernel for mixed batches, of some kinds of layers."""
+        if self.device is None or self.fixed_split_size or self.ranks is not None:
+            return False
+        known = _core.cuda_devices()[self.device : self.device + 1]
+        hopper = any(x["compute_capability"] == (9, 0) for x in known)
+        return hopper and self.q_dtype in ("float16", "bfloat16")
 
     def task(self) -> dict[str, Any]:
         """Give what `TaskInfo` says of it."""
@@ -144,27 +153,6 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Slot:
-    """An engine, what it is planned for, and how often it was."""
-
-    attention: Attention
-    rows: Rows | None = None
-    bounds: np.ndarray[Any, Any] | None = None
-    common_prefix: int = 0
-    turn: int = 0
-
-    def holds(self, rows: Rows, batch: Batch) -> bool:
-        """Tell whether the plan serves such a batch, and about as well as one of its own would."""
-        if self.rows is not rows or self.bounds is None:
-            return False
-        if self.common_prefix != batch.common_prefix:
-            return False
-        # Seen as unsigned, what is below 0 is above all.
-        room = (self.bounds - batch.bounds).view(np.uint64)
-        return bool(np.maximum.reduce(room, initial=0) <= 2 * ROOM)
-
-
-@dataclass(slots=True)
 class Step:
     """A step, as layers see it: the metadata of vLLM.
 
@@ -189,33 +177,42 @@ class Step:
     slot_mapping: Any
     rows: int
     captured: bool
-    slots: dict[Kind, tuple[_Slot, int]]
+    slots: dict[Kind, tuple[tuple[Slot, ...], int]]
     ranks: Ranks | None = None
     late: Batch | None = None
     fewer: bool = True
     told: set[tuple[Kind, bool]] = field(default_factory=set)
 
-    def attention(self, kind: Kind) -> Attention:
-        """Give the engine that is planned for layers of this kind, and has been told the lengths.
+    def engines(self, kind: Kind) -> list[Attention]:
+        """Give what layers of this kind run, planned and told the lengths.
+
+        One engine; of graphs that follow prefixes two, of which one has no rows.
 
         Raises
         ------
         PlanError
             It was planned again since: more steps are in flight than there are engines.
         """
-        slot, turn = self.slots[kind]
-        if slot.turn != turn:
+        slots, turn = self.slots[kind]
+        if slots[0].turn != turn:
             raise PlanError(
                 "attn_metadata",
-                f"a step whose plan was replaced {slot.turn - turn} times",
+                f"a step whose plan was replaced {slots[0].turn - turn} times",
                 f"at most {IN_FLIGHT} steps at once, run in the order in which they were built",
             )
         if self.late is not None and not kind.ragged:
             told = kind, torch.cuda.is_current_stream_capturing()
             if told not in self.told:
                 self.told.add(told)
-                _tell(slot.attention, self.late, fewer=self.fewer)
-        return slot.attention
+                for slot in slots:
+                    fewer = self.fewer and slot.rests < 0
+                    _tell(slot.attention, self.late, fewer=fewer)
+        return [slot.attention for slot in slots]
+
+    def attention(self, kind: Kind) -> Attention:
+        """Give the one engine of layers that no graph has two of."""
+        (attention,) = self.engines(kind)
+        return attention
 
 
 def _tell(attention: Attention, batch: Batch, stream: Any = None, *, fewer: bool) -> None:
@@ -231,20 +228,6 @@ def _tell(attention: Attention, batch: Batch, stream: Any = None, *, fewer: bool
         q_positions=batch.positions,
         stream=stream,
     )
-
-
-@dataclass(slots=True)
-class _Graph:
-    """What captured runs hold: engines with a capacity, which replays follow.
-
-    `mixed`: requests may have any number of query rows. `rows` are those of the largest captured
-    run, which ends where its queries do.
-    """
-
-    requests: int
-    mixed: bool
-    rows: int = 0
-    slots: dict[Kind, _Slot] = field(default_factory=dict)
 
 
 class Steps:
@@ -264,18 +247,28 @@ class Steps:
         themselves: a launch less of the host for every step.
     drafts : bool
         Requests may have fewer query rows on the GPU than the host was told.
+    cascades : bool
+        Steps may tell of a prefix. Graphs of decode steps have a second engine then, by the kernel
+        for mixed batches, where there is one.
 
     Requests that pad a step have the length 0 on the GPU, as vLLM gives them ("unused seq_lens").
     """
 
     def __init__(
-        self, kinds: Sequence[Kind], place: Place, *, fixed: bool = False, drafts: bool = False
+        self,
+        kinds: Sequence[Kind],
+        place: Place,
+        *,
+        fixed: bool = False,
+        drafts: bool = False,
+        cascades: bool = False,
     ) -> None:
         self.kinds = tuple(dict.fromkeys(kinds))
         self.place = place
         self.fixed, self.drafts = fixed, drafts
-        self._eager: dict[bool, list[dict[Kind, _Slot]]] = {}
-        self._graphs: dict[tuple[Hashable, bool], _Graph] = {}
+        self.cascades = cascades and not drafts and place.mixes
+        self._eager: dict[bool, list[dict[Kind, Slot]]] = {}
+        self._graphs: dict[tuple[Hashable, bool], Graph] = {}
         self._next = 0
 
     def captures(
@@ -297,11 +290,14 @@ class Steps:
         """
         graph = self._graphs.get((key, causal))
         if graph is None:
-            graph = self._graphs[key, causal] = _Graph(requests, key == "mixed")
+            graph = self._graphs[key, causal] = Graph(requests, key == "mixed")
             capacity = {"max_batch_size": requests, "max_q_tokens": tokens, "max_kv_pages": pages}
             for kind in self.kinds:
                 task = {**self.place.task(), **capacity}
-                graph.slots[kind] = _Slot(kind.attention(causal, self.place.q_dtype, **task))
+                graph.slots[kind] = Slot(kind.attention(causal, self.place.q_dtype, **task))
+                if self.cascades and not graph.mixed and kind.mixes(key):
+                    engine = kind.attention(causal, self.place.q_dtype, mixed=True, **task)
+                    graph.sharing[kind] = Slot(engine)
         graph.rows = max(graph.rows, rows)
 
     def plan(self, batch: Batch, slot_mapping: Any, num_actual_tokens: int, stream: Any) -> Step:
@@ -320,20 +316,29 @@ class Steps:
         late = None
         if self.fixed and graph is not None and not batch.topk and batch.positions is None:
             late = batch
+        turns: dict[Kind, tuple[tuple[Slot, ...], int]] = {}
         made: dict[bool, Attention] = {}  # over keys of the step, or the cache: planned first
         for kind, slot in slots.items():
             slot.turn += 1
+            turns[kind] = (slot,), slot.turn
             like = made.get(kind.ragged)
             if kind.ragged or (self.place.device is None and not batch.topk):
                 self._planned(slot, like or self._layout(kind, batch), batch, stream)
             else:
+                other = graph.sharing.get(kind) if graph else None
+                if other is not None:
+                    turns[kind] = (slot, other), slot.turn
+                    if batch.common_prefix:
+                        slot, other = other, slot
+                    rested = other.rest(len(batch.bounds), self.place.page_size, stream)
+                    if rested and late is None:
+                        _tell(other.attention, batch, stream, fewer=False)
                 planned = self._bound(slot, batch, rows, like, stream)
                 if late is None and not batch.topk:
                     _tell(slot.attention, batch, stream, fewer=fewer)
                 if not planned:
                     continue
             made.setdefault(kind.ragged, slot.attention)
-        turns = {kind: (slot, slot.turn) for kind, slot in slots.items()}
         return Step(
             num_actual_tokens,
             slot_mapping,
@@ -345,7 +350,7 @@ class Steps:
             fewer,
         )
 
-    def _planned(self, slot: _Slot, layout: Layout | Attention, batch: Batch, stream: Any) -> None:
+    def _planned(self, slot: Slot, layout: Layout | Attention, batch: Batch, stream: Any) -> None:
         """Plan with the positions of the batch, which an engine that is planned has already."""
         own = isinstance(layout, Layout)
         slot.attention.plan(layout, q_positions=batch.first if own else None, stream=stream)
@@ -357,7 +362,7 @@ class Steps:
 
     def _bound(
         self,
-        slot: _Slot,
+        slot: Slot,
         batch: Batch,
         rows: Rows,
         like: Attention | None,
@@ -367,27 +372,27 @@ class Steps:
 
         Returns whether it planned, as `like` was in this step, if that is given.
         """
-        planned = not slot.holds(rows, batch)
+        planned = not slot.holds(rows, batch.bounds, batch.common_prefix)
         if planned:
             page_size = 1 if batch.topk else self.place.page_size
             bounds = batch.bounds.astype(np.int64)
             if batch.of_requests.even is not None:  # a decode step, and probably more of them
                 most = batch.topk or int(batch.tables.shape[1]) * page_size
                 bounds = np.where(bounds > 0, np.minimum(bounds + ROOM, most), 0)
-            slot.rows = slot.bounds = None  # a plan that raises leaves none
+            slot.forget()  # a plan that raises leaves none
             common = batch.common_prefix
             layout = like or Bounds(rows.starts, bounds, page_size=page_size, common_prefix=common)
             self._planned(slot, layout, batch, stream)
             slot.rows, slot.bounds, slot.common_prefix = rows, bounds, common
         return planned
 
-    def _turn(self, causal: bool) -> dict[Kind, _Slot]:
+    def _turn(self, causal: bool) -> dict[Kind, Slot]:
         """Take the engines that the step before the last had."""
         if causal not in self._eager:
             task = self.place.task()
             self._eager[causal] = [
                 {
-                    kind: _Slot(kind.attention(causal, self.place.q_dtype, **task))
+                    kind: Slot(kind.attention(causal, self.place.q_dtype, **task))
                     for kind in self.kinds
                 }
                 for _ in range(IN_FLIGHT)
@@ -395,7 +400,7 @@ class Steps:
         self._next = (self._next + 1) % IN_FLIGHT
         return self._eager[causal][self._next]
 
-    def _graph_for(self, batch: Batch, rows: int) -> _Graph | None:
+    def _graph_for(self, batch: Batch, rows: int) -> Graph | None:
         """Find the engines of captured runs that this step may be replayed for.
 
         With drafts, graphs read query rows on the GPU, and which of them share a prefix is planned:
