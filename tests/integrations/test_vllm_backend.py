@@ -106,10 +106,12 @@ class Mode:
         self.separate_routine = lambda: apart
 
 
-def builder_of(plans: Any, made: list[Any], device: int | None = None, **parallel: Any) -> Any:
+def builder_of(
+    plans: Any, made: list[Any], device: int | None = None, model: Any = (), **parallel: Any
+) -> Any:
     """A builder of class `plans` for two layers, by hand on a GPU that is not there."""
     config = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None),
+        model_config=SimpleNamespace(dtype=torch.bfloat16, rswa_window=None, **dict(model)),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, **parallel),
         scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=256),
         compilation_config=SimpleNamespace(
@@ -137,7 +139,7 @@ class Recorder:
     def __init__(self, kinds: Any, device: int) -> None:
         self.kinds = kinds
         self.place = SimpleNamespace(device=device, fixed_split_size=None, ranks=None)
-        self.drafts = False
+        self.drafts = self.cascades = False
         self.captured: list[Any] = []
 
     def captures(self, *run: Any, **capacity: int) -> None:
@@ -178,6 +180,25 @@ def test_what_graphs_read_by_themselves(backend: Any) -> None:
     made = [SimpleNamespace(impl=layers.Layer(4, 64, 0.1, 2)) for _ in range(2)]
     assert builder_of(backend.FlashbsrBuilder, made).steps.fixed
     assert not builder_of(backend.FlashbsrBuilder, made, use_ubatching=True).steps.fixed
+
+
+def test_who_may_tell_of_a_prefix(backend: Any) -> None:
+    """Where cascade attention is not switched off; and where there is the kernel: not here."""
+    made = [SimpleNamespace(impl=layers.Layer(4, 64, 0.1, 2)) for _ in range(2)]
+    steps = importlib.import_module("flashbsr.integrations.vllm.steps")
+    asked: list[Any] = []
+
+    class Asked(steps.Steps):  # type: ignore[misc]
+        def __init__(self, *given: Any, cascades: bool, **how: Any) -> None:
+            asked.append(cascades)
+            super().__init__(*given, cascades=cascades, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "Steps", Asked)
+        assert not builder_of(backend.FlashbsrBuilder, made).steps.cascades
+        model = {"disable_cascade_attn": False}
+        assert not builder_of(backend.FlashbsrBuilder, made, model=model).steps.cascades
+    assert asked == [False, True]
 
 
 def test_lengths_of_an_encoder_are_not_those_of_the_decoder(backend: Any) -> None:

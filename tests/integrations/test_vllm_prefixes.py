@@ -82,6 +82,22 @@ def test_a_prefix_that_graphs_have_no_room_for(
     assert not made.use_cascade_attention(**{**PREFIX, "query_lens": mixed})
 
 
+@pytest.mark.parametrize(("tokens", "options", "told"), [
+    (3, {}, False),  # 6 rows for each KV head, which are low tiles of that kernel
+    (5, {}, True),  # 10: they would be high ones
+    (3, {"sliding_window": 100}, True),  # no prefixes there
+    (3, {"logits_soft_cap": 30.0}, True),
+    (3, {"kv_cache_dtype": "fp8"}, True),
+])  # fmt: skip
+def test_a_prefix_that_a_second_kernel_has_room_for(
+    backend: Any, tokens: int, options: dict[str, Any], told: bool
+) -> None:
+    """Where graphs hold the kernel for mixed batches, too, they lose nothing by a prefix."""
+    made = backends.builder(backend, device=0, **options)
+    made.steps.cascades = True
+    assert made.use_cascade_attention(**{**PREFIX, "query_lens": [tokens] * 16}) is told
+
+
 def test_a_prefix_beside_drafts(backend: Any) -> None:
     """Graphs of theirs know no prefixes: vLLM is told, replays none, and tells `build`."""
     made = backends.builder(backend, device=0)
