@@ -168,6 +168,14 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
     ptx::fence_async_proxy();
   }
   wait_for_plan<kArch>(args.base);
+  if constexpr (Traits::kMixed) {
+    // One of two kernels in a graph, whose plan has nothing for it. Those behind it wait for it
+    // alone, and so it waits for those before it.
+    if (args.base.header->num_items == 0) {
+      let_next_start<kArch>(args.base);
+      return ptx::wait_for_prerequisites<kArch>();
+    }
+  }
   const NarrowBlocks narrow = NarrowBlocks::of<Traits>(args.base);
   if constexpr (Traits::kMixed) {
     if (narrow.here && threadIdx.x >= 128 && threadIdx.x % 128 == 0) {
