@@ -3,12 +3,14 @@
 """Attention over dense caches as one operator of programs that PyTorch compiles.
 
 What it does is decided when the program runs: lengths are the host's, and so are plans. A compiler
-goes on behind it, and puts it into no CUDA graph.
+goes on behind it, and puts it into no CUDA graph. Steps over a static cache on a GPU are other
+operators, which plan nothing: graphs hold them (`steps`).
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from ...errors import UnsupportedError
 from .common import as_autocast, refuse
 from .dense import attention
+from .steps import MASK, Shape, Told, step, step_over, tell
 
 __all__ = ["in_programs"]
 
@@ -41,9 +44,59 @@ def _fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) 
     return query.new_empty((rows, query.shape[2], query.shape[1], value.shape[3]))
 
 
+def _tell(
+    mask: torch.Tensor, pitch: int, heads: list[int], dims: list[int], dtypes: list[str],
+    scaling: float | None, softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    pairs: tuple[Any, ...] = tuple(heads), tuple(dims), tuple(dtypes)
+    return tell(mask, pitch, Shape(mask.shape[0], mask.shape[3], *pairs, scaling, softcap))
+
+
+def _fake_tell(mask: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    _told_once()
+    rows = mask.new_empty((mask.shape[0],), dtype=torch.int32)
+    return rows, rows.new_empty((mask.shape[0], mask.shape[3]))
+
+
+def _step(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: torch.Tensor,
+    slots: torch.Tensor, sinks: torch.Tensor | None, scaling: float | None, softcap: float | None,
+) -> torch.Tensor:  # fmt: skip
+    return step(query, key, value, Told(lens, slots), sinks, scaling, softcap)
+
+
+def _told_once() -> None:
+    """Let inductor call `transformers_tell` once for all layers of a program that are told alike.
+
+    It looks for no common subexpressions (2.14). Of 16 layers with 8 x 264 slots all but one would
+    make and tell their lists in vain, about ten launches each. Without inductor nothing is done,
+    and later, without a harm, nothing either where its insides are others.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    op = torch.ops.flashbsr.transformers_tell.default
+    if lowering is None or op in getattr(lowering, "lowerings", (op,)):
+        return
+    try:
+        graph_of, make = lowering.V, lowering.fallback_handler(op, add_to_fallback_set=False)
+        register = lowering.register_lowering(op, type_promotion_kind=None)
+    except (AttributeError, TypeError):
+        return
+
+    def once(*args: Any) -> Any:
+        # What nodes of the program were given, which is no tensor with values that may change.
+        node = graph_of.graph.current_node
+        known = vars(graph_of.graph).setdefault("flashbsr_told", {})
+        given = repr(node.args)
+        if given not in known:
+            known[given] = make(*args)
+        return known[given]
+
+    register(once)
+
+
 @functools.cache
 def _operator() -> Any:
-    """Make the operator; None: this PyTorch is older than 2.10."""
+    """Make the operators: of calls, and the two of steps. None: this PyTorch is older than 2.10."""
     try:
         from ..torch.library import operator
     except UnsupportedError:
@@ -56,7 +109,21 @@ def _operator() -> Any:
         on_gpu=_dense,
         plans=True,
     )(_dense)
-    return torch.ops.flashbsr.transformers_dense.default
+    operator(
+        "transformers_tell(Tensor mask, SymInt pitch, SymInt[] heads, SymInt[] dims, "
+        "str[] dtypes, float? scaling, float? softcap) -> (Tensor, Tensor)",
+        fake=_fake_tell,
+        on_gpu=_tell,
+    )(_tell)
+    operator(
+        "transformers_step(Tensor query, Tensor key, Tensor value, Tensor lens, Tensor slots, "
+        "Tensor? sinks, float? scaling, float? softcap) -> Tensor",
+        fake=_fake,
+        on_gpu=_step,
+    )(_step)
+    ops = torch.ops.flashbsr
+    steps = ops.transformers_tell.default, ops.transformers_step.default
+    return ops.transformers_dense.default, steps
 
 
 def in_programs() -> Callable[..., Any]:
@@ -66,6 +133,8 @@ def in_programs() -> Callable[..., Any]:
     if made is None:
         return stopped
     from ..torch.calls import detached, forward_only
+
+    dense, steps = made
 
     @functools.wraps(attention)
     def called(
@@ -85,10 +154,13 @@ def in_programs() -> Callable[..., Any]:
         refuse(module, (query, key, value, sinks), dropout, options)
         asked = query, key, value, sinks
         query, key, value = as_autocast(query, key, value)
-        out = made(
-            detached(query), detached(key), detached(value), attention_mask, detached(sinks),
-            scaling, window, softcap, is_causal, bool(getattr(module, "is_causal", True)),
-        )  # fmt: skip
+        given = detached(query), detached(key), detached(value), attention_mask, detached(sinks)
+        mask = attention_mask
+        if mask is not None and mask.dtype == MASK and query.shape[2] == 1:
+            out = step_over(*given, scaling, softcap, steps)
+        else:
+            causal = bool(getattr(module, "is_causal", True))
+            out = dense(*given, scaling, window, softcap, is_causal, causal)
         return forward_only((out,), *asked)[0], None
 
     return called

@@ -19,6 +19,7 @@ from ...layout.layouts import BlockTable
 from ...layout.padded import Padded
 from .common import Engine, Kind, as_autocast, refuse, refuse_capture, sinks_of
 from .masks import NO_WINDOW, Bits, Spans, bits_of, chosen, mask, version_of
+from .steps import MASK, rows_alike, step_over
 
 __all__ = ["attention", "mask"]
 
@@ -117,6 +118,12 @@ def attention(
     tensor, shape (B, S_q, H_q, D_v); None
     """
     refuse(module, (query, key, value, s_aux), dropout, options)
+    if attention_mask is not None and attention_mask.dtype == MASK:
+        if query.shape[2] == 1 and indices is None:
+            cast = as_autocast(query, key, value)
+            out = step_over(*cast, attention_mask, s_aux, scaling, softcap)
+            return finish(out, None, (key, value, s_aux)), None
+        attention_mask = attention_mask.bool()
     refuse_capture(query)
     query, key, value = as_autocast(query, key, value)
     batch, heads, q_len, dim = query.shape  # to ask a tensor for its length takes 0.5 us
@@ -146,7 +153,7 @@ def attention(
             kv = call.pages(key, value)
     else:
         spans, bits = _meaning(module, query, key, attention_mask, sliding_window, is_causal)
-        if spans.begin.any() and not _alike(key, value):
+        if spans.begin.any() and not rows_alike(key, value):
             # Without a cache of transformers: K of one product, V a slice of another.
             key, value = key.contiguous(), value.contiguous()
         kind = Kind(spans.causal, spans.window_left, scaling, softcap, "HND")
@@ -261,9 +268,3 @@ def _meaning(
         expected = f"({batch} or 1, 1, {q_len} or 1, {kv_len})"
         raise ShapeError("attention_mask", f"shape {shape}", expected)
     return Spans.whole(batch, kv_len, False, NO_WINDOW), bits_of(attention_mask)
-
-
-def _alike(key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether rows of both are the same whole number of tokens apart."""
-    (a, _, b, _), (c, _, d, _) = key.stride(), value.stride()
-    return len(key) == 1 or (a % b == 0 and c % d == 0 and a // b == c // d)

@@ -18,8 +18,10 @@ import numpy.typing as npt
 import torch
 from transformers import masking_utils
 
+from ...arrays import torch as adapter
 from ...errors import ShapeError, UnsupportedError
 from .own import refuse_own_attention
+from .steps import MASK
 
 __all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "chosen", "mask", "version_of"]
 
@@ -185,7 +187,8 @@ def mask(
         `Spans` as a tensor where the pattern is causal (with a window, or not) or whole, and
         padding is before the tokens (behind them too if it is whole). Otherwise, and where the
         model computes with its masks, booleans ``(B, 1, S_q, S_kv)``, as ``sdpa`` gets them, or for
-        layers over compressed keys 0 and -inf, as ``eager`` does.
+        layers over compressed keys 0 and -inf, as ``eager`` does. For a step over a static cache on
+        a GPU these booleans as bytes, ``(B, 1, 1, S_kv)`` of `MASK`.
 
     Raises
     ------
@@ -193,10 +196,11 @@ def mask(
         A model with an attention of its own that adds masks to its logits.
     """
     refuse_own_attention(options.get("config"))
-    first, skipped = int(q_offset), int(kv_offset)
-    pattern = _pattern(mask_function)
     adds = _has(options.get("config"), _COMPRESSED)
+    on_device = not adds and _is_step(q_length, q_offset, options)
+    pattern = None if on_device else _pattern(mask_function)
     if pattern is not None and not adds:
+        first, skipped = int(q_offset), int(kv_offset)
         causal, window_left = pattern
         # Slots of a static cache behind the last query are not written yet.
         stop = first + q_length - skipped if causal else kv_length
@@ -212,7 +216,7 @@ def mask(
             if found is not None:
                 return found.tensor()
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return (masking_utils.eager_mask if adds else masking_utils.sdpa_mask)(
+    made = (masking_utils.eager_mask if adds else masking_utils.sdpa_mask)(
         batch_size,
         q_length,
         kv_length,
@@ -222,6 +226,22 @@ def mask(
         attention_mask=attention_mask,
         **options,
     )
+    return made.contiguous().view(MASK) if on_device else made
+
+
+def _is_step(q_length: int, q_offset: int | torch.Tensor, options: dict[str, Any]) -> bool:
+    """Tell whether it is a step of one token over a static cache whose length is on a GPU.
+
+    Every one of a cache is, the last one too, so that they are one program. Its pattern and padding
+    are not asked for: the mask says it all, and stays where it is. Ring buffers of sliding layers
+    give their length as a number.
+    """
+    static = q_length == 1 and isinstance(q_offset, torch.Tensor)
+    # What compiles such steps makes them operators, of PyTorch 2.10 and later.
+    if not static or not adapter._EXCHANGES or adapter.device(q_offset) is None:
+        return False
+    asked = not options.get("allow_is_causal_skip", True)
+    return asked and not _has(options.get("config"), _INDEXED)
 
 
 # Kinds of layers that put numbers of their own behind a mask, and that choose keys by it.
