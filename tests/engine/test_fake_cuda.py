@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ torch = framework("torch")
         (["fake_cuda/captured_walk.py"], "", {}),
         (["fake_cuda/bounds_runs.py"], "", {}),
         (["fake_cuda/vllm_steps.py"], "", {}),
+        pytest.param(
+            ["fake_cuda/transformers_steps.py"],
+            "",
+            {},
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("transformers") is None,
+                reason="transformers is not installed",
+            ),
+        ),
         (["fake_cuda/vllm_latents.py", "fake_cuda/vllm_prefixes.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/xla_nodes.py"], "", {}),
         (["fake_cuda/peer_merges.py"], "", {"FAKE_CUDA_SMS": "132"}),
@@ -79,6 +89,7 @@ torch = framework("torch")
         "captures",
         "bounds, captured",
         "vLLM",
+        "transformers",
         "vLLM, latents",
         "XLA",
         "merges of GPUs",

@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
-from flashbsr.integrations.transformers import NAME, register
+import transformers
+from flashbsr.integrations.transformers import NAME, masks, register, steps
 from flashbsr.integrations.transformers.dense import attention
+from harness import DEVICES
 from torch._dynamo.utils import counters
-from transformers import AttentionInterface
-from transformers_world import small
+from transformers import AttentionInterface, masking_utils
+from transformers_world import llama, small
 
 # PyTorch's own, of programs that ask for gradients, and of inductor.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -40,6 +42,27 @@ def rows() -> Any:
     return [torch.randn(2, heads, 9, 32) for heads in (6, 2, 2)]
 
 
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of steps as on a GPU, on the CPU."""
+    there = SimpleNamespace(device=lambda _: 0, _EXCHANGES=True)
+    monkeypatch.setattr(masks, "adapter", there)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[steps.Shape]:
+    """Engines, as often as they are told lengths."""
+    found: list[steps.Shape] = []
+    tell = steps._Engine.tell
+
+    def counted(self: Any, what: steps.Told) -> None:
+        found.append(self)
+        tell(self, what)
+
+    monkeypatch.setattr(steps._Engine, "tell", counted)
+    return found
+
+
 def registered() -> Any:
     """What transformers calls."""
     register()
@@ -53,6 +76,19 @@ def test_promises(sinks: torch.Tensor | None) -> None:
     mask = KEEP[:2, None, None].expand(2, 1, 9, 9)
     arguments = *rows(), mask, sinks, 0.3, None, None, None, True
     torch.library.opcheck(torch.ops.flashbsr.transformers_dense.default, arguments)
+
+
+@pytest.mark.parametrize("sinks", [None, torch.randn(6)], ids=["plain", "sinks"])
+def test_promises_of_steps(sinks: torch.Tensor | None) -> None:
+    """The same of the two operators of a step."""
+    register()
+    q, k, v = rows()
+    mask = KEEP[:2, None, None].contiguous().view(steps.MASK)
+    engine = [6, 2], [32, 32], ["float32", "float32"], 0.3, None
+    torch.library.opcheck(torch.ops.flashbsr.transformers_tell.default, (mask, 18, *engine))
+    lens, slots = torch.ops.flashbsr.transformers_tell.default(mask, 18, *engine)
+    arguments = q[:, :, :1], k, v, lens, slots, sinks, 0.3, None
+    torch.library.opcheck(torch.ops.flashbsr.transformers_step.default, arguments)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -80,6 +116,134 @@ def test_steps_over_a_static_cache() -> None:
         assert torch.equal(model.generate(IDS, **how), wanted)
     assert not counters["graph_break"]
     assert 0 < counters["stats"]["unique_graphs"] <= 3
+
+
+GENERATE: dict[str, Any] = {
+    "max_new_tokens": 12, "do_sample": False, "pad_token_id": 2, "cache_implementation": "static",
+    "disable_compile": True,
+}  # fmt: skip
+HOLES = KEEP.clone()
+HOLES[0, 3] = HOLES[1, 6] = False
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("keep", [KEEP, HOLES, None], ids=["padding", "holes", "no mask"])
+def test_steps_that_the_host_does_not_see(
+    backend: str | None, keep: torch.Tensor | None, told: list[Any]
+) -> None:
+    """One program for all steps, the last one of the cache too, and the tokens of sdpa."""
+    how = {**GENERATE, "attention_mask": None if keep is None else keep.long()}
+    with torch.no_grad():
+        wanted = llama("sdpa").generate(IDS, **how)
+        model = llama(register())
+        if backend is not None:
+            model.forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+        assert torch.equal(model.generate(IDS, **how), wanted)
+    assert counters["stats"]["unique_graphs"] == (2 if backend else 0)
+    assert len(told) == (11 * 3 if backend else 11)  # 3 layers
+    assert len(set(map(id, told))) == 1
+
+
+@pytest.mark.usefixtures("on_device")
+def test_steps_of_sliding_layers_go_the_other_way() -> None:
+    """Their length is a number of the host; the full layers beside them do not mind."""
+    how = {**GENERATE, "attention_mask": KEEP.long()}
+    with torch.inference_mode():
+        wanted = small("sdpa").generate(IDS, **how)
+        assert torch.equal(small(register()).generate(IDS, **how), wanted)
+
+
+def test_layers_of_a_program_are_told_once(told: list[Any]) -> None:
+    """By inductor: those of one mask and one kind. Options and strides as without a compiler."""
+    call = registered()
+    q, k, v = rows()
+    query, sinks = q[:, :, :1], torch.randn(6)
+    other = torch.randn(2, 9, 2, 64).transpose(1, 2)  # K and V of one array, NHD
+    mask, without = (
+        x[:2, None, None].contiguous().view(steps.MASK) for x in (KEEP, torch.ones_like(KEEP))
+    )
+
+    def layers(mask: Any, without: Any) -> list[Any]:
+        return [
+            call(LAYER, query, *kv, mask_of, 0.3, **options)[0]
+            for kv, mask_of, options in (
+                ((k, v), mask, {}),
+                ((k, v), without, {}),
+                ((v, k), mask, {"s_aux": sinks}),
+                ((v, k), without, {}),
+                ((k, v), mask, {"softcap": 5.0}),
+                ((other[..., :32], other[..., 32:]), mask, {}),
+                ((k, other[..., 32:]), mask, {}),
+            )
+        ]
+
+    wanted = layers(*((x != 0)[:, :, :] for x in (mask, without)))
+    assert not told
+    with torch.no_grad():
+        found = torch.compile(layers, fullgraph=True)(mask, without)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+        assert x.stride() == y.stride()
+    # Three engines: without a soft-cap it is told anew where masks take turns, and of the rows
+    # that are apart as those of another array.
+    assert len(set(map(id, told))) == 2
+
+
+@pytest.mark.usefixtures("on_device")
+def test_which_masks_stay_on_the_device() -> None:
+    """Of one query, at an offset that is a tensor, where transformers asks for a mask."""
+    asked: dict[str, Any] = {
+        "batch_size": 3, "q_length": 1, "kv_length": 12, "q_offset": torch.tensor(8),
+        "attention_mask": KEEP, "allow_is_causal_skip": False,
+        "mask_function": masking_utils.causal_mask_function,
+    }  # fmt: skip
+    found = masks.mask(**asked)
+    assert found.dtype == steps.MASK
+    assert torch.equal(found.bool(), masking_utils.sdpa_mask(**asked))
+    window = masking_utils.sliding_window_causal_mask_function(4)
+    assert masks.mask(**asked | {"mask_function": window}).sum() == 4 + 4 + 2
+    assert masks.mask(**asked | {"attention_mask": None}).is_contiguous()
+    indexed = SimpleNamespace(layer_types=["indexed_attention"])
+    for change in (
+        {"q_offset": 8},
+        {"q_length": 2, "q_offset": torch.tensor(7)},
+        {"allow_is_causal_skip": True},
+        {"config": indexed},
+    ):
+        assert masks.mask(**asked | change).dtype != steps.MASK
+
+
+def test_refused_masks_of_steps() -> None:
+    q, k, v = rows()
+    mask = torch.ones(2, 1, 1, 8, dtype=steps.MASK)
+    with pytest.raises(flashbsr.ShapeError, match="^attention_mask"):
+        attention(LAYER, q[:, :, :1], k, v, mask)
+
+
+@pytest.mark.skipif(len(DEVICES) < 2, reason="needs a GPU")
+@pytest.mark.parametrize("keep", [KEEP, HOLES], ids=["padding", "holes"])
+def test_steps_in_a_graph_cuda(keep: torch.Tensor) -> None:
+    """`generate` compiles: a step is one graph, of a program that is made once."""
+    how = {**GENERATE, "disable_compile": False, "max_new_tokens": 24}
+    ids, how["attention_mask"] = IDS.cuda(), keep.long().cuda()
+    with torch.no_grad():
+        wanted = llama("sdpa").cuda().float().generate(ids, **how | {"disable_compile": True})
+        model = llama(register()).cuda().half()
+        torch.compiler.reset()
+        counters.clear()
+        found = [model.generate(ids, **how) for _ in range(2)]
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+        assert not counters["inductor"]["cudagraph_skips"]
+        with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as seen:
+            found.append(model.generate(ids, **how))
+    launched = [x.count for x in seen.key_averages() if x.key == "cudaGraphLaunch"]
+    assert launched == [23]  # of 24 tokens the first one is the prompt's
+    for tokens in found:
+        same = (tokens == wanted)[:, 9:].float().mean()
+        assert same > 0.9  # half precision
+        assert torch.equal(tokens, found[0])
 
 
 def test_shapes_and_options() -> None:

@@ -26,3 +26,20 @@ def small(kind: str) -> Any:
     model.generation_config.eos_token_id = None
     model.set_attn_implementation(kind)
     return model
+
+
+def llama(kind: str) -> Any:
+    """A model of three layers that attend to all tokens."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 0.2)
+    model.generation_config.eos_token_id = None
+    model.set_attn_implementation(kind)
+    return model

@@ -152,8 +152,10 @@ def listed(mask: torch.Tensor, pitch: int) -> Told:
     kept = mask[:, 0, 0].bool().cumsum(-1, dtype=torch.int32)
     wanted = torch.arange(1, slots + 1, dtype=torch.int32, device=mask.device)
     found = torch.searchsorted(kept, wanted.expand(rows, slots).contiguous(), out_int32=True)
-    first = torch.arange(rows, dtype=torch.int32, device=mask.device) * pitch
-    return Told(kept[:, -1].clone(), found.add_(first[:, None]))
+    if pitch:
+        first = torch.arange(0, rows * pitch, pitch, dtype=torch.int32, device=mask.device)
+        found += first[:, None]
+    return Told(kept[:, -1].clone(), found)
 
 
 def tell(mask: torch.Tensor, pitch: int, shape: Shape) -> Told:
