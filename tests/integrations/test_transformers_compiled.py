@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
-import transformers
 from flashbsr.integrations.transformers import NAME, masks, register, steps
 from flashbsr.integrations.transformers.dense import attention
 from harness import DEVICES
@@ -178,16 +177,23 @@ def test_layers_of_a_program_are_told_once(told: list[Any]) -> None:
             )
         ]
 
-    wanted = layers(*((x != 0)[:, :, :] for x in (mask, without)))
+    wanted = layers(mask.bool(), without.bool())
     assert not told
     with torch.no_grad():
         found = torch.compile(layers, fullgraph=True)(mask, without)
-    for x, y in zip(found, wanted, strict=True):
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
-        assert x.stride() == y.stride()
-    # Three engines: without a soft-cap it is told anew where masks take turns, and of the rows
-    # that are apart as those of another array.
-    assert len(set(map(id, told))) == 2
+        assert len(set(map(id, told))) == 2  # with a soft-cap and without
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+            assert x.stride() == y.stride()
+
+        def alike(mask: Any) -> list[Any]:
+            return [call(LAYER, query * i, k, v, mask, 0.3)[0] for i in range(4)]
+
+        told.clear()
+        compiled = torch.compile(alike, fullgraph=True)
+        for _ in range(3):
+            compiled(mask)
+        assert len(told) == 3
 
 
 @pytest.mark.usefixtures("on_device")
@@ -221,29 +227,40 @@ def test_refused_masks_of_steps() -> None:
         attention(LAYER, q[:, :, :1], k, v, mask)
 
 
+def below_the_best(tokens: torch.Tensor, keep: torch.Tensor) -> float:
+    """How far the logits of chosen tokens are below the best, by the same model in float32."""
+    first = keep.shape[1]
+    seen = torch.nn.functional.pad(keep, (0, tokens.shape[1] - first), value=True)
+    places = (seen.cumsum(-1) - 1).clamp(min=0)
+    model = llama("sdpa").to(tokens.device)
+    logits = model(tokens, attention_mask=seen.long(), position_ids=places).logits[
+        :, first - 1 : -1
+    ]
+    chosen = logits.gather(-1, tokens[:, first:, None])[..., 0]
+    return float((logits.max(-1).values - chosen).max())
+
+
 @pytest.mark.skipif(len(DEVICES) < 2, reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("keep", [KEEP, HOLES], ids=["padding", "holes"])
 def test_steps_in_a_graph_cuda(keep: torch.Tensor) -> None:
-    """`generate` compiles: a step is one graph, of a program that is made once."""
+    """`generate` compiles by itself: one program, of which every step is one graph."""
+    ids, keep = IDS.cuda(), keep.cuda()
     how = {**GENERATE, "disable_compile": False, "max_new_tokens": 24}
-    ids, how["attention_mask"] = IDS.cuda(), keep.long().cuda()
+    how["attention_mask"] = keep.long()
+    model = llama(register()).cuda().half()
     with torch.no_grad():
-        wanted = llama("sdpa").cuda().float().generate(ids, **how | {"disable_compile": True})
-        model = llama(register()).cuda().half()
-        torch.compiler.reset()
-        counters.clear()
         found = [model.generate(ids, **how) for _ in range(2)]
         assert counters["stats"]["unique_graphs"] == 1
         assert not counters["graph_break"]
         assert not counters["inductor"]["cudagraph_skips"]
-        with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as seen:
+        with torch.profiler.profile() as seen:
             found.append(model.generate(ids, **how))
-    launched = [x.count for x in seen.key_averages() if x.key == "cudaGraphLaunch"]
-    assert launched == [23]  # of 24 tokens the first one is the prompt's
-    for tokens in found:
-        same = (tokens == wanted)[:, 9:].float().mean()
-        assert same > 0.9  # half precision
-        assert torch.equal(tokens, found[0])
+        launched = [x.count for x in seen.key_averages() if x.key == "cudaGraphLaunch"]
+        assert launched == [23]  # of 24 tokens the first one is the prompt's
+        for tokens in found:
+            assert below_the_best(tokens, keep) < 0.02  # of 1.6 by which logits scatter
+            assert torch.equal(tokens, found[0])
 
 
 def test_shapes_and_options() -> None:

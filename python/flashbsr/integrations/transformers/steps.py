@@ -30,8 +30,10 @@ __all__ = ["MASK", "Shape", "Told", "listed", "rows_alike", "step", "step_over",
 MASK = torch.uint8
 """Type of masks of such steps, which no others of transformers have: not 0 is what is seen."""
 
-# Each holds memory for the lists of its rows. Graphs keep what they run, whoever else lets go.
-_MOST_ENGINES = 16
+# Each holds memory for the lists of its rows. Graphs keep what they run, whoever else lets go, but
+# one that inductor captures again, since another cache lies elsewhere, needs an engine that is
+# planned: none can be in a capture.
+_MOST_ENGINES = 32
 
 
 class Told(NamedTuple):
@@ -82,6 +84,9 @@ class _Engine:
         """Say how long rows are, and where their tokens lie."""
         self._knows = None  # stays so if it raises
         self.attention.update(told.lens, told.slots)
+        # Kept for a run that must plan anew, which this engine's need not. They are in the memory
+        # of a graph, where inductor finds and refuses what lives on.
+        self.attention._lengths = ()
         self._knows = told.lens.data_ptr(), _capturing(told.lens)
 
     def know(self, told: Told) -> None:
