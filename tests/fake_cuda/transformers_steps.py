@@ -107,7 +107,10 @@ def test_a_captured_step_plans_copies_and_allocates_nothing(
 
 
 def test_graphs_and_steps_between_replays(driver: Driver, fake_torch: FakeTorch) -> None:
-    """Two graphs and steps without one share an engine; each tells its own slots."""
+    """Two graphs and steps without one share an engine; each tells its own slots.
+
+    A layer outside of programs asks by the same mask again and again.
+    """
     cache = Cache()
     fake_torch.current = stream = driver.stream()
     seen = [seen_at(24), seen_at(30, (0, 0, 11)), seen_at(11, (5, 6, 7))]
@@ -117,12 +120,20 @@ def test_graphs_and_steps_between_replays(driver: Driver, fake_torch: FakeTorch)
         with capturing(driver, stream) as graph:
             held = a_step(cache, mask_of(x))
         graphs.append((graph, held[1], x, held))
+    mask = mask_of(seen_at(33, (3, 2, 1)))
     for graph, outs, x, _ in (*graphs, *graphs[::-1]):
         _, other = a_step(cache, mask_of(seen[2]))
         driver.replay(graph, stream)
+        eager = attention(LAYER, cache.q, *cache.layers[0], mask, 0.3)[0]
         driver.synchronize(stream)
         cache.check(other, seen[2])
         cache.check(outs, x)
+        cache.check([eager], seen_at(33, (3, 2, 1)))
+    for graph, _, _, _ in graphs:
+        driver.replay(graph, stream)
+        eager = attention(LAYER, cache.q, *cache.layers[0], mask, 0.3)[0]
+        driver.synchronize(stream)
+        cache.check([eager], seen_at(33, (3, 2, 1)))
 
 
 def test_a_capture_does_not_trust_what_was_told_before(

@@ -225,6 +225,8 @@ def test_refused_masks_of_steps() -> None:
     mask = torch.ones(2, 1, 1, 8, dtype=steps.MASK)
     with pytest.raises(flashbsr.ShapeError, match="^attention_mask"):
         attention(LAYER, q[:, :, :1], k, v, mask)
+    with pytest.raises(flashbsr.ShapeError, match="^query"):
+        attention(LAYER, q[:1, :, :1], k[:, :, :8], v[:, :, :8], mask)
 
 
 def below_the_best(tokens: torch.Tensor, keep: torch.Tensor) -> float:

@@ -98,8 +98,8 @@ def attention(
     key, value : tensors, shapes (B or 1, H_kv, S_kv, D) and (B or 1, H_kv, S_kv, D_v)
         Of any strides.
     attention_mask : tensor, optional
-        What `mask` made, or a mask of ``(B or 1, 1, S_q or 1, S_kv)``: booleans, or numbers that
-        are 0 or so low that nothing remains.
+        What `mask` made, or a mask of ``(B or 1, 1, S_q or 1, S_kv)``: booleans (as bytes, too), or
+        numbers that are 0 or so low that nothing remains.
     scaling : float, optional
     dropout : float
         0.
@@ -120,8 +120,8 @@ def attention(
     refuse(module, (query, key, value, s_aux), dropout, options)
     if attention_mask is not None and attention_mask.dtype == MASK:
         if query.shape[2] == 1 and indices is None:
-            cast = as_autocast(query, key, value)
-            out = step_over(*cast, attention_mask, s_aux, scaling, softcap)
+            query, key, value = as_autocast(query, key, value)
+            out = step_over(query, key, value, attention_mask, s_aux, scaling, softcap)
             return finish(out, None, (key, value, s_aux)), None
         attention_mask = attention_mask.bool()
     refuse_capture(query)

@@ -104,13 +104,17 @@ class _Steps(threading.local):
     """A thread's engines, the one used last at the end, and the last mask outside of programs."""
 
     def __init__(self) -> None:
-        self.engines: OrderedDict[tuple[Shape, torch.device], _Engine] = OrderedDict()
+        self.engines: OrderedDict[tuple[Shape, torch.device, bool], _Engine] = OrderedDict()
         self.mask: torch.Tensor | None = None
         self.told: dict[tuple[Shape, int], Told] = {}
 
-    def find(self, shape: Shape, like: torch.Tensor) -> _Engine:
-        """Find the engine of these shapes where `like` is, or make it."""
-        key = shape, like.device
+    def find(self, shape: Shape, like: torch.Tensor, eager: bool) -> _Engine:
+        """Find the engine of these shapes where `like` is, or make it.
+
+        Eager calls have their own: a replay of a graph tells without a word to the host, and what
+        was told to an eager call may be asked for again, whatever ran in between.
+        """
+        key = shape, like.device, eager
         engine = self.engines.pop(key, None) or _Engine(shape, like)
         self.engines[key] = engine
         if len(self.engines) > _MOST_ENGINES:
@@ -163,10 +167,10 @@ def listed(mask: torch.Tensor, pitch: int) -> Told:
     return Told(kept[:, -1].clone(), found)
 
 
-def tell(mask: torch.Tensor, pitch: int, shape: Shape) -> Told:
+def tell(mask: torch.Tensor, pitch: int, shape: Shape, *, eager: bool = False) -> Told:
     """List the slots that a mask keeps and tell them to the engine of such layers."""
     told = listed(mask, pitch)
-    _steps.find(shape, mask).tell(told)
+    _steps.find(shape, mask, eager).tell(told)
     return told
 
 
@@ -178,10 +182,12 @@ def step(
     sinks: torch.Tensor | None,
     scaling: float | None,
     softcap: float | None,
+    *,
+    eager: bool = False,
 ) -> torch.Tensor:
     """Attention of a layer over slots that were told, ``(B, 1, H_q, D_v)``."""
     shape = shape_of(query, key, value, scaling, softcap)
-    engine = _steps.find(shape, query)
+    engine = _steps.find(shape, query, eager)
     engine.know(told)
     pages = tuple(_pages(x, shape) for x in (key, value))
     out = engine.attention.run(query.squeeze(2), pages, sinks=sinks_of(sinks))
@@ -222,6 +228,8 @@ def step_over(
     if mask.shape != (key.shape[0], 1, 1, key.shape[2]):
         wanted = f"({key.shape[0]}, 1, 1, {key.shape[2]}), as key"
         raise ShapeError("attention_mask", f"shape {tuple(mask.shape)}", wanted)
+    if query.shape[0] != key.shape[0]:
+        raise ShapeError("query", f"{query.shape[0]} rows", f"{key.shape[0]}, as key")
     if not rows_alike(key, value):
         key, value = key.contiguous(), value.contiguous()
     shape = shape_of(query, key, value, scaling, softcap)
@@ -229,19 +237,17 @@ def step_over(
     if operators is not None:
         lens, slots = operators[0](mask, pitch, *shape[2:])
         return operators[1](query, key, value, lens, slots, sinks, scaling, softcap)
-    return step(query, key, value, _told(mask, pitch, shape), sinks, scaling, softcap)
+    # What a capture holds is made within: the lists of before may be gone when it is replayed.
+    eager = not _capturing(mask)
+    told = (_told if eager else tell)(mask, pitch, shape)
+    return step(query, key, value, told, sinks, scaling, softcap, eager=eager)
 
 
 def _told(mask: torch.Tensor, pitch: int, shape: Shape) -> Told:
-    """List the slots of a step once for all of its layers, outside of programs.
-
-    What a capture holds is made within: the lists of before may be gone when it is replayed.
-    """
-    if _capturing(mask):
-        return tell(mask, pitch, shape)
+    """List the slots of a step once for all of its layers, outside of programs."""
     if _steps.mask is not mask:
         _steps.mask, _steps.told = mask, {}
     known = _steps.told.get((shape, pitch))
     if known is None:
-        known = _steps.told[shape, pitch] = tell(mask, pitch, shape)
+        known = _steps.told[shape, pitch] = tell(mask, pitch, shape, eager=True)
     return known
