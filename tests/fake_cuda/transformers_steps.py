@@ -41,7 +41,7 @@ class Cache:
         self.layers = [(layer[0], layer[1]) for layer in made]
         self.pitch = KV_HEADS * SLOTS
         self.shape = steps.Shape(
-            ROWS, SLOTS, (HEADS, KV_HEADS), (DIM, DIM), ("float16", "float16"), 0.3, None
+            ROWS, SLOTS, (HEADS, KV_HEADS), (DIM, DIM), ("float16", "float16"), 0.3, None, None
         )
 
     def expected(self, layer: int, seen: torch.Tensor) -> torch.Tensor:
@@ -67,13 +67,13 @@ def seen_at(last: int, begins: tuple[int, ...] = (0, 7, 20), *holes: int) -> tor
 
 
 def mask_of(seen: torch.Tensor) -> torch.Tensor:
-    return seen[:, None, None].clone().view(steps.MASK)
+    return steps.marked(seen[:, None, None])
 
 
 def a_step(cache: Cache, mask: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
     """What a program does: slots are listed and told once, then layers run."""
     told = steps.tell(mask, cache.pitch, cache.shape)
-    return told, [steps.step(cache.q, *kv, told, None, 0.3, None) for kv in cache.layers]
+    return told, [steps.step(cache.q, *kv, told, None, 0.3, None, None) for kv in cache.layers]
 
 
 def test_a_captured_step_plans_copies_and_allocates_nothing(
@@ -144,15 +144,18 @@ def test_a_capture_does_not_trust_what_was_told_before(
     fake_torch.current = stream = driver.stream()
     told, _ = a_step(cache, mask_of(seen_at(24)))
     with capturing(driver, stream) as graph:
-        out = steps.step(cache.q, *cache.layers[0], told, None, 0.3, None)
+        out = steps.step(cache.q, *cache.layers[0], told, None, 0.3, None, None)
     a_step(cache, mask_of(seen_at(12, (1, 2, 3))))
     driver.replay(graph, stream)
     driver.synchronize(stream)
     cache.check([out], seen_at(24))
 
 
-def test_layers_outside_of_programs(driver: Driver, fake_torch: FakeTorch) -> None:
+def test_layers_outside_of_programs(
+    driver: Driver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They tell once for each mask, and plan once for all."""
+    monkeypatch.setattr(masks, "_on_gpu", lambda _: True)
     cache = Cache()
     fake_torch.current = driver.stream()
     keep = seen_at(SLOTS - 1)
@@ -162,7 +165,7 @@ def test_layers_outside_of_programs(driver: Driver, fake_torch: FakeTorch) -> No
             ROWS, 1, SLOTS, q_offset=torch.tensor(last), attention_mask=keep[:, : last + 1],
             mask_function=causal_mask_function, allow_is_causal_skip=False,
         )  # fmt: skip
-        assert mask.dtype == steps.MASK
+        assert steps.is_marked(mask)
         launched = driver.calls("cuLaunchKernelEx")
         outs = [attention(LAYER, cache.q, *kv, mask, 0.3)[0] for kv in cache.layers]
         assert driver.calls("cuLaunchKernelEx") == launched + 1 + len(cache.layers)

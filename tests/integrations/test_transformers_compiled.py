@@ -44,8 +44,7 @@ def rows() -> Any:
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of steps as on a GPU, on the CPU."""
-    there = SimpleNamespace(device=lambda _: 0, _EXCHANGES=True)
-    monkeypatch.setattr(masks, "adapter", there)
+    monkeypatch.setattr(masks, "_on_gpu", lambda _: True)
 
 
 @pytest.fixture
@@ -82,11 +81,11 @@ def test_promises_of_steps(sinks: torch.Tensor | None) -> None:
     """The same of the two operators of a step."""
     register()
     q, k, v = rows()
-    mask = KEEP[:2, None, None].contiguous().view(steps.MASK)
-    engine = [6, 2], [32, 32], ["float32", "float32"], 0.3, None
+    mask = steps.marked(KEEP[:2, None, None])
+    engine = [6, 2], [32, 32], ["float32", "float32"], 0.3, None, None
     torch.library.opcheck(torch.ops.flashbsr.transformers_tell.default, (mask, 18, *engine))
     lens, slots = torch.ops.flashbsr.transformers_tell.default(mask, 18, *engine)
-    arguments = q[:, :, :1], k, v, lens, slots, sinks, 0.3, None
+    arguments = q[:, :, :1], k, v, lens, slots, sinks, 0.3, None, None
     torch.library.opcheck(torch.ops.flashbsr.transformers_step.default, arguments)
 
 
@@ -145,12 +144,22 @@ def test_steps_that_the_host_does_not_see(
 
 
 @pytest.mark.usefixtures("on_device")
-def test_steps_of_sliding_layers_go_the_other_way() -> None:
-    """Their length is a number of the host; the full layers beside them do not mind."""
-    how = {**GENERATE, "attention_mask": KEEP.long()}
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize(("tokens", "programs"), [(12, 3), (3, 2)], ids=["ring", "short"])
+def test_steps_of_sliding_layers(
+    backend: str | None, tokens: int, programs: int, told: list[Any]
+) -> None:
+    """Rings, before they are full and behind it, and caches that are shorter than a window."""
+    ids, keep = IDS[:, -5:], KEEP[:, -5:]
+    how = {**GENERATE, "attention_mask": keep.long(), "max_new_tokens": tokens}
     with torch.inference_mode():
-        wanted = small("sdpa").generate(IDS, **how)
-        assert torch.equal(small(register()).generate(IDS, **how), wanted)
+        wanted = small("sdpa").generate(ids, **how)
+        model = small(register())
+        if backend is not None:
+            model.forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+        assert torch.equal(model.generate(ids, **how), wanted)
+    assert counters["stats"]["unique_graphs"] == (programs if backend else 0)
+    assert len(told) == (tokens - 1) * (4 if backend else 2)  # layers, kinds of layers
 
 
 def test_layers_of_a_program_are_told_once(told: list[Any]) -> None:
@@ -159,9 +168,7 @@ def test_layers_of_a_program_are_told_once(told: list[Any]) -> None:
     q, k, v = rows()
     query, sinks = q[:, :, :1], torch.randn(6)
     other = torch.randn(2, 9, 2, 64).transpose(1, 2)  # K and V of one array, NHD
-    mask, without = (
-        x[:2, None, None].contiguous().view(steps.MASK) for x in (KEEP, torch.ones_like(KEEP))
-    )
+    keeps = [x[:2, None, None] for x in (KEEP, torch.ones_like(KEEP))]
 
     def layers(mask: Any, without: Any) -> list[Any]:
         return [
@@ -177,10 +184,10 @@ def test_layers_of_a_program_are_told_once(told: list[Any]) -> None:
             )
         ]
 
-    wanted = layers(mask.bool(), without.bool())
+    wanted = layers(*keeps)
     assert not told
     with torch.no_grad():
-        found = torch.compile(layers, fullgraph=True)(mask, without)
+        found = torch.compile(layers, fullgraph=True)(*map(steps.marked, keeps))
         assert len(set(map(id, told))) == 2  # with a soft-cap and without
         for x, y in zip(found, wanted, strict=True):
             torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
@@ -192,7 +199,7 @@ def test_layers_of_a_program_are_told_once(told: list[Any]) -> None:
         told.clear()
         compiled = torch.compile(alike, fullgraph=True)
         for _ in range(3):
-            compiled(mask)
+            compiled(steps.marked(keeps[0]))
         assert len(told) == 3
 
 
@@ -205,11 +212,18 @@ def test_which_masks_stay_on_the_device() -> None:
         "mask_function": masking_utils.causal_mask_function,
     }  # fmt: skip
     found = masks.mask(**asked)
-    assert found.dtype == steps.MASK
-    assert torch.equal(found.bool(), masking_utils.sdpa_mask(**asked))
+    assert steps.is_marked(found)
+    assert torch.equal(found, masking_utils.sdpa_mask(**asked))
     window = masking_utils.sliding_window_causal_mask_function(4)
     assert masks.mask(**asked | {"mask_function": window}).sum() == 4 + 4 + 2
     assert masks.mask(**asked | {"attention_mask": None}).is_contiguous()
+    # Of rings the host knows the length: slots that nobody wrote, as many as the window, as before.
+    ring = asked | {"mask_function": window, "attention_mask": None}
+    for offset, skipped, slots, static in (
+        (1, 0, 3, True), (2, 0, 3, True), (7, 4, 4, True), (2, 0, 3, False), (8, 5, 4, True),
+    ):  # fmt: skip
+        given = {"q_offset": offset, "kv_offset": skipped, "kv_length": slots}
+        assert steps.is_marked(masks.mask(**ring | given)) == static
     indexed = SimpleNamespace(layer_types=["indexed_attention"])
     for change in (
         {"q_offset": 8},
@@ -217,12 +231,12 @@ def test_which_masks_stay_on_the_device() -> None:
         {"allow_is_causal_skip": True},
         {"config": indexed},
     ):
-        assert masks.mask(**asked | change).dtype != steps.MASK
+        assert not steps.is_marked(masks.mask(**asked | change))
 
 
 def test_refused_masks_of_steps() -> None:
     q, k, v = rows()
-    mask = torch.ones(2, 1, 1, 8, dtype=steps.MASK)
+    mask = steps.marked(torch.ones(2, 1, 1, 8, dtype=torch.bool))
     with pytest.raises(flashbsr.ShapeError, match="^attention_mask"):
         attention(LAYER, q[:, :, :1], k, v, mask)
     with pytest.raises(flashbsr.ShapeError, match="^query"):

@@ -20,7 +20,7 @@ import torch
 from ...errors import UnsupportedError
 from .common import as_autocast, refuse
 from .dense import attention
-from .steps import MASK, Shape, Told, step, step_over, tell
+from .steps import Shape, Told, is_marked, step, step_over, tell
 
 __all__ = ["in_programs"]
 
@@ -46,11 +46,11 @@ def _fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) 
 
 def _tell(
     mask: torch.Tensor, pitch: int, heads: list[int], dims: list[int], dtypes: list[str],
-    scaling: float | None, softcap: float | None,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     rows, slots = mask.shape[0], mask.shape[3]
     pairs = (heads[0], heads[1]), (dims[0], dims[1]), (dtypes[0], dtypes[1])
-    return tell(mask, pitch, Shape(rows, slots, *pairs, scaling, softcap))
+    return tell(mask, pitch, Shape(rows, slots, *pairs, *options))
 
 
 def _fake_tell(mask: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,8 +62,9 @@ def _fake_tell(mask: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]
 def _step(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: torch.Tensor,
     slots: torch.Tensor, sinks: torch.Tensor | None, scaling: float | None, softcap: float | None,
+    sliding_window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    return step(query, key, value, Told(lens, slots), sinks, scaling, softcap)
+    return step(query, key, value, Told(lens, slots), sinks, scaling, softcap, sliding_window)
 
 
 def _once_per_program() -> None:
@@ -111,13 +112,13 @@ def _operator() -> Any:
     )(_dense)
     operator(
         "transformers_tell(Tensor mask, SymInt pitch, SymInt[] heads, SymInt[] dims, "
-        "str[] dtypes, float? scaling, float? softcap) -> (Tensor, Tensor)",
+        "str[] dtypes, float? scaling, float? softcap, SymInt? sliding_window) -> (Tensor, Tensor)",
         fake=_fake_tell,
         on_gpu=_tell,
     )(_tell)
     operator(
         "transformers_step(Tensor query, Tensor key, Tensor value, Tensor lens, Tensor slots, "
-        "Tensor? sinks, float? scaling, float? softcap) -> Tensor",
+        "Tensor? sinks, float? scaling, float? softcap, SymInt? sliding_window) -> Tensor",
         fake=_fake,
         on_gpu=_step,
     )(_step)
@@ -155,9 +156,8 @@ def in_programs() -> Callable[..., Any]:
         asked = query, key, value, sinks
         query, key, value = as_autocast(query, key, value)
         given = detached(query), detached(key), detached(value), attention_mask, detached(sinks)
-        mask = attention_mask
-        if mask is not None and mask.dtype == MASK and query.shape[2] == 1:
-            out = step_over(*given, scaling, softcap, steps)
+        if query.shape[2] == 1 and is_marked(attention_mask):
+            out = step_over(*given, scaling, softcap, window, steps)
         else:
             causal = bool(getattr(module, "is_causal", True))
             out = dense(*given, scaling, window, softcap, is_causal, causal)

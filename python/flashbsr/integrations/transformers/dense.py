@@ -19,7 +19,7 @@ from ...layout.layouts import BlockTable
 from ...layout.padded import Padded
 from .common import Engine, Kind, as_autocast, refuse, refuse_capture, sinks_of
 from .masks import NO_WINDOW, Bits, Spans, bits_of, chosen, mask, version_of
-from .steps import MASK, rows_alike, step_over
+from .steps import is_marked, rows_alike, step_over
 
 __all__ = ["attention", "mask"]
 
@@ -98,8 +98,8 @@ def attention(
     key, value : tensors, shapes (B or 1, H_kv, S_kv, D) and (B or 1, H_kv, S_kv, D_v)
         Of any strides.
     attention_mask : tensor, optional
-        What `mask` made, or a mask of ``(B or 1, 1, S_q or 1, S_kv)``: booleans (as bytes, too), or
-        numbers that are 0 or so low that nothing remains.
+        What `mask` made, or a mask of ``(B or 1, 1, S_q or 1, S_kv)``: booleans, or numbers that
+        are 0 or so low that nothing remains.
     scaling : float, optional
     dropout : float
         0.
@@ -118,12 +118,12 @@ def attention(
     tensor, shape (B, S_q, H_q, D_v); None
     """
     refuse(module, (query, key, value, s_aux), dropout, options)
-    if attention_mask is not None and attention_mask.dtype == MASK:
-        if query.shape[2] == 1 and indices is None:
-            query, key, value = as_autocast(query, key, value)
-            out = step_over(query, key, value, attention_mask, s_aux, scaling, softcap)
-            return finish(out, None, (key, value, s_aux)), None
-        attention_mask = attention_mask.bool()
+    stepwise = query.shape[2] == 1 and indices is None
+    if attention_mask is not None and stepwise and is_marked(attention_mask):
+        query, key, value = as_autocast(query, key, value)
+        how = scaling, softcap, sliding_window
+        out = step_over(query, key, value, attention_mask, s_aux, *how)
+        return finish(out, None, (key, value, s_aux)), None
     refuse_capture(query)
     query, key, value = as_autocast(query, key, value)
     batch, heads, q_len, dim = query.shape  # to ask a tensor for its length takes 0.5 us

@@ -21,7 +21,7 @@ from transformers import masking_utils
 from ...arrays import torch as adapter
 from ...errors import ShapeError, UnsupportedError
 from .own import refuse_own_attention
-from .steps import MASK
+from .steps import marked
 
 __all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "chosen", "mask", "version_of"]
 
@@ -188,7 +188,7 @@ def mask(
         padding is before the tokens (behind them too if it is whole). Otherwise, and where the
         model computes with its masks, booleans ``(B, 1, S_q, S_kv)``, as ``sdpa`` gets them, or for
         layers over compressed keys 0 and -inf, as ``eager`` does. For a step over a static cache on
-        a GPU these booleans as bytes, ``(B, 1, 1, S_kv)`` of `MASK`.
+        a GPU these booleans, `marked`.
 
     Raises
     ------
@@ -197,9 +197,9 @@ def mask(
     """
     refuse_own_attention(options.get("config"))
     adds = _has(options.get("config"), _COMPRESSED)
-    on_device = not adds and _is_step(q_length, q_offset, options)
-    pattern = None if on_device else _pattern(mask_function)
-    if pattern is not None and not adds:
+    pattern = _pattern(mask_function)
+    on_device = not adds and _is_step(q_length, kv_length, q_offset, kv_offset, pattern, options)
+    if pattern is not None and not adds and not on_device:
         first, skipped = int(q_offset), int(kv_offset)
         causal, window_left = pattern
         # Slots of a static cache behind the last query are not written yet.
@@ -226,22 +226,48 @@ def mask(
         attention_mask=attention_mask,
         **options,
     )
-    return made.contiguous().view(MASK) if on_device else made
+    return marked(made) if on_device else made
 
 
-def _is_step(q_length: int, q_offset: int | torch.Tensor, options: dict[str, Any]) -> bool:
-    """Tell whether it is a step of one token over a static cache whose length is on a GPU.
+def _is_step(
+    q_length: int, kv_length: int, q_offset: int | torch.Tensor, kv_offset: int | torch.Tensor,
+    pattern: tuple[bool, int] | None, options: dict[str, Any],
+) -> bool:  # fmt: skip
+    """Tell whether it is a step of one token over a static cache on a GPU.
 
-    Every one of a cache is, the last one too, so that they are one program. Its pattern and padding
-    are not asked for: the mask says it all, and stays where it is. Ring buffers of sliding layers
-    give their length as a number.
+    Every one of a cache is, the last one too, so that they are one program. Padding is not asked
+    for: the mask says it all, and stays where it is. Layers that see all tokens give their length
+    as a tensor, sliding ones, over a ring, as a number: of these it is one if they have slots that
+    nobody has written yet, or as many as the window, or as before. To be wrong there costs a plan.
     """
-    static = q_length == 1 and isinstance(q_offset, torch.Tensor)
+    asked = q_length == 1 and not options.get("allow_is_causal_skip", True)
     # What compiles such steps makes them operators, of PyTorch 2.10 and later.
-    if not static or not adapter._EXCHANGES or adapter.device(q_offset) is None:
+    if not asked or not adapter._EXCHANGES or not _on_gpu(options):
         return False
-    asked = not options.get("allow_is_causal_skip", True)
-    return asked and not _has(options.get("config"), _INDEXED)
+    if _has(options.get("config"), _INDEXED):
+        return False
+    if isinstance(q_offset, torch.Tensor):
+        return True
+    if pattern is None or pattern[1] == NO_WINDOW:
+        return False
+    written = int(q_offset) + 1 - int(kv_offset)
+    known = kv_length > written or kv_length in (pattern[1] + 1, _ring.slots)
+    _ring.slots = kv_length if known else 0
+    return known
+
+
+class _Ring(threading.local):
+    """The ring of a thread's last step over a static cache."""
+
+    def __init__(self) -> None:
+        self.slots = 0
+
+
+_ring = _Ring()
+
+
+def _on_gpu(options: dict[str, Any]) -> bool:
+    return str(torch.device(options.get("device", "cpu"))).startswith("cuda")
 
 
 # Kinds of layers that put numbers of their own behind a mask, and that choose keys by it.

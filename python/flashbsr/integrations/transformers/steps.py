@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a token for each row over a static cache on a GPU, of which the host reads nothing.
 
-What a query sees is a mask on the device, one byte for each slot of the cache. The slots that it
+What a query sees is a mask on the device, a boolean for each slot of the cache. The slots that it
 keeps are a list of pages of one token, whatever their pattern is: padding, holes, a ring. The
 engine is planned once, from the number of slots as a bound, and told lists and lengths where they
 are. So a step is launches alone, and a CUDA graph can hold it.
@@ -25,15 +25,18 @@ from ...layout.bounds import Bounds
 from ...variant.spec import AttentionSpec
 from .common import sinks_of
 
-__all__ = ["MASK", "Shape", "Told", "listed", "rows_alike", "step", "step_over", "tell"]
+__all__ = [
+    "Shape", "Told", "is_marked", "listed", "marked", "rows_alike", "step", "step_over", "tell",
+]  # fmt: skip
 
-MASK = torch.uint8
-"""Type of masks of such steps, which no others of transformers have: not 0 is what is seen."""
+# Strides of a mask's two dimensions of size 1, where they are nobody's business.
+_MARK = 1, 2
 
 # Each holds memory for the lists of its rows. Graphs keep what they run, whoever else lets go, but
 # one that inductor captures again, since another cache lies elsewhere, needs an engine that is
 # planned: none can be in a capture.
 _MOST_ENGINES = 32
+_MOST_MASKS = 4  # kinds of layers of a step
 
 
 class Told(NamedTuple):
@@ -56,6 +59,7 @@ class Shape(NamedTuple):
     dtypes: tuple[str, str]
     scaling: float | None
     softcap: float | None
+    window: int | None  # which is the mask's, but tells kinds of layers apart that take turns
 
 
 class _Engine:
@@ -101,12 +105,11 @@ class _Engine:
 
 
 class _Steps(threading.local):
-    """A thread's engines, the one used last at the end, and the last mask outside of programs."""
+    """A thread's engines, the one used last at the end, and the last masks outside of programs."""
 
     def __init__(self) -> None:
         self.engines: OrderedDict[tuple[Shape, torch.device, bool], _Engine] = OrderedDict()
-        self.mask: torch.Tensor | None = None
-        self.told: dict[tuple[Shape, int], Told] = {}
+        self.told: list[tuple[torch.Tensor, dict[tuple[Shape, int], Told]]] = []
 
     def find(self, shape: Shape, like: torch.Tensor, eager: bool) -> _Engine:
         """Find the engine of these shapes where `like` is, or make it.
@@ -129,19 +132,30 @@ def _capturing(x: torch.Tensor) -> bool:
     return adapter.device(x) is not None and bool(torch.cuda.is_current_stream_capturing())
 
 
-def shape_of(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float | None,
-    softcap: float | None,
-) -> Shape:
+def marked(mask: torch.Tensor) -> torch.Tensor:
+    """Mark a boolean mask ``(B, 1, 1, S)`` as one of a step over a static cache.
+
+    Its strides say so. To models that compute with it, it is the mask that `sdpa` gets, and what
+    they make of it is none of ours; compilers know strides of what a program is given.
+    """
+    mask = mask.contiguous()
+    return mask.as_strided(mask.shape, (mask.shape[3], *_MARK, 1), mask.storage_offset())
+
+
+def is_marked(mask: torch.Tensor | None) -> bool:
+    """Tell whether `marked` made it. Whatever else should look so is understood as well."""
+    if mask is None or mask.dtype != torch.bool or mask.ndim != 4:
+        return False
+    return bool(mask.shape[1] == mask.shape[2] == 1 and mask.stride()[1:3] == _MARK)
+
+
+def shape_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any) -> Shape:
     """Give what a layer's engine is made for: query ``(B, H_q, 1, D)``, key ``(B, H_kv, S, D)``."""
     rows, kv_heads, slots, dim = key.shape
     # By their names: compilers read this.
     types = str(query.dtype).removeprefix("torch."), str(key.dtype).removeprefix("torch.")
     heads, dims = (query.shape[1], kv_heads), (dim, value.shape[3])
-    return Shape(rows, slots, heads, dims, types, scaling, softcap)
+    return Shape(rows, slots, heads, dims, types, *options)
 
 
 def rows_alike(key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -158,7 +172,7 @@ def pitch_of(key: torch.Tensor) -> int:
 def listed(mask: torch.Tensor, pitch: int) -> Told:
     """List the slots that a mask ``(B, 1, 1, S)`` keeps, of rows `pitch` tokens apart."""
     rows, slots = mask.shape[0], mask.shape[3]
-    kept = mask[:, 0, 0].bool().cumsum(-1, dtype=torch.int32)
+    kept = mask[:, 0, 0].cumsum(-1, dtype=torch.int32)
     wanted = torch.arange(1, slots + 1, dtype=torch.int32, device=mask.device)
     found = torch.searchsorted(kept, wanted.expand(rows, slots).contiguous(), out_int32=True)
     if pitch:
@@ -182,11 +196,12 @@ def step(
     sinks: torch.Tensor | None,
     scaling: float | None,
     softcap: float | None,
+    window: int | None,
     *,
     eager: bool = False,
 ) -> torch.Tensor:
     """Attention of a layer over slots that were told, ``(B, 1, H_q, D_v)``."""
-    shape = shape_of(query, key, value, scaling, softcap)
+    shape = shape_of(query, key, value, scaling, softcap, window)
     engine = _steps.find(shape, query, eager)
     engine.know(told)
     pages = tuple(_pages(x, shape) for x in (key, value))
@@ -210,18 +225,21 @@ def step_over(
     sinks: torch.Tensor | None,
     scaling: float | None,
     softcap: float | None,
+    window: int | None,
     operators: Any = None,
 ) -> torch.Tensor:
-    """Attention of a layer, ``(B, 1, H_q, D_v)``, by a mask of `MASK`, ``(B, 1, 1, S)``.
+    """Attention of a layer, ``(B, 1, H_q, D_v)``, by a mask ``(B, 1, 1, S)`` that is `marked`.
 
     Parameters
     ----------
     query : tensor, shape (B, H_q, 1, D)
     key, value : tensors, shapes (B, H_kv, S, D) and (B, H_kv, S, D_v)
     mask : tensor
-        One byte for each slot, which nobody writes to.
+        A boolean for each slot; nobody writes to it.
     sinks : tensor, shape (H_q,), optional
     scaling, softcap : float, optional
+    window : int, optional
+        The layer's, which the mask has already.
     operators : tuple of two, optional
         What `tell` and `step` are in a program that a compiler reads.
     """
@@ -232,22 +250,24 @@ def step_over(
         raise ShapeError("query", f"{query.shape[0]} rows", f"{key.shape[0]}, as key")
     if not rows_alike(key, value):
         key, value = key.contiguous(), value.contiguous()
-    shape = shape_of(query, key, value, scaling, softcap)
+    shape = shape_of(query, key, value, scaling, softcap, window)
     pitch = pitch_of(key)
     if operators is not None:
         lens, slots = operators[0](mask, pitch, *shape[2:])
-        return operators[1](query, key, value, lens, slots, sinks, scaling, softcap)
+        return operators[1](query, key, value, lens, slots, sinks, scaling, softcap, window)
     # What a capture holds is made within: the lists of before may be gone when it is replayed.
     eager = not _capturing(mask)
     told = (_told if eager else tell)(mask, pitch, shape)
-    return step(query, key, value, told, sinks, scaling, softcap, eager=eager)
+    return step(query, key, value, told, sinks, scaling, softcap, window, eager=eager)
 
 
 def _told(mask: torch.Tensor, pitch: int, shape: Shape) -> Told:
     """List the slots of a step once for all of its layers, outside of programs."""
-    if _steps.mask is not mask:
-        _steps.mask, _steps.told = mask, {}
-    known = _steps.told.get((shape, pitch))
+    known = next((found for held, found in _steps.told if held is mask), None)
     if known is None:
-        known = _steps.told[shape, pitch] = tell(mask, pitch, shape, eager=True)
-    return known
+        known = {}
+        _steps.told = [(mask, known), *_steps.told[: _MOST_MASKS - 1]]
+    told = known.get((shape, pitch))
+    if told is None:
+        told = known[shape, pitch] = tell(mask, pitch, shape, eager=True)
+    return told
