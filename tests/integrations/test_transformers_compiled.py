@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,7 @@ GENERATE: dict[str, Any] = {
     "max_new_tokens": 12, "do_sample": False, "pad_token_id": 2, "cache_implementation": "static",
     "disable_compile": True,
 }  # fmt: skip
+BY_TURNS = functools.partial(small, head_dim=64)  # sliding layers and full ones
 HOLES = KEEP.clone()
 HOLES[0, 3] = HOLES[1, 6] = False
 
@@ -243,12 +245,11 @@ def test_refused_masks_of_steps() -> None:
         attention(LAYER, q[:1, :, :1], k[:, :, :8], v[:, :, :8], mask)
 
 
-def below_the_best(tokens: torch.Tensor, keep: torch.Tensor) -> float:
-    """How far the logits of chosen tokens are below the best, by the same model in float32."""
+def below_the_best(model: Any, tokens: torch.Tensor, keep: torch.Tensor) -> float:
+    """How far the logits of chosen tokens are below the best, by a model in float32."""
     first = keep.shape[1]
     seen = torch.nn.functional.pad(keep, (0, tokens.shape[1] - first), value=True)
     places = (seen.cumsum(-1) - 1).clamp(min=0)
-    model = llama("sdpa").to(tokens.device)
     logits = model(tokens, attention_mask=seen.long(), position_ids=places).logits[
         :, first - 1 : -1
     ]
@@ -259,12 +260,15 @@ def below_the_best(tokens: torch.Tensor, keep: torch.Tensor) -> float:
 @pytest.mark.skipif(len(DEVICES) < 2, reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("keep", [KEEP, HOLES], ids=["padding", "holes"])
-def test_steps_in_a_graph_cuda(keep: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "make", [llama, functools.partial(small, head_dim=64)], ids=["full", "by turns"]
+)
+def test_steps_in_a_graph_cuda(make: Any, keep: torch.Tensor) -> None:
     """`generate` compiles by itself: one program, of which every step is one graph."""
     ids, keep = IDS.cuda(), keep.cuda()
     how = {**GENERATE, "disable_compile": False, "max_new_tokens": 24}
     how["attention_mask"] = keep.long()
-    model = llama(register()).cuda().half()
+    model = make(register()).cuda().half()
     with torch.no_grad():
         found = [model.generate(ids, **how) for _ in range(2)]
         assert counters["stats"]["unique_graphs"] == 1
@@ -274,8 +278,9 @@ def test_steps_in_a_graph_cuda(keep: torch.Tensor) -> None:
             found.append(model.generate(ids, **how))
         launched = [x.count for x in seen.key_averages() if x.key == "cudaGraphLaunch"]
         assert launched == [23]  # of 24 tokens the first one is the prompt's
+        judge = make("sdpa").cuda()
         for tokens in found:
-            assert below_the_best(tokens, keep) < 0.02  # of 1.6 by which logits scatter
+            assert below_the_best(judge, tokens, keep) < 0.02  # of 1.6 by which logits scatter
             assert torch.equal(tokens, found[0])
 
 

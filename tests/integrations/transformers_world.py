@@ -10,12 +10,12 @@ import torch
 import transformers
 
 
-def small(kind: str) -> Any:
+def small(kind: str, head_dim: int = 16) -> Any:
     """A model of two kinds of layers, by turns."""
     torch.manual_seed(0)
     config = transformers.Gemma3TextConfig(
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=8,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim, sliding_window=8,
         query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"] * 2,
     )  # fmt: skip
     model = transformers.Gemma3ForCausalLM(config).eval()
