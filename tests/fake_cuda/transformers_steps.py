@@ -20,7 +20,7 @@ from flashbsr.integrations.transformers.dense import attention
 from transformers.masking_utils import causal_mask_function
 
 from fake_cuda.fake import Driver, FakeTorch
-from fake_cuda.vllm_steps import CAPTURING, captures_are_seen, capturing
+from fake_cuda.vllm_steps import captures_are_seen, capturing
 from fake_cuda.world import DIM, HEADS, KV_HEADS
 
 __all__ = ["captures_are_seen"]  # a fixture
@@ -173,4 +173,11 @@ def test_layers_outside_of_programs(
         cache.check(outs, keep & seen_at(last, (0, 0, 0)))
         planned = planned or [driver.calls(name) for name in WORK]
         assert [driver.calls(name) for name in WORK] == planned
-    assert CAPTURING == [False]
+    mask.fill_(False)[:, 0, 0, 5] = True  # written: listed again
+    out = attention(LAYER, cache.q, *cache.layers[0], mask, 0.3)[0]
+    driver.drain()
+    cache.check([out], seen_at(5, (5, 5, 5)))
+    with torch.inference_mode():
+        out = attention(LAYER, cache.q, *cache.layers[0], steps.marked(~mask), 0.3)[0]
+        driver.drain()
+        cache.check([out], ~seen_at(5, (5, 5, 5)))

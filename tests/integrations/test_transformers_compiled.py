@@ -154,7 +154,7 @@ def test_steps_of_sliding_layers(
     """Rings, before they are full and behind it, and caches that are shorter than a window."""
     ids, keep = IDS[:, -5:], KEEP[:, -5:]
     how = {**GENERATE, "attention_mask": keep.long(), "max_new_tokens": tokens}
-    with torch.inference_mode():
+    with torch.no_grad():
         wanted = small("sdpa").generate(ids, **how)
         model = small(register())
         if backend is not None:

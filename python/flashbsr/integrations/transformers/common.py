@@ -21,7 +21,9 @@ from ...errors import UnsupportedError
 from ...layout.layouts import Layout
 from ...variant.spec import AttentionSpec
 
-__all__ = ["Engine", "Kind", "as_autocast", "refuse", "refuse_capture", "sinks_of"]
+__all__ = [
+    "Engine", "Kind", "as_autocast", "refuse", "refuse_capture", "sinks_of", "version_of",
+]  # fmt: skip
 
 # A step has a few kinds of layers; each engine that is kept has threads and memory of its own.
 _MOST_ENGINES = 16
@@ -187,3 +189,8 @@ def _refuse_options(options: dict[str, Any]) -> None:
 def sinks_of(s_aux: torch.Tensor | None) -> torch.Tensor | None:
     """Sinks as the engine takes them."""
     return None if s_aux is None else s_aux.detach().float()
+
+
+def version_of(x: torch.Tensor) -> int | None:
+    """How often a mask was written; None: nobody counts, under ``torch.inference_mode()``."""
+    return None if x.is_inference() else x._version

@@ -17,8 +17,8 @@ from ...arrays.torch import finish
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from ...layout.layouts import BlockTable
 from ...layout.padded import Padded
-from .common import Engine, Kind, as_autocast, refuse, refuse_capture, sinks_of
-from .masks import NO_WINDOW, Bits, Spans, bits_of, chosen, mask, version_of
+from .common import Engine, Kind, as_autocast, refuse, refuse_capture, sinks_of, version_of
+from .masks import NO_WINDOW, Bits, Spans, bits_of, chosen, mask
 from .steps import is_marked, rows_alike, step_over
 
 __all__ = ["attention", "mask"]

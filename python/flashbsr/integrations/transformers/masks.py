@@ -20,10 +20,11 @@ from transformers import masking_utils
 
 from ...arrays import torch as adapter
 from ...errors import ShapeError, UnsupportedError
+from .common import version_of
 from .own import refuse_own_attention
 from .steps import marked
 
-__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "chosen", "mask", "version_of"]
+__all__ = ["NO_WINDOW", "Bits", "Spans", "bits_of", "chosen", "mask"]
 
 NO_WINDOW = -1
 Numbers = npt.NDArray[np.int64]
@@ -162,11 +163,6 @@ def chosen(x: torch.Tensor | None, indices: torch.Tensor, kv_len: int) -> torch.
     found = torch.zeros(batch, q_len, kv_len + 1, dtype=torch.bool, device=indices.device)
     found.scatter_(-1, indices.long() % (kv_len + 1), True)  # -1: the last one, which is cut off
     return keep & found[:, None, :, :kv_len]
-
-
-def version_of(x: torch.Tensor) -> int | None:
-    """How often a mask was written; None: nobody counts, under ``torch.inference_mode()``."""
-    return None if x.is_inference() else x._version
 
 
 def mask(

@@ -23,7 +23,7 @@ from ...engine.task import TaskInfo
 from ...errors import ShapeError
 from ...layout.bounds import Bounds
 from ...variant.spec import AttentionSpec
-from .common import sinks_of
+from .common import sinks_of, version_of
 
 __all__ = [
     "Shape", "Told", "is_marked", "listed", "marked", "rows_alike", "step", "step_over", "tell",
@@ -109,7 +109,7 @@ class _Steps(threading.local):
 
     def __init__(self) -> None:
         self.engines: OrderedDict[tuple[Shape, torch.device, bool], _Engine] = OrderedDict()
-        self.told: list[tuple[torch.Tensor, dict[tuple[Shape, int], Told]]] = []
+        self.told: list[tuple[torch.Tensor, int, dict[tuple[Shape, int], Told]]] = []
 
     def find(self, shape: Shape, like: torch.Tensor, eager: bool) -> _Engine:
         """Find the engine of these shapes where `like` is, or make it.
@@ -235,7 +235,7 @@ def step_over(
     query : tensor, shape (B, H_q, 1, D)
     key, value : tensors, shapes (B, H_kv, S, D) and (B, H_kv, S, D_v)
     mask : tensor
-        A boolean for each slot; nobody writes to it.
+        A boolean for each slot.
     sinks : tensor, shape (H_q,), optional
     scaling, softcap : float, optional
     window : int, optional
@@ -262,11 +262,17 @@ def step_over(
 
 
 def _told(mask: torch.Tensor, pitch: int, shape: Shape) -> Told:
-    """List the slots of a step once for all of its layers, outside of programs."""
-    known = next((found for held, found in _steps.told if held is mask), None)
+    """List the slots of a step once for all of its layers, outside of programs.
+
+    Where nobody counts how often a mask is written each layer lists them.
+    """
+    version = version_of(mask)
+    if version is None:
+        return tell(mask, pitch, shape, eager=True)
+    known = next((x for held, at, x in _steps.told if held is mask and at == version), None)
     if known is None:
         known = {}
-        _steps.told = [(mask, known), *_steps.told[: _MOST_MASKS - 1]]
+        _steps.told = [(mask, version, known), *_steps.told[: _MOST_MASKS - 1]]
     told = known.get((shape, pitch))
     if told is None:
         told = known[shape, pitch] = tell(mask, pitch, shape, eager=True)
