@@ -58,12 +58,21 @@ class Kind:
         return self.spec["pos_encoding_mode"] != "NONE"
 
     @property
+    def plain(self) -> bool:
+        """Whether kernels for mixed batches do it."""
+        own = self.latent or self.encodes or self.spec["logits_soft_cap"] or self.dims[0] > 128
+        few = self.heads[0] // self.heads[1] <= 8 and "context_parallel" not in self.task
+        return not own and few and "kv_dtype" not in self.task
+
+    @property
     def kv_dtype(self) -> str:
         return str(self.task.get("kv_dtype", self.task["q_dtype"]))
 
     def attention(self, backend: str) -> flashbsr.Attention:
         vo = {} if self.dims[0] == self.dims[1] else {"head_dim_vo": self.dims[1]}
         task = {"kv_dtype": self.task["q_dtype"], **self.task, **vo, "o_dtype": "float32"}
+        if backend == "cpu":
+            task.pop("mixed", None)
         sizes = flashbsr.TaskInfo(*self.heads, self.dims[0], backend=backend, **task)
         return flashbsr.Attention(flashbsr.AttentionSpec(sm_scale=0.1, **self.spec), sizes)
 
@@ -104,6 +113,7 @@ def draw_kind(rng: np.random.Generator) -> Kind:
         kind.task["context_parallel"] = (ranks, int(rng.integers(ranks)), int(pick(1, 2, 16)))
     if rng.random() < 0.25:
         kind.task |= {"max_batch_size": 16, "max_q_tokens": 700, "max_kv_len": 4000}
+        kind.task["mixed"] = kind.plain and bool(rng.integers(2))
     elif rng.random() < 0.15:
         kind.task["fixed_split_size"] = int(pick(64, 256, 1024))
     return kind

@@ -22,8 +22,8 @@
 #include <flashbsr/kernel/sm90a/gather.h>
 #include <flashbsr/kernel/sm90a/mainloop.h>
 #include <flashbsr/kernel/sm90a/narrow.h>
-#include <flashbsr/kernel/sm90a/producer.h>
 #include <flashbsr/kernel/sm90a/rotate.h>
+#include <flashbsr/kernel/sm90a/tma_loader.h>
 #include <flashbsr/kernel/sm90a/traits.h>
 #include <flashbsr/kernel/sm90a/transpose.h>
 #include <flashbsr/kernel/sm90a/widen.h>
