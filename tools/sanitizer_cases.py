@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import flashbsr
 import numpy as np
+import sanitizer_codes
 import sanitizer_merges
 import sanitizer_rotations
 import torch
@@ -279,31 +279,6 @@ def append(dtype: str) -> None:
     flashbsr.get_seq_lens(table[1], last, PAGE_SIZE)
 
 
-def quantize() -> None:
-    """Head dims that fill a warp's turns and that do not; one row goes nowhere."""
-    slots = torch.tensor([5, -1, 17, 31]).to(DEVICE)
-    shape = (2, PAGE_SIZE, 2)
-    kinds = (("int8", 0, "float32"), ("float8_e4m3fn", 0, "float16"), ("int4", 0, "float32"),
-             ("int4", 32, "float32"), ("nvfp4", 16, "float8_e4m3fn"))  # fmt: skip
-    for dim, (dtype, group, scale) in itertools.product((64, 192), kinds):
-        rows = normal((4, 2, dim), "bfloat16")
-        packed = group > 0 or dtype == "int4"
-        held, row = ("uint8", dim // 2) if packed else (dtype, dim)
-        cache = [torch.zeros(*shape, row).to(getattr(torch, held)).to(DEVICE) for _ in "kv"]
-        groups = (*shape, dim // group) if group else shape
-        scales = [torch.zeros(groups).to(getattr(torch, scale)).to(DEVICE) for _ in "kv"]
-        flashbsr.append_paged_kv_cache(
-            rows, rows, paged_kv_cache=tuple(cache), slot_mapping=slots, k_scale=scales[0],
-            v_scale=scales[1], kv_dtype=dtype,
-        )  # fmt: skip
-        flashbsr.rope_append_paged_kv_cache(
-            rows, rows, rows, positions=torch.arange(4, dtype=torch.int32).to(DEVICE),
-            paged_kv_cache=tuple(cache), slot_mapping=slots, rotary_dim=36, k_scale=scales[0],
-            v_scale=scales[1], kv_dtype=dtype,
-        )  # fmt: skip
-        flashbsr.dequantize_kv_cache(cache[0], scales[0], kv_dtype=dtype)
-
-
 def dense_pages(
     kv_dtype: str, q_dtype: str = "bfloat16", dim: int = 128, page_size: int | None = PAGE_SIZE
 ) -> str:
@@ -374,10 +349,10 @@ def bounds() -> None:
 OPS: dict[str, Callable[[], None]] = {
     "append_paged_kv": lambda: append("bfloat16"),
     "append_paged_kv_convert": lambda: append("float8_e4m3fn"),
-    "append_paged_kv_quantize": quantize,
+    "append_paged_kv_quantize": lambda: sanitizer_codes.quantize(normal),
     "check_pages": check_pages,
     "clear_rows": bounds,
-    "dequantize_kv": quantize,
+    "dequantize_kv": lambda: sanitizer_codes.quantize(normal),
     "dequantize_pages": write_pages,
     "get_batch_indices_positions": lambda: append("bfloat16"),
     "get_seq_lens": lambda: append("bfloat16"),
@@ -388,7 +363,7 @@ OPS: dict[str, Callable[[], None]] = {
     "packbits": pack,
     "resolve": bounds,
     "rope": lambda: sanitizer_rotations.rope(normal),
-    "rope_append_quantize": quantize,
+    "rope_append_quantize": lambda: sanitizer_codes.quantize(normal),
     "segment_indptr": pack,
     "segment_packbits": pack,
 }

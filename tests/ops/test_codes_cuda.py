@@ -86,8 +86,8 @@ def test_append(device: Device, kind: Kind, dim: int, dtype: str, hnd: bool) -> 
 @everywhere
 @pytest.mark.parametrize(("k_kind", "v_kind"), [(INT8_HALF, INT4_32), (E5M2, NVFP4)], ids=str)
 def test_a_warp_that_stays_for_several_tokens(device: Device, k_kind: Kind, v_kind: Kind) -> None:
-    # 36006 tokens of two items: four tokens in each, and two in the last.
-    check(device, k_kind, v_kind, 64, "bfloat16", hnd=False, pages=18003, heads=1)
+    # 106510 tokens of two items: 13 tokens in each, and one in the last.
+    check(device, k_kind, v_kind, 64, "bfloat16", hnd=False, pages=53255, heads=1)
 
 
 @everywhere
