@@ -118,7 +118,8 @@ def is_stale(path: Path, record: dict[str, Any], headers: str) -> bool:
     kept = ROOT / "tests" / "records" / path.name
     if kept.exists():
         bench = json.loads(kept.read_text())["steps"].get("bench")
-        if bench is not None:
+        figures = {result["name"]: result["metrics"] for result in record["results"]}
+        if bench is not None and bench.get("figures") == figures:
             return bool(bench["source_hash"] != gpu_hash.source_hash())
     return bool(record["machine"]["source_hash"] != headers)
 
