@@ -76,8 +76,8 @@ class TaskInfo:
     mixed : bool
         With a capacity: take the kernel for mixed batches, whatever the first plan is. Plans that
         captured runs follow then have shared prefixes and chunks beside decodes at their speed: 64
-        decodes that share 8192 tokens and own 256 take 45 us in place of 170 (H200), decodes alone
-        some 5 % longer. On compute capability 9.0, with 16-bit q and KV, head dims up to 128, at
+        decodes that share 8000 tokens and own 256 take 41 us in place of 168 (H200); decodes alone
+        take longer, 64 of 1000 tokens 77 us in place of 61 (docs/sharing.md). On compute capability 9.0, with 16-bit q and KV, head dims up to 128, at
         most 8 query heads of a KV head, and neither soft-cap, encodings of positions, variants nor
         fixed or disabled splits. Without a capacity plans choose by themselves.
     num_threads : int, optional
