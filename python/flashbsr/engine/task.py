@@ -77,9 +77,10 @@ class TaskInfo:
         With a capacity: take the kernel for mixed batches, whatever the first plan is. Plans that
         captured runs follow then have shared prefixes and chunks beside decodes at their speed: 64
         decodes that share 8000 tokens and own 256 take 41 us in place of 168 (H200); decodes alone
-        take longer, 64 of 1000 tokens 77 us in place of 61 (docs/sharing.md). On compute capability 9.0, with 16-bit q and KV, head dims up to 128, at
-        most 8 query heads of a KV head, and neither soft-cap, encodings of positions, variants nor
-        fixed or disabled splits. Without a capacity plans choose by themselves.
+        take longer, 64 of 1000 tokens 77 us in place of 61 (docs/sharing.md). On compute
+        capability 9.0, with 16-bit q and KV, head dims up to 128, at most 8 query heads of a KV
+        head, and neither soft-cap, encodings of positions, masks, variants nor fixed or disabled
+        splits. Without a capacity plans choose by themselves.
     num_threads : int, optional
         Threads that run the queues. Default: the machine's cores. Results do not depend on it.
     fixed_split_size : int, optional
