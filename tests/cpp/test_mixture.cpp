@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -40,14 +41,16 @@ Layout layout_of(const std::vector<Requests>& batch) {
   return layout;
 }
 
-/// One part of `tokens` over all requests; none without tokens.
+/// One part of `tokens` over all requests that have queries; none without tokens.
 Sharing shared_by_all(const Layout& layout, int32_t tokens) {
   Sharing sharing;
-  const int32_t count = static_cast<int32_t>(layout.requests.size());
   if (tokens == 0) return sharing;
-  for (int32_t i = 0; i < count; ++i) sharing.order.push_back(i);
-  sharing.kv_first.assign(layout.requests.size(), tokens);
-  sharing.parts.push_back({0, tokens, 0, count});
+  for (const Request& r : layout.requests) {
+    if (r.q_len > 0) sharing.order.push_back(r.index);
+    sharing.kv_first.push_back(r.q_len > 0 ? tokens : 0);
+  }
+  const int32_t count = static_cast<int32_t>(sharing.order.size());
+  if (count > 0) sharing.parts.push_back({0, tokens, 0, count});
   return sharing;
 }
 
@@ -148,6 +151,68 @@ TEST(Mixture, BlocksAreDealtSoThatBothKindsTakeAsLong) {
   // Tiles of whole tokens, of a group of 7: as many warpgroups as others.
   EXPECT_EQ(mixed_workers(189).narrow_per_block, 3);
   EXPECT_EQ(mixed_workers(126).narrow_per_block, 2);
+}
+
+/// Some requests of many rows, some of few, some without either rows or keys.
+std::vector<Requests> random_batch(std::mt19937& random, int32_t most, int32_t shared) {
+  const auto pick = [&](int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random);
+  };
+  std::vector<Requests> batch;
+  for (int32_t left = pick(0, most); left > 0;) {
+    const int32_t kind = pick(0, 3), count = pick(1, left);
+    const int32_t q_len = kind == 0 ? 0 : kind == 1 ? pick(2, 300) : pick(1, 2);
+    const int32_t own = kind == 3 ? 0 : pick(0, pick(0, 1) ? 40000 : 300);
+    batch.push_back({q_len, shared + q_len + own, count});
+    left -= count;
+  }
+  return batch;
+}
+
+TEST(Mixture, CapacitiesHoldEveryPlanAndSectionsStay) {
+  std::mt19937 random(0);
+  constexpr int32_t kRequests = 24;
+  for (int32_t n = 0; n < 400; ++n) {
+    const int32_t shared = n % 3 ? 0 : std::uniform_int_distribution<int32_t>(1, 20000)(random);
+    // Two batches, and a capacity that just holds either.
+    Layout layouts[2];
+    Capacity capacity{.max_requests = 0, .max_q_tokens = 0, .max_kv_indices = 0};
+    for (Layout& layout : layouts) {
+      layout = layout_of(random_batch(random, kRequests, shared));
+      layout.page_size = 1;
+      for (const Request& r : layout.requests) {
+        layout.num_kv_rows = max_of<int64_t>(layout.num_kv_rows, r.kv_len);
+      }
+      capacity.max_requests =
+          max_of(capacity.max_requests, static_cast<int64_t>(layout.requests.size()));
+      capacity.max_q_tokens = max_of(capacity.max_q_tokens, layout.num_q_tokens);
+      capacity.max_kv_indices = max_of(capacity.max_kv_indices, layout.num_kv_rows);
+    }
+    const Workers workers = mixed_workers(n % 2 ? 192 : 128);
+    Planner planner;
+    PlanHeader first{};
+    for (const Layout& layout : layouts) {
+      const Sharing sharing = shared_by_all(layout, shared);
+      const PlanHeader free = planner.plan(layout, kShape, workers, {}, {}, sharing).header();
+      const PlanHeader h = planner.plan(layout, kShape, workers, {}, capacity, sharing).header();
+      EXPECT_LE(h.num_items, h.max_items);
+      EXPECT_LE(h.num_merges, h.max_merges);
+      EXPECT_LE(h.num_partial_rows, h.max_partial_rows);
+      EXPECT_LE(h.off_starts + 16 * h.num_workers, h.off_requests);
+      EXPECT_LE(h.off_queue_indptr + h.num_workers + 1, h.off_queue_items);
+      EXPECT_EQ(h.num_items, free.num_items);
+      EXPECT_EQ(h.num_narrow_blocks, free.num_narrow_blocks);
+      if (&layout == layouts) first = h;
+      EXPECT_EQ(h.total_size, first.total_size);
+      EXPECT_EQ(h.off_requests, first.off_requests);
+      EXPECT_EQ(h.off_items, first.off_items);
+      EXPECT_EQ(h.off_queue_indptr, first.off_queue_indptr);
+      EXPECT_EQ(h.off_queue_items, first.off_queue_items);
+      EXPECT_EQ(h.off_merges, first.off_merges);
+      EXPECT_EQ(h.off_kv_indices, first.off_kv_indices);
+      EXPECT_EQ(h.off_merge_parts, first.off_merge_parts);
+    }
+  }
 }
 
 }  // namespace
