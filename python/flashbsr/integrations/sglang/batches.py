@@ -10,7 +10,8 @@ import numpy as np
 
 from ...errors import UnsupportedError
 from ..vllm.kinds import Kind, kind_of, latent_kind
-from ..vllm.steps import ROOM, Batch
+from ..vllm.slots import ROOM
+from ..vllm.steps import Batch
 
 __all__ = ["batch_of", "is_latent", "layer_kind", "tree_mask"]
 
