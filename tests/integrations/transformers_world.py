@@ -18,14 +18,7 @@ def small(kind: str, head_dim: int = 16) -> Any:
         num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim, sliding_window=8,
         query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"] * 2,
     )  # fmt: skip
-    model = transformers.Gemma3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 0.2)
-    model.generation_config.eos_token_id = None
-    model.set_attn_implementation(kind)
-    return model
+    return _ready(transformers.Gemma3ForCausalLM(config), kind)
 
 
 def llama(kind: str) -> Any:
@@ -35,7 +28,12 @@ def llama(kind: str) -> Any:
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=64,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    return _ready(transformers.LlamaForCausalLM(config), kind)
+
+
+def _ready(model: Any, kind: str) -> Any:
+    """Random weights so large that tokens differ; no token ends a text."""
+    model.eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
