@@ -19,6 +19,8 @@ SCORES = (48, 64, 80, 96, 128)
 OUTPUTS = (64, 128, 256)
 # Head dims where P is in shared memory, another warpgroup's.
 SHARED = (128, 256)
+# Heads, where K or V in registers is A.
+HEADS = (16,)
 # Instruction's name of the type -> depth, and the tail of flags: 16-bit operands may be transposed.
 TYPES = {"bf16": 16, "f16": 16, "e4m3": 32}
 
@@ -63,7 +65,9 @@ def instruction(kind: str, columns: int, from_registers: bool, transposed: bool)
     else:
         flags = f"1, 1, 0, {transposed:d}"
     registers = [f"%{i}" for i in range(count)]
-    name = "registers" if from_registers else "shared_rows" if transposed else "shared"
+    name = "registers" if from_registers else "shared"
+    if from_registers != transposed:
+        name += "_rows" if transposed else "_columns"
     a_type = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
     a_inputs = [f'"r"(a[{i}])' for i in range(4)] if from_registers else ['"l"(a)']
     inputs = ", ".join([*a_inputs, '"l"(b)', '"r"(static_cast<int32_t>(accumulate))'])
@@ -93,6 +97,7 @@ def text() -> str:
         parts += [instruction(kind, n, from_registers=True, transposed=True) for n in OUTPUTS]
         if TYPES[kind] == 16:
             parts += [instruction(kind, n, from_registers=False, transposed=True) for n in SHARED]
+            parts += [instruction(kind, n, from_registers=True, transposed=False) for n in HEADS]
         parts.append("};\n")
     parts.append("\n}  // namespace flashbsr::ptx::detail\n// clang-format on\n")
     return "".join(parts)

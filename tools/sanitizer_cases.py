@@ -29,6 +29,7 @@ from sanitizer_kernels import compiled, reachable
 DEVICE = "cuda"
 GROUP = 4  # query heads of a KV head
 LATENT = ("latent", "latent_codes", "latent_packed")
+FEW_LATENT = ("latent_few", "latent_few_packed")
 # Family and rows of a tile -> query tokens of a request that fill it on average.
 FEW, MANY = (10, 17, 5, 12), (60, 17, 90, 33)
 # Requests that tiles of so many rows hold best.
@@ -43,12 +44,12 @@ TOKENS = {
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     **{(family, 192): MANY for family in ("hopper", "hopper_fast", "hopper_scaled")},
     **{(family, 64): FEW for family in ("prefill", "prefill_scaled", "latent_mma", *LATENT)},
-    **{(family, 16): (1, 2, 2, 1) for family in ("latent_mma", "latent_mma_packed")},
+    **{(family, 16): (1, 2, 2, 1) for family in ("latent_mma", "latent_mma_packed", *FEW_LATENT)},
     ("latent_mma", 32): (4, 3, 4, 3),
     **{(family, rows): MIXED[rows] for family in ("mixed", "mixed_gather") for rows in MIXED},
 }
 # Families that copy with TMA where it serves; mixed_gather is for where it does not.
-HOPPER = ("hopper", "hopper_fast", "hopper_scaled", *LATENT, "mixed", "mixed_gather")
+HOPPER = ("hopper", "hopper_fast", "hopper_scaled", *LATENT, *FEW_LATENT, "mixed", "mixed_gather")
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16

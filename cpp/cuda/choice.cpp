@@ -38,6 +38,8 @@ constexpr Tile kScaledTiles[] = {
 /// the device has room for: 64 rows and two tiles of K are 158 KB. Of codes they have 16 rows.
 constexpr Tile kLatentTile = {"latent", 64}, kLatentCodeTile = {"latent_codes", 64},
                kPackedLatentTile = {"latent_packed", 64};
+/// Of codes, and few rows.
+constexpr Tile kFewTile = {"latent_few", 16}, kFewPackedTile = {"latent_few_packed", 16};
 constexpr Tile kLatentMmaTiles[] = {{"latent_mma", 16}, {"latent_mma", 32}, {"latent_mma", 64}};
 constexpr Tile kLatentMmaCodes[] = {{"latent_mma", 16}};
 constexpr Tile kLatentMmaPacked[] = {{"latent_mma_packed", 16}};
@@ -97,7 +99,8 @@ bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
 
 /// Hopper's kernels for latents of codes, whose rows come one by one.
 bool is_hopper_codes(const Tile& tile) {
-  return tile.family == kLatentCodeTile.family || tile.family == kPackedLatentTile.family;
+  return tile.family == kLatentCodeTile.family || tile.family == kPackedLatentTile.family ||
+         tile.family == kFewTile.family || tile.family == kFewPackedTile.family;
 }
 
 /// What the table says of a row's types: of some families that of Q, too, where it is another.
@@ -189,10 +192,11 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
   if (need.sigmoid || need.rotates || need.spread || need.variant) return nullptr;
   const bool codes = need.scaled || need.q != need.kv;
   const Tile& wide = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
-  const auto try_wide = [&]() -> const KernelRow* {
-    const bool whole = need.group <= wide.rows || need.group % wide.rows == 0;
+  const Tile& few = need.scaled ? kFewPackedTile : kFewTile;
+  const auto try_hopper = [&](const Tile& tile) -> const KernelRow* {
+    const bool whole = need.group <= tile.rows || need.group % tile.rows == 0;
     if (need.family == api::Family::kFa2 || !whole) return nullptr;
-    return try_latent_tile(source, wide, need, device);
+    return try_latent_tile(source, tile, need, device);
   };
   const auto try_mma = [&]() -> const KernelRow* {
     if (need.family == api::Family::kFa3) return nullptr;
@@ -208,10 +212,15 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
     }
     return largest;
   };
-  // Codes of few rows: Hopper's kernel multiplies 64 and is as long about 16 as about 128.
-  const bool few = codes && need.rows <= kLatentMmaCodes[0].rows;
-  const KernelRow* row = few ? try_mma() : try_wide();
-  return row ? row : few ? try_wide() : try_mma();
+  // Codes of few rows: Hopper's kernel of 64 is as long about 16 as about 128. That of 16 is for Q
+  // of bf16 without hooks, and of the build; mma.sync's does the others.
+  const bool few_rows = codes && need.rows <= few.rows;
+  if (few_rows && source == Source::kBuild && need.q == DType::kBF16 && !need.hooks() &&
+      (need.tile_rows == 0 || need.tile_rows == few.rows)) {
+    if (const KernelRow* row = try_hopper(few)) return row;
+  }
+  const KernelRow* row = few_rows ? try_mma() : try_hopper(wide);
+  return row ? row : few_rows ? try_hopper(wide) : try_mma();
 }
 
 /// What to name where there is no kernel.

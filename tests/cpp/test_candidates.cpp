@@ -253,6 +253,22 @@ TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
   EXPECT_EQ(latent_plan({8192}, limits).num_items, 2);
 }
 
+TEST(GpuLimits, FewLatentRowsReadAtTheMemorysRate) {
+  GpuKernel kernel{.sms = kSms, .rows = 16, .kv_tile = 64, .bytes_per_token = 656};
+  for (int32_t& blocks : kernel.cluster_blocks) blocks = 132;
+  const DeviceLimits limits = gpu_few_latent_limits(kernel);
+  const double read_us = detail::gpu_stream_us(kernel, kernel.bytes_per_token);
+  EXPECT_EQ(limits.cost_per_kv, detail::gpu_units(read_us));
+  // Several parts of 8192 tokens, in no clusters.
+  const PlanHeader h = latent_plan({8192}, limits);
+  EXPECT_NE(h.policy, kPolicyCluster);
+  EXPECT_GT(h.num_items, kSms / 3);
+  // Where memory is fast, products.
+  kernel.bytes_per_second *= 4;
+  EXPECT_GT(gpu_few_latent_limits(kernel).cost_per_kv,
+            detail::gpu_units(detail::gpu_stream_us(kernel, kernel.bytes_per_token)));
+}
+
 TEST(GpuLimits, LatentTilesBeforeHopperKnowNoClusters) {
   GpuKernel kernel{.sms = kSms, .rows = 64, .kv_tile = 32, .bytes_per_token = 1152};
   for (int32_t& blocks : kernel.cluster_blocks) blocks = 132;

@@ -43,6 +43,6 @@ def test_problems_lead_to_the_kernel(
     assert CASES.run_kernel(kernel) == []
     every = {"ragged", "paged", "gather"} if kernel["family"] in CASES.HOPPER else {"none"}
     expected = {"mixed": every - {"gather"}}
-    gathers = ("mixed_gather", "latent_codes", "latent_packed")
+    gathers = ("mixed_gather", "latent_codes", "latent_packed", *CASES.FEW_LATENT)
     expected |= {family: {"gather"} for family in gathers}
     assert paths == expected.get(kernel["family"], every)

@@ -71,12 +71,13 @@ def test_other_dims_are_compiled(
 def test_codes_have_16_rows(
     backend: str, heads: int, kv: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every GPU; Hopper has kernels of its own for more."""
+    """On every GPU; Hopper has kernels of its own, for few rows of bf16 and for more."""
     monkeypatch.setattr(jit_cuda, "cuda_kernel", lambda *_: b"not empty")
     name = kernel(heads, 512, 64, backend, kv=kv)
     arch = "sm80" if CAPABILITY in ("80", "89") else "sm90"
-    if CAPABILITY == "90" and backend == "cuda" and heads in (40, 128):
-        assert name.startswith("latent_") and "_sm90a_" in name
+    if CAPABILITY == "90" and backend == "cuda":
+        few = family.replace("mma", "few")
+        assert name.startswith(f"{few}_sm90a_" if heads <= 16 else "latent_") and "_sm90a_" in name
     else:
         assert name == f"{family}_{arch}_d576x512_e4m3_r16_plain"
 

@@ -180,6 +180,19 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   return limits;
 }
 
+/// Latent attention of few rows on sm_90a: one block per SM, and what the memory gives it. States
+/// of 16 rows are a quarter of the above.
+inline DeviceLimits gpu_few_latent_limits(const GpuKernel& k) {
+  DeviceLimits limits = gpu_latent_limits(k);
+  constexpr double product_us = 12e-3;
+  limits.cost_per_kv =
+      detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
+  limits.cost_per_item = detail::gpu_units(4.0);
+  limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(0.5);
+  for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
+  return limits;
+}
+
 /// Latent attention on mma.sync, sm_80 and later: a token takes a block of 64 rows 71 ns and one of
 /// 32 rows 57 (H200); one of 16 rows, of which two share an SM, what the memory gives. All blocks
 /// merge, as above. Items and states of fewer rows are smaller: 1 x 8192 tokens and 128 heads take

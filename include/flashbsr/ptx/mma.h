@@ -66,6 +66,14 @@ FLASHBSR_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+/// The same of their transposes: lane l has the address of column l % 8 of matrix l / 8.
+FLASHBSR_DEVICE void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+
 /// Half the depth, fp16: what sm_75 has. a: (g, 2t..2t+1), (g+8, 2t..); b: (2t..2t+1, g).
 FLASHBSR_DEVICE void mma_m16n8k8_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "

@@ -39,6 +39,15 @@ FLASHBSR_DEVICE void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+/// `bytes`, a multiple of 16, from global memory; both addresses are multiples of 16, too.
+FLASHBSR_DEVICE void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(dst),
+      "l"(src), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 /// A box of a four-dimensional array, from (x, y, z, w), innermost first.
 FLASHBSR_DEVICE void tma_load(uint32_t dst, const TensorMap& map, uint32_t barrier, int32_t x,
                               int32_t y, int32_t z, int32_t w) {

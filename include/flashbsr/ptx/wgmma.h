@@ -76,4 +76,11 @@ FLASHBSR_DEVICE void wgmma_registers(float (&c)[kCount], const uint32_t (&a)[4],
   detail::Wgmma<kType>::registers(c, a, b, accumulate);
 }
 
+/// The same of 16-bit B that lies as wgmma_shared() has it: along its rows.
+template <DType kType, int kCount>
+FLASHBSR_DEVICE void wgmma_registers_columns(float (&c)[kCount], const uint32_t (&a)[4], uint64_t b,
+                                             bool accumulate) {
+  detail::Wgmma<kType>::registers_columns(c, a, b, accumulate);
+}
+
 }  // namespace flashbsr::ptx

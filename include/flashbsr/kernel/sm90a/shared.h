@@ -190,6 +190,7 @@ struct Shared {
     const int copies = gather ? 32 * kGatherWarps : 1;
     const int preparers = gather ? 1 : 2, readers = gather ? 32 : 2;
     const int writers = Traits::kWideners       ? Traits::kWideners
+                        : Traits::kRowLoaders   ? Traits::kRowWriters
                         : rotates               ? readers
                         : Traits::kPreparesKeys ? preparers
                                                 : 1;
@@ -204,7 +205,9 @@ struct Shared {
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);
     // Here every thread arrives, so that race detectors see who is done: once per item it is cheap.
-    place_pipeline.init(32, Traits::kWideners ? 32 * (Traits::kWideners + kTailWarps) : copies);
+    place_pipeline.init(32, Traits::kWideners     ? 32 * (Traits::kWideners + kTailWarps)
+                            : Traits::kRowLoaders ? 32 * Traits::kRowLoaders
+                                                  : copies);
     if constexpr (Traits::kMixed) ptx::mbarrier_init(narrow_done, 128 * Traits::kConsumers);
     tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
 #pragma unroll

@@ -62,6 +62,7 @@ struct HopperTraits {
   static constexpr DType kKvType = kv_type;
   static constexpr DType kWeightType = weight_type;  ///< of P V
   static constexpr bool kTokenScales = scaled;
+  static constexpr int kRowLoaders = 0, kRowWriters = 0;  ///< row_loader.h
   /// The halves of a row of K have scales of their own, `a` and 1 times `b`: S = (S_0 a + S_1) b.
   static constexpr bool kKeyHalves = scaled && dtype_size(kv_type) == 2;
   static_assert(!kKeyHalves || kv_type == type);
@@ -217,6 +218,7 @@ struct LatentTraits {
   static constexpr DType kKvType = kv_type, kWeightType = kType;
   static constexpr DType kTailType = packed && kFitsQueries ? DType::kBF16 : kType;
   static constexpr bool kPacked = packed;
+  static constexpr int kRowLoaders = 0, kRowWriters = 0;
   static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
   static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
@@ -284,6 +286,91 @@ struct LatentTraits {
   static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
   static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
   static_assert(kSmemBytes <= kMostBytes);
+};
+
+/// A kernel for latent K and V and few rows (latent_few.h): tokens and dims are the rows of
+/// products, the 16 heads or fewer their columns. Two consumers take tiles in turn, each with O of
+/// all dims.
+/// @tparam latent_dim  512
+/// @tparam tail_dim    64
+/// @tparam type        of Q
+/// @tparam kv_type     in memory: e4m3, of which fp16 is made on the way to products
+/// @tparam packed      rows of 656 bytes with scales of their own (core/latent_row.h)
+template <int latent_dim, int tail_dim, DType type, DType kv_type, bool packed = false>
+struct FewLatentTraits {
+  static constexpr int kHeadDimQk = latent_dim + tail_dim;
+  static constexpr int kHeadDimVo = latent_dim;
+  static constexpr bool kLatent = true;
+  static constexpr int kKeyParts = 1, kWideners = 0;
+  static constexpr bool kTurnsParts = false;
+  static constexpr bool kRowScales = packed;
+  static constexpr DType kType = DType::kF16;  ///< of products
+  static constexpr DType kKvType = kv_type, kWeightType = kType;
+  static constexpr DType kTailType = packed ? DType::kBF16 : kType;
+  static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
+  static constexpr bool kTransposesValues = false, kSplitsQueries = false, kMixed = false;
+  static constexpr bool kKeyHalves = false;
+  static constexpr bool kLongSums = false, kSumsTiles = false, kTokenScales = false;
+  static constexpr int kRows = 16;
+  static constexpr int kKvTile = 64;
+  static_assert(latent_dim == 512 && tail_dim == 64);
+  static_assert(type == DType::kBF16 && kv_type == DType::kE4M3);
+
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBlocksPerSM = 1;
+  static constexpr int kLaunchRegisters = 168;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  // Q in columns of 128 bytes, as in HopperTraits.
+  static constexpr int kColumnDims = 64, kColumnsQk = kHeadDimQk / kColumnDims;
+  static constexpr int kQueryBytes = kRows * kColumnsQk * 128;
+  /// A row in memory, and from one to the next in a tile: an odd multiple of 16, so that eight of
+  /// them meet no bank twice. Tails lie behind the latents, or behind their scales.
+  static constexpr int kLatentBytes = latent_dim * dtype_size(kv_type);
+  static constexpr int kTailOffset = kLatentBytes + (packed ? 16 : 0);
+  static constexpr int kTailBytes = packed ? 128 : tail_dim * dtype_size(kv_type);
+  static constexpr int kRowBytes = kTailOffset + kTailBytes;
+  static constexpr int kRowStride = kRowBytes / 16 % 2 ? kRowBytes : kRowBytes + 16;
+  static constexpr int kKeyBytes = kKvTile * kRowStride, kValueBytes = 0;  ///< tails are there
+  /// Warps that copy rows, whole or latents and tails apart, and how many arrivals a tile has.
+  static constexpr int kRowLoaders = 3;
+  static constexpr bool kWholeRows = packed;
+  static constexpr int kRowWriters = packed ? 2 : 32 * kRowLoaders;
+  /// Weights of two tiles of each consumer, once for each scale of a row. At an item's end O in
+  /// fp32.
+  static constexpr int kWeightSets = packed ? latent_dim / 128 : 1;
+  static constexpr int kWeightBytes = kWeightSets * kRows * kKvTile * 2;
+  static constexpr int kAllWeightBytes =
+      max_of(2 * kConsumers * kWeightBytes, kRows * latent_dim * 4);
+
+  static constexpr int kSpanBytes = kRows * 8;
+  static constexpr int kTileRecordBytes = 128;
+  static constexpr int kTileSlots = 2;
+  static constexpr int kBarrierBytes = 320;
+  static constexpr int kPlaceBytes = kKvTile * 4, kPlaceBarrierBytes = 16;
+  /// Of a row: what Q was divided by; of each consumer its reference, and of each warp the largest
+  /// logit of a tile, or the sum of weights.
+  static constexpr int kStateBytes = kRows * (1 + kConsumers * 5) * 4;
+  static constexpr int kMostBytes = 227 * 1024;
+  static constexpr int kQueryStages = 1, kStages = 4, kLandingStages = kStages;
+
+  /// [Q][weights][K ...][...]
+  static constexpr int kWeightOffset = kQueryStages * kQueryBytes;
+  static constexpr int kSumOffset = kWeightOffset + kAllWeightBytes;  ///< none
+  static constexpr int kKeyOffset = kSumOffset;
+  static constexpr int kValueOffset = kKeyOffset + kStages * kKeyBytes;  ///< none
+  static constexpr int kSpanOffset = kValueOffset;
+  static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
+  static constexpr int kTokenScaleOffset = kTileOffset + kTileSlots * kTileRecordBytes;  ///< none
+  static constexpr int kStateOffset = kTokenScaleOffset;
+  static constexpr int kBarrierOffset = kStateOffset + kStateBytes;
+  static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
+  static constexpr int kPlaceSlots = 4;
+  static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
+  static constexpr int kSmemBytes = kPlaceBarrierOffset + kPlaceSlots * kPlaceBarrierBytes;
+  static_assert(kWeightOffset % 1024 == 0 && kSmemBytes <= kMostBytes);
 };
 
 /// A kernel for codes with scales of every token: tiles that the warp which schedules has registers
