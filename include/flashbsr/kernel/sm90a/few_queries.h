@@ -5,9 +5,7 @@
 // which codes come out of shared memory (tile/fragments.h).
 #pragma once
 
-#include <flashbsr/kernel/sm90a/shared.h>
-#include <flashbsr/ptx/codes.h>
-#include <flashbsr/ptx/shared.h>
+#include <flashbsr/kernel/sm90a/fit_queries.h>
 
 namespace flashbsr::sm90a {
 
@@ -42,11 +40,8 @@ FLASHBSR_DEVICE void fit_few_queries(uint32_t queries, uint32_t units, int32_t t
   for (int lanes = 1; lanes < 16; lanes *= 2) {
     largest = max_of(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
   }
-  const int32_t exponent = static_cast<int32_t>(largest >> 7);  // biased by 127; 255: inf or NaN
-  // 2^(14 - e), as far as rows' factors stay far from 0 and from infinity: rows of zeros.
-  const int32_t shift = exponent == 255 ? 0 : max_of(-64, min_of(64, 14 + 127 - exponent));
-  const float factor = __int_as_float((127 + shift) << 23);
-  if (lane == 0) ptx::store_shared(units + 4 * row, static_cast<uint32_t>(127 - shift) << 23);
+  const FitFactor fitting(largest);
+  if (lane == 0) ptx::store_shared(units + 4 * row, __float_as_uint(fitting.unit));
   for (int32_t group = lane; group < kGroups; group += 16) {
     uint4 x[2];
 #pragma unroll
@@ -56,8 +51,8 @@ FLASHBSR_DEVICE void fit_few_queries(uint32_t queries, uint32_t units, int32_t t
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const uint32_t from = (&x[k / 4].x)[k % 4];
-      const float a = ptx::unpack_low<DType::kBF16>(from) * factor,
-                  b = ptx::unpack_high<DType::kBF16>(from) * factor;
+      const float a = ptx::unpack_low<DType::kBF16>(from) * fitting.factor,
+                  b = ptx::unpack_high<DType::kBF16>(from) * fitting.factor;
       pair[k] = tail ? ptx::pack2<DType::kBF16>(a, b) : ptx::pack2<DType::kF16>(a, b);
     }
     if (tail) {

@@ -12,6 +12,19 @@
 
 namespace flashbsr::sm90a {
 
+/// By what a row is multiplied whose largest magnitude has these bits of bf16, and what undoes it.
+struct FitFactor {
+  float factor, unit;
+
+  FLASHBSR_DEVICE explicit FitFactor(uint32_t largest) {
+    const int32_t exponent = static_cast<int32_t>(largest >> 7);  // biased by 127; 255: inf or NaN
+    // 2^(14 - e), as far as rows' factors stay far from 0 and from infinity: rows of zeros.
+    const int32_t shift = exponent == 255 ? 0 : max_of(-64, min_of(64, 14 + 127 - exponent));
+    factor = __int_as_float((127 + shift) << 23);
+    unit = __int_as_float((127 - shift) << 23);
+  }
+};
+
 /// Eight of the 16 rows of every warp of a warpgroup, which all of its threads call for, in place.
 /// Columns of latents become fp16; that of tails does, too, or stays bf16, times Traits::kKeyUnit's
 /// inverse, by which latents are larger than they were. Products read what this writes: a fence for
@@ -43,11 +56,9 @@ FLASHBSR_DEVICE void fit_queries(uint32_t queries, uint32_t units, int32_t half)
   largest = max_of(largest & 0xffffu, largest >> 16);
   largest = max_of(largest, __shfl_xor_sync(0xffffffffu, largest, 8));
   largest = max_of(largest, __shfl_xor_sync(0xffffffffu, largest, 16));
-  const int32_t exponent = static_cast<int32_t>(largest >> 7);  // biased by 127; 255: inf or NaN
-  // 2^(14 - e), as far as rows' factors stay far from 0 and from infinity: rows of zeros.
-  const int32_t shift = exponent == 255 ? 0 : max_of(-64, min_of(64, 14 + 127 - exponent));
-  const float factor = __int_as_float((127 + shift) << 23);
-  if (lane < 8) ptx::store_shared(units + 4 * row, static_cast<uint32_t>(127 - shift) << 23);
+  const FitFactor fitting(largest);
+  const float factor = fitting.factor;
+  if (lane < 8) ptx::store_shared(units + 4 * row, __float_as_uint(fitting.unit));
 #pragma unroll 3
   for (int column = 0; column < Traits::kColumnsQk; ++column) {
     const auto fit = [&]<DType kTo>(float by) {
