@@ -28,6 +28,8 @@ DTYPES: dict[str, Any] = {
     "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "int8": np.int8,
 }  # fmt: skip
+PACKED = "fp8_ds_mla"  # rows of 656 bytes
+LATENTS = {"latents": "bfloat16", "latents of e4m3": "float8_e4m3fn", "packed latents": PACKED}
 STEPS, LONG, MANY = 5, (0, 1, 5, 33, 200, 700), (0, 1, 1, 1, 4, 17)
 LARGER = {"long": (*LONG, 3000), "many": (*MANY, 130, 260)}
 # Of outputs near 1, with weights and partial results in the types of products.
@@ -94,10 +96,10 @@ def draw_kind(rng: np.random.Generator) -> Kind:
         page_size=int(pick(1, 4, 16, 16, 64)),
         sinks=rng.random() < 0.2,
     )
-    cache = pick("same", "same", "same", "float8", "int8", "scaled float8", "latent")
-    if cache == "latent":
+    cache = pick("same", "same", "same", "float8", "int8", "scaled float8", *LATENTS)
+    if cache in LATENTS:
         kind.latent, kind.heads, kind.dims = True, (int(pick(8, 16, 24, 64, 128)), 1), (576, 512)
-        kind.task |= {"latent": True, "q_dtype": "bfloat16"}
+        kind.task |= {"latent": True, "q_dtype": "bfloat16", "kv_dtype": LATENTS[cache]}
         kind.page_size = int(pick(1, 64))
     elif cache != "same":
         kind.scaled = cache != "float8"
@@ -147,17 +149,33 @@ def draw_arrays(rng: np.random.Generator, kind: Kind, tokens: int, slots: tuple[
     options: dict[str, Any] = {}
     if kind.sinks:
         options["sinks"] = rng.standard_normal(kind.heads[0]).astype(np.float32)
-    q_dtype, kv_dtype = DTYPES[kind.task["q_dtype"]], DTYPES[kind.kv_dtype]
+    q = q.astype(DTYPES[kind.task["q_dtype"]])
     if kind.latent:
         kv: Any = 0.5 * rng.standard_normal((*slots, kind.dims[0]), np.float32)
-        return q.astype(q_dtype), kv.astype(kv_dtype), options
+        return (
+            q,
+            packed(kv) if kind.kv_dtype == PACKED else kv.astype(DTYPES[kind.kv_dtype]),
+            options,
+        )
+    kv_dtype = DTYPES[kind.kv_dtype]
     scale = 30.0 if kv_dtype is np.int8 else 1.0
     rows = (*slots, kind.heads[1])
     numbers = [scale * rng.standard_normal((*rows, dim), np.float32) for dim in kind.dims]
     if kind.scaled:
         for name in ("k_scale", "v_scale"):
             options[name] = rng.uniform(0.01, 0.06, rows).astype(np.float32)
-    return q.astype(q_dtype), tuple(x.astype(kv_dtype) for x in numbers), options
+    return q, tuple(x.astype(kv_dtype) for x in numbers), options
+
+
+def packed(rows: np.ndarray) -> np.ndarray:
+    """Latents and what RoPE has turned, quantised."""
+    cache = np.zeros((*rows.shape[:-1], 656), np.uint8)
+    latent, rotated = np.split(rows.reshape(-1, 576).astype(DTYPES["bfloat16"]), [512], axis=1)
+    slots = np.arange(len(latent), dtype=np.int64)
+    flashbsr.append_packed_latents(
+        *map(np.ascontiguousarray, (latent, rotated)), cache=cache, slot_mapping=slots
+    )
+    return cache
 
 
 def draw(rng: np.random.Generator, kind: Kind) -> Step:
