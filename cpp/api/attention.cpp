@@ -99,7 +99,7 @@ void Attention::update_locked(const LengthArrays& arrays, const ResolveOptions& 
   if (scheduled_) {
     resolve(options);
   } else {
-    schedule(options.stream);
+    schedule_again(options.stream);
   }
 }
 
@@ -236,7 +236,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
     kv_dtype_ = params.k.dtype;
     v_dtype_ = options_.latent ? kv_dtype_ : params.v.dtype;
     kv_scaled_ = has_token_scales(params);
-    schedule(options.stream);
+    schedule_again(options.stream);
   }
   backend_->run(params, options);
   ran_ = RunTypes{params.q.dtype, params.k.dtype, params.v.dtype, params.out.dtype};

@@ -87,6 +87,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
   void check_mixed() const;
   int mixed_rows() const;
   void schedule(void* stream);
+  void schedule_again(void* stream);
   void hand_over(void* stream);
   void resolve(const ResolveOptions& options);
   void check_tile_rows(int32_t rows) const;
@@ -109,7 +110,8 @@ class Attention : public std::enable_shared_from_this<Attention> {
 
   std::optional<LengthArrays> lengths_;  ///< of the last update of this plan
 
-  // The batch stays, so that the plan can be made again for another place or kernel.
+  // The batch stays, so that the plan can be made again for another place or kernel. Page ids that
+  // the caller has are borrowed while plan() runs, and from the plan that was written behind it.
   LaidOut laid_;
   DType q_dtype_;
   DType kv_dtype_, v_dtype_;

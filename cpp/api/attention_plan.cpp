@@ -26,6 +26,9 @@ void Attention::plan(const LayoutArrays& arrays, const PlanOptions& options) {
   if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   find_shared();
   schedule(options.stream);
+  if (!laid_.layout.borrowed_pages.empty()) {
+    laid_.layout.borrowed_pages = {planner_->view().kv_indices(), laid_.layout.pages().size()};
+  }
   planned_ = true;
 }
 
@@ -48,6 +51,7 @@ void Attention::plan(Attention& like, void* stream) {
   }
   forget_plan();
   laid_ = like.laid_;
+  laid_.layout.own_pages();
   if (options_.capacity.fixed()) options_.capacity.count_pages(laid_.layout.page_size);
   if (has_schedule_of(like)) {
     // Kept only then: until it is written the planner's last plan is in the memory of before.
@@ -242,9 +246,9 @@ Batch Attention::batch() const {
       .kv = kv_dtype_,
       .v = v_dtype_,
       .scaled = kv_scaled_,
-      .kv_slots = laid_.layout.paged ? static_cast<int64_t>(laid_.layout.kv_indices.size()) *
-                                           laid_.layout.page_size
-                                     : laid_.layout.num_kv_rows,
+      .kv_slots = laid_.layout.paged
+                      ? static_cast<int64_t>(laid_.layout.pages().size()) * laid_.layout.page_size
+                      : laid_.layout.num_kv_rows,
       .tile_rows = options_.tile_rows,
       .guessed = !types_seen_ && !types_given};
   // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
@@ -334,12 +338,20 @@ void Attention::schedule(void* stream) {
   check_placement();
   const Shape shape = this->shape();
   choose_kernel(shape);
+  if (laid_.given.empty()) sharer_.sort_members(laid_.layout, sharing_);
   if (options_.tile_rows > 0) check_tile_rows(limits_.wide.tile_rows);
   choose_cut(shape);
   const std::shared_ptr<PlanMemory> memory = backend_->plan_memory();
   planner_->write(*memory, options_.capacity);
   memory_ = memory;
   hand_over(stream);
+}
+
+/// The same batch, for another kernel or place: where its last plan is, the next one may be
+/// written.
+void Attention::schedule_again(void* stream) {
+  laid_.layout.own_pages();
+  schedule(stream);
 }
 
 /// The plan to the backend, with what a run needs beside it.

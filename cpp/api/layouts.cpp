@@ -19,6 +19,7 @@ void write(const RaggedArrays& a, LaidOut& to) {
 
 void write(const PagedArrays& a, LaidOut& to) {
   IndexView qo, last, lens;
+  to.layout.borrow_pages = true;
   paged_layout(to.layout, optional_indices(a.qo_indptr, qo), indices(a.kv_indptr),
                indices(a.kv_indices), optional_indices(a.last_page_len, last),
                optional_indices(a.kv_lens, lens), a.page_size);

@@ -84,7 +84,8 @@ struct Placement {
   const Shape& shape;
 };
 
-/// Checks the arrays completely and writes `to`. `mask`: of requests' pairs.
+/// Checks the arrays completely and writes `to`, which may borrow page ids from them. `mask`: of
+/// requests' pairs.
 void lay_out(const LayoutArrays& arrays, const MaskArrays& mask, const Placement& placement,
              LaidOut& to);
 

@@ -51,6 +51,45 @@ TEST(Layout, PagedByLastPageLenAndByLengthsAgree) {
   }
 }
 
+TEST(Layout, BorrowedPagesStayWhereTheyAreUntilTheyAreOwned) {
+  const IndexView qo = view(kQo), lens = view(kLens);
+  Layout layout;
+  layout.borrow_pages = true;
+  paged_layout(layout, &qo, view(kKv), view(kPages), nullptr, &lens, 4);
+  expect_requests(layout, {0, 2, 2});
+  EXPECT_EQ(layout.pages().data(), kPages.data());
+  EXPECT_EQ(layout.pages().size(), kPages.size());
+  EXPECT_TRUE(layout.kv_indices.empty());
+  EXPECT_EQ(layout.num_kv_rows, 8);
+  layout.own_pages();
+  EXPECT_EQ(layout.kv_indices, kPages);
+  EXPECT_EQ(layout.pages().data(), layout.kv_indices.data());
+  // Others are copied, and what follows borrows nothing of them.
+  const std::vector<int64_t> wide(kPages.begin(), kPages.end());
+  paged_layout(layout, &qo, view(kKv), IndexView(wide.data(), 5), nullptr, &lens, 4);
+  EXPECT_EQ(layout.kv_indices, kPages);
+  paged_layout(layout, &qo, view(kKv), view(kPages), nullptr, &lens, 4);
+  ragged_layout(layout, &qo, view(kKv));
+  EXPECT_TRUE(layout.pages().empty());
+}
+
+TEST(Layout, BorrowedPagesAreChecked) {
+  const IndexView lens = view(kLens);
+  for (const int32_t bad : {-1, std::numeric_limits<int32_t>::max()}) {
+    Ints pages = kPages;
+    pages[3] = bad;
+    Layout layout;
+    layout.borrow_pages = true;
+    try {
+      paged_layout(layout, nullptr, view(kKv), view(pages), nullptr, &lens, 4);
+      FAIL() << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code, ErrorCode::kIndexRange);
+      EXPECT_EQ(error.argument, "kv_indices[3]");
+    }
+  }
+}
+
 TEST(Layout, BlockTableReadsOnlyTheEntriesThatLengthsNeed) {
   const Ints table = {7, 2, -1, -1, -1, -1, 0, 5, 1};  // padding is never looked at
   const IndexView qo = view(kQo);

@@ -247,6 +247,7 @@ TEST_P(Sharings, PlansOfFoundPrefixesAreWhole) {
     const Layout layout = table.layout();
     tree.find(layout, shape);
     sharer.choose(tree, layout, shape, limits, capacity.fixed(), sharing);
+    sharer.sort_members(layout, sharing);
     const PlanView plan = planner.plan(layout, shape, limits, {}, capacity, sharing);
     check_plan(plan, layout, sharing);
     check_rows(plan);
@@ -374,7 +375,9 @@ TEST(Sharing, MembersAreInTheBatchsOrder) {
   PrefixTree tree;
   tree.find(layout, shape);
   Sharing sharing;
-  Sharer().choose(tree, layout, shape, limits, false, sharing);
+  Sharer sharer;
+  sharer.choose(tree, layout, shape, limits, false, sharing);
+  sharer.sort_members(layout, sharing);
   ASSERT_EQ(sharing.parts.size(), 3u);
   EXPECT_EQ(sharing.order, (std::vector<int32_t>{0, 2, 1, 3}));
   Planner planner;
@@ -398,6 +401,7 @@ TEST(Sharing, RandomTablesDoShare) {
     Sharing sharing;
     tree.find(layout, shape);
     sharer.choose(tree, layout, shape, {}, false, sharing);
+    sharer.sort_members(layout, sharing);
     with_parts += !sharing.empty();
     for (const SharedPart& part : sharing.parts) nested += part.begin > 0;
   }
@@ -448,6 +452,7 @@ TEST(Sharing, WindowsThatCutAreNotShared) {
         .num_qo_heads = 8, .num_kv_heads = 2, .window_left = window, .may_share = true};
     tree.find(layout, shape);
     sharer.choose(tree, layout, shape, DeviceLimits{.num_workers = 4}, false, sharing);
+    sharer.sort_members(layout, sharing);
     EXPECT_EQ(sharing.parts.size(), window < 0 || window >= 1039 ? 1u : 0u) << window;
   }
 }

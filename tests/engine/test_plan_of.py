@@ -97,6 +97,21 @@ def test_it_is_a_copy_where_cuts_are_the_same(kind: str) -> None:
     assert (seconds_of_a_plan(kind, like) < cut_again / 2) == copied
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_callers_may_write_their_arrays_again(kind: str) -> None:
+    """Page ids are read from the caller's array while `plan` runs, and never after it."""
+    lens = np.arange(1, 60, dtype=np.int32)
+    pages = -(-lens // 4)
+    ids = np.random.default_rng(0).permutation(int(pages.sum())).astype(np.int32)
+    layout = flashbsr.Paged(None, indptr(pages), ids, kv_lens=lens, page_size=4)
+    like, own, attention = make(), make(kind), make(kind)
+    own.plan(layout)
+    like.plan(layout)
+    ids[:] = -1
+    attention.plan(like)
+    assert same_plans(attention.plan_info, own.plan_info)
+
+
 def test_masks_and_trees_come_along() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (

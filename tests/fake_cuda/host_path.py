@@ -344,10 +344,17 @@ def test_auto_is_decided_by_arrays_on_the_gpu(driver: Driver, what: str) -> None
 
 
 def test_a_type_that_the_plan_did_not_expect(driver: Driver) -> None:
-    """Without TaskInfo.kv_dtype a plan expects 16 bits of float16; the first run corrects it."""
+    """Without TaskInfo.kv_dtype a plan expects 16 bits of float16; the first run corrects it.
+
+    It reads no array of the caller's again.
+    """
     world = World(torch.bfloat16)
-    attention, _, rows = planned(world)
+    attention, batch, rows = planned(world)
+    ids: Any = batch.kv_indices
+    wanted = ids.copy()
+    ids[:] = -1
     attention.run(world.q[:rows], world.cache)
+    np.testing.assert_array_equal(attention.plan_info.kv_indices, wanted)
     assert driver.kernel == "decode_sm90_d64_bf16_r8_plain"
     copies = driver.calls("cuMemcpyHtoDAsync")
     attention.plan(world.batch([9, 9]))

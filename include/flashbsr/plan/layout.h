@@ -17,12 +17,14 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <flashbsr/core/error.h>
 #include <flashbsr/core/math.h>
 #include <flashbsr/core/plan.h>
+#include <flashbsr/plan/page_range.h>
 
 namespace flashbsr {
 
@@ -44,9 +46,14 @@ struct IndexView {
 
 struct Layout {
   std::vector<Request> requests;
-  std::vector<int32_t> kv_indices;  ///< page ids; empty where KV is ragged
-  std::vector<int32_t> kv_heads;    ///< of each request, its one KV head; empty: all have all
-  std::vector<int32_t> positions;   ///< of requests' first query tokens; empty: they are the last
+  std::vector<int32_t> kv_indices;  ///< page ids, unless borrowed; empty where KV is ragged
+  std::span<const int32_t> borrowed_pages;
+  /// Set before paged_layout(): ids of int32 stay where they are, and there as long as the layout
+  /// is used. 264136 of them are checked and copied into a plan in 95 us so, 138 by way of
+  /// kv_indices (Xeon).
+  bool borrow_pages = false;
+  std::vector<int32_t> kv_heads;   ///< of each request, its one KV head; empty: all have all
+  std::vector<int32_t> positions;  ///< of requests' first query tokens; empty: they are the last
   int32_t page_size = 1;
   bool paged = false;
   bool shared_kv = false;  ///< requests choose from the same K and V: rows of one matrix
@@ -64,6 +71,15 @@ struct Layout {
   int64_t first_position(size_t request) const {
     const Request& r = requests[request];
     return positions.empty() ? int64_t{r.kv_len} - r.q_len : positions[request];
+  }
+  std::span<const int32_t> pages() const {
+    return borrowed_pages.data() ? borrowed_pages : std::span<const int32_t>(kv_indices);
+  }
+  /// Before whoever keeps borrowed ids writes there.
+  void own_pages() {
+    if (!borrowed_pages.data()) return;
+    kv_indices.assign(borrowed_pages.begin(), borrowed_pages.end());
+    borrowed_pages = {};
   }
 };
 
@@ -141,61 +157,29 @@ inline int64_t start_requests(Layout& layout, const IndexView* qo_indptr, int64_
   return batch_size;
 }
 
-struct PageRange {
-  int32_t highest = -1;
-  int32_t signs = 0;  ///< negative where an id is
-};
-
-/// Four quarters side by side: a maximum alone is a chain of three instructions for four ids (SSE2
-/// has none of int32), in which 65536 ids took 24 us instead of 7 (Zen 5, GCC 12).
-inline PageRange range_of(const int32_t* ids, int64_t count) {
-  int32_t highest[4] = {-1, -1, -1, -1}, signs = 0;
-  const int64_t quarter = count / 4;
-  for (int64_t i = 0; i < quarter; ++i) {
-    for (int q = 0; q < 4; ++q) {
-      const int32_t id = ids[i + q * quarter];
-      highest[q] = max_of(highest[q], id);
-      signs |= id;
+/// Checks that ids, `first` of the argument and those behind it, are not negative, and keeps the
+/// highest. `range`: theirs.
+inline void note_pages(Layout& layout, const char* name, int64_t first, const int32_t* ids,
+                       int64_t count, const PageRange& range) {
+  // The number of pages, highest + 1, must fit as well.
+  if (range.signs < 0 || range.highest == std::numeric_limits<int32_t>::max()) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (ids[i] < 0 || ids[i] == std::numeric_limits<int32_t>::max()) {
+        bad_index(detail::at(name, first + i), ids[i], "a page id in [0, 2^31 - 1)");
+      }
     }
   }
-  PageRange range{max_of(max_of(highest[0], highest[1]), max_of(highest[2], highest[3])), signs};
-  for (int64_t i = 4 * quarter; i < count; ++i) {
-    range = {max_of(range.highest, ids[i]), range.signs | ids[i]};
-  }
-  return range;
+  layout.num_kv_rows = max_of(layout.num_kv_rows, int64_t{range.highest} + 1);
 }
 
-/// Copies ids, and tells the range of them and of `highest`. Most blocks have no id above those
-/// before them, or below zero, which takes three instructions for four ids: 264136 ids take 27 us,
-/// 46 by a copy and a maximum.
-inline PageRange copy_pages(const int32_t* in, int64_t count, int32_t highest, int32_t* out) {
-  constexpr int64_t kBlock = 2048;
-  PageRange range{highest, 0};
-  for (int64_t i = 0; i < count; i += kBlock) {
-    const int64_t n = min_of(kBlock, count - i);
-    const uint32_t most = static_cast<uint32_t>(range.highest);
-    uint32_t beyond = 0;
-    for (int64_t j = i; j < i + n; ++j) {
-      const uint32_t id = static_cast<uint32_t>(in[j]);
-      out[j] = in[j];
-      beyond |= id | (most - id);
-    }
-    if (beyond >> 31 == 0) continue;
-    const PageRange block = range_of(out + i, n);
-    range = {max_of(range.highest, block.highest), range.signs | block.signs};
-  }
-  return range;
-}
-
-/// Copies page ids to `at` of the layout's, which has room for them; checks that they are not
-/// negative and keeps the highest.
+/// Copies page ids to `at` of the layout's, which has room for them.
 inline void take_pages(Layout& layout, int64_t at, const char* name, const IndexView& pages,
                        int64_t first, int64_t count) {
   int32_t* out = layout.kv_indices.data() + at;
-  const int32_t before = static_cast<int32_t>(layout.num_kv_rows) - 1;
   PageRange range;
   if (!pages.wide) {
-    range = copy_pages(static_cast<const int32_t*>(pages.data) + first, count, before, out);
+    const int32_t highest = static_cast<int32_t>(layout.num_kv_rows) - 1;
+    range = scan_pages(static_cast<const int32_t*>(pages.data) + first, count, highest, out);
   } else {
     // To throw from this loop would keep it from vector code: 131072 ids in 80 us instead of 20.
     const int64_t* in = static_cast<const int64_t*>(pages.data) + first;
@@ -207,17 +191,7 @@ inline void take_pages(Layout& layout, int64_t at, const char* name, const Index
     for (int64_t i = 0; lost != 0 && i < count; ++i) narrow(name, first + i, in[i]);
     range = range_of(out, count);
   }
-  const int32_t sign = range.signs;
-  const int32_t highest = max_of(before, range.highest);
-  // The number of pages, highest + 1, must fit as well.
-  if (sign < 0 || highest == std::numeric_limits<int32_t>::max()) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (out[i] < 0 || out[i] == std::numeric_limits<int32_t>::max()) {
-        bad_index(detail::at(name, first + i), out[i], "a page id in [0, 2^31 - 1)");
-      }
-    }
-  }
-  layout.num_kv_rows = static_cast<int64_t>(highest) + 1;
+  note_pages(layout, name, first, out, count, range);
 }
 
 inline void start_paged(Layout& layout, int32_t page_size) {
@@ -226,6 +200,7 @@ inline void start_paged(Layout& layout, int32_t page_size) {
   }
   layout.paged = true;
   layout.bounds = false;
+  layout.borrowed_pages = {};
   layout.page_size = page_size;
   layout.num_kv_rows = 0;
 }
@@ -233,6 +208,20 @@ inline void start_paged(Layout& layout, int32_t page_size) {
 /// Room for page ids. What the vector had stays: to clear it first would fill all with zeros.
 inline void size_pages(Layout& layout, int64_t count) {
   layout.kv_indices.resize(static_cast<size_t>(count));
+}
+
+/// All pages of a layout.
+inline void take_all_pages(Layout& layout, const char* name, const IndexView& pages,
+                           int64_t count) {
+  if (pages.wide || !layout.borrow_pages) {
+    size_pages(layout, count);
+    take_pages(layout, 0, name, pages, 0, count);
+    return;
+  }
+  const int32_t* ids = static_cast<const int32_t*>(pages.data);
+  layout.kv_indices.clear();
+  layout.borrowed_pages = {ids, static_cast<size_t>(count)};
+  note_pages(layout, name, 0, ids, count, scan_pages(ids, count, -1, nullptr));
 }
 
 inline int64_t mask_bits(const Request& r) {
@@ -309,6 +298,7 @@ inline void ragged_layout(Layout& layout, const IndexView* qo_indptr, const Inde
   layout.paged = false;
   layout.page_size = 1;
   layout.kv_indices.clear();
+  layout.borrowed_pages = {};
   layout.num_kv_rows = kv_indptr[batch];
   for (int64_t b = 0; b < batch; ++b) {
     Request& r = layout.requests[static_cast<size_t>(b)];
@@ -369,8 +359,7 @@ inline void paged_layout(Layout& layout, const IndexView* qo_indptr, const Index
     }
     r.kv_len = detail::narrow("kv length of request", b, tokens);
   }
-  detail::size_pages(layout, kv_indptr[batch]);
-  detail::take_pages(layout, 0, "kv_indices", kv_indices, 0, kv_indptr[batch]);
+  detail::take_all_pages(layout, "kv_indices", kv_indices, kv_indptr[batch]);
   detail::finish(layout);
 }
 

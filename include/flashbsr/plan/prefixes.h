@@ -48,7 +48,7 @@ class PrefixTree {
           masked ? request.mask_begin : request.kv_len - (shape.causal ? request.q_len - 1 : 0);
       if (request.q_len == 0 || seen < layout.page_size) continue;
       order.push_back(static_cast<int32_t>(r));
-      detail::added(first_) = {layout.kv_indices[static_cast<size_t>(request.kv_begin)], seen};
+      detail::added(first_) = {layout.pages()[static_cast<size_t>(request.kv_begin)], seen};
     }
     if (!first_pages_repeat()) return clear();
     limits_.resize(layout.requests.size());
@@ -78,7 +78,7 @@ class PrefixTree {
   };
 
   const int32_t* pages(int32_t request) const {
-    return layout_->kv_indices.data() + layout_->requests[static_cast<size_t>(request)].kv_begin;
+    return layout_->pages().data() + layout_->requests[static_cast<size_t>(request)].kv_begin;
   }
   int32_t limit(int32_t request) const { return limits_[static_cast<size_t>(request)]; }
 

@@ -48,7 +48,7 @@ class PlanWriter {
         .items = static_cast<int64_t>(cut.chunks.size()) * heads,
         .merges = (cut.split_tiles + static_cast<int64_t>(runs_.runs.size())) * heads,
         .partial_rows = cut.split_rows * heads,
-        .kv_indices = static_cast<int64_t>(layout.kv_indices.size()),
+        .kv_indices = static_cast<int64_t>(layout.pages().size()),
         .q_rows = static_cast<int64_t>(runs_.q_rows.size()),
         .merge_parts = static_cast<int64_t>(runs_.parts.size()) * heads};
     sizes_ = need;
@@ -179,7 +179,7 @@ class PlanWriter {
     copy(h.off_requests, layout.requests.data(), layout.requests.size() * sizeof(Request));
     if (shape.placed) place_requests(layout);
     if (!layout.bounds) {  // whose page ids are written where the plan is read
-      copy(h.off_kv_indices, layout.kv_indices.data(), layout.kv_indices.size() * 4);
+      copy(h.off_kv_indices, layout.pages().data(), layout.pages().size() * 4);
     }
   }
 
