@@ -8,11 +8,11 @@
     python tools/gpu_record.py --check                      no GPU: is the record good and current?
 
 Steps: ``tests`` (pytest, every test of the device), ``bench`` (`flashbsr bench --device cuda`, also
-into benchmarks/results), ``first`` (the first decode of a process), ``consumer`` (an own kernel,
-compiled by nvcc and run), ``captures`` (memcheck and racecheck over a random walk of captures and
-replays), and compute-sanitizer over a small case of every kernel: ``memcheck``, ``racecheck``,
-``initcheck``, ``synccheck``, together ``sanitize``. A step that ran out of time, or could not run,
-is a failure.
+into benchmarks/results, or beside ``--out``), ``first`` (the first decode of a process),
+``consumer`` (an own kernel, compiled by nvcc and run), ``captures`` (memcheck and racecheck over a
+random walk of captures and replays), and compute-sanitizer over a small case of every kernel:
+``memcheck``, ``racecheck``, ``initcheck``, ``synccheck``, together ``sanitize``. A step that ran
+out of time, or could not run, is a failure.
 The record keeps the hash of the sources (gpu_hash.py says of what) with every step: --merge drops
 steps of other sources, --check names them. Missed performance goals are reported, not failed.
 """
@@ -91,7 +91,9 @@ def record(args: argparse.Namespace) -> int:
         kept = {k: v for k, v in content["steps"].items() if v["source_hash"] == source_hash()}
         content["steps"] = kept
     content |= {"device": device}
-    results = ROOT / "benchmarks" / "results" / path.stem
+    results = path.with_name(f"{path.stem}-bench")
+    if not args.out:
+        results = ROOT / "benchmarks" / "results" / path.stem
     files = results.with_suffix(".json"), results.with_suffix(".png")
     steps = {name: runner(name, files) for name in args.only}
     # Sanitizers run side by side: they wait for the host, not for the GPU. Nothing else may: bench
