@@ -152,11 +152,8 @@ def draw_arrays(rng: np.random.Generator, kind: Kind, tokens: int, slots: tuple[
     q = q.astype(DTYPES[kind.task["q_dtype"]])
     if kind.latent:
         kv: Any = 0.5 * rng.standard_normal((*slots, kind.dims[0]), np.float32)
-        return (
-            q,
-            packed(kv) if kind.kv_dtype == PACKED else kv.astype(DTYPES[kind.kv_dtype]),
-            options,
-        )
+        kv = packed(kv) if kind.kv_dtype == PACKED else kv.astype(DTYPES[kind.kv_dtype])
+        return q, kv, options
     kv_dtype = DTYPES[kind.kv_dtype]
     scale = 30.0 if kv_dtype is np.int8 else 1.0
     rows = (*slots, kind.heads[1])
