@@ -62,7 +62,7 @@ class FewMainloop {
     const typename Shared<Traits>::QueryPipeline::Place query{0, items_ & 1};
     shared_.query_pipeline.wait_full(query);
     fit_few_queries<Traits>(shared_.queries, units_, ptx::thread_index() - 128);
-    ptx::named_barrier_sync(kFitted, 128 * Traits::kConsumers);
+    meet();
     begin(tile);
     const int32_t whole_top = uniform(tile.ranges[0].whole_top),
                   whole_bottom = uniform(tile.ranges[0].whole_bottom), start = uniform(tile.start);
@@ -91,12 +91,18 @@ class FewMainloop {
   FLASHBSR_DEVICE uint32_t state_of(int32_t group, int32_t which, int32_t row) const {
     return units_ + 4 * ((1 + group * 5 + which) * Traits::kRows + row);
   }
+  /// All consumers come by, each thread by itself: a race detector counts named barriers, and those
+  /// of a warpgroup (below) are others than the other's.
+  FLASHBSR_DEVICE void meet() {
+    const uint32_t barrier = shared_.queries + Traits::kMeetOffset;
+    ptx::mbarrier_arrive(barrier);
+    ptx::mbarrier_wait<kArch>(barrier, meetings_++ & 1);
+  }
   FLASHBSR_DEVICE static int32_t warp() { return ptx::thread_index() % 128 / 32; }
   FLASHBSR_DEVICE static int32_t lane() { return ptx::thread_index() % 32; }
 
  private:
   using Place = typename Shared<Traits>::KvPipeline::Place;
-  static constexpr int kFitted = 4;  ///< a named barrier; those before are the warpgroups'
   /// Steps of depth of K or V that become fragments at once.
   static constexpr int kBatch = 8, kBatches = Traits::kHeadDimVo / 16 / kBatch;
   using Fragments = uint32_t[kBatch][4];
@@ -387,6 +393,7 @@ class FewMainloop {
   const int32_t group_;
   const uint32_t weights_, units_;
   uint32_t first_ = 0, items_ = 0;  ///< tiles, and items with tiles, before this one
+  uint32_t meetings_ = 0;
   uint32_t turn_ = 0;  ///< which of two places the next weights take: others read the last
   float factor_[kColumns];
   bool live_[kColumns];

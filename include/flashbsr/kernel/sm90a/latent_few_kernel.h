@@ -12,7 +12,7 @@
 
 namespace flashbsr::sm90a {
 
-inline constexpr int kFewItemBarrier = 8;  ///< of all consumers
+inline constexpr int kFewItemBarrier = 8;  ///< of all consumers, where they merge
 
 /// What is left to do to a thread's columns of O, and their LSE in base 2.
 struct FewEnds {
@@ -36,7 +36,7 @@ FLASHBSR_DEVICE FewEnds end_few_rows(const KernelArgs& args, const Tile& tile,
       ptx::store_shared(loop.state(4, Loop::row_of(c)), float_bits(loop.base[c]));
     }
   }
-  ptx::named_barrier_sync(kFewItemBarrier, 128 * Traits::kConsumers);
+  loop.meet();
   const bool split = tile.item.slot >= 0;
   const float v_scale = value_scale(args.params, tile.item.kv_head);
   FewEnds ends;
@@ -76,7 +76,7 @@ template <class Traits>
 FLASHBSR_DEVICE void write_few_rows(const HopperArgs& args, const Shared<Traits>& shared,
                                     const Tile& tile, int32_t group, FewMainloop<Traits>& loop) {
   using Loop = FewMainloop<Traits>;
-  constexpr int kDims = Traits::kHeadDimVo, kThreads = 128 * Traits::kConsumers;
+  constexpr int kDims = Traits::kHeadDimVo;
   static_assert(Traits::kRows * kDims * 4 <= Traits::kAllWeightBytes);
   const Params& p = args.base.params;
   const WorkItem& item = tile.item;
@@ -114,10 +114,10 @@ FLASHBSR_DEVICE void write_few_rows(const HopperArgs& args, const Shared<Traits>
   if (group == 0) each([](float& at, float x) { at = x; });
 #pragma unroll
   for (int next = 1; next < Traits::kConsumers; ++next) {
-    ptx::named_barrier_sync(kFewItemBarrier, kThreads);
+    loop.meet();
     if (group == next) each([](float& at, float x) { at += x; });
   }
-  ptx::named_barrier_sync(kFewItemBarrier, kThreads);
+  loop.meet();
   // Two warps have a row's halves.
   const int32_t warp = group * 4 + Loop::warp(), dim = warp % 2 * (kDims / 2) + Loop::lane() * 8;
 #pragma unroll
@@ -134,7 +134,7 @@ FLASHBSR_DEVICE void write_few_rows(const HopperArgs& args, const Shared<Traits>
               : p.out.row(static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head);
     store_values<kArch>(out, split ? DType::kF32 : p.out.dtype, dim, p.v.dim, x);
   }
-  ptx::named_barrier_sync(kFewItemBarrier, kThreads);
+  loop.meet();
 }
 
 template <class Traits>
@@ -186,6 +186,7 @@ FLASHBSR_DEVICE void attend_few_latents(const HopperArgs& args) {
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(args.q);
     shared.init_barriers(true, false, false);
+    ptx::mbarrier_init(shared.queries + Traits::kMeetOffset, 128 * Traits::kConsumers);
     ptx::fence_mbarrier_init();
     ptx::fence_async_proxy();
   }

@@ -65,7 +65,12 @@ class RowLoader {
       const uint32_t to = tile_memory() + first * Traits::kRowStride;
       if constexpr (Traits::kWholeRows) {
         if (count < kHalf) zero(to + count * Traits::kRowStride, to + kHalf * Traits::kRowStride);
-        if (lane() == 0) ptx::mbarrier_expect_bytes(full(), count * Traits::kRowBytes);
+        // Every lane says so that has written zeros: race detectors see no further.
+        if (lane() == 0) {
+          ptx::mbarrier_expect_bytes(full(), count * Traits::kRowBytes);
+        } else {
+          ptx::mbarrier_arrive(full());
+        }
         __syncwarp();
         copy_rows(rows, place, to, owned);
       } else {

@@ -337,7 +337,7 @@ struct FewLatentTraits {
   /// Warps that copy rows, whole or latents and tails apart, and how many arrivals a tile has.
   static constexpr int kRowLoaders = 3;
   static constexpr bool kWholeRows = packed;
-  static constexpr int kRowWriters = packed ? 2 : 32 * kRowLoaders;
+  static constexpr int kRowWriters = 32 * (packed ? 2 : kRowLoaders);
   /// Weights of two tiles of each consumer, once for each scale of a row. At an item's end O in
   /// fp32.
   static constexpr int kWeightSets = packed ? latent_dim / 128 : 1;
@@ -353,6 +353,7 @@ struct FewLatentTraits {
   /// Of a row: what Q was divided by; of each consumer its reference, and of each warp the largest
   /// logit of a tile, or the sum of weights.
   static constexpr int kStateBytes = kRows * (1 + kConsumers * 5) * 4;
+  static constexpr int kMeetBytes = 16;  ///< a barrier of all consumers
   static constexpr int kMostBytes = 227 * 1024;
   static constexpr int kQueryStages = 1, kStages = 4, kLandingStages = kStages;
 
@@ -365,7 +366,8 @@ struct FewLatentTraits {
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kTokenScaleOffset = kTileOffset + kTileSlots * kTileRecordBytes;  ///< none
   static constexpr int kStateOffset = kTokenScaleOffset;
-  static constexpr int kBarrierOffset = kStateOffset + kStateBytes;
+  static constexpr int kMeetOffset = kStateOffset + kStateBytes;
+  static constexpr int kBarrierOffset = kMeetOffset + kMeetBytes;
   static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
   static constexpr int kPlaceSlots = 4;
   static constexpr int kPlaceBarrierOffset = kPlaceOffset + kPlaceSlots * kPlaceBytes;
