@@ -289,9 +289,10 @@ void Attention::check_tile_rows(int32_t rows) const {
 /// rows, two tiles of 128 or one of 192 and one of 64. (Up to 64 rows are one warpgroup's in
 /// either; 64 heads over one KV head took 25.0 us by the lower one and 23.7 by the other.) And a
 /// kernel for mixed batches is worth its beginning, 3 us, where there is enough to read beside its
-/// products. Latents on mma.sync have tiles of 32 rows for batches of few parts.
+/// products. Latents have tiles of 32 rows on mma.sync, and of 16 on Hopper, for batches of few
+/// parts.
 void Attention::choose_cut(const Shape& shape) {
-  constexpr int32_t kUsualRows = 192, kRows = 128, kLatentRows = 32;
+  constexpr int32_t kUsualRows = 192, kRows = 128;
   constexpr int64_t kRounds = 4;  // of all workers; beyond, waste at the ends of requests is little
   const auto choose = [&](Planner& planner) {
     return planner.choose(laid_.layout, shape, limits_, options_.split, sharing_);
@@ -326,8 +327,8 @@ void Attention::choose_cut(const Shape& shape) {
     if (limits_.wide.tile_rows <= kRows) try_kernel(high, false);
   }
   if (limits_.wide.tile_rows > kRows && first.max_rows > kRows / 2) try_kernel(low, true);
-  if (options_.latent && first.max_rows > kLatentRows) {
-    low.tile_rows = kLatentRows;
+  if (const int32_t fewer = limits_.wide.fewer_rows; fewer > 0 && first.max_rows > fewer) {
+    low.tile_rows = fewer;
     try_kernel(low, true);
   }
   limits_ = limits_for(best);  // the backend's kernel is the last it was asked for

@@ -213,10 +213,11 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
     return largest;
   };
   // Codes of few rows: Hopper's kernel of 64 is as long about 16 as about 128. That of 16 is for Q
-  // of bf16 without hooks, and of the build; mma.sync's does the others.
+  // of bf16 without hooks, and of the build; mma.sync's does the others. It is asked for by its
+  // rows where requests are few and short, whatever the cache is.
   const bool few_rows = codes && need.rows <= few.rows;
-  if (few_rows && source == Source::kBuild && need.q == DType::kBF16 && !need.hooks() &&
-      (need.tile_rows == 0 || need.tile_rows == few.rows)) {
+  const bool asked = need.tile_rows == few.rows || (few_rows && need.tile_rows == 0);
+  if (asked && source == Source::kBuild && need.q == DType::kBF16 && !need.hooks()) {
     if (const KernelRow* row = try_hopper(few)) return row;
   }
   const KernelRow* row = few_rows ? try_mma() : try_hopper(wide);

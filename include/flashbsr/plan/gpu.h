@@ -176,6 +176,7 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.cost_per_own_row = detail::gpu_units(0.05 / 64);
   limits.idle_merge = limits.sliced_merges = true;
   limits.cost_in_cluster = detail::gpu_units(3.0);
+  limits.fewer_rows = 16;
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
   return limits;
 }
@@ -189,6 +190,7 @@ inline DeviceLimits gpu_few_latent_limits(const GpuKernel& k) {
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_item = detail::gpu_units(4.0);
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(0.5);
+  limits.fewer_rows = 0;
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
   return limits;
 }
@@ -205,6 +207,7 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
   limits.cost_per_item = detail::gpu_units(6.0 * k.rows / 64);
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0 * k.rows / 64);
   limits.cost_of_own_merging = 0;
+  limits.fewer_rows = k.rows > 32 ? 32 : 0;
   for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
   return limits;
 }

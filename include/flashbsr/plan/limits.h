@@ -103,7 +103,9 @@ struct DeviceLimits {
   /// themselves what a tile was split into. 0: they cannot.
   int32_t cluster_blocks[4] = {};
   int32_t cost_in_cluster = 0;  ///< of such a merge
-  int32_t units_per_us = 0;     ///< units of cost in a microsecond, to speak of it; 0: unknown
+  /// Rows of another kernel, for batches of few parts, where there may be one. 0: there is none.
+  int32_t fewer_rows = 0;
+  int32_t units_per_us = 0;  ///< units of cost in a microsecond, to speak of it; 0: unknown
 
   /// Parts of split tiles that any plan may have. Cuts that need more are no candidates.
   int64_t max_slots() const { return (price_splits ? 4 : 2) * static_cast<int64_t>(num_workers); }

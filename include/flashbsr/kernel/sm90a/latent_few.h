@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Latent attention of few rows on Hopper, 16 or fewer: the heads of a rank. As rows of products
-// they would leave three quarters of each empty. Here they are columns:
+// Latent attention of few rows on Hopper, 16 or fewer: the heads of a rank, or of 128 some in each
+// item where requests are few and short. As rows of products they would leave three quarters of
+// each empty. Here they are columns:
 //
 //   S^T = K Q^T     64 tokens x 16 heads, K from registers
 //   O^T += V^T P^T  64 dims x 16 heads, eight times, V from registers
@@ -61,8 +62,10 @@ class FewMainloop {
     if (count == 0) return;
     const typename Shared<Traits>::QueryPipeline::Place query{0, items_ & 1};
     shared_.query_pipeline.wait_full(query);
-    fit_few_queries<Traits>(shared_.queries, units_, ptx::thread_index() - 128);
-    meet();
+    if constexpr (Traits::kCodes) {
+      fit_few_queries<Traits>(shared_.queries, units_, ptx::thread_index() - 128);
+      meet();
+    }
     begin(tile);
     const int32_t whole_top = uniform(tile.ranges[0].whole_top),
                   whole_bottom = uniform(tile.ranges[0].whole_bottom), start = uniform(tile.start);
@@ -81,8 +84,11 @@ class FewMainloop {
   FLASHBSR_DEVICE static int32_t row_of(int column) {
     return column / 2 * 8 + lane() % 4 * 2 + column % 2;
   }
-  /// The first of this thread's two dims in o[i].
-  FLASHBSR_DEVICE static int32_t dim_of(int i) { return 64 * i + 16 * warp() + lane() / 4 * 2; }
+  /// Which dim element 4 j + 2 h + e of o[i] is: codes are loaded in pairs.
+  FLASHBSR_DEVICE static int32_t dim_of(int i, int h) {
+    const int32_t row = lane() / 4;
+    return 64 * i + 16 * warp() + (Traits::kCodes ? 2 * row + h : row + 8 * h);
+  }
 
   /// Shared address of a row's number of this warpgroup's: of each warp, then the reference.
   FLASHBSR_DEVICE uint32_t state(int32_t which, int32_t row) const {
@@ -106,7 +112,7 @@ class FewMainloop {
   /// Steps of depth of K or V that become fragments at once.
   static constexpr int kBatch = 8, kBatches = Traits::kHeadDimVo / 16 / kBatch;
   using Fragments = uint32_t[kBatch][4];
-  static constexpr int kTailSteps = 4;
+  static constexpr int kTailSteps = 4, kElementBytes = dtype_size(Traits::kKvType);
   static constexpr int kSpan = kBatch / 4;  ///< parts of O that a batch of V is of
   static constexpr int kSetBytes = Traits::kRows * Traits::kKvTile * 2;  ///< of weights
   static constexpr int kSums = Traits::kRowScales ? 3 : 2;               ///< of S
@@ -125,7 +131,9 @@ class FewMainloop {
       live_[c] = r < tile.item.row_count;
       const int32_t head = RowName(args_, tile.item, live_[c] ? r : 0).q_head;
       factor_[c] = logit_scale(args_.params, head, tile.item.kv_head) * kLog2e;
-      factor_[c] *= __uint_as_float(ptx::load_shared(units_ + 4 * r));
+      if constexpr (Traits::kCodes) {
+        factor_[c] *= __uint_as_float(ptx::load_shared(units_ + 4 * r));
+      }
     }
   }
 
@@ -237,35 +245,47 @@ class FewMainloop {
   }
   /// Batch `b` of their dims.
   FLASHBSR_DEVICE static void load_keys(Fragments& a, uint32_t keys, int b) {
-    load_rows<kBatch>(a, row_of_keys(keys) + b * kBatch * 16);
+    load_rows<kBatch, Traits::kCodes>(a, row_of_keys(keys) + b * kBatch * 16 * kElementBytes);
   }
   FLASHBSR_DEVICE static void load_tails(Fragments& a, uint32_t keys) {
-    const uint32_t from = row_of_keys(keys) + Traits::kTailOffset;
-    if constexpr (Traits::kRowScales) {  // bf16
-#pragma unroll
-      for (int n = 0; n < kTailSteps; ++n) ptx::ldmatrix_x4(a[n], from + n * 32);
-    } else {
-      load_rows<kTailSteps>(a, from);
-    }
+    constexpr bool kCodes = Traits::kCodes && !Traits::kRowScales;  // those of packed rows are bf16
+    load_rows<kTailSteps, kCodes>(a, row_of_keys(keys) + Traits::kTailOffset);
   }
-  /// Codes along rows; each load has two steps of depth.
-  template <int kSteps>
+  /// Along rows; of codes each load has two steps of depth.
+  template <int kSteps, bool kCodes>
   FLASHBSR_DEVICE static void load_rows(Fragments& a, uint32_t from) {
+    if constexpr (kCodes) {
 #pragma unroll
-    for (int n = 0; n < kSteps / 2; ++n) {
-      uint32_t r[4];
-      ptx::ldmatrix_x4(r, from + n * 32);
+      for (int n = 0; n < kSteps / 2; ++n) {
+        uint32_t r[4];
+        ptx::ldmatrix_x4(r, from + n * 32);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t (&to)[4] = a[2 * n + i / 2];
-        ptx::widen_bytes<kArch, Traits::kKvType, DType::kF16>(r[i], to[i % 2], to[2 + i % 2]);
+        for (int i = 0; i < 4; ++i) {
+          uint32_t (&to)[4] = a[2 * n + i / 2];
+          ptx::widen_bytes<kArch, Traits::kKvType, DType::kF16>(r[i], to[i % 2], to[2 + i % 2]);
+        }
       }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) ptx::ldmatrix_x4(a[n], from + n * 32);
     }
   }
 
   /// Batch `b` of the warp's 16 dims of each 64, four steps of tokens for each.
   FLASHBSR_DEVICE static void load_values(Fragments& a, uint32_t keys, int b) {
-    const uint32_t from = keys + lane() * Traits::kRowStride + 16 * warp() + b * kSpan * 64;
+    if constexpr (Traits::kCodes) {
+      load_value_codes(a, keys + lane() * Traits::kRowStride + 16 * warp() + b * kSpan * 64);
+    } else {
+      // Eight tokens and eight dims by eight lanes: dims first, then tokens.
+      const uint32_t from = keys + (lane() / 16 * 8 + lane() % 8) * Traits::kRowStride +
+                            lane() / 8 % 2 * 16 + 32 * warp() + b * kSpan * 128;
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        ptx::ldmatrix_x4_trans(a[n], from + n / 4 * 128 + n % 4 * (16 * Traits::kRowStride));
+      }
+    }
+  }
+  FLASHBSR_DEVICE static void load_value_codes(Fragments& a, uint32_t from) {
 #pragma unroll
     for (int n = 0; n < kBatch / 2; ++n) {
       uint32_t r[4];

@@ -107,7 +107,7 @@ FLASHBSR_DEVICE void write_few_rows(const HopperArgs& args, const Shared<Traits>
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = k / 4 * 2 + k % 2;
-        visit(*place(Loop::row_of(c), Loop::dim_of(i) + k / 2 % 2), loop.o[i][k] * ends.factor[c]);
+        visit(*place(Loop::row_of(c), Loop::dim_of(i, k / 2 % 2)), loop.o[i][k] * ends.factor[c]);
       }
     }
   };

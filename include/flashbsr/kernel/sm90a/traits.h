@@ -294,7 +294,7 @@ struct LatentTraits {
 /// @tparam latent_dim  512
 /// @tparam tail_dim    64
 /// @tparam type        of Q
-/// @tparam kv_type     in memory: e4m3, of which fp16 is made on the way to products
+/// @tparam kv_type     in memory: e4m3, of which fp16 is made on the way to products, or `type`
 /// @tparam packed      rows of 656 bytes with scales of their own (core/latent_row.h)
 template <int latent_dim, int tail_dim, DType type, DType kv_type, bool packed = false>
 struct FewLatentTraits {
@@ -304,7 +304,8 @@ struct FewLatentTraits {
   static constexpr int kKeyParts = 1, kWideners = 0;
   static constexpr bool kTurnsParts = false;
   static constexpr bool kRowScales = packed;
-  static constexpr DType kType = DType::kF16;  ///< of products
+  static constexpr bool kCodes = kv_type != type;
+  static constexpr DType kType = kCodes ? DType::kF16 : type;  ///< of products
   static constexpr DType kKvType = kv_type, kWeightType = kType;
   static constexpr DType kTailType = packed ? DType::kBF16 : kType;
   static constexpr bool kPreparesKeys = false, kPreparesValues = false, kRotates = false;
@@ -314,7 +315,7 @@ struct FewLatentTraits {
   static constexpr int kRows = 16;
   static constexpr int kKvTile = 64;
   static_assert(latent_dim == 512 && tail_dim == 64);
-  static_assert(type == DType::kBF16 && kv_type == DType::kE4M3);
+  static_assert(type == DType::kBF16 && (kv_type == DType::kE4M3 || (kv_type == type && !packed)));
 
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -355,7 +356,7 @@ struct FewLatentTraits {
   static constexpr int kStateBytes = kRows * (1 + kConsumers * 5) * 4;
   static constexpr int kMeetBytes = 16;  ///< a barrier of all consumers
   static constexpr int kMostBytes = 227 * 1024;
-  static constexpr int kQueryStages = 1, kStages = 4, kLandingStages = kStages;
+  static constexpr int kQueryStages = 1, kStages = kCodes ? 4 : 2, kLandingStages = kStages;
 
   /// [Q][weights][K ...][...]
   static constexpr int kWeightOffset = kQueryStages * kQueryBytes;
