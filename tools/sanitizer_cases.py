@@ -192,8 +192,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     capacity = levels and not shares_mixed
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
-    asked = asked or (family == "latent_mma" and rows == 64)
-    asked = asked and DEVICE != "cpu" and not capacity
+    asked = ((asked and not capacity) or latent) and DEVICE != "cpu"
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
         flashbsr.TaskInfo(

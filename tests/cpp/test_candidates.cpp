@@ -265,6 +265,9 @@ TEST(GpuLimits, FewLatentRowsReadAtTheMemorysRate) {
   EXPECT_GT(h.num_items, kSms / 3);
   // Where memory is fast, products.
   kernel.bytes_per_second *= 4;
+  // Beside the kernel of 64 rows there is one of 16, beside that none.
+  EXPECT_EQ(gpu_latent_limits(kernel).fewer_rows, 16);
+  EXPECT_EQ(limits.fewer_rows, 0);
   EXPECT_GT(gpu_few_latent_limits(kernel).cost_per_kv,
             detail::gpu_units(detail::gpu_stream_us(kernel, kernel.bytes_per_token)));
 }

@@ -145,17 +145,22 @@ def test_bounds(device: Device) -> None:
     check(device, out, lse, b, {"causal": True})
 
 
+@pytest.mark.parametrize("rows", [None, 64])
 @pytest.mark.parametrize("heads", [64, 128])
 @pytest.mark.parametrize("lens", [(300, 64, 1000, 1), (250, 63, 999, 0), (80, 1, 64, 1), (0,) * 4])
-def test_parts_that_lengths_leave_empty(lens: tuple[int, ...], heads: int, device: Device) -> None:
-    """Requests so few that each is split, on a GPU among the blocks of clusters."""
+def test_parts_that_lengths_leave_empty(
+    lens: tuple[int, ...], heads: int, rows: int | None, device: Device
+) -> None:
+    """Requests so few that each is split, on a GPU by rows of a tile among blocks of clusters."""
+    if rows and device.backend != "cuda":
+        pytest.skip("tiles of 64 rows, or none, are Hopper's")
     b = make((1,) * 4, lens, heads, dtype_of(device))
     rng = np.random.default_rng(2)
     sinks = rng.standard_normal(heads).astype(np.float32)
-    late = engine(device, heads, {"causal": True})
+    late = engine(device, heads, {"causal": True}, tile_rows=rows)
     late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
     if device.backend == "cuda":
-        assert late.plan_info.policy == "cluster"
+        assert (late.plan_info.policy == "cluster") == (rows == 64)
     if device.backend == "fa2":
         assert late.plan_info.header.num_merges > 0
     q, cache = device.put(b.q), device.put(b.cache)
@@ -245,12 +250,17 @@ def test_dims_that_no_kernel_has(device: Device) -> None:
     check(device, out, lse, b, {}, 128)
 
 
+@pytest.mark.parametrize("rows", [None, 64])
 @pytest.mark.parametrize("kv_len", [1, 5, 200])
 @pytest.mark.parametrize("heads", [8, 24, 128])
-def test_rows_that_were_to_see_no_keys(heads: int, kv_len: int, device: Device) -> None:
+def test_rows_that_were_to_see_no_keys(
+    heads: int, kv_len: int, rows: int | None, device: Device
+) -> None:
     """More queries than keys were planned, fewer come: each block of a cluster took all keys."""
+    if rows and device.backend != "cuda":
+        pytest.skip("tiles of 64 rows, or none, are Hopper's")
     b = make((1, min(4, kv_len)), (700, kv_len), heads, dtype_of(device))
-    late = engine(device, heads, {"causal": True})
+    late = engine(device, heads, {"causal": True}, tile_rows=rows)
     planned = np.array([0, 4, 4 + 2 * kv_len + 17], np.int32)
     late.plan(flashbsr.Bounds(planned, np.array([700, kv_len], np.int32), page_size=64))
     table = np.pad(b.table(), ((0, 0), (0, 4)), constant_values=-1)

@@ -194,16 +194,21 @@ def _places(request: int, b: Batch) -> tuple[np.ndarray, np.ndarray]:
     return b.indices[b.indptr[request] + at // 64], at % 64
 
 
-@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("heads", "rows"), [(16, None), (128, None), (128, 64)])
 @pytest.mark.parametrize("lens", [(300, 64, 1000, 1), (250, 63, 999, 0), (0,) * 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bounds(lens: tuple[int, ...], heads: int, kind: str, device: Device) -> None:
+def test_bounds(
+    lens: tuple[int, ...], heads: int, rows: int | None, kind: str, device: Device
+) -> None:
     """Lengths and tables that come later, split among the blocks of clusters on a GPU; sinks."""
+    if rows and device.backend != "cuda":
+        pytest.skip("tiles of 64 rows, or none, are Hopper's")
     b = coded(make((1,) * 4, lens, heads, dtype_of(device)), kind)
     sinks = np.random.default_rng(2).standard_normal(heads).astype(np.float32)
-    late = engine(device, heads, {"causal": True}, q_dtype=dtype_of(device), kv_dtype=kind)
+    task = {"q_dtype": dtype_of(device), "kv_dtype": kind, "tile_rows": rows}
+    late = engine(device, heads, {"causal": True}, **task)
     late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
-    if device.is_cuda and heads > 16:  # the kernel of few rows has no clusters
+    if rows:  # the kernel of few rows has no clusters
         assert late.plan_info.policy == "cluster"
     table = device.put(np.pad(b.table(), ((0, 0), (0, 16)), constant_values=-1))
     outs = [

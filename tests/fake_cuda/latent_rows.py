@@ -92,6 +92,18 @@ def test_the_price_decides(count: int, kv_len: int, rows: int) -> None:
     assert f"_r{rows}_" in kernel(128, 512, 64, "fa2", count, kv_len)
 
 
+@pytest.mark.parametrize(("kv", "names"), [
+    ("bfloat16", ("latent_few_sm90a_d576x512_bf16_r16", "latent_sm90a_d576x512_bf16_r64")),
+    ("fp8_ds_mla", ("latent_few_packed_sm90a", "latent_packed_sm90a")),
+])  # fmt: skip
+def test_few_short_requests_have_few_rows(kv: str, names: tuple[str, str]) -> None:
+    if CAPABILITY != "90":
+        pytest.skip("of Hopper's kernels")
+    few, many = names
+    for count, kv_len, name in (1, 1024, few), (2, 1024, few), (16, 1024, many), (64, 8192, many):
+        assert kernel(128, 512, 64, "cuda", count, kv_len, kv).startswith(name)
+
+
 def test_hopper_has_kernels_of_its_own() -> None:
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(sm_scale=0.1),
