@@ -65,6 +65,8 @@ class FewMainloop {
     if constexpr (Traits::kCodes) {
       fit_few_queries<Traits>(shared_.queries, units_, ptx::thread_index() - 128);
       meet();
+      // Behind a wait alone ptxas takes what products ask for as values of each lane (49 R2UR).
+      ptx::named_barrier_sync(1 + group_, 128);
     }
     begin(tile);
     const int32_t whole_top = uniform(tile.ranges[0].whole_top),
