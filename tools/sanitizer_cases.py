@@ -189,7 +189,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     fields = {"sm_scale": 0.05} if latent else {}
     fields |= {name: value for name, value in spec.items() if name not in OPTIONS}
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
-    capacity = levels and not shares_mixed
+    # Under a capacity latents do not merge within clusters.
+    capacity = (levels and not shares_mixed) or (latent and "window_left" in spec)
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
     asked = ((asked and not capacity) or latent) and DEVICE != "cpu"

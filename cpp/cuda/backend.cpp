@@ -3,6 +3,7 @@
 #include "backend.h"
 
 #include <array>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -80,8 +81,7 @@ class CudaBackend final : public api::Backend {
   const int device_;
   const DeviceInfo& info_;
   double bandwidth_ = 0;
-  const KernelRow* clusters_of_ = nullptr;  ///< cluster_blocks_ are those of this kernel
-  ClusterBlocks cluster_blocks_{};
+  std::map<const KernelRow*, ClusterBlocks> cluster_blocks_;  ///< of kernels that were asked
   std::string variant_;  ///< name of the caller's own
 
   Need need_;  ///< of the last plan
@@ -204,13 +204,17 @@ Workers CudaBackend::limits(const Batch& batch) {
 /// @param k, v  what the kernel reads
 Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType k, DType v) {
   const TokenBytes bytes = token_bytes(o_, batch.scaled, k, v);
-  if (row.takes_clusters() && clusters_of_ != &row) {
-    prepare(row, device_);
-    cluster_blocks_ = cluster_blocks(row, device_);
-    clusters_of_ = &row;
+  ClusterBlocks blocks{};
+  if (row.takes_clusters()) {
+    auto at = cluster_blocks_.find(&row);
+    if (at == cluster_blocks_.end()) {
+      prepare(row, device_);
+      at = cluster_blocks_.emplace(&row, cluster_blocks(row, device_)).first;
+    }
+    blocks = at->second;
   }
   const int group = o_.shape.num_qo_heads / o_.shape.num_kv_heads;
-  return cuda::limits_of(row, info_, group, batch.page_run, bytes, bandwidth_, cluster_blocks_);
+  return cuda::limits_of(row, info_, group, batch.page_run, bytes, bandwidth_, blocks);
 }
 
 /// The kernel over a batch's codes in 16 bits; null: none.

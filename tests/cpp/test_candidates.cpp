@@ -255,21 +255,23 @@ TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
 
 TEST(GpuLimits, FewLatentRowsReadAtTheMemorysRate) {
   GpuKernel kernel{.sms = kSms, .rows = 16, .kv_tile = 64, .bytes_per_token = 656};
-  for (int32_t& blocks : kernel.cluster_blocks) blocks = 132;
+  const int32_t blocks[4] = {132, 120, 120, 112};  // of an H200
+  std::copy(blocks, blocks + 4, kernel.cluster_blocks);
   const DeviceLimits limits = gpu_few_latent_limits(kernel);
   const double read_us = detail::gpu_stream_us(kernel, kernel.bytes_per_token);
   EXPECT_EQ(limits.cost_per_kv, detail::gpu_units(read_us));
-  // Several parts of 8192 tokens, in no clusters.
+  // Several parts of 8192 tokens, more than clusters have; those of 1024 merge within them.
   const PlanHeader h = latent_plan({8192}, limits);
   EXPECT_NE(h.policy, kPolicyCluster);
   EXPECT_GT(h.num_items, kSms / 3);
-  // Where memory is fast, products.
+  EXPECT_EQ(latent_plan({1024}, limits).policy, kPolicyCluster);
+  // Where memory is fast, L2.
   kernel.bytes_per_second *= 4;
+  EXPECT_GT(gpu_few_latent_limits(kernel).cost_per_kv,
+            detail::gpu_units(detail::gpu_stream_us(kernel, kernel.bytes_per_token)));
   // Beside the kernel of 64 rows there is one of 16, beside that none.
   EXPECT_EQ(gpu_latent_limits(kernel).fewer_rows, 16);
   EXPECT_EQ(limits.fewer_rows, 0);
-  EXPECT_GT(gpu_few_latent_limits(kernel).cost_per_kv,
-            detail::gpu_units(detail::gpu_stream_us(kernel, kernel.bytes_per_token)));
 }
 
 TEST(GpuLimits, LatentTilesBeforeHopperKnowNoClusters) {

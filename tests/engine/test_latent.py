@@ -145,22 +145,27 @@ def test_bounds(device: Device) -> None:
     check(device, out, lse, b, {"causal": True})
 
 
-@pytest.mark.parametrize("rows", [None, 64])
-@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize(
+    ("rows", "capacity"), [(None, False), (16, False), (16, True), (64, False), (64, True)]
+)
+@pytest.mark.parametrize("heads", [16, 64, 128])
 @pytest.mark.parametrize("lens", [(300, 64, 1000, 1), (250, 63, 999, 0), (80, 1, 64, 1), (0,) * 4])
 def test_parts_that_lengths_leave_empty(
-    lens: tuple[int, ...], heads: int, rows: int | None, device: Device
+    lens: tuple[int, ...], heads: int, rows: int | None, capacity: bool, device: Device
 ) -> None:
-    """Requests so few that each is split, on a GPU by rows of a tile among blocks of clusters."""
+    """Requests so few that each is split, on a GPU by rows of a tile, in or without clusters."""
     if rows and device.backend != "cuda":
-        pytest.skip("tiles of 64 rows, or none, are Hopper's")
+        pytest.skip("tiles of 16 and 64 rows are Hopper's")
     b = make((1,) * 4, lens, heads, dtype_of(device))
     rng = np.random.default_rng(2)
     sinks = rng.standard_normal(heads).astype(np.float32)
-    late = engine(device, heads, {"causal": True}, tile_rows=rows)
+    task: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
+    if capacity:
+        task.update(max_batch_size=4, max_q_tokens=4, max_kv_len=1024)
+    late = engine(device, heads, {"causal": True}, tile_rows=rows, **task)
     late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
-    if device.backend == "cuda":
-        assert (late.plan_info.policy == "cluster") == (rows == 64)
+    if rows and (capacity or rows == 64 or heads == 16):
+        assert (late.plan_info.policy == "cluster") == (not capacity)
     if device.backend == "fa2":
         assert late.plan_info.header.num_merges > 0
     q, cache = device.put(b.q), device.put(b.cache)
@@ -250,7 +255,7 @@ def test_dims_that_no_kernel_has(device: Device) -> None:
     check(device, out, lse, b, {}, 128)
 
 
-@pytest.mark.parametrize("rows", [None, 64])
+@pytest.mark.parametrize("rows", [None, 16, 64])
 @pytest.mark.parametrize("kv_len", [1, 5, 200])
 @pytest.mark.parametrize("heads", [8, 24, 128])
 def test_rows_that_were_to_see_no_keys(
@@ -258,9 +263,10 @@ def test_rows_that_were_to_see_no_keys(
 ) -> None:
     """More queries than keys were planned, fewer come: each block of a cluster took all keys."""
     if rows and device.backend != "cuda":
-        pytest.skip("tiles of 64 rows, or none, are Hopper's")
+        pytest.skip("tiles of 16 and 64 rows are Hopper's")
     b = make((1, min(4, kv_len)), (700, kv_len), heads, dtype_of(device))
-    late = engine(device, heads, {"causal": True}, tile_rows=rows)
+    task: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
+    late = engine(device, heads, {"causal": True}, tile_rows=rows, **task)
     planned = np.array([0, 4, 4 + 2 * kv_len + 17], np.int32)
     late.plan(flashbsr.Bounds(planned, np.array([700, kv_len], np.int32), page_size=64))
     table = np.pad(b.table(), ((0, 0), (0, 4)), constant_values=-1)

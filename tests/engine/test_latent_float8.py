@@ -208,7 +208,7 @@ def test_bounds(
     task = {"q_dtype": dtype_of(device), "kv_dtype": kind, "tile_rows": rows}
     late = engine(device, heads, {"causal": True}, **task)
     late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
-    if rows:  # the kernel of few rows has no clusters
+    if rows:
         assert late.plan_info.policy == "cluster"
     table = device.put(np.pad(b.table(), ((0, 0), (0, 16)), constant_values=-1))
     outs = [

@@ -7,6 +7,7 @@
 
 #include <flashbsr/kernel/begin.h>
 #include <flashbsr/kernel/own_merge.h>
+#include <flashbsr/kernel/sm90a/few_merge.h>
 #include <flashbsr/kernel/sm90a/latent_few.h>
 #include <flashbsr/kernel/sm90a/row_loader.h>
 
@@ -14,18 +15,13 @@ namespace flashbsr::sm90a {
 
 inline constexpr int kFewItemBarrier = 8;  ///< of all consumers, where they merge
 
-/// What is left to do to a thread's columns of O, and their LSE in base 2.
-struct FewEnds {
-  float factor[4];
-  float lse[4];
-};
-
-/// Both warpgroups' references and sums become one. Every consumer calls it.
+/// What is left to do to a row: O times `factor`, and its LSE in base 2.
+/// Both warpgroups' references and sums become one. Every consumer calls it, for row lane() % 16.
 template <class Traits>
-FLASHBSR_DEVICE FewEnds end_few_rows(const KernelArgs& args, const Tile& tile,
-                                     FewMainloop<Traits>& loop) {
+FLASHBSR_DEVICE RowEnd end_few_row(const KernelArgs& args, const WorkItem& item, int32_t group,
+                                   FewMainloop<Traits>& loop) {
   using Loop = FewMainloop<Traits>;
-  const int32_t lane = Loop::lane();
+  const int32_t lane = Loop::lane(), r = lane % Traits::kRows;
 #pragma unroll
   for (int c = 0; c < Loop::kColumns; ++c) {
     float sum = loop.sum[c];
@@ -37,97 +33,108 @@ FLASHBSR_DEVICE FewEnds end_few_rows(const KernelArgs& args, const Tile& tile,
     }
   }
   loop.meet();
-  const bool split = tile.item.slot >= 0;
-  const float v_scale = value_scale(args.params, tile.item.kv_head);
-  FewEnds ends;
+  float part[Traits::kConsumers], base[Traits::kConsumers];
 #pragma unroll
-  for (int c = 0; c < Loop::kColumns; ++c) {
-    const int32_t r = Loop::row_of(c);
-    const auto number = [&](int32_t group, int32_t which) {
-      return __uint_as_float(ptx::load_shared(loop.state_of(group, which, r)));
+  for (int g = 0; g < Traits::kConsumers; ++g) {
+    const auto number = [&](int32_t which) {
+      return __uint_as_float(ptx::load_shared(loop.state_of(g, which, r)));
     };
-    float base = number(0, 4), sum = 0.0f;
-#pragma unroll
-    for (int group = 1; group < Traits::kConsumers; ++group)
-      base = ptx::min(base, number(group, 4));
-#pragma unroll
-    for (int group = 0; group < Traits::kConsumers; ++group) {
-      float part = 0.0f;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) part += number(group, w);
-      sum += part * ptx::exp2(base - number(group, 4));
-    }
-    ends.lse[c] = sum == 0.0f ? -infinity() : ptx::log2(sum) - base;
-    float factor = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-    if (!split) {
-      const int32_t row = min_of(r, tile.item.row_count - 1);
-      const int32_t head = args.params.sinks ? RowName(args, tile.item, row).q_head : 0;
-      const RowEnd end = end_row<true>(args.params, v_scale, head, sum, ends.lse[c]);
-      factor = end.factor;
-      ends.lse[c] = end.lse;
-    }
-    ends.factor[c] = factor * ptx::exp2(base - loop.base[c]);
+    base[g] = number(4);
+    part[g] = number(0) + number(1) + number(2) + number(3);
   }
-  return ends;
+  const float least = ptx::min(base[0], base[1]);
+  const float sum =
+      part[0] * ptx::exp2(least - base[0]) + part[1] * ptx::exp2(least - base[1]);
+  RowEnd end{sum == 0.0f ? 0.0f : ptx::reciprocal(sum),
+             sum == 0.0f ? -infinity() : ptx::log2(sum) - least};
+  if (item.slot < 0) {
+    const int32_t row = min_of(r, item.row_count - 1);
+    const int32_t head = args.params.sinks ? RowName(args, item, row).q_head : 0;
+    end = end_row<true>(args.params, value_scale(args.params, item.kv_head), head, sum, end.lse);
+  }
+  end.factor *= ptx::exp2(least - (group == 0 ? base[0] : base[1]));
+  return end;
 }
 
-/// O of all warpgroups to the output, or to the partial state.
+/// O of both warpgroups, times `factor` of this thread's row, as rows of floats in shared memory.
+template <class Traits>
+FLASHBSR_DEVICE void leave_few_rows(FewRows<Traits> rows, int32_t group, float factor,
+                                    FewMainloop<Traits>& loop) {
+  using Loop = FewMainloop<Traits>;
+  constexpr int kHalf = Loop::kParts / 2;
+  static_assert(Traits::kConsumers == 2);
+  float factors[Loop::kColumns];
+#pragma unroll
+  for (int c = 0; c < Loop::kColumns; ++c) {
+    factors[c] = __shfl_sync(0xffffffffu, factor, Loop::row_of(c));
+  }
+  // Eight numbers at a time of one half of the dims, or the other.
+  const auto each = [&](int32_t half, const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      uint32_t at[8];
+      float x[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int c = k / 4 * 2 + k % 2;
+        x[k] = (half == 0 ? loop.o[i][k] : loop.o[kHalf + i][k]) * factors[c];
+        at[k] =
+            rows.at(Loop::row_of(c), half * (kHalf * 64) + Loop::dim_of(i, k / 2 % 2));
+      }
+      visit(at, x);
+    }
+  };
+  const auto store = [](const uint32_t (&at)[8], const float (&x)[8]) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) ptx::store_shared(at[k], float_bits(x[k]));
+  };
+  // Each leaves the other a half, and adds the rest to what the other has left.
+  each(1 - group, store);
+  loop.meet();
+  each(group, [&](const uint32_t (&at)[8], float (&x)[8]) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) x[k] += __uint_as_float(ptx::load_shared(at[k]));
+    store(at, x);
+  });
+}
+
+/// An item's rows to the output, or to the partial state, or merged within the cluster. It is
+/// little code, most of it in loops: a small batch comes here once, and 32 KB of code in a row took
+/// 4.4 us of 14.
 template <class Traits>
 FLASHBSR_DEVICE void write_few_rows(const HopperArgs& args, const Shared<Traits>& shared,
                                     const Tile& tile, int32_t group, FewMainloop<Traits>& loop) {
   using Loop = FewMainloop<Traits>;
   constexpr int kDims = Traits::kHeadDimVo;
-  static_assert(Traits::kRows * kDims * 4 <= Traits::kAllWeightBytes);
   const Params& p = args.base.params;
   const WorkItem& item = tile.item;
-  const FewEnds ends = end_few_rows<Traits>(args.base, tile, loop);
   const bool split = item.slot >= 0;
-  if (group == 0 && Loop::warp() == 0 && Loop::lane() < 4 && (split || p.lse)) {
-#pragma unroll
-    for (int c = 0; c < Loop::kColumns; ++c) {
-      const int32_t r = Loop::row_of(c);
-      if (r >= item.row_count) continue;
-      if (split) {
-        *partial_lse(p, item.slot, r) = ends.lse[c];
-      } else {
-        const RowName row(args.base, item, r);
-        write_lse(p, static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head,
-                  ends.lse[c]);
-      }
-    }
+  const RowEnd end = end_few_row<Traits>(args.base, item, group, loop);
+  const FewRows<Traits> rows(shared);
+  leave_few_rows<Traits>(rows, group, end.factor, loop);
+  const int32_t r = ptx::thread_index() - 128;  // the first warp has all rows
+  if (args.cluster > 1) {
+    if (r < Traits::kRows) ptx::store_shared(loop.lse_of(r), float_bits(end.lse));
+    const FewMerge<Traits> merge(args, tile, rows, loop.lse_of(0), shared.keys);
+    return merge.run([&] { loop.meet(); });
   }
-  // Rows of floats; of those that the four lanes of a quad have at once dims lie 8 apart.
-  float* const sums = reinterpret_cast<float*>(shared.memory + Traits::kWeightOffset);
-  const auto place = [&](int32_t row, int32_t dim) {
-    return sums + row * kDims + (dim ^ row / 2 % 4 * 8);
-  };
-  const auto each = [&](const auto& visit) {
-#pragma unroll
-    for (int i = 0; i < Loop::kParts; ++i) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int c = k / 4 * 2 + k % 2;
-        visit(*place(Loop::row_of(c), Loop::dim_of(i, k / 2 % 2)), loop.o[i][k] * ends.factor[c]);
-      }
+  if (r < item.row_count) {
+    if (split) {
+      *partial_lse(p, item.slot, r) = end.lse;
+    } else {
+      const RowName row(args.base, item, r);
+      write_lse(p, static_cast<int64_t>(tile.request.q_begin) + row.token, row.q_head, end.lse);
     }
-  };
-  if (group == 0) each([](float& at, float x) { at = x; });
-#pragma unroll
-  for (int next = 1; next < Traits::kConsumers; ++next) {
-    loop.meet();
-    if (group == next) each([](float& at, float x) { at += x; });
   }
   loop.meet();
   // Two warps have a row's halves.
   const int32_t warp = group * 4 + Loop::warp(), dim = warp % 2 * (kDims / 2) + Loop::lane() * 8;
-#pragma unroll
-  for (int i = 0; i < Traits::kRows; i += 2 * Traits::kConsumers) {
-    const int32_t r = i + warp / 2;
-    if (r >= item.row_count) break;
-    const float* const from = place(r, dim);
-    const float4 low = *reinterpret_cast<const float4*>(from),
-                 high = *reinterpret_cast<const float4*>(from + 4);
-    const float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll 1
+  for (int32_t r = warp / 2; r < item.row_count; r += 2 * Traits::kConsumers) {
+    float low[4], high[4];
+    ptx::load_shared(rows.at(r, dim), low);
+    ptx::load_shared(rows.at(r, dim + 4), high);
+    const float x[8] = {low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]};
     const RowName row(args.base, item, r);
     char* const out =
         split ? reinterpret_cast<char*>(partial_out_row(p, item.slot, r))
@@ -146,23 +153,27 @@ FLASHBSR_DEVICE void consume_few_rows(const HopperArgs& args, const Shared<Trait
   const MergeQueue<kMergeSlices> merges(args.base);
   const OwnMerges<kWarps, kFewItemBarrier> own(args.base);
   const bool alone = own.serve();
-  if (alone) own.begin(ptx::thread_index() - 128);
-  if (!alone) merges.template begin<kWarps>(ptx::thread_index() - 128);
+  if (args.cluster == 1 && alone) own.begin(ptx::thread_index() - 128);
+  if (args.cluster == 1 && !alone) merges.template begin<kWarps>(ptx::thread_index() - 128);
   for (uint32_t n = 0;; ++n) {
     shared.tile_pipeline.wait_full(Place::after(n));
     const int32_t stage = Place::after(n).stage;
     const Tile& tile = shared.tiles[stage];
     if (__shfl_sync(0xffffffffu, tile.count, 0) < 0) break;
     loop.run(tile, shared.spans + stage * Traits::kRows);
-    if (alone && tile.item.slot >= 0) {
-      const int32_t thread = ptx::thread_index() - 128, slot = tile.item.slot;
-      const SplitTile merge = split_tile(args.base, tile.item.merge);
-      const bool missing = own.some_missing(thread);
-      write_few_rows<Traits>(args, shared, tile, group, loop);
-      const bool any = ptx::named_barrier_any(kFewItemBarrier, 32 * kWarps, missing);
-      return own.template merge<true>(merge, slot, any, thread);
+    const bool merges_here = args.cluster == 1 && alone && tile.item.slot >= 0;
+    SplitTile merge;
+    bool missing = false;
+    if (merges_here) {
+      merge = split_tile(args.base, tile.item.merge);
+      missing = own.some_missing(ptx::thread_index() - 128);
     }
     write_few_rows<Traits>(args, shared, tile, group, loop);
+    if (args.cluster > 1) return;  // it was the block's only item
+    if (merges_here) {
+      const bool any = ptx::named_barrier_any(kFewItemBarrier, 32 * kWarps, missing);
+      return own.template merge<true>(merge, tile.item.slot, any, ptx::thread_index() - 128);
+    }
     if (tile.item.slot >= 0 && ptx::thread_index() / 32 == 4) {
       merges.arrive_and_push_slices(tile.item.merge, tile.item.merge_count,
                                     ptx::thread_index() % 32);
@@ -170,7 +181,10 @@ FLASHBSR_DEVICE void consume_few_rows(const HopperArgs& args, const Shared<Trait
     __syncwarp();
     shared.tile_pipeline.release(Place::after(n));
   }
-  if (alone) return own.skip(ptx::thread_index() - 128);
+  if (alone) {
+    if (args.cluster == 1) own.skip(ptx::thread_index() - 128);
+    return;
+  }
   ptx::named_barrier_sync(kFewItemBarrier, 32 * kWarps);
   // A warp has a row of 512 dims, 8 states of it in flight.
   merges.template drain<true, kArch, kWarps, 4, 32>(ptx::thread_index() - 128);
@@ -205,6 +219,8 @@ FLASHBSR_DEVICE void attend_few_latents(const HopperArgs& args) {
   } else {
     RowLoader<Traits>(args, shared, warp).run();
   }
+  __syncwarp();
+  if (args.cluster > 1) ptx::cluster_sync();  // the merge's first
 }
 
 }  // namespace flashbsr::sm90a
