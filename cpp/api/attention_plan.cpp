@@ -327,7 +327,7 @@ void Attention::choose_cut(const Shape& shape) {
     if (limits_.wide.tile_rows <= kRows) try_kernel(high, false);
   }
   if (limits_.wide.tile_rows > kRows && first.max_rows > kRows / 2) try_kernel(low, true);
-  if (const int32_t fewer = limits_.wide.fewer_rows; fewer > 0 && first.max_rows > fewer) {
+  if (const int32_t fewer = limits_.wide.fewer_rows; fewer > 0) {
     low.tile_rows = fewer;
     try_kernel(low, true);
   }

@@ -262,8 +262,8 @@ def test_rows_that_were_to_see_no_keys(
     heads: int, kv_len: int, rows: int | None, device: Device
 ) -> None:
     """More queries than keys were planned, fewer come: each block of a cluster took all keys."""
-    if rows and device.backend != "cuda":
-        pytest.skip("tiles of 16 and 64 rows are Hopper's")
+    if rows and (device.backend != "cuda" or (rows < heads and heads % rows)):
+        pytest.skip("tiles of 16 and 64 rows are Hopper's, and hold heads that they divide")
     b = make((1, min(4, kv_len)), (700, kv_len), heads, dtype_of(device))
     task: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
     late = engine(device, heads, {"causal": True}, tile_rows=rows, **task)

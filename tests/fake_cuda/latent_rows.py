@@ -20,7 +20,7 @@ ROOMY = CAPABILITY in ("80", "90")
 
 
 def kernel(
-    heads: int, latent: int, tail: int, backend: str, count: int = 64, kv_len: int = 2000,
+    heads: int, latent: int, tail: int, backend: str, count: int = 128, kv_len: int = 2000,
     kv: str = "bfloat16",
 ) -> str:  # fmt: skip
     attention = flashbsr.Attention(
@@ -102,6 +102,8 @@ def test_few_short_requests_have_few_rows(kv: str, names: tuple[str, str]) -> No
     few, many = names
     for count, kv_len, name in (1, 1024, few), (2, 1024, few), (16, 1024, many), (64, 8192, many):
         assert kernel(128, 512, 64, "cuda", count, kv_len, kv).startswith(name)
+    for heads in (8, 16):
+        assert kernel(heads, 512, 64, "cuda", 1, 1024, kv).startswith(few)
 
 
 def test_hopper_has_kernels_of_its_own() -> None:

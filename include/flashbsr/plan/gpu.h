@@ -183,8 +183,8 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
 
 /// Latent attention of few rows on sm_90a: one block per SM, and what the memory gives it, or L2,
 /// which 132 SMs ask for the same rows: 21 ns for 1000 bytes. States of 16 rows are a quarter of
-/// the above, and what comes before and behind the products takes 6.5 us. A merge takes 1.5 us
-/// within a cluster, where O lies ready, and 4 in global memory (H200).
+/// the above, and what comes before and behind the products takes 6.5 us. Merges of 16 parts in a
+/// cluster take 1.5 us more than those of 8 (H200).
 inline DeviceLimits gpu_few_latent_limits(const GpuKernel& k) {
   DeviceLimits limits = gpu_latent_limits(k);
   const double product_us = 21e-6 * k.bytes_per_token;
@@ -192,9 +192,8 @@ inline DeviceLimits gpu_few_latent_limits(const GpuKernel& k) {
       detail::gpu_units(max_of(product_us, detail::gpu_stream_us(k, k.bytes_per_token)));
   limits.cost_per_item = detail::gpu_units(6.5);
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(0.5);
-  limits.cost_per_merged_part = detail::gpu_units(0.05);
-  limits.cost_of_own_merging = detail::gpu_units(4.0);
-  limits.cost_in_cluster = detail::gpu_units(1.5);
+  limits.cost_of_own_merging = detail::gpu_units(3.0);
+  limits.cost_in_cluster = detail::gpu_units(0.5);
   limits.fewer_rows = 0;
   return limits;
 }

@@ -33,11 +33,17 @@ struct FewRows {
 template <class Traits>
 class FewMerge {
  public:
-  /// @param lses     shared address of the part's LSEs in base 2, [kRows]
-  /// @param weights  of memory for [kRows][16] floats
-  FLASHBSR_DEVICE FewMerge(const HopperArgs& args, const Tile& tile, FewRows<Traits> rows,
-                           uint32_t lses, uint32_t weights)
-      : args_(args), tile_(tile), rows_(rows), lses_(lses), weights_(weights) {}
+  FLASHBSR_DEVICE FewMerge(const HopperArgs& args, const Shared<Traits>& shared, const Tile& tile)
+      : args_(args),
+        tile_(tile),
+        rows_(shared),
+        lses_(shared.queries + Traits::kMergeOffset),
+        weights_(lses_ + 4 * Traits::kRows) {}
+
+  /// Of a row of this block's part, in base 2; before run().
+  FLASHBSR_DEVICE void leave_lse(int32_t row, float lse) const {
+    ptx::store_shared(lses_ + 4 * row, float_bits(lse));
+  }
 
   /// @param meet  a barrier of the block's consumers
   template <class Meet>
@@ -53,7 +59,7 @@ class FewMerge {
   }
 
  private:
-  static constexpr int kMost = 16, kThreads = 128 * Traits::kConsumers;
+  static constexpr int kMost = Traits::kMostParts, kThreads = 128 * Traits::kConsumers;
   static constexpr int kRowVectors = Traits::kHeadDimVo / 4;
   static_assert(kThreads == Traits::kRows * kMost);
 
@@ -128,7 +134,7 @@ class FewMerge {
   const HopperArgs& args_;
   const Tile& tile_;
   const FewRows<Traits> rows_;
-  const uint32_t lses_, weights_;
+  const uint32_t lses_, weights_;  ///< [kRows], [kRows][kMost]
 };
 
 }  // namespace flashbsr::sm90a

@@ -99,8 +99,6 @@ class FewMainloop {
   FLASHBSR_DEVICE uint32_t state_of(int32_t group, int32_t which, int32_t row) const {
     return units_ + 4 * ((1 + group * 5 + which) * Traits::kRows + row);
   }
-  /// Of a row's LSE, behind an item's last product.
-  FLASHBSR_DEVICE uint32_t lse_of(int32_t row) const { return units_ + 4 * row; }
   /// All consumers come by, each thread by itself: a race detector counts named barriers, and those
   /// of a warpgroup (below) are others than the other's.
   FLASHBSR_DEVICE void meet() {

@@ -114,8 +114,8 @@ FLASHBSR_DEVICE void write_few_rows(const HopperArgs& args, const Shared<Traits>
   leave_few_rows<Traits>(rows, group, end.factor, loop);
   const int32_t r = ptx::thread_index() - 128;  // the first warp has all rows
   if (args.cluster > 1) {
-    if (r < Traits::kRows) ptx::store_shared(loop.lse_of(r), float_bits(end.lse));
-    const FewMerge<Traits> merge(args, tile, rows, loop.lse_of(0), shared.keys);
+    const FewMerge<Traits> merge(args, shared, tile);
+    if (r < Traits::kRows) merge.leave_lse(r, end.lse);
     return merge.run([&] { loop.meet(); });
   }
   if (r < item.row_count) {

@@ -354,6 +354,8 @@ struct FewLatentTraits {
   /// Of a row: what Q was divided by; of each consumer its reference, and of each warp the largest
   /// logit of a tile, or the sum of weights.
   static constexpr int kStateBytes = kRows * (1 + kConsumers * 5) * 4;
+  /// Of a row: its LSE, and what it weighs in each part of a cluster (few_merge.h).
+  static constexpr int kMostParts = 16, kMergeBytes = kRows * (1 + kMostParts) * 4;
   static constexpr int kMeetBytes = 16;  ///< a barrier of all consumers
   static constexpr int kMostBytes = 227 * 1024;
   static constexpr int kQueryStages = 1, kStages = kCodes ? 4 : 2, kLandingStages = kStages;
@@ -367,7 +369,8 @@ struct FewLatentTraits {
   static constexpr int kTileOffset = kSpanOffset + kTileSlots * kSpanBytes;
   static constexpr int kTokenScaleOffset = kTileOffset + kTileSlots * kTileRecordBytes;  ///< none
   static constexpr int kStateOffset = kTokenScaleOffset;
-  static constexpr int kMeetOffset = kStateOffset + kStateBytes;
+  static constexpr int kMergeOffset = kStateOffset + kStateBytes;
+  static constexpr int kMeetOffset = kMergeOffset + kMergeBytes;
   static constexpr int kBarrierOffset = kMeetOffset + kMeetBytes;
   static constexpr int kPlaceOffset = kBarrierOffset + kBarrierBytes;
   static constexpr int kPlaceSlots = 4;
