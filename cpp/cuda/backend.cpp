@@ -82,7 +82,7 @@ class CudaBackend final : public api::Backend {
   const DeviceInfo& info_;
   double bandwidth_ = 0;
   std::map<const KernelRow*, ClusterBlocks> cluster_blocks_;  ///< of kernels that were asked
-  std::string variant_;  ///< name of the caller's own
+  std::string variant_;                                       ///< name of the caller's own
 
   Need need_;  ///< of the last plan
   std::array<std::pair<Need, const KernelRow*>, 4> known_{};

@@ -67,7 +67,7 @@ class FewMerge {
   template <int kParts, class Meet>
   FLASHBSR_DEVICE void share(const Meet& meet) const {
     constexpr int kShare = Traits::kRows * kRowVectors / kParts;
-    constexpr int kVectors = max_of(kShare / kThreads, 1);  // of a thread
+    constexpr int kVectors = max_of(kShare / kThreads, 1);                    // of a thread
     const int32_t thread = ptx::thread_index() - 128, own = thread % kShare;  // of 16 parts twice
     const int32_t first = static_cast<int32_t>(ptx::cluster_rank()) * kShare;
     float x[kVectors][kParts][4];
@@ -118,8 +118,7 @@ class FewMerge {
       sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
     }
     const float all = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
-    const RowEnd end =
-        end_row<true>(p, value_scale(p, tile_.item.kv_head), row.q_head, sum, all);
+    const RowEnd end = end_row<true>(p, value_scale(p, tile_.item.kv_head), row.q_head, sum, all);
     ptx::store_shared(weights_ + 4 * (r * kMost + part), float_bits(mine * end.factor));
     const bool own = r >= first_row && r < first_row + Traits::kRows / kParts;
     if (part == 0 && own && r < tile_.item.row_count) {

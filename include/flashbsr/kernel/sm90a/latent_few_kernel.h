@@ -15,8 +15,8 @@ namespace flashbsr::sm90a {
 
 inline constexpr int kFewItemBarrier = 8;  ///< of all consumers, where they merge
 
-/// What is left to do to a row: O times `factor`, and its LSE in base 2.
-/// Both warpgroups' references and sums become one. Every consumer calls it, for row lane() % 16.
+/// What is left to do to row lane() % 16: to its O `factor`, and its LSE. Both warpgroups'
+/// references and sums become one. Every consumer calls it.
 template <class Traits>
 FLASHBSR_DEVICE RowEnd end_few_row(const KernelArgs& args, const WorkItem& item, int32_t group,
                                    FewMainloop<Traits>& loop) {
@@ -43,8 +43,7 @@ FLASHBSR_DEVICE RowEnd end_few_row(const KernelArgs& args, const WorkItem& item,
     part[g] = number(0) + number(1) + number(2) + number(3);
   }
   const float least = ptx::min(base[0], base[1]);
-  const float sum =
-      part[0] * ptx::exp2(least - base[0]) + part[1] * ptx::exp2(least - base[1]);
+  const float sum = part[0] * ptx::exp2(least - base[0]) + part[1] * ptx::exp2(least - base[1]);
   RowEnd end{sum == 0.0f ? 0.0f : ptx::reciprocal(sum),
              sum == 0.0f ? -infinity() : ptx::log2(sum) - least};
   if (item.slot < 0) {
@@ -78,8 +77,7 @@ FLASHBSR_DEVICE void leave_few_rows(FewRows<Traits> rows, int32_t group, float f
       for (int k = 0; k < 8; ++k) {
         const int c = k / 4 * 2 + k % 2;
         x[k] = (half == 0 ? loop.o[i][k] : loop.o[kHalf + i][k]) * factors[c];
-        at[k] =
-            rows.at(Loop::row_of(c), half * (kHalf * 64) + Loop::dim_of(i, k / 2 % 2));
+        at[k] = rows.at(Loop::row_of(c), half * (kHalf * 64) + Loop::dim_of(i, k / 2 % 2));
       }
       visit(at, x);
     }
