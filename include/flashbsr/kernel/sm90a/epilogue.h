@@ -40,11 +40,10 @@ struct RowPair {
   float factor[2];
 };
 
-/// Stores them in 16-bit elements, of which `pack` makes a pair of numbers.
-/// @tparam kWhole  rows have all dims that there are registers for, here and below
-template <bool kWhole = false, int kCount, class Pack>
-FLASHBSR_DEVICE void store_pairs(const RowPair& rows, int32_t dim, const float (&o)[kCount],
-                                 const Pack& pack) {
+/// Stores them in 16-bit elements. Both types are one piece of code: shuffles are most of it.
+template <int kCount>
+FLASHBSR_DEVICE void store_halves(const RowPair& rows, DType type, int32_t dim,
+                                  const float (&o)[kCount]) {
   const int32_t lane = threadIdx.x % 4;
 #pragma unroll
   for (int g = 0; g < kCount / 16; ++g) {  // 32 dims
@@ -55,29 +54,21 @@ FLASHBSR_DEVICE void store_pairs(const RowPair& rows, int32_t dim, const float (
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = 4 * (4 * g + i) + 2 * h;
-        x[i] = pack(o[at] * rows.factor[h], o[at + 1] * rows.factor[h]);
+        const float low = o[at] * rows.factor[h], high = o[at + 1] * rows.factor[h];
+        const uint32_t brain = ptx::pack2<DType::kBF16>(low, high),
+                       half = ptx::pack2<DType::kF16>(low, high);
+        x[i] = type == DType::kBF16 ? brain : half;
       }
       transpose_quad(x);
-      if (rows.out[h] && (kWhole || d < dim)) {
+      if (rows.out[h] && d < dim) {
         *reinterpret_cast<uint4*>(rows.out[h] + 2 * d) = {x[0], x[1], x[2], x[3]};
       }
     }
   }
 }
 
-/// Both types are one piece of code: shuffles are most of it.
-template <bool kWhole = false, int kCount>
-FLASHBSR_DEVICE void store_halves(const RowPair& rows, DType type, int32_t dim,
-                                  const float (&o)[kCount]) {
-  store_pairs<kWhole>(rows, dim, o, [type](float low, float high) {
-    const uint32_t brain = ptx::pack2<DType::kBF16>(low, high),
-                   half = ptx::pack2<DType::kF16>(low, high);
-    return type == DType::kBF16 ? brain : half;
-  });
-}
-
 /// The same in e4m3: of 64 dims lane l of a quad has 16.
-template <bool kWhole = false, int kCount>
+template <int kCount>
 FLASHBSR_DEVICE void store_bytes(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
   const int32_t lane = threadIdx.x % 4;
 #pragma unroll
@@ -94,10 +85,10 @@ FLASHBSR_DEVICE void store_bytes(const RowPair& rows, int32_t dim, const float (
       }
       transpose_quad(x);
       uint2* const out = reinterpret_cast<uint2*>(rows.out[h] + d);
-      if (rows.out[h] && (kWhole || d < dim)) {
+      if (rows.out[h] && d < dim) {
         out[0] = {ptx::permute_bytes(x[0], x[1], 0x5410), ptx::permute_bytes(x[2], x[3], 0x5410)};
       }
-      if (rows.out[h] && (kWhole || d + 8 < dim)) {
+      if (rows.out[h] && d + 8 < dim) {
         out[1] = {ptx::permute_bytes(x[0], x[1], 0x7632), ptx::permute_bytes(x[2], x[3], 0x7632)};
       }
     }
@@ -105,7 +96,7 @@ FLASHBSR_DEVICE void store_bytes(const RowPair& rows, int32_t dim, const float (
 }
 
 /// The same in fp32, without the transpose: a quad's 32 bytes are a sector.
-template <bool kWhole = false, int kCount>
+template <int kCount>
 FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float (&o)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
@@ -113,9 +104,7 @@ FLASHBSR_DEVICE void store_floats(const RowPair& rows, int32_t dim, const float 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float x[2] = {o[4 * i + 2 * h] * rows.factor[h], o[4 * i + 2 * h + 1] * rows.factor[h]};
-      if (rows.out[h] && (kWhole || d < dim)) {
-        *(reinterpret_cast<float2*>(rows.out[h]) + d / 2) = {x[0], x[1]};
-      }
+      if (rows.out[h]) store_sized<4>(rows.out[h], DType::kF32, d, dim, x);
     }
   }
 }

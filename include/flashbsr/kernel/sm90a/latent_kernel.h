@@ -34,15 +34,15 @@ FLASHBSR_DEVICE void write_latent_rows(const HopperArgs& args, const Tile& tile,
                     dims * dtype_size(p.out.dtype);
     if (r >= tile.item.row_count) rows.out[h] = nullptr;
   }
+  // Rows have all dims: the number is known, and stores do not ask for it.
+  constexpr int kDims = Traits::kOutputDims;
   const DType type = split ? DType::kF32 : p.out.dtype;
   if (type == DType::kF32) {
-    detail::store_floats<true>(rows, Traits::kOutputDims, o);
-  } else if (type == Traits::kType) {
-    detail::store_pairs<true>(rows, Traits::kOutputDims, o, ptx::pack2<Traits::kType, kArch>);
+    detail::store_floats(rows, kDims, o);
   } else if (type == DType::kE4M3) {
-    detail::store_bytes<true>(rows, Traits::kOutputDims, o);
+    detail::store_bytes(rows, kDims, o);
   } else {
-    detail::store_halves<true>(rows, type, Traits::kOutputDims, o);
+    detail::store_halves(rows, type, kDims, o);
   }
 }
 
@@ -67,18 +67,15 @@ FLASHBSR_DEVICE void consume_latent(const HopperArgs& args, const Shared<Traits>
     if (args.cluster > 1) {  // its only item
       return merge_in_cluster(args, shared, tile, group, loop, states);
     }
-    const bool merges_here = alone && tile.item.slot >= 0;
-    SplitTile merge;
-    bool missing = false;
-    if (merges_here) {
-      merge = split_tile(args.base, tile.item.merge);
-      missing = own.some_missing(ptx::thread_index() - 128);
+    if (alone && tile.item.slot >= 0) {
+      const int32_t thread = ptx::thread_index() - 128, slot = tile.item.slot;
+      const SplitTile merge = split_tile(args.base, tile.item.merge);
+      const bool missing = own.some_missing(thread);
+      write_latent_rows<Traits>(args, tile, group, loop.o, states);
+      const bool any = ptx::named_barrier_any(kItemBarrier, 32 * kWarps, missing);
+      return own.template merge<true>(merge, slot, any, thread);
     }
     write_latent_rows<Traits>(args, tile, group, loop.o, states);
-    if (merges_here) {
-      const bool any = ptx::named_barrier_any(kItemBarrier, 32 * kWarps, missing);
-      return own.template merge<true>(merge, tile.item.slot, any, ptx::thread_index() - 128);
-    }
     if (tile.item.slot >= 0) {
       ptx::named_barrier_sync(kItemBarrier, 128 * Traits::kConsumers);
       if (ptx::thread_index() / 32 == 4) {
