@@ -159,12 +159,14 @@ def test_parts_that_lengths_leave_empty(
     b = make((1,) * 4, lens, heads, dtype_of(device))
     rng = np.random.default_rng(2)
     sinks = rng.standard_normal(heads).astype(np.float32)
-    task: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
+    # Without rows a plan is for types that the first run turns out to have not.
+    types = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
+    task: dict[str, Any] = types if rows else {}
     if capacity:
-        task.update(max_batch_size=4, max_q_tokens=4, max_kv_len=1024)
+        task |= {"max_batch_size": 4, "max_q_tokens": 4, "max_kv_len": 1024}
     late = engine(device, heads, {"causal": True}, tile_rows=rows, **task)
     late.plan(flashbsr.Bounds(None, np.array([300, 64, 1000, 1], np.int32), page_size=64))
-    if rows and (capacity or rows == 64 or heads == 16):
+    if device.backend == "cuda" and (rows != 16 or capacity or heads == 16):
         assert (late.plan_info.policy == "cluster") == (not capacity)
     if device.backend == "fa2":
         assert late.plan_info.header.num_merges > 0
@@ -265,8 +267,8 @@ def test_rows_that_were_to_see_no_keys(
     if rows and (device.backend != "cuda" or (rows < heads and heads % rows)):
         pytest.skip("tiles of 16 and 64 rows are Hopper's, and hold heads that they divide")
     b = make((1, min(4, kv_len)), (700, kv_len), heads, dtype_of(device))
-    task: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
-    late = engine(device, heads, {"causal": True}, tile_rows=rows, **task)
+    types = dict.fromkeys(("q_dtype", "kv_dtype"), dtype_of(device))
+    late = engine(device, heads, {"causal": True}, tile_rows=rows, **(types if rows else {}))
     planned = np.array([0, 4, 4 + 2 * kv_len + 17], np.int32)
     late.plan(flashbsr.Bounds(planned, np.array([700, kv_len], np.int32), page_size=64))
     table = np.pad(b.table(), ((0, 0), (0, 4)), constant_values=-1)
