@@ -9,7 +9,7 @@ namespace flashbsr::cuda {
 
 void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const void* args) {
   const DeviceInfo& device = device_info(queue.device);
-  const KernelRow& row = find({.family = family}, device.cc);
+  const KernelRow& row = find({.family = family, .kv = grid.kv}, device.cc);
   int64_t blocks = grid.blocks;
   if (grid.blocks_per_sm) {
     blocks = min_of<int64_t>(blocks, int64_t{grid.blocks_per_sm} * device.sm_count);

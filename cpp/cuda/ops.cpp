@@ -97,10 +97,19 @@ void merge(MergeArgs args, bool stacked, int64_t tokens, const Queue& queue) {
 
 void merge_peers(PeerMergeArgs args, const Queue& queue) {
   prepare(args);
+  const DType out = args.merge.out.v.dtype;
+  const char* const kv = out == DType::kBF16           ? "bf16"
+                         : out == DType::kF16          ? "f16"
+                         : args.travel == DType::kBF16 ? "f32xbf16"
+                         : args.travel == DType::kF16  ? "f32xf16"
+                                                       : "f32";
   // Blocks that wait for those of other GPUs must all run. Launched early: they send as soon as
   // attention ends.
   launch_op("merge_peers", queue,
-            {.blocks = blocks_for(args.merge), .blocks_per_sm = kPeerBlocks, .overlap = true},
+            {.blocks = blocks_for(args.merge),
+             .blocks_per_sm = kPeerBlocks,
+             .overlap = true,
+             .kv = kv},
             args);
 }
 

@@ -49,9 +49,10 @@ struct OpGrid {
   int blocks_per_sm = 32;
   int threads = ops::kThreads;
   bool overlap = false;  ///< Launch::overlap
+  const char* kv = "-";  ///< types, of a family with a kernel for each
 };
 
-/// Launches the kernel of a family that has one row. `args` is its parameter.
+/// Launches the kernel of a family. `args` is its parameter.
 void launch_op(const char* family, const Queue& queue, const OpGrid& grid, const void* args);
 
 template <class Args>

@@ -43,7 +43,8 @@ def launch(
 def test_the_grid(driver: Driver, tokens: int, dim: int, travel: str, blocks: int) -> None:
     with pytest.raises(errors.CudaError, match="merge_peers"):
         launch(tokens, dim=dim, travel=travel)
-    assert driver.kernel == "merge_peers"
+    kinds = {"float32": "f32", "bfloat16": "f32xbf16"}
+    assert driver.kernel == f"merge_peers_sm75_{kinds[travel]}"
     assert driver.grid == blocks
     assert driver.block == (256, 0)
     assert driver.programmatic
