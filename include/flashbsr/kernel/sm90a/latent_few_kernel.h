@@ -195,6 +195,7 @@ FLASHBSR_DEVICE void attend_few_latents(const HopperArgs& args) {
   static_assert(kCopies == KvCopies::kRows);
   extern __shared__ __align__(1024) char memory[];
   const Shared<Traits> shared(memory);
+  touch_parameters(args.base);
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(args.q);
     shared.init_barriers(true, false, false);
