@@ -36,6 +36,12 @@ FLASHBSR_DEVICE float load_cluster(uint32_t address) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
 }
+FLASHBSR_DEVICE void load_cluster(uint32_t address, float (&x)[2]) {
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x[0]), "=f"(x[1])
+               : "r"(address)
+               : "memory");
+}
 FLASHBSR_DEVICE void load_cluster(uint32_t address, float (&x)[4]) {
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
