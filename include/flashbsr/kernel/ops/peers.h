@@ -203,11 +203,8 @@ class PeerMerge {
       const int32_t of = head + args_.rank * args_.head_step;
       own_ = own_row(token, of);
       own_lse_ = own_lse(token, of);
-      // Of two ranks as much code as two need: it comes from memory in every step.
-      char* const to = out.v.row(token, head);
-      const int32_t count = args_.merge.count;
-      lse = count == 2 ? merge_row<kArch, MUnit, 2>(*this, 2, units_, to, args_.merge)
-                       : merge_row<kArch, MUnit, kMergeChunk>(*this, count, units_, to, args_.merge);
+      lse = merge_row<kArch, MUnit, kMergeChunk>(*this, args_.merge.count, units_,
+                                                 out.v.row(token, head), args_.merge);
       clear_units(row);
     }
     __syncwarp();  // all lanes of the group have read the LSEs
