@@ -19,37 +19,47 @@ namespace flashbsr::sm90a {
 
 inline constexpr int kMostClusterParts = 16;
 
-/// The row's LSE, and what its O of the part with the LSE `own` weighs in the output, by those of
-/// all parts, which are at `address` in every block. The four lanes of a row ask for four parts
-/// each at once, since a way through the cluster takes 200 ns.
-FLASHBSR_DEVICE RowEnd weigh_row(const Params& p, const RowName& row, int32_t kv_head,
-                                 uint32_t address, uint32_t parts, float own) {
-  constexpr int kEach = kMostClusterParts / 4;
-  const int32_t lane = ptx::thread_index() % 4;
-  float lse[kEach];
+/// A row by its LSEs of all parts, which are at one address in every block. kLanes lanes of a warp
+/// have a row, and ask for the LSEs of as many parts each at once, since a way through the cluster
+/// takes 200 ns.
+template <int kLanes>
+struct WeighedRow {
+  static constexpr int kEach = kMostClusterParts / kLanes;
+  float lse[kEach];  ///< of parts thread % kLanes, and so on
+  float from;        ///< what they are compared with
+  RowEnd end;        ///< of the row, whose factor is that of weights 2^(lse - from)
+
+  FLASHBSR_DEVICE WeighedRow(const Params& p, int32_t q_head, int32_t kv_head, uint32_t address,
+                             uint32_t parts) {
+    const int32_t lane = ptx::thread_index() % kLanes;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int32_t part = lane + 4 * i;
-    const uint32_t there = ptx::cluster_address(address, static_cast<uint32_t>(part) & parts - 1);
-    lse[i] = static_cast<uint32_t>(part) < parts ? ptx::load_cluster(there) : -infinity();
+    for (int i = 0; i < kEach; ++i) {
+      const int32_t part = lane + kLanes * i;
+      const uint32_t there = ptx::cluster_address(address, static_cast<uint32_t>(part) & parts - 1);
+      lse[i] = static_cast<uint32_t>(part) < parts ? ptx::load_cluster(there) : -infinity();
+    }
+    float top = lse[0];
+#pragma unroll
+    for (int i = 1; i < kEach; ++i) top = ptx::max(top, lse[i]);
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      top = ptx::max(top, __shfl_xor_sync(0xffffffffu, top, lanes));
+    }
+    from = top == -infinity() ? 0.0f : top;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sum += ptx::exp2(lse[i] - from);
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    }
+    const float all = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
+    end = end_row<true>(p, value_scale(p, kv_head), p.sinks ? q_head : 0, sum, all);
   }
-  float top = lse[0];
-#pragma unroll
-  for (int i = 1; i < kEach; ++i) top = ptx::max(top, lse[i]);
-#pragma unroll
-  for (int lanes = 1; lanes < 4; lanes *= 2) {
-    top = ptx::max(top, __shfl_xor_sync(0xffffffffu, top, lanes));
-  }
-  const float from = top == -infinity() ? 0.0f : top;
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) sum += ptx::exp2(lse[i] - from);
-#pragma unroll
-  for (int lanes = 1; lanes < 4; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-  const float all = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
-  const RowEnd end = end_row<true>(p, value_scale(p, kv_head), p.sinks ? row.q_head : 0, sum, all);
-  return {end.factor * ptx::exp2(own - from), end.lse};
-}
+
+  /// What O of the part with the LSE `own` weighs in the output.
+  FLASHBSR_DEVICE float weight(float own) const { return end.factor * ptx::exp2(own - from); }
+};
 
 /// All threads of both consumer warpgroups, in all blocks of the cluster, each block for its part
 /// of one tile; producers come to the first barrier only. `states` is what row_states() says of a
@@ -79,7 +89,8 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
   for (int h = 0; h < 2; ++h) {
     const int32_t r = first + 8 * h;
     const RowName row(args.base, tile.item, r);
-    end[h] = weigh_row(p, row, tile.item.kv_head, lses + 4 * r, parts, states.lse[h]);
+    const WeighedRow<4> weighed(p, row.q_head, tile.item.kv_head, lses + 4 * r, parts);
+    end[h] = {weighed.weight(states.lse[h]), weighed.end.lse};
   }
   const float a = end[0].factor * states.factor[0], b = end[1].factor * states.factor[1];
 #pragma unroll

@@ -7,9 +7,7 @@
 // meanwhile.
 #pragma once
 
-#include <flashbsr/kernel/finish.h>
-#include <flashbsr/kernel/sm90a/epilogue.h>
-#include <flashbsr/ptx/cluster.h>
+#include <flashbsr/kernel/sm90a/cluster_merge.h>
 
 namespace flashbsr::sm90a {
 
@@ -59,7 +57,7 @@ class FewMerge {
   }
 
  private:
-  static constexpr int kMost = Traits::kMostParts, kThreads = 128 * Traits::kConsumers;
+  static constexpr int kMost = kMostClusterParts, kThreads = 128 * Traits::kConsumers;
   static_assert(kThreads == Traits::kRows * kMost);
 
   /// The block's share: rows, of 16 parts one. A warp's vectors are of one row.
@@ -106,26 +104,13 @@ class FewMerge {
   FLASHBSR_DEVICE void weigh(int32_t thread, int32_t first_row) const {
     const Params& p = args_.base.params;
     const int32_t r = thread / kMost, part = thread % kMost;
-    const uint32_t there = ptx::cluster_address(lses_ + 4 * r, part % kParts);
-    const float lse = part < kParts ? ptx::load_cluster(there) : -infinity();
     const RowName row(args_.base, tile_.item, min_of(r, tile_.item.row_count - 1));
-    float top = lse;
-#pragma unroll
-    for (int lanes = 1; lanes < kMost; lanes *= 2) {
-      top = ptx::max(top, __shfl_xor_sync(0xffffffffu, top, lanes));
-    }
-    const float from = top == -infinity() ? 0.0f : top, mine = ptx::exp2(lse - from);
-    float sum = mine;
-#pragma unroll
-    for (int lanes = 1; lanes < kMost; lanes *= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    }
-    const float all = sum == 0.0f ? -infinity() : top + ptx::log2(sum);
-    const RowEnd end = end_row<true>(p, value_scale(p, tile_.item.kv_head), row.q_head, sum, all);
-    ptx::store_shared(weights_ + 4 * (r * kMost + part), float_bits(mine * end.factor));
+    const WeighedRow<kMost> weighed(p, row.q_head, tile_.item.kv_head, lses_ + 4 * r, kParts);
+    ptx::store_shared(weights_ + 4 * (r * kMost + part),
+                      float_bits(weighed.weight(weighed.lse[0])));
     const bool own = r >= first_row && r < first_row + Traits::kRows / kParts;
     if (part == 0 && own && r < tile_.item.row_count) {
-      write_lse(p, token(row), row.q_head, end.lse);
+      write_lse(p, token(row), row.q_head, weighed.end.lse);
     }
   }
 
