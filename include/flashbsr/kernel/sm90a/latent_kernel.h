@@ -126,7 +126,6 @@ FLASHBSR_DEVICE void attend_latent(const HopperArgs& args) {
   constexpr int kConsumersEnd = 128 * (1 + Traits::kConsumers);
   extern __shared__ __align__(1024) char memory[];
   const Shared<Traits> shared(memory);
-  touch_parameters(args.base);
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(args.q);
     ptx::prefetch_tensor_map(args.k);
