@@ -110,7 +110,7 @@ BATCHES = {
     "two tiles": ((1,), (128,)),
     "nothing": ((1, 1, 1), (0, 200, 0)),
     "verification": ((4, 1, 16, 3), (700, 64, 90, 129)),
-    "prefill": ((200, 1, 70), (200, 900, 131)),
+    "prefill": ((140, 1, 40), (140, 900, 131)),
 }
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -74,12 +74,17 @@ def test_shipped_kernel_compiles(row: tuple[str, ...]) -> None:
     """Ahead of time or at run time, the source of a kernel is one."""
     family, arch, head_dim, kv, rows, variant = row
     types = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
-    types |= {"i8": "int8", "i4": "int4", "e2m1": "nvfp4"}
+    types |= {"f32": "float32", "i8": "int8", "i4": "int4", "e2m1": "nvfp4"}
     q, _, v = kv.rpartition("x")  # f16xe4m3 says Q too
     qk, _, vo = head_dim.partition("x")
     shape: tuple[Any, ...] = (0, 0, "float16", "float16", 0, "plain")  # around attention: none
     if kv != "-":
-        shape = (int(qk), int(vo or qk), types[q or v], types[v], int(rows), variant)
+        shape = (types[q or v], types[v])
+        shape = (
+            (0, 0, *shape, 0, "plain")
+            if rows == "-"
+            else (int(qk), int(vo or qk), *shape, int(rows), variant)
+        )
     wish = Wish("kernel", family, arch, arch.replace("sm", "sm_"), *shape)
     source = kernel_source(wish, ROOT / "cpp/kernels")
     assert "@" not in source

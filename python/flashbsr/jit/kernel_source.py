@@ -12,6 +12,7 @@ __all__ = ["Wish", "kernel_source"]
 
 # As in cmake/instances.cmake; a test compares them.
 TYPES = {
+    "float32": "kF32",
     "float16": "kF16",
     "bfloat16": "kBF16",
     "float8_e4m3fn": "kE4M3",
