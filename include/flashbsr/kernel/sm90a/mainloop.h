@@ -157,7 +157,7 @@ class Mainloop : public Softmax<Traits, Variant> {
       multiply(begin, begun);
       release(shared_.key_pipeline, key_);
       const bool grew = Base::soften(begin, masked);
-      scores.scale_weights();
+      scale_weights();
       finish_values(begun);
       Base::pack();
       if (Variant::use_softmax && grew) Base::rescale();
@@ -229,7 +229,7 @@ class Mainloop : public Softmax<Traits, Variant> {
     finish_keys(at);
     release(shared_.key_pipeline, key_);
     const bool grew = Base::soften(begin, true);
-    scores.scale_weights();
+    scale_weights();
     Base::pack();
     if (kMasksByBits<Variant> && Variant::use_softmax && grew) Base::rescale();
   }
@@ -304,7 +304,7 @@ class Mainloop : public Softmax<Traits, Variant> {
       } else if (!scores.cut()) {
         if (accepts(Base::soften_as_before(begin))) {
           release(shared_.key_pipeline, key_);
-          scores.scale_weights();
+          scale_weights();
           finish_values();
           Base::pack();
           if constexpr (Traits::kLongSums) sums_.count(o);
@@ -320,14 +320,14 @@ class Mainloop : public Softmax<Traits, Variant> {
     }
     release(shared_.key_pipeline, key_);
     const bool grew = Base::soften(begin, kMasked, slack);
-    scores.scale_weights();
+    scale_weights();
     finish_values();
     Base::pack();
     if (Variant::use_softmax && grew) rescale();
     if constexpr (Traits::kLongSums) sums_.count(o);
   }
 
-  /// Those of the tile whose S are at hand came with its K, and are there as long as its V.
+  /// Those of the tile whose S are at hand came with its K.
   FLASHBSR_DEVICE void find_scales() {
     if constexpr (Traits::kTokenScales) {
       scores.token_scales =
@@ -444,6 +444,7 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE void pass(bool turn) {
     shared_.key_pipeline.wait_full(key_);
     release(shared_.key_pipeline, key_);
+    release_scales();
     key_.advance();
     if (turn) {
       products_.take_turn();
@@ -457,14 +458,19 @@ class Mainloop : public Softmax<Traits, Variant> {
   FLASHBSR_DEVICE static void release(const Ring& ring, const At& at) {
     if (threadIdx.x % 32 == 0) ring.release(at);
   }
-  /// V, and scales, which every lane has read: race detectors see that of a lane that says so.
   FLASHBSR_DEVICE void release_values() {
-    if constexpr (Traits::kTokenScales) {
-      shared_.value_pipeline.release(value_);
-    } else {
-      release(shared_.value_pipeline, value_);
-    }
+    release(shared_.value_pipeline, value_);
     value_.advance();
+  }
+  FLASHBSR_DEVICE void scale_weights() {
+    scores.scale_weights();
+    release_scales();
+  }
+  /// By every lane, each of which has read them: race detectors see that.
+  FLASHBSR_DEVICE void release_scales() const {
+    if constexpr (Traits::kTokenScales) {
+      ptx::mbarrier_arrive(shared_.scales_empty + 8 * key_.stage);
+    }
   }
   FLASHBSR_DEVICE auto query() const { return Shared<Traits>::QueryPipeline::Place::after(items_); }
   FLASHBSR_DEVICE void done_with_queries() {

@@ -128,6 +128,7 @@ struct Shared {
   uint32_t places;        ///< of rows that are gathered
   uint32_t sums;          ///< of O (long_sums.h)
   uint32_t token_scales;  ///< of every stage of K, and so of V: K's, then V's (token_scales.h)
+  uint32_t scales_empty;  ///< by stage: consumers are done with them
   PlacePipeline place_pipeline;
   /// A word per stage of K: what a mask in bits makes of the tile, TileKinds of the consumers.
   uint32_t kinds;
@@ -157,8 +158,10 @@ struct Shared {
                               Traits::kMixed;
     // The last of the barriers' bytes.
     constexpr int kKindBytes = 4 * Traits::kStages * Traits::kKeyParts;
-    static_assert(8 * kBarriers <=
-                  (Traits::kPreparesValues ? 256 : Traits::kBarrierBytes - kKindBytes));
+    constexpr int kScaleBarriers = Traits::kTokenScales ? 8 * Traits::kStages : 0;
+    static_assert(Traits::kPreparesValues
+                      ? 8 * kBarriers <= 256
+                      : 8 * kBarriers + kScaleBarriers <= Traits::kBarrierBytes - kKindBytes);
     kinds = queries + Traits::kBarrierOffset + Traits::kBarrierBytes - kKindBytes;
     places = queries + Traits::kPlaceOffset;
     sums = queries + Traits::kSumOffset;
@@ -166,14 +169,17 @@ struct Shared {
     place_pipeline = {queries + Traits::kPlaceBarrierOffset};
     landing_keys = keys;
     landing_values = values;
+    scales_empty = queries + Traits::kBarrierOffset + kBarriers * 8;
     landing_key_pipeline = {key_pipeline.barriers};
     landing_value_pipeline = {value_pipeline.barriers};
     if constexpr (Traits::kPreparesValues) {
       constexpr int kPreparedBarriers = 256;  // behind all others
       constexpr int kLandingBarriers = LandingOf<false>::kBytes + LandingOf<true>::kBytes;
-      static_assert(kPreparedBarriers + kLandingBarriers <= Traits::kBarrierBytes - kKindBytes);
+      static_assert(kPreparedBarriers + kLandingBarriers + kScaleBarriers <=
+                    Traits::kBarrierBytes - kKindBytes);
       landing_values = queries + Traits::kLandingValueOffset;
       landing_value_pipeline = {queries + Traits::kBarrierOffset + kPreparedBarriers};
+      scales_empty = landing_value_pipeline.barriers + kLandingBarriers;
       if constexpr (Traits::kPreparesKeys) {
         landing_keys = queries + Traits::kLandingKeyOffset;
         landing_key_pipeline = {landing_value_pipeline.barriers + LandingOf<false>::kBytes};
@@ -200,7 +206,13 @@ struct Shared {
     value_pipeline.init(Traits::kWideners         ? kTailWarps
                         : Traits::kPreparesValues ? preparers
                                                   : 1,
-                        Traits::kTokenScales ? 32 * last : last);
+                        last);
+    if constexpr (Traits::kTokenScales) {
+#pragma unroll
+      for (int i = 0; i < Traits::kStages; ++i) {
+        ptx::mbarrier_init(scales_empty + 8 * i, 32 * consumers);
+      }
+    }
     if constexpr (Traits::kPreparesKeys) landing_key_pipeline.init(copies, readers);
     if constexpr (Traits::kPreparesValues) landing_value_pipeline.init(copies, readers);
     query_pipeline.init(rotates ? preparers : 1, consumers);

@@ -44,7 +44,7 @@ class ScaleCopier {
     const char* from = static_cast<const char*>(a.data) + 4 * nth;
     const int64_t to_b = static_cast<const char*>(b.data) - static_cast<const char*>(a.data);
     const Place at = Place::after(tiles_++);
-    shared_.value_pipeline.wait_empty(at);
+    wait_empty(at);
     const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes + 4 * lane_;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
@@ -69,11 +69,15 @@ class ScaleCopier {
       if (args_.kv_indices) page[i] = args_.kv_indices[page[i]];
     }
     const Place at = Place::after(tiles_++);
-    shared_.value_pipeline.wait_empty(at);
+    wait_empty(at);
     const uint32_t to = shared_.token_scales + at.stage * Traits::kScaleBytes;
     copy_side(args_.params.k_scales, tile, j, to, page, slot);
     copy_side(args_.params.v_scales, tile, j, to + Traits::kScaleBytes / 2, page, slot);
     ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));
+  }
+
+  FLASHBSR_DEVICE void wait_empty(const Place& at) const {
+    ptx::mbarrier_wait<kArch>(shared_.scales_empty + 8 * at.stage, at.parity ^ 1);
   }
 
   FLASHBSR_DEVICE int32_t first_of(const Tile& tile, int32_t j) const {

@@ -126,7 +126,7 @@ struct HopperTraits {
   static constexpr int kSpanBytes = rows * 8;   ///< what every row of an item sees
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = kPreparesValues ? 384 : 272;
+  static constexpr int kBarrierBytes = kPreparesValues ? 384 : scaled ? 304 : 272;
   /// Of a tile's tokens: K's, then V's; or `a`, then `b`. As many as stages, three at most.
   static constexpr int kScaleBytes = scaled ? 2 * kv_tile * 4 : 0;
   /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
