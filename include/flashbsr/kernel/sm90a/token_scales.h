@@ -3,8 +3,9 @@
 //
 // Scales of every token and head, beside the tiles of K and V: the warp that schedules looks tokens
 // up and copies their scales. Consumers multiply logits by K's, and weights by V's before these are
-// packed. They need no barriers of their own: a stage of K is full when its scales have arrived,
-// too, and they are free when V of the same stage is.
+// packed. A stage of K is full when its scales have arrived, too. They are free when weights have
+// taken them, a step before V of the stage is, and have barriers that say so: e4m3 is 2.5 % faster
+// than with those of V.
 //
 // Where a pass has widened the codes (ops/dequantize_pages.h) they are K's factors, which lie by
 // tokens: no look-ups.
