@@ -103,12 +103,10 @@ void merge_peers(PeerMergeArgs args, const Queue& queue) {
                          : args.travel == DType::kBF16 ? "f32xbf16"
                          : args.travel == DType::kF16  ? "f32xf16"
                                                        : "f32";
-  // Blocks that wait for those of other GPUs must all run. Launched early: they send as soon as
-  // attention ends.
   launch_op("merge_peers", queue,
             {.blocks = blocks_for(args.merge),
-             .blocks_per_sm = kPeerBlocks,
-             .overlap = true,
+             .blocks_per_sm = kPeerBlocks,  // they wait for other GPUs' blocks: all must run
+             .overlap = true,               // and send as soon as attention ends
              .kv = kv},
             args);
 }

@@ -10,7 +10,8 @@
 namespace flashbsr {
 
 /// A kernel's parameters come through the constant cache, a miss per 64 bytes and one after another
-/// where they are first needed: each warp asks for other ones at once. All threads, at the beginning.
+/// where they are first needed: each warp asks for other ones at once. All threads, at the
+/// beginning.
 template <class Args>
 FLASHBSR_DEVICE void touch_parameters(const Args& args) {
   constexpr int32_t kWords = sizeof(Args) / sizeof(int32_t), kLine = 16;
