@@ -195,8 +195,8 @@ class Here:
     def _samples(self, run: Callable[[], object], count: int) -> list[float]:
         """Give this rank's times of `count` runs in a row, behind one that is not timed.
 
-        Hosts begin 83 us apart (two H200s), which the rank that is first would wait for: 4 us of
-        each of 20 steps. The run before brings them into step, and nothing waits for a host then.
+        Hosts begin some 83 us apart, by clocks in the kernels of two H200s, which the rank that is
+        first would wait for: 4 us of each of 20 steps. The run before brings them into step.
         """
         import torch
 
