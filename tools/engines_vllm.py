@@ -105,7 +105,7 @@ def instrument() -> None:
     """Count runs, in every process; and give vLLM's CPU slots of caches that are spread over ranks.
 
     vLLM 0.32 has a kernel for the slots of a step on the CPU that knows no ranks, and says so by an
-    assertion. Nothing else stops it there.
+    assertion; what weighs outputs of latent attention is for GPUs. Nothing else stops it there.
     """
     import flashbsr
 
@@ -122,6 +122,9 @@ def instrument() -> None:
         from vllm.v1.worker.block_table import BlockTable
 
         BlockTable.compute_slot_mapping = slots_over_ranks
+        from vllm.v1.attention.ops import dcp
+
+        dcp.correct_attn_out = weighed
 
 
 def slots_over_ranks(table: Any, num_reqs: int, query_start_loc: Any, positions: Any) -> None:
@@ -140,6 +143,13 @@ def slots_over_ranks(table: Any, num_reqs: int, query_start_loc: Any, positions:
     slots = torch.where(mine, block * table.block_size + local % table.block_size, -1)
     table.slot_mapping.gpu.fill_(-1)
     table.slot_mapping.gpu[: len(slots)] = slots
+
+
+def weighed(out: Any, lses: Any, rank: int, *_: Any, is_lse_base_on_e: bool) -> tuple[Any, Any]:
+    """Give a rank's output the weight that it has among all, whose LSEs have come."""
+    assert is_lse_base_on_e
+    total = lses.logsumexp(0)
+    return out * (lses[rank] - total).exp().nan_to_num(0.0).unsqueeze(-1).to(out.dtype), total
 
 
 def runs_of_worker(worker: Any) -> int:  # noqa: ARG001
@@ -369,6 +379,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "ngram": partial(equal, "llama", ngram=True),
     "two ranks": partial(spread, "mqa"),
     "two ranks ngram": partial(spread, "mqa", ngram=True, interleave=16, merge="a2a"),
+    "two ranks deepseek": partial(absorbed, "deepseek", ranks=2, interleave=16),
     "deepseek": partial(absorbed, "deepseek"),
     "deepseek ngram": partial(absorbed, "deepseek", ngram=True),
     # Scales of 128 dims, and rotated keys in bfloat16, beside one scale for all.

@@ -246,13 +246,18 @@ def as_near(want: dict[str, Any], coarse: dict[str, Any], got: dict[str, Any]) -
             "logits_of_bfloat16_apart": alike(want, coarse)["logits_apart"]}  # fmt: skip
 
 
-def spread(**options: Any) -> dict[str, Any]:
-    """Compare two GPUs that share the keys with one that has them all, over both backends."""
+def spread(kind: str = "mqa", **options: Any) -> dict[str, Any]:
+    """Compare two GPUs that share the keys with one that has them all, over both backends.
+
+    Latent attention over one: vLLM's backends of it need its compiled extensions.
+    """
     if gpus() < 2:
         return {"ok": True, "skipped": "one GPU"}
-    theirs, alone = start("mqa", THEIRS), start("mqa", OURS)
-    two = start("mqa", OURS, ranks=2, **options)
-    found = {"theirs": judged(theirs, two), "alone": judged(alone, two)}
+    others = {"alone": start(kind, OURS)}
+    if kind == "mqa":
+        others["theirs"] = start(kind, THEIRS)
+    two = start(kind, OURS, ranks=2, **options)
+    found = {name: judged(other, two) for name, other in others.items()}
     return {"ok": all(x["ok"] for x in found.values()), **found}
 
 
@@ -291,6 +296,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "two ranks graphs": partial(spread, graphs=True, interleave=16),
     "two ranks ngram": partial(spread, ngram=True, interleave=16, merge="a2a"),
     "two ranks ngram graphs": partial(spread, ngram=True, graphs=True),
+    "two ranks deepseek": partial(spread, "deepseek", interleave=16),
+    "two ranks deepseek graphs": partial(spread, "deepseek", graphs=True),
     "two ranks peers": partial(spread, peers=True, interleave=16),
     "two ranks peers graphs": partial(spread, peers=True, graphs=True),
 }

@@ -77,6 +77,52 @@ def test_steps_of_a_server(
     assert kernels == {family}  # nothing follows: all rows are there
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_ranks_that_share_tokens(driver: Driver, fake_torch: FakeTorch, drafts: bool) -> None:
+    fake_torch.current = stream = driver.stream()
+    where = {"dtype": "float16", "gpu": True, "stream": stream, "drafts": drafts}
+    ranks = latent_world.ranks(latent_world.Serving, 2, 16, **where)
+    for q_lens in ([5, 59, 0], [1, 64, 2], [1, 4, 20], [1, 1, 1], [2, 2, 2], [0, 3, 0]):
+        found, steps = [], []
+        for serving in ranks:
+            x, slots = serving.grow(q_lens)
+            steps.append(serving.plan(q_lens, slots))
+            write(serving, x, slots)
+            q = serving.rows(sum(q_lens), serving.heads)
+            found.append(serving.attend(steps[-1], q))
+            driver.drain()
+        serving.check(latent_world.merged(found, steps), q, q_lens, None)
+
+
+def test_decode_steps_of_ranks_are_replayed(driver: Driver, fake_torch: FakeTorch) -> None:
+    """Lengths and blocks of rows are told before a replay, outside of the graph or in it."""
+    fake_torch.current = stream = driver.stream()
+    where = {"dtype": "float16", "gpu": True, "stream": stream}
+    ranks = latent_world.ranks(latent_world.Captured, 2, 16, **where)
+    graphs, outs = [], []
+    for serving in ranks:
+        serving.write = lambda x, slots, serving=serving: write(serving, x, slots)
+        serving.prefill([5, 100, 17])
+        step, *_ = serving.prepare(3)
+        assert step.step.captured
+        serving.work(step)
+        with driver.capture(stream) as graph:
+            outs.append(serving.forward(serving.q, step))
+        graphs.append(graph)
+        driver.drain()
+    for requests in latent_world.REPLAYS:
+        steps = []
+        for serving, graph, out in zip(ranks, graphs, outs, strict=True):
+            step, *expected = serving.prepare(requests)
+            steps.append(step)
+            serving.write(serving.x, serving.slots)
+            driver.synchronize(stream)
+            out[0].fill_(float("nan"))
+            driver.replay(graph, stream)
+            driver.synchronize(stream)
+        serving.replayed(latent_world.merged(outs, steps), requests, *expected)
+
+
 @pytest.mark.parametrize("kv", ["auto", "fp8", "fp8_ds_mla"])
 def test_decode_steps_are_replayed(driver: Driver, fake_torch: FakeTorch, kv: str) -> None:
     """Growing lengths, fewer requests than the graph has."""

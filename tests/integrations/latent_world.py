@@ -18,6 +18,7 @@ import torch
 from compare import assert_attention
 from flashbsr.integrations.vllm.chosen import ChosenLayer, ChosenStep, requests_of_rows
 from flashbsr.integrations.vllm.latent import LatentLayer, LatentStep
+from flashbsr.integrations.vllm.spread import SpreadRows
 from flashbsr.integrations.vllm.steps import Batch, Place, Steps
 from reference import DTYPES, Variant, attend, rounded
 
@@ -49,7 +50,10 @@ def make(chosen: bool = False, kind: Any = None, **options: Any) -> Any:
 
 @dataclass
 class Serving:
-    """One layer and three requests. With `topk` an indexer chooses as many tokens of each row."""
+    """One layer and three requests. With `topk` an indexer chooses as many tokens of each row.
+
+    With `share` the cache has one rank's tokens, and `heads` are those of all ranks.
+    """
 
     dtype: str = "float32"
     kv: str = "auto"
@@ -60,19 +64,27 @@ class Serving:
     padding: int = 2  # rows behind those of a step
     gpu: bool = False
     stream: Any = None  # of the GPU
+    share: Any = None
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(0)
         scale = 0.25 if self.kv == "fp8" else 1.0
         self.owner = SimpleNamespace(_k_scale_float=scale)
-        options: dict[str, Any] = {"kv_cache_dtype": self.kv, "num_heads": self.heads}
+        size = 1 if self.share is None else self.share.size
+        options: dict[str, Any] = {"kv_cache_dtype": self.kv, "num_heads": self.heads // size}
         if self.topk:
             self.buffer = torch.full((256, self.topk), 2**30, dtype=torch.int32, device=self.device)
             options["topk_indices_buffer"] = self.buffer
         self.layer = make(bool(self.topk), **options)
         self.layer.layer = self.owner
+        self.layer.spread_over(size)
+        if self.share is not None:
+            self.spread = SpreadRows(self.share, 256, torch.device(self.device))
         place = {"device": 0} if self.gpu else {"num_threads": 1}
-        self.steps = Steps([self.layer.kind], Place(self.dtype, self.block, **place))
+        self.steps = Steps(
+            [self.layer.kind], Place(self.dtype, self.block, **place), drafts=self.drafts
+        )
         # Blocks are padded by a row, and what no token has been written to is NaN.
         width = 656 if self.kv == "fp8_ds_mla" else DIM
         stored = TYPES[self.dtype] if self.kv == "auto" else torch.uint8
@@ -97,11 +109,20 @@ class Serving:
             at = np.arange(len(self.stored[i]), len(self.stored[i]) + n)
             new.append(self.rows(n))
             self.stored[i] = np.concatenate([self.stored[i], new[-1]])
-            slots.append(self.tables[i][at // self.block].astype(np.int64) * self.block
-                         + at % self.block)  # fmt: skip
+            here, at = self.places(at)
+            found = self.tables[i][at // self.block].astype(np.int64) * self.block + at % self.block
+            slots.append(np.where(here, found, -1))
         given = np.concatenate([*new, np.full((self.padding, DIM), np.nan)])
         x = self.on(given, TYPES[self.dtype])
         return x, self.on(np.concatenate([*slots, np.full(self.padding, -1)]))
+
+    def places(self, at: np.ndarray[Any, Any]) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Which positions are of this rank, and which of its tokens they are."""
+        if self.share is None:
+            return True, at
+        inner, turn = self.share.interleave, self.share.interleave * self.share.size
+        here = at % turn // inner == self.share.rank
+        return here, at // turn * inner + at % inner
 
     def write(self, x: Any, slots: Any) -> None:
         """Write new tokens through the layer."""
@@ -121,6 +142,10 @@ class Serving:
     def plan(self, q_lens: list[int], slots: Any) -> LatentStep:
         """Plan the step, as the builders do."""
         batch, rows = self.batch(q_lens), sum(q_lens)
+        if self.share is not None:
+            rows += self.padding
+            batch = self.spread.batch(batch, rows, drafts=self.drafts)
+            return self.spread.step(self.steps.plan(batch, slots, rows, self.stream), rows)
         if not self.topk:
             step = self.steps.plan(batch, slots, rows, self.stream)
             return LatentStep(step, 3)
@@ -161,16 +186,28 @@ class Serving:
         padding = np.full((self.padding, self.heads, DIM), np.nan)
         query = self.on(np.concatenate([q, padding]), TYPES[self.dtype])
         parts = query[..., :LATENT], query[..., LATENT:]
+        if self.share is not None:
+            return self.forward(query, step)
         out, again = (self.forward(x, step) for x in (parts, query))
         assert torch.equal(again, out), "the same bits of one array and of two, and again"
         return out
 
     def forward(self, q: Any, step: LatentStep) -> Any:
-        """Call the layer as vLLM's does, which gives an fp8 cache its type."""
-        cache = self.cache.view(torch.float8_e4m3fn) if self.kv == "fp8" else self.cache
-        out, lse = self.layer.forward_mqa(q, cache, step, self.owner)
-        assert lse is None
-        return out
+        """Call the layer as vLLM's does, which gives an fp8 cache its type.
+
+        With `share` LSEs come with the output: what vLLM's layer merges.
+        """
+        out, lse = self.layer.forward_mqa(q, self.typed(), step, self.owner)
+        if self.share is None:
+            assert lse is None
+            return out
+        assert lse.dtype == torch.float32
+        assert lse.shape == out.shape[:2] == (q.shape[0], self.heads)
+        return out, lse
+
+    def typed(self) -> Any:
+        """The cache as the layer has it."""
+        return self.cache.view(torch.float8_e4m3fn) if self.kv == "fp8" else self.cache
 
     def meant(self, request: int) -> np.ndarray[Any, Any]:
         """What the cache holds of a request's tokens."""
@@ -225,7 +262,8 @@ class Captured(Serving):
         self.lens, self.starts = self.on(np.zeros(3, np.int32)), self.on(np.zeros(4, np.int32))
         self.blocks = self.on(np.zeros((3, WIDTH), np.int32))
         pages = rows * (self.topk or WIDTH)
-        self.steps.captures(1, not self.topk, rows, requests=rows, tokens=rows, pages=pages)
+        causal = not self.topk and self.share is None
+        self.steps.captures(1, causal, rows, requests=rows, tokens=rows, pages=pages)
 
     def prefill(self, q_lens: list[int]) -> None:
         """Let requests have a past; nothing is attended to."""
@@ -246,6 +284,10 @@ class Captured(Serving):
         self.blocks[:] = batch.tables
         chosen = self.choose(q_lens) if self.topk else None
         fixed = Batch(batch.starts, batch.bounds, self.blocks, self.lens, self.starts)
+        if self.share is not None:
+            spread = self.spread.batch(fixed, 3, drafts=self.drafts)
+            step = self.steps.plan(spread, self.slots, 3, self.stream)
+            return self.spread.step(step, 3), q, None
         if not self.topk:
             step = self.steps.plan(fixed, self.slots, 3, self.stream)
             return LatentStep(step, 3), q, chosen
@@ -265,3 +307,20 @@ class Captured(Serving):
 
 
 REPLAYS = (3, 3, 2, 1, 3)
+
+
+def ranks(make: Any, size: int, interleave: int, **options: Any) -> list[Any]:
+    """Give each rank's `Serving` or `Captured`; all draw the same numbers."""
+    shares = [flashbsr.ContextParallel(size, rank, interleave) for rank in range(size)]
+    return [make(share=share, heads=48, **options) for share in shares]
+
+
+def merged(found: list[tuple[Any, Any]], steps: list[Any]) -> Any:
+    """Merge what ranks have found, as vLLM's layer does: rows that it masks weigh nothing."""
+    for (out, lse), step in zip(found, steps, strict=True):
+        none = step.seq_lens == 0
+        assert step.decode is step and len(step.query_start_loc) == len(none) + 1
+        assert torch.equal(torch.isneginf(lse).all(1), none)
+        assert not out[none].any()
+    parts = (np.stack([x[i].float().cpu().numpy() for x in found], 1) for i in range(2))
+    return torch.tensor(flashbsr.merge_states(*parts)[0]).to(found[0][0].dtype)

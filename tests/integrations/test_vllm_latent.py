@@ -64,6 +64,23 @@ def test_heads_and_blocks(heads: int, block: int, topk: int, device: Device) -> 
     serve(device, steps, dtype="float16", heads=heads, block=block, topk=topk)
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize(("size", "interleave"), [(2, 1), (2, 16), (3, 4), (8, 1)])
+def test_ranks_that_share_tokens(size: int, interleave: int, drafts: bool, device: Device) -> None:
+    """What vLLM's layer merges: outputs and LSEs of each rank, whose steps are all alike."""
+    where = {**place(device), "drafts": drafts, "dtype": "float16"}
+    ranks = world.ranks(world.Serving, size, interleave, **where)
+    for q_lens in STEPS:
+        found, steps = [], []
+        for serving in ranks:
+            x, slots = serving.grow(q_lens)
+            steps.append(serving.plan(q_lens, slots))
+            serving.write(x, slots)
+            q = serving.rows(sum(q_lens), serving.heads)
+            found.append(serving.attend(steps[-1], q))
+        serving.check(world.merged(found, steps), q, q_lens, None)
+
+
 @pytest.mark.parametrize("kv", KINDS)
 @pytest.mark.parametrize("topk", [0, 40])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.is_cuda], ids=lambda d: d.name)
@@ -86,6 +103,32 @@ def test_cuda_graphs_follow_later_steps(topk: int, kv: str, device: Device) -> N
             out.fill_(float("nan"))
             graph.replay()
             serving.replayed(out, requests, *expected)
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES if d.is_cuda], ids=lambda d: d.name)
+def test_cuda_graphs_of_ranks_that_share_tokens(device: Device) -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        where = {**place(device), "stream": stream.cuda_stream, "dtype": "bfloat16"}
+        ranks = world.ranks(world.Captured, 2, 16, **where)
+        graphs, outs = [], []
+        for serving in ranks:
+            serving.prefill([5, 100, 17])
+            step, *_ = serving.prepare(3)
+            assert step.step.captured
+            serving.work(step)
+            stream.synchronize()
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1], stream=stream):
+                outs.append(serving.work(step))
+        for requests in world.REPLAYS:
+            steps = []
+            for serving, graph, out in zip(ranks, graphs, outs, strict=True):
+                step, *expected = serving.prepare(requests)
+                steps.append(step)
+                out[0].fill_(float("nan"))
+                graph.replay()
+            serving.replayed(world.merged(outs, steps), requests, *expected)
 
 
 def test_chosen_tokens_of_a_row_move_to_its_front() -> None:

@@ -124,16 +124,50 @@ def test_heads_over_eight_bits_on_a_gpu(mla: Any) -> None:
         mla.LatentBuilder(spec, ["a"], config, torch.device("cuda:0"))
 
 
-def test_caches_over_several_ranks_are_refused(mla: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = SimpleNamespace(world_size=2, rank_in_group=0, device_group=object())
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The second of two that share tokens by turns, as vLLM's configuration has them."""
+    group = SimpleNamespace(world_size=2, rank_in_group=1, device_group=object())
     state = importlib.import_module("vllm.distributed.parallel_state")
     monkeypatch.setattr(state, "get_dcp_group", lambda: group)
-    made = builder(mla)
-    made.vllm_config.parallel_config = SimpleNamespace(
+    return SimpleNamespace(
         decode_context_parallel_size=2, cp_kv_cache_interleave_size=1, dcp_comm_backend="ag_rs"
     )
-    with pytest.raises(errors.UnsupportedError, match="decode_context_parallel_size"):
-        mla.LatentBuilder(made.kv_cache_spec, ["a"], made.vllm_config, torch.device("cpu"))
+
+
+def test_rows_over_a_share_are_requests(mla: Any, two_ranks: SimpleNamespace) -> None:
+    """Of all heads, and each sees what of the share is not behind it."""
+    made = builder(mla)
+    made.vllm_config.parallel_config = two_ranks
+    made.vllm_config.scheduler_config.max_num_batched_tokens = 64
+    cpu = torch.device("cpu")
+    spread = mla.LatentBuilder(made.kv_cache_spec, ["a"], made.vllm_config, cpu)
+    impl = made.vllm_config.compilation_config.static_forward_context["a"].impl
+    assert impl.kind.num_qo_heads == 2 * impl.num_heads and impl.supports_dcp
+    metadata = backends.metadata()
+    step = spread.build(0, metadata)
+    lens, starts = metadata.seq_lens, metadata.query_start_loc_cpu
+    seen = [
+        (lens[i] - (starts[i + 1] - 1 - row)) // 2
+        for i in range(4)
+        for row in range(starts[i], starts[i + 1])
+    ]
+    assert step.seq_lens.tolist() == [*map(int, seen), 0]  # and one row that pads the step
+    assert step.gives_lse and step.num_decodes == step.num_decode_tokens == 8
+    assert step.query_start_loc.tolist() == list(range(9))
+
+
+def test_what_is_not_there_over_a_share(
+    mla: Any, two_ranks: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chosen, name in ((True, "decode_context_parallel_size"), (False, "FLASHBSR_VLLM_MERGE")):
+        made = builder(mla, chosen)
+        made.vllm_config.parallel_config = two_ranks
+        made.vllm_config.scheduler_config.max_num_batched_tokens = 64
+        plans = mla.ChosenBuilder if chosen else mla.LatentBuilder
+        with pytest.raises(errors.UnsupportedError, match=name):
+            plans(made.kv_cache_spec, ["a"], made.vllm_config, torch.device("cpu"))
+        monkeypatch.setenv("FLASHBSR_VLLM_MERGE", "peers")
 
 
 def capability(number: int) -> Any:
@@ -190,7 +224,8 @@ def test_the_cache_that_is_asked_for(mla: Any) -> None:
         assert backend.get_name() == "CUSTOM"
         impl = backend.get_impl_cls()
         assert impl.is_sparse == backend.is_sparse()
-        assert not (impl.supports_dcp or impl.supports_pcp or impl.supports_quant_query_input)
+        assert impl.supports_dcp != impl.is_sparse
+        assert not (impl.supports_pcp or impl.supports_quant_query_input)
         assert backend.get_builder_cls().__name__.replace("Builder", "Impl") == impl.__name__
 
 

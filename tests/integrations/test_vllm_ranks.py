@@ -15,7 +15,7 @@ framework("torch")
 import ranks  # noqa: E402
 import vllm_ranks  # noqa: E402
 from flashbsr.integrations.vllm.context import Ranks  # noqa: E402
-from flashbsr.integrations.vllm.kinds import kind_of, latent_kind  # noqa: E402
+from flashbsr.integrations.vllm.kinds import kind_of  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,6 @@ def kind(kv_heads: int = 1, attn_type: str = "decoder") -> object:
     [
         (kind(kv_heads=2), "num_kv_heads"),
         (kind(attn_type="encoder_only"), "encoder"),
-        (latent_kind(4, 576, 512, 0.1), "latent attention"),
     ],
 )
 def test_layers_that_are_not_spread(of: object, named: str) -> None:

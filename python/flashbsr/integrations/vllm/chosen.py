@@ -80,6 +80,7 @@ class ChosenLayer(LatentLayer):
     """
 
     is_sparse = True
+    supports_dcp = False
     supports_dense_mha_prefill = False
     masked_mha_available = False
 
@@ -107,13 +108,13 @@ class ChosenLayer(LatentLayer):
 
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: LatentStep, layer: Any
-    ) -> tuple[Any, None]:
+    ) -> tuple[Any, Any]:
         """Attention of absorbed queries to the tokens of each; arguments as of `LatentLayer`."""
         assert isinstance(attn_metadata, ChosenStep)
         tokens, stride = _tokens(self._cache(kv_c_and_k_pe_cache))
         rows = attn_metadata.step.rows
         places, counts = attn_metadata.places(self.topk_indices_buffer[:rows], stride)
-        return self._attend(q, tokens, attn_metadata.step, layer, counts, places), None
+        return self._attend(q, tokens, attn_metadata, layer, counts, places)
 
 
 def requests_of_rows(starts: Any, rows: int, out: Any) -> Any:

@@ -153,14 +153,13 @@ class Ranks:
         Raises
         ------
         UnsupportedError
-            Encoders, latent attention, and several KV heads of a rank, where heads of other ranks
-            would not meet the same keys.
+            Encoders, and several KV heads of a rank, where heads of other ranks would not meet the
+            same keys.
         """
         for kind in kinds:
-            if kind.ragged or kind.latent or crosses:
-                what = "latent attention" if kind.latent else "an encoder"
+            if kind.ragged or crosses:
                 raise UnsupportedError(
-                    "decode_context_parallel_size", self.share.size, f"1 with {what}"
+                    "decode_context_parallel_size", self.share.size, "1 with an encoder"
                 )
             if kind.num_kv_heads != 1:
                 raise UnsupportedError(

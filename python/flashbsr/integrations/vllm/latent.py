@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,12 +31,15 @@ class LatentStep:
     requests : int
     """
 
+    gives_lse = False  #: whether vLLM's layer merges what ranks have found
+
     def __init__(self, step: Step, requests: int) -> None:
         self.step = step
         self.slot_mapping = step.slot_mapping
         self.num_actual_tokens = self.num_decode_tokens = step.num_actual_tokens
         self.num_decodes, self.num_prefills = requests, 0
-        self.decode, self.prefill = step, None
+        self.decode: Any = step
+        self.prefill = None
 
 
 class LatentLayer:
@@ -48,8 +52,9 @@ class LatentLayer:
     """
 
     is_sparse = False
-    can_return_lse_for_decode = False
-    supports_dcp = False
+    can_return_lse_for_decode = True
+    supports_dcp = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
     supports_pcp = False
     supports_quant_query_input = False
     attn_type = "decoder"
@@ -95,9 +100,15 @@ class LatentLayer:
         self.kind: Kind = latent_kind(
             num_heads, head_size, kv_lora_rank, self.scale, kv_cache_dtype
         )
+        self.ranks = 1
         # vLLM's layer, of which the builder tells. It has the cache's scale on the host; what an
         # update is given of it lies on the GPU.
         self.layer: Any = None
+
+    def spread_over(self, ranks: int) -> None:
+        """Attend with the heads of so many ranks, which share the tokens of each request."""
+        self.ranks = ranks
+        self.kind = replace(self.kind, num_qo_heads=self.num_heads * ranks)
 
     def do_kv_cache_update(
         self,
@@ -140,37 +151,47 @@ class LatentLayer:
 
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: LatentStep, layer: Any
-    ) -> tuple[Any, None]:
-        """Attention of absorbed queries; no LSE, which only caches over several ranks need.
+    ) -> tuple[Any, Any]:
+        """Attention of absorbed queries, and where ranks share tokens its LSE, natural; else None.
 
         Parameters
         ----------
         q : tensor, shape (tokens, num_heads, head_size), or two: of the latent and the rotated part
+            Heads are those of all ranks that share tokens.
         kv_c_and_k_pe_cache : tensor, as `do_kv_cache_update` has it
         attn_metadata : LatentStep
         layer : vLLM's layer
             It has the scale of an fp8 cache.
         """
-        return self._attend(q, self._cache(kv_c_and_k_pe_cache), attn_metadata.step, layer), None
+        return self._attend(q, self._cache(kv_c_and_k_pe_cache), attn_metadata, layer)
 
     def _attend(
-        self, q: Any, cache: Any, step: Step, layer: Any, counts: Any = None, places: Any = None
-    ) -> Any:
-        """Run the plan, over lengths and tables of its own if given; rows of padding are zeros."""
+        self, q: Any, cache: Any, given: LatentStep, layer: Any, counts: Any = None,
+        places: Any = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Run the plan, over lengths and tables of its own if given.
+
+        Rows of padding are zeros, and their LSEs -inf.
+        """
         if isinstance(q, tuple):
             q = torch.cat(q, -1)
-        out = q.new_empty(q.shape[0], self.num_heads, self.kv_lora_rank)
+        step = given.step
+        out = q.new_empty(q.shape[0], self.num_heads * self.ranks, self.kv_lora_rank)
         out[step.rows :].zero_()
-        rows = slice(step.rows)
+        rows, lse = slice(step.rows), None
+        if given.gives_lse:
+            lse = out.new_empty(out.shape[:2], dtype=torch.float32)
+            lse[step.rows :] = -torch.inf
         step.attention(self.kind).run(
             q[rows],
             cache,
             out=out[rows],
+            lse=None if lse is None else lse[rows],
             kv_lens=counts,
             block_tables=places,
             **self._scales(layer),
         )
-        return out
+        return out, lse
 
     def _cache(self, kv_cache: Any) -> Any:
         """Give the cache its type: a layer hands it over with it, a step's update as bytes."""

@@ -4,18 +4,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 from vllm.v1.attention.backend import MLAAttentionImpl, MultipleOf
 
+from ...engine.context import ContextParallel
 from ...errors import UnsupportedError
 from ...ops.latent import PACKED_BYTES
-from .backend import FlashbsrBuilder, dtype_name
+from . import MERGE
+from .backend import MERGES, FlashbsrBuilder, dtype_name
 from .chosen import ChosenLayer, ChosenStep, requests_of_rows
 from .kinds import BLOCK_MULTIPLE, LATENT_CACHE_DTYPES, latent_problem
 from .latent import LatentLayer, LatentStep
+from .spread import SpreadRows
 
 __all__ = [
     "ChosenBackend",
@@ -53,22 +57,57 @@ class LatentBuilder(FlashbsrBuilder):
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = vllm_config.compilation_config.static_forward_context
+        ranks = FlashbsrBuilder._ranks(vllm_config.parallel_config, kv_cache_spec)
         for name in layer_names:
             layers[name].impl.layer = layers[name]
+            layers[name].impl.spread_over(1 if ranks is None else ranks.share.size)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._spread = None if ranks is None else self._rows_of(ranks.share, device)
         for kind in self.steps.kinds:
             odd = kind.num_qo_heads > HEADS_OF_CODES and kind.num_qo_heads % HEADS_OF_CODES
             if kind.kv_dtype and odd and self.steps.place.device is not None:
                 wanted = f"up to {HEADS_OF_CODES} or a multiple of it with a cache of eight bits"
                 raise UnsupportedError("num_heads", kind.num_qo_heads, wanted)
 
+    @staticmethod
+    def _ranks(parallel: Any, kv_cache_spec: Any) -> None:  # noqa: ARG004
+        """Nobody: vLLM's layer brings heads together, and merges."""
+        return
+
+    def _rows_of(self, share: ContextParallel, device: Any) -> SpreadRows:
+        if os.environ.get(MERGE, MERGES[0]) != MERGES[0]:
+            raise UnsupportedError(MERGE, os.environ[MERGE], f"{MERGES[0]} with latent attention")
+        most = self.vllm_config.scheduler_config.max_num_batched_tokens
+        return SpreadRows(share, most, device)
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Any:
         """Plan a step, of which all rows are absorbed."""
-        step = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        return LatentStep(step, int(common_attn_metadata.num_reqs))
+        m = common_attn_metadata
+        if self._spread is None:
+            step = super().build(common_prefix_len, m, fast_build)
+            return LatentStep(step, int(m.num_reqs))
+        rows = int(m.num_actual_tokens)
+        batch = self._spread.batch(self.batch(m), rows, drafts=self.steps.drafts)
+        step = self.steps.plan(batch, m.slot_mapping, rows, self._stream())
+        return self._spread.step(step, rows)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        """Plan a step whose runs are captured. Where rows are requests one graph is for all."""
+        if self._spread is None:
+            return super().build_for_cudagraph_capture(common_attn_metadata)
+        m = common_attn_metadata
+        self._capture_rows(m, int(m.block_table_tensor.shape[1]))
+        return self.build(0, m)
+
+    def _capture_rows(self, m: Any, pages: int) -> None:
+        """Make engines for rows that are requests, of so many pages each."""
+        rows = int(m.num_actual_tokens)
+        sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or [0]
+        most = max(rows, *sizes)
+        self.steps.captures(1, False, rows, requests=most, tokens=most, pages=most * pages)
 
     def use_cascade_attention(self, *told: Any, **more: Any) -> bool:  # noqa: ARG002
         """Never: prefixes of latents that are told have not been measured."""
@@ -82,6 +121,10 @@ class ChosenBuilder(LatentBuilder):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if self._spread is not None:
+            raise UnsupportedError(
+                "decode_context_parallel_size", self._spread.share.size, "1 with chosen tokens"
+            )
         layers = vllm_config.compilation_config.static_forward_context
         most, self.topk = layers[layer_names[0]].impl.topk_indices_buffer.shape
         self._requests = torch.empty(most, dtype=torch.int32, device=device)
@@ -103,11 +146,8 @@ class ChosenBuilder(LatentBuilder):
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """Plan a step whose runs are captured: one graph for decode steps and for others."""
-        m, compilation = common_attn_metadata, self.vllm_config.compilation_config
-        rows = int(m.num_actual_tokens)
-        most = max(rows, *(compilation.cudagraph_capture_sizes or [0]))
-        self.steps.captures(1, False, rows, requests=most, tokens=most, pages=most * self.topk)
-        return self.build(0, m)
+        self._capture_rows(common_attn_metadata, self.topk)
+        return self.build(0, common_attn_metadata)
 
 
 class LatentBackend(MLACommonBackend):  # type: ignore[misc]
