@@ -16,6 +16,7 @@ from typing import Any
 
 import cases
 import flashbsr
+import heap
 import numpy as np
 import pytest
 import torch_device
@@ -25,6 +26,8 @@ from flashbsr.errors import UnsupportedError
 from flashbsr.info import engine_info
 from flashbsr.jit.cxx import compiler
 from reference import Hooks
+
+heap.keep()
 
 
 def framework(name: str) -> Any:

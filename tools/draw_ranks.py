@@ -13,7 +13,7 @@ from flashbsr.distributed import Cost
 from gpu_hash import ROOT
 
 PICTURE = ROOT / "docs/img/ranks.png"
-RECORD = ROOT / "tests/records/ranks-nvidia-h200-x2.json"
+RECORDS = {n: ROOT / f"tests/records/ranks-nvidia-h200-x{n}.json" for n in (2, 4)}
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 DECODE = {(1, 1 << 20): "#31688e", (16, 65536): "#5b8db8", (64, 8192): "#3f8f5f",
           (16, 8192): "#c17d11"}  # fmt: skip
@@ -35,9 +35,9 @@ def prefill(tokens: int, method: str) -> list[tuple[int, float]]:
     return [(n, one / cost.prefill_us(tokens, n, method=method)) for n in RANKS]
 
 
-def measured() -> dict[tuple[int, int], dict[str, float]]:
-    """Give the same of two GPUs, as recorded, by batch and way."""
-    rows, found = json.loads(RECORD.read_text())["rows"], {}
+def measured(ranks: int) -> dict[tuple[int, int], dict[str, float]]:
+    """Give the same as recorded, by batch and way."""
+    rows, found = json.loads(RECORDS[ranks].read_text())["rows"], {}
     for name, row in rows.items():
         if name.startswith("decode "):
             batch, kv_len = map(int, name.removeprefix("decode ").split(" x "))
@@ -52,16 +52,17 @@ def main() -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-    seen = measured()
+    seen = {n: measured(n) for n in RECORDS}
     for shape, color in DECODE.items():
         batch, kv_len = shape
         name = f"{batch} x {kv_len}"
         left.plot(*zip(*decode(*shape, "peers"), strict=True), color=color, label=name)
         left.plot(*zip(*decode(*shape, "reduce_scatter"), strict=True), color=color, linestyle="--")
-        left.plot([2, 2], list(seen[shape].values()), "o", color=color, markersize=4)
+        for n, found in seen.items():
+            left.plot([n, n], list(found[shape].values()), "o", color=color, markersize=4)
     left.plot([], [], color="gray", label="NVLink, one launch")
     left.plot([], [], color="gray", linestyle="--", label="collectives")
-    left.plot([], [], "o", color="gray", markersize=4, label="measured, two H200s")
+    left.plot([], [], "o", color="gray", markersize=4, label="measured, H200s")
     left.set_title("decode, 32 query and 8 KV heads of 128")
     for tokens, color in PREFILL.items():
         name = f"{tokens} tokens"
