@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kernel_registers import natural
@@ -143,16 +146,20 @@ def read_build(build: Path, cuobjdump: str) -> list[tuple[Code, str]]:
     ]
     if not names:
         raise CodeError("no Hopper kernels; expected a build whose FLASHBSR_CUDA_ARCHS has 90")
-    found = []
-    for name in sorted(names, key=natural):
-        fatbin = build / f"kernels/{name}.fatbin"
-        if not fatbin.exists():
-            raise CodeError(f"{fatbin} is missing; build the CUDA kernels first")
-        codes = parse(disassemble(cuobjdump, fatbin))
-        if [code.kernel for code in codes] != [name]:
-            raise CodeError(f"{fatbin.name}: expected one image of one kernel")
-        found.append((codes[0], fatbin.with_suffix(".log").read_text()))
-    return found
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        read = partial(read_kernel, build / "kernels", cuobjdump)
+        return list(pool.map(read, sorted(names, key=natural)))
+
+
+def read_kernel(folder: Path, cuobjdump: str, name: str) -> tuple[Code, str]:
+    """Disassemble a kernel."""
+    fatbin = folder / f"{name}.fatbin"
+    if not fatbin.exists():
+        raise CodeError(f"{fatbin} is missing; build the CUDA kernels first")
+    codes = parse(disassemble(cuobjdump, fatbin))
+    if [code.kernel for code in codes] != [name]:
+        raise CodeError(f"{fatbin.name}: expected one image of one kernel")
+    return codes[0], fatbin.with_suffix(".log").read_text()
 
 
 def main(argv: list[str] | None = None) -> int:

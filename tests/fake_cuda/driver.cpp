@@ -26,6 +26,7 @@
 #include <flashbsr/kernel/ops/args.h>
 
 #include "dense_pages.h"
+#include "poison.h"
 #include "state.h"
 #include "tensor_map.h"
 
@@ -51,6 +52,12 @@ int shared_memory() {
     case 103: return 227 << 10;
     default: return 99 << 10;
   }
+}
+
+/// Lives as long as the process: streams' threads may outlive main().
+PoisonedMemory& device_memory() {
+  static auto* const memory = new PoisonedMemory(kPoison);
+  return *memory;
 }
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
@@ -335,15 +342,15 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   const Call call("cuMemAlloc");
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(memory, kPoison, bytes);
-  return *pointer = reinterpret_cast<CUdeviceptr>(memory), CUDA_SUCCESS;
+  void* memory = device_memory().take(bytes);
+  return *pointer = reinterpret_cast<CUdeviceptr>(memory),
+         memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const Call call("cuMemFree");
   if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   drain_all();
-  return std::free(reinterpret_cast<void*>(pointer)), CUDA_SUCCESS;
+  return device_memory().give_back(reinterpret_cast<void*>(pointer)), CUDA_SUCCESS;
 }
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   const Call call("cuMemHostAlloc");
