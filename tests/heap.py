@@ -4,8 +4,9 @@
 
 References need arrays of all sizes. glibc takes large ones from the system, one by one, and gives
 them back; the system clears each page anew, which in a virtual machine is half of a large test's
-time (28 tests of latents 13 s in place of 23). What was freed is garbage in the next array, too,
-where new pages are zeros: a test that reads what nobody wrote sees it.
+time (28 tests of latents 13 s in place of 23 beside other work; by two workers alone, 1579 tests in
+83 s in place of 98). What was freed is garbage in the next array, too, where new pages are zeros: a
+test that reads what nobody wrote sees it.
 """
 
 from __future__ import annotations
