@@ -106,7 +106,7 @@ void Attention::forget_plan() {
 Shape Attention::shape() const {
   Shape shape = options_.shape;
   shape.custom_mask = laid_.masked;
-  // Where causality hides nothing of a share every kernel will do.
+  // Where causality hides nothing of a share, decode say, plans and kernels need not ask.
   const bool whole = laid_.sees_all && shape.context_size > 1 && !options_.capacity.fixed();
   if (laid_.masked || whole) shape.causal = false;
   shape.placed = laid_.placed && !laid_.masked;
@@ -237,9 +237,7 @@ Batch Attention::batch() const {
       .per_head = !laid_.layout.kv_heads.empty(),
       .decode = laid_.layout.decode,
       .masked = laid_.masked,
-      .spread =
-          options_.shape.context_size > 1 && (shape().causal || options_.shape.window_left >= 0 ||
-                                              options_.position != Position::kNone),
+      .places = options_.shape.context_size > 1 && options_.position != Position::kNone,
       .page_run =
           laid_.layout.paged ? page_run(laid_.layout.page_size, laid_.layout.num_kv_tokens) : 0,
       .q = q_dtype_,

@@ -26,7 +26,7 @@ struct Batch {
   bool per_head = false;  ///< every request is of one KV head
   bool decode = false;    ///< no qo_indptr: one query token each
   bool masked = false;
-  bool spread = false;   ///< rows see different keys of a share of them
+  bool places = false;   ///< an encoding asks where the keys of a share are
   int64_t page_run = 0;  ///< tokens in a row in memory, of every page; 0: ragged KV
   DType q = DType::kF16;
   DType kv = DType::kF16;  ///< of K

@@ -100,7 +100,7 @@ bool see_all(const Shape& shape, const Layout& layout) {
   shape.write_visibility(h);
   for (size_t b = 0; b < layout.requests.size(); ++b) {
     const Request& r = layout.requests[b];
-    if (r.q_len > 0 && keys_before(h, int64_t{layout.positions[b]} + 1) < r.kv_len) return false;
+    if (r.q_len > 0 && keys_before(h, layout.positions[b] + 1) < r.kv_len) return false;
   }
   return true;
 }

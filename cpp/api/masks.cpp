@@ -44,8 +44,7 @@ struct TreeKeys {
     for (size_t b = 0; b < layout.requests.size(); ++b) {
       Request& r = layout.requests[b];
       const int32_t first = layout.positions[b];
-      r.mask_begin = static_cast<int32_t>(
-          max_of<int64_t>(min_of<int64_t>(keys_before(h, first), r.kv_len), 0));
+      r.mask_begin = max_of(min_of(keys_before(h, first), r.kv_len), 0);
       begin.push_back(tokens.size());
       for (int32_t j = r.mask_begin; j < r.kv_len; ++j) {
         const int64_t token = int64_t{key_position(h, j)} - first;

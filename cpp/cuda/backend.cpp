@@ -141,7 +141,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .scaled = batch.scaled,
             .half_scales = batch.scaled && half_scales_,
             .latent = o_.latent,
-            .spread = batch.spread,
+            .places = batch.places,
             .sigmoid = o_.activation == Activation::kSigmoid,
             .rows = rows,
             .group = group,

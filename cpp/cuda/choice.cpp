@@ -160,8 +160,9 @@ const KernelRow* try_provider(const Tile& tile, const Need& need, const DeviceIn
 const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
                           const DeviceInfo& device) {
   const bool hopper = tile.family[0] == 'h' || need.mixed_rows > 0;
-  // Only the streaming kernels know of shares: in 22 of the others that test spills.
-  if (need.spread && tile.family[0] != 'd') return nullptr;
+  // How many keys of a share a query sees all kernels know, but where these are only those that
+  // stream.
+  if (need.places && tile.family[0] != 'd') return nullptr;
   if (need.v != need.kv && !serves_two_types(tile)) return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (hopper && need.half_scales) return nullptr;
@@ -189,7 +190,7 @@ const KernelRow* try_latent_tile(Source source, const Tile& tile, const Need& ne
 }
 
 const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& device) {
-  if (need.sigmoid || need.rotates || need.spread || need.variant) return nullptr;
+  if (need.sigmoid || need.rotates || need.places || need.variant) return nullptr;
   const bool codes = need.scaled || need.q != need.kv;
   const Tile& wide = need.scaled ? kPackedLatentTile : codes ? kLatentCodeTile : kLatentTile;
   const Tile& few = need.scaled ? kFewPackedTile : kFewTile;
@@ -285,15 +286,14 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
         "it with 16-bit q and KV and head dims of 64, 128 or 256; backend='auto' or 'fa2'; or "
         "rotate q and k with apply_rope first");
   }
-  if (need.spread && !need.variant) {
+  if (need.places && !need.variant) {
     throw Error(ErrorCode::kUnsupported, "context_parallel",
-                "causality, a window or an encoding of positions over a share of the keys, "
-                "head_dim " +
+                "an encoding of positions over a share of the keys, head_dim " +
                     std::to_string(need.head_dim_qk) + ", q " + dtype_name(need.q) + ", KV " +
                     dtype_name(need.kv) + (need.latent ? ", latent" : "") + " on sm_" +
                     std::to_string(device.cc),
-                "on a GPU what kernels of family 'decode' do; causal=False where every query sees "
-                "all keys of the share; backend='cpu'");
+                "on a GPU what kernels of family 'decode' do; keys that are rotated when they are "
+                "cached (rope_append_paged_kv_cache); backend='cpu'");
   }
   if (need.latent) {
     throw Error(ErrorCode::kUnsupported, "latent",

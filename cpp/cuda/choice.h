@@ -29,7 +29,7 @@ struct Need {
   bool scaled = false;       ///< K and V are codes with scales of every token and head
   bool half_scales = false;  ///< these are float16
   bool latent = false;       ///< V is a part of K
-  bool spread = false;       ///< rows see different keys of a share (core/plan.h, visible_keys)
+  bool places = false;       ///< an encoding asks where the keys of a share are
   bool sigmoid = false;      ///< instead of softmax, or another activation of the caller's
   double rows = 1;           ///< packed rows of a request, on average
   int group = 1;             ///< query heads of a KV head

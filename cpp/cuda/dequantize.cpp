@@ -63,7 +63,7 @@ ops::DequantizeRows rows_of(const PagedView& codes, const PagedView& scales, con
 /// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
 bool may_pass(const api::AttentionOptions& o, const Need& need, const api::Batch& batch) {
   return batch.scaled && !o.latent && batch.v == batch.kv && batch.lengths && !batch.per_head &&
-         need.mixed_rows == 0 && !o.capacity.fixed() && !need.rotates && !need.spread &&
+         need.mixed_rows == 0 && !o.capacity.fixed() && !need.rotates && !need.places &&
          !need.variant && !need.sigmoid;
 }
 

@@ -131,7 +131,7 @@ TEST_P(Schedule, EveryVisiblePositionIsInExactlyOneItem) {
       std::sort(spans.begin(), spans.end(), [](Span x, Span y) { return x.begin < y.begin; });
       for (size_t i = 0; i + 1 < spans.size(); ++i) ASSERT_EQ(spans[i].end, spans[i + 1].begin);
       const int32_t token = static_cast<int32_t>(row) / h.num_kv_heads / h.group_size;
-      const Span visible = visible_span(h, plan_.requests()[b], token);
+      const Span visible = visible_keys(h, plan_.requests()[b], token);
       if (visible.begin == visible.end) continue;
       ASSERT_LE(spans.front().begin, visible.begin);
       ASSERT_GE(spans.back().end, visible.end);

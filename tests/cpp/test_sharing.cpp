@@ -164,7 +164,7 @@ void check_plan(const PlanView& plan, const Layout& layout, const Sharing& shari
     std::sort(ranges.begin(), ranges.end(), [](Span a, Span b) {
       return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
     });
-    const Span seen = visible_span(h, request, row.second / h.group_size);
+    const Span seen = visible_keys(h, request, row.second / h.group_size);
     EXPECT_LE(ranges.front().begin, seen.begin);
     EXPECT_GE(ranges.back().end, seen.end);
     for (size_t i = 0; i + 1 < ranges.size(); ++i) {

@@ -104,7 +104,7 @@ def test_a_chunk_of_a_prompt_meets_keys_from_anywhere(name: str) -> None:
 
 @pytest.mark.parametrize("interleave", [1, 5, 16])
 def test_latent_drafts_are_requests_of_one_token(interleave: int) -> None:
-    """What docs/distributed.md says for GPUs, where latent kernels know of no positions."""
+    """By positions, or by lengths of the caller's own: the same."""
     rng = np.random.default_rng(interleave)
     drafts, kv_lens, page = 4, np.array([77, 4, 300]), 16
     table = rng.permutation(3 * 19).reshape(3, 19)

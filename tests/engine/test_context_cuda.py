@@ -67,11 +67,82 @@ def test_shares_add_up(seed: int, name: str, layout: str, dim: int) -> None:
             on_device = (there(x.astype(np.int32)) for x in (lens, np.maximum(table, 0)))
             attention.update(*on_device, q_positions=there(batch.positions.astype(np.int32)))
         states.append(attention.run(half(batch.q), half(cache), return_lse=True))
-        several = (batch.q_lens > 1).any() and variant != VARIANTS["plain"]
-        encodes = name in ("alibi", "rope")
-        if encodes or (several and (variant.window_left >= 0 or layout == "bounds")):
+        if name in ("alibi", "rope"):
             assert attention.explain().kernel.startswith("decode")
     batch.check(*merged(on_host(states)), variant, "float16")
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("name", ["causal", "window", "window alone", "soft cap"])
+@pytest.mark.parametrize("backend", ["fa2", "cuda"])
+@pytest.mark.parametrize(("dim", "interleave"), [(64, 1), (128, 16), (256, 5)])
+def test_chunks_of_prompts(
+    dim: int, interleave: int, backend: str, name: str, bounded: bool
+) -> None:
+    """Hundreds of queries over shares, by the kernels of prompts: every row ends at its own key."""
+    rng, variant = np.random.default_rng(dim), VARIANTS[name]
+    batch = batch_of(rng, dim)
+    kv_lens, batch.q_lens = np.array([1200, 333, 1, 0, 700]), np.array([300, 333, 1, 0, 129])
+    numbers = lambda n, heads: (
+        rng.standard_normal((n, heads, dim)).astype(np.float16).astype(np.float32)
+    )
+    batch.kv = [(numbers(n, 2), numbers(n, 2)) for n in kv_lens]
+    batch.q = numbers(int(batch.q_lens.sum()), 8)
+    states = []
+    for share in shares(3, interleave):
+        attention = attention_of(
+            variant, share, heads=(8, 2), dim=dim, **{**GPU, "backend": backend}
+        )
+        cache, table = paged(batch.share(share), rng)
+        lens, table = share.local_lens(kv_lens), np.maximum(table, 0)
+        qo = indptr(batch.q_lens)
+        if bounded:
+            plan: Any = flashbsr.Bounds(qo, lens + 40, page_size=PAGE)
+            attention.plan(plan, q_positions=batch.positions + 60)
+            now = [there(x.astype(np.int32)) for x in (lens, table, batch.positions)]
+            attention.update(now[0], now[1], q_positions=now[2])
+        else:
+            plan = flashbsr.BlockTable(qo, table, lens, page_size=PAGE)
+            attention.plan(plan, q_positions=batch.positions)
+        assert not attention.explain().kernel.startswith("decode")
+        states.append(attention.run(half(batch.q), half(cache), return_lse=True))
+    batch.check(*merged(on_host(states)), variant, "float16")
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize(("heads", "tokens"), [(16, 1), (16, 7), (64, 3), (128, 40)])
+@pytest.mark.parametrize("backend", ["fa2", "cuda"])
+def test_latents(backend: str, heads: int, tokens: int, codes: bool) -> None:
+    """Several tokens over a share: as many requests of one token each, bit for bit or nearly."""
+    rng, page = np.random.default_rng(heads + tokens), 64
+    kv_lens = np.array([700, 64, tokens])
+    first, qo = kv_lens - tokens, tokens * np.arange(4)
+    positions = (first[:, None] + np.arange(tokens)).ravel()
+    table = rng.permutation(3 * 11).reshape(3, 11)
+    q = there(rng.standard_normal((3 * tokens, heads, 576)).astype(np.float32)).bfloat16()
+    given = {"q_dtype": "bfloat16", "kv_dtype": "float8_e4m3fn" if codes else "bfloat16"}
+    for share in shares(3, 16):
+        cache = there(rng.standard_normal((33, page, 576)).astype(np.float32))
+        cache = cache.to(torch.float8_e4m3fn if codes else torch.bfloat16)
+        task = flashbsr.TaskInfo(
+            heads, 1, 576, head_dim_vo=512, latent=True, context_parallel=share,
+            **{**GPU, "backend": backend}, **given,
+        )  # fmt: skip
+        results = []
+        for causal in (True, False):
+            attention = flashbsr.Attention(
+                flashbsr.AttentionSpec(causal=causal, sm_scale=0.05), task
+            )
+            if causal:
+                lens = share.local_lens(kv_lens)
+                plan = flashbsr.BlockTable(qo, table, lens, page_size=page)
+                attention.plan(plan, q_positions=first)
+            else:
+                lens, pages = share.local_lens(positions + 1), np.repeat(table, tokens, axis=0)
+                attention.plan(flashbsr.BlockTable(None, pages, lens, page_size=page))
+            results.append(attention.run(q, cache, return_lse=True))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -200,12 +271,3 @@ def test_what_a_gpu_does_not_do() -> None:
             rotates, ContextParallel(2, 0), dim=64, kv_dtype="float8_e4m3fn", q_dtype="float16",
             **GPU,
         ).plan(flashbsr.Ragged([0, 2], [0, 9]), q_positions=[3])  # fmt: skip
-    spec = flashbsr.AttentionSpec(causal=True, sm_scale=0.07)
-    task = flashbsr.TaskInfo(
-        16, 1, 576, head_dim_vo=512, latent=True, backend="cuda", q_dtype="float16",
-        kv_dtype="float16", context_parallel=(2, 0),
-    )  # fmt: skip
-    table = flashbsr.BlockTable([0, 2], [[0]], [5], page_size=64)
-    with pytest.raises(flashbsr.UnsupportedError, match="context_parallel"):
-        flashbsr.Attention(spec, task).plan(table, q_positions=[7])
-    flashbsr.Attention(spec, task).plan(table, q_positions=[70])  # both see all

@@ -55,6 +55,11 @@ torch = framework("torch")
             )
             for capability in ("80", "89", "90", "120")
         ],
+        *[
+            (["fake_cuda/shares.py"], "", {"FAKE_CUDA_CAPABILITY": x, "FAKE_CUDA_SMS": "132"})
+            for x in ("80", "90")
+        ],
+        (["engine/test_context_cuda.py"], "chunks or latents", {"FAKE_CUDA_SMS": "132"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (

@@ -278,30 +278,19 @@ FLASHBSR_FN Request counted(const PlanHeader& h, Request r) {
   return r;
 }
 
-/// Of a request with all of its keys: kernels that are not given shares ask it. Causality keeps
-/// keys up to the query's own position, the window those >= own - window_left. Of a shared part
-/// every row sees all: plan/share.h.
-FLASHBSR_FN Span visible_span(const PlanHeader& h, const Request& r, int32_t token) {
-  if (r.shared()) return {0, r.kv_len};
-  int64_t begin = 0, end = r.kv_len;
-  const int64_t position = static_cast<int64_t>(first_position(r)) + token;
-  if (h.flags & kPlanCausal) end = position + 1 < end ? position + 1 : end;
-  if (h.window_left >= 0 && position - h.window_left > 0) begin = position - h.window_left;
-  if (end < 0) end = 0;
-  if (begin > end) begin = end;
-  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
-}
-
 /// How many keys here have positions below `position`: under context parallelism rank r of N has of
 /// every N I positions the I from r I on. Below 0, and beyond the last key, as there is no end.
-FLASHBSR_FN int64_t keys_before(const PlanHeader& h, int64_t position) {
+/// Positions are below 2^30 there, and this is of 32 bits: in 64, 22 of Hopper's kernels spilled.
+FLASHBSR_FN int32_t keys_before(const PlanHeader& h, int32_t position) {
   if (h.context_size <= 1) return position;
   if (position <= 0) return 0;
-  const int32_t p = static_cast<int32_t>(position), interleave = h.context_interleave;
-  const int32_t block = h.context_size * interleave, whole = p / block;
-  int32_t rest = p - whole * block - h.context_rank * interleave;
-  rest = rest < 0 ? 0 : rest > interleave ? interleave : rest;
-  return static_cast<int64_t>(whole) * interleave + rest;
+  const uint32_t interleave = static_cast<uint32_t>(h.context_interleave);
+  const uint32_t block = static_cast<uint32_t>(h.context_size) * interleave;
+  const uint32_t p = static_cast<uint32_t>(position), whole = p / block;
+  const int32_t rest =
+      static_cast<int32_t>(p - whole * block) - h.context_rank * h.context_interleave;
+  const int32_t most = h.context_interleave;
+  return static_cast<int32_t>(whole * interleave) + (rest < 0 ? 0 : rest > most ? most : rest);
 }
 
 /// Position of a request's key `key` here: ((j / I) N + r) I + j mod I.
@@ -311,25 +300,24 @@ FLASHBSR_FN int32_t key_position(const PlanHeader& h, int32_t key) {
   return (whole * h.context_size + h.context_rank) * interleave + (key - whole * interleave);
 }
 
-/// visible_span() of a query at `position` where keys may be a share: of kv_len that are here.
-/// They follow each other, since positions increase.
-FLASHBSR_FN Span visible_keys(const PlanHeader& h, int64_t position, int32_t kv_len) {
-  int64_t begin = 0, end = kv_len;
+/// What a query at `position` sees of kv_len keys that are here. Causality keeps keys up to its own
+/// position, the window those >= own - window_left; they follow each other, since positions
+/// increase.
+FLASHBSR_FN Span visible_keys(const PlanHeader& h, int32_t position, int32_t kv_len) {
+  int32_t begin = 0, end = kv_len;
   if (h.flags & kPlanCausal) {
-    const int64_t seen = keys_before(h, position + 1);
-    if (seen < end) end = seen;
+    const int32_t seen = keys_before(h, position + 1);
+    if (seen < end) end = seen < 0 ? 0 : seen;
   }
-  if (h.window_left >= 0) {
-    const int64_t hidden = keys_before(h, position - h.window_left);
-    if (hidden > begin) begin = hidden;
+  if (h.window_left >= 0 && position > h.window_left) {
+    begin = keys_before(h, position - h.window_left);
+    if (begin > end) begin = end;
   }
-  if (end < 0) end = 0;
-  if (begin > end) begin = end;
-  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+  return {begin, end};
 }
+/// Of a shared part every row sees all: plan/share.h.
 FLASHBSR_FN Span visible_keys(const PlanHeader& h, const Request& r, int32_t token) {
-  if (r.shared()) return {0, r.kv_len};
-  return visible_keys(h, static_cast<int64_t>(first_position(r)) + token, r.kv_len);
+  return r.shared() ? Span{0, r.kv_len} : visible_keys(h, first_position(r) + token, r.kv_len);
 }
 
 }  // namespace flashbsr

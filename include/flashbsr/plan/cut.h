@@ -106,7 +106,7 @@ inline int32_t cut_tiles(const Layout& layout, const Sharing& sharing, const Sha
     const Request& r = layout.requests[b];
     const int32_t own = sharing.first_of(b);
     const int64_t rows = static_cast<int64_t>(r.q_len) * group;
-    const int64_t position = layout.first_position(b);
+    const int32_t position = static_cast<int32_t>(layout.first_position(b));
     if (rows > std::numeric_limits<int32_t>::max()) {
       throw Error(ErrorCode::kIndexRange, "qo_indptr", std::to_string(rows) + " packed rows",
                   "fewer than 2^31 query tokens x group in a request");

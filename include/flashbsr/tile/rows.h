@@ -24,7 +24,7 @@ FLASHBSR_DEVICE PrefillRow describe_row(const KernelArgs& args, const WorkItem& 
     const int32_t packed = item.row_begin + r;
     row.token = args.group.quotient(packed);
     row.q_head += args.group.remainder(packed, row.token);
-    row.span = visible_span(*args.header, request, row.token);
+    row.span = visible_keys(*args.header, request, row.token);
     // Its last tile may reach past a split item's end.
     row.span.end = min_of(row.span.end, item.kv_end);
   }

@@ -100,7 +100,7 @@ struct DecodeQuery {
     const int token = args.group.quotient(item.row_begin + min_of(lane, last));
     Span seen{0, item.kv_len};
     if (!item.shared()) {
-      seen = visible_keys(*args.header, int64_t{item.kv_len} - item.q_len + token, item.kv_len);
+      seen = visible_keys(*args.header, item.kv_len - item.q_len + token, item.kv_len);
     }
     seen = {max_of(seen.begin, item.kv_begin), min_of(seen.end, item.kv_end)};
     if (lane < Traits::kRows) ready.visible[lane] = seen;

@@ -143,7 +143,7 @@ class Scheduler {
   FLASHBSR_DEVICE Span span_of(const Tile& tile, int32_t r) const {
     if (r >= tile.item.row_count) return {0, 0};
     const int32_t token = args_.base.group.quotient(tile.item.row_begin + r);
-    const Span seen = visible_span(*args_.base.header, tile.request, token);
+    const Span seen = visible_keys(*args_.base.header, tile.request, token);
     const int32_t begin = max_of(seen.begin, tile.item.kv_begin);
     return {begin, max_of(min_of(seen.end, tile.item.kv_end), begin)};
   }
