@@ -54,9 +54,10 @@ const cpu::KernelTable& CpuBackend::kernels(const Params& params) {
   if (!options_.custom_variant) return built_in_;
   const cpu::Compute compute =
       options_.rewrites_rows ? cpu::Compute::kF32 : cpu::compute_for(built_in_, params);
-  const cpu::KernelTable*& table = custom_[static_cast<int>(compute)];
+  std::optional<cpu::KernelTable>& table = custom_[static_cast<int>(compute)];
   if (!table) {
-    table = &cpu::load_table(options_.provider->cpu_library(cpu::level_for(compute)));
+    const cpu::KernelTable& level = cpu::level_for(compute);
+    table = cpu::load_table(options_.provider->cpu_library(level.isa), level);
   }
   return *table;
 }

@@ -4,6 +4,8 @@
 // The CPU engine as a backend. The plan stays where the planner wrote it.
 #pragma once
 
+#include <optional>
+
 #include <flashbsr/cpu/engine.h>
 
 #include "backend.h"
@@ -34,8 +36,8 @@ class CpuBackend final : public Backend {
 
   const AttentionOptions options_;
   const cpu::KernelTable& built_in_;
-  /// Of the user's variant, by cpu::Compute; null: not asked for yet.
-  const cpu::KernelTable* custom_[2] = {};
+  /// Of the user's variant, by cpu::Compute; none: not asked for yet.
+  std::optional<cpu::KernelTable> custom_[2];
   cpu::Engine engine_;
   std::shared_ptr<PlanMemory> plans_ = std::make_shared<HeapPlanMemory>();
   HostPlan plan_;

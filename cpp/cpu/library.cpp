@@ -4,22 +4,24 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 #include <flashbsr/core/error.h>
 
 #include "dispatch.h"
 
 namespace flashbsr::cpu {
 
-const char* level_for(Compute compute) {
-  const char* level = nullptr;
+const KernelTable& level_for(Compute compute) {
+  const KernelTable* level = nullptr;
   for (const KernelTable* table : available_tables()) {
-    if (table->has_bf16_dot == (compute == Compute::kBf16)) level = table->isa;
+    if (table->has_bf16_dot == (compute == Compute::kBf16)) level = table;
     if (table == &chosen_table()) break;
   }
-  return level;
+  return *level;
 }
 
-const KernelTable& load_table(const std::string& path) {
+KernelTable load_table(const std::string& path, const KernelTable& level) {
   using Entry = const KernelTable* (*)();
   // RTLD_LOCAL: every library has the same names.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -31,7 +33,9 @@ const KernelTable& load_table(const std::string& path) {
                             "mounted noexec (FLASHBSR_CACHE_DIR); the loader says: ") +
                     (why ? why : "no flashbsr_cpu_kernels()"));
   }
-  return *reinterpret_cast<Entry>(symbol)();
+  KernelTable table = *reinterpret_cast<Entry>(symbol)();
+  std::copy_n(level.blocks, 2, table.blocks);
+  return table;
 }
 
 }  // namespace flashbsr::cpu

@@ -12,10 +12,11 @@ namespace flashbsr::cpu {
 
 /// The SIMD level, of those that this machine runs and up to the one in use, in which products of
 /// this type are compiled: the highest with bf16 dot products, or the highest without.
-const char* level_for(Compute compute);
+const KernelTable& level_for(Compute compute);
 
-/// Opens a shared object and returns what its flashbsr_cpu_kernels() does. It stays open as long as
-/// the process. Throws Error(kUnsupported) where the loader refuses it.
-const KernelTable& load_table(const std::string& path);
+/// Opens a shared object that was compiled for `level`: what its flashbsr_cpu_kernels() returns,
+/// with the level's micro-kernels. It stays open as long as the process. Throws
+/// Error(kUnsupported) where the loader refuses it.
+KernelTable load_table(const std::string& path, const KernelTable& level);
 
 }  // namespace flashbsr::cpu

@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
+#include <flashbsr/cpu/blocks.h>
 #include <flashbsr/cpu/convert.h>
-#include <flashbsr/cpu/in_place.h>
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/transpose.h>
 
@@ -305,8 +305,9 @@ void expect_gemm(int rows, int vecs, int k, bool accumulate) {
         expected[i * ldc + j] = sum;
       }
     }
-    const GemmArgs<decltype(operand)> g{a.data(), lda, operand, actual.data(), ldc, k};
-    accumulate ? gemm<F32Op, true>(g, rows, vecs) : gemm<F32Op, false>(g, rows, vecs);
+    using B = decltype(operand);
+    const auto blocks = accumulate ? gemm_blocks<F32Op, true, B>() : gemm_blocks<F32Op, false, B>();
+    blocks.run({a.data(), lda, operand, actual.data(), ldc, k}, rows, vecs);
     ASSERT_EQ(actual, expected) << rows << " rows, " << vecs << " vectors, k = " << k;
   };
   run(PackedB<F32Op>{b.data(), ldb}, 0);
@@ -360,9 +361,8 @@ TEST(Gemm, PairsOfBf16InPlaceAndPacked) {
     }
   }
   const auto run = [&](auto operand) {
-    const GemmArgs<decltype(operand)> g{words.data(),  kWords, operand,
-                                        actual.data(), kCols,  kWords};
-    gemm<Bf16Op, false>(g, kRows, kVecs);
+    gemm_blocks<Bf16Op, false, decltype(operand)>().run(
+        {words.data(), kWords, operand, actual.data(), kCols, kWords}, kRows, kVecs);
     ASSERT_EQ(actual, expected);
   };
   run(PackedB<Bf16Op>{packed.data(), kCols});
@@ -377,10 +377,8 @@ void expect_dots(int begin, int count) {
   const std::vector<float> q = random_integers(count * kWords, 8);
   const Rows<T> elements(keys, kTokens, kWords);
   std::vector<float> s(count * kStride, 99.0f);
-  with_rows(count, [&]<int kRows>() {
-    dot_block<F32Op, T, kRows>(q.data(), kWords, elements.rows.data(), kTokens, begin, kWords,
-                               s.data(), kStride);
-  });
+  kBlocks<F32Op>.in_place<T>().dot[count - 1](q.data(), kWords, elements.rows.data(), kTokens,
+                                              begin, kWords, s.data(), kStride);
   for (int r = 0; r < count; ++r) {
     for (int t = 0; t < kStride; ++t) {
       float expected = t < kTokens ? 0.0f : 99.0f;

@@ -66,7 +66,7 @@ bool starts_with(const std::string& text, const char* start) { return text.rfind
 const flashbsr::cpu::KernelTable& table_of(const std::string& kernel) {
   for (const auto& [name, table] : state().variants) {
     for (const char* code : {"", "_masked", "_gather", "_masked_gather"}) {
-      if (kernel.ends_with("_" + name + code)) return *table;
+      if (kernel.ends_with("_" + name + code)) return table;
     }
   }
   return flashbsr::cpu::kernel_table();
@@ -75,8 +75,6 @@ const flashbsr::cpu::KernelTable& table_of(const std::string& kernel) {
 void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& table,
             bool sigmoid) {
   flashbsr::cpu::Engine engine(table, 1);
-  // A user's variant has one of the two.
-  const bool softmax = table.merge[0] != nullptr && !sigmoid;
   // Kernels have their page ids from the arguments, which need not be the plan's.
   const int32_t* plan = reinterpret_cast<const int32_t*>(args.header);
   std::vector<int32_t> copy(plan, plan + args.header->total_size);
@@ -85,7 +83,7 @@ void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& 
                 copy.begin() + args.header->off_kv_indices);
   }
   engine.run(flashbsr::PlanView{copy.data()}, args.params,
-             softmax ? flashbsr::Activation::kSoftmax : flashbsr::Activation::kSigmoid);
+             sigmoid ? flashbsr::Activation::kSigmoid : flashbsr::Activation::kSoftmax);
   for (int64_t i = 0; i < flashbsr::num_counters(*args.header); ++i) {
     if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
   }
@@ -131,7 +129,12 @@ int fake_variant(const char* name, const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   void* symbol = library ? dlsym(library, "flashbsr_cpu_kernels") : nullptr;
   if (!symbol) return 1;
-  state().variants[name] = reinterpret_cast<const flashbsr::cpu::KernelTable* (*)()>(symbol)();
+  flashbsr::cpu::KernelTable table =
+      *reinterpret_cast<const flashbsr::cpu::KernelTable* (*)()>(symbol)();
+  const flashbsr::cpu::KernelTable& own = flashbsr::cpu::kernel_table();
+  if (table.lanes != own.lanes) return 2;  // another level's: it could not borrow blocks
+  std::copy_n(own.blocks, 2, table.blocks);
+  state().variants[name] = table;
   return 0;
 }
 void fake_corrupt_page(int index, int page) {

@@ -70,7 +70,7 @@ struct State {
   std::map<std::string, long> calls;
   std::map<const char*, size_t> pinned;
   std::set<std::string> names;  ///< kernels; their addresses are the handles
-  std::map<std::string, const flashbsr::cpu::KernelTable*> variants;  ///< of users, by their names
+  std::map<std::string, flashbsr::cpu::KernelTable> variants;  ///< of users, by their names
   uint64_t next_capture = 1;
   std::vector<std::unique_ptr<Graph>> graphs;  ///< null: destroyed
   std::string last_kernel;

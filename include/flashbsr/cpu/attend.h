@@ -33,13 +33,13 @@ void touch_tile(Kernel* const* kernels, int32_t count, const PagedView& x,
 /// other in a page, so together they read memory in order. Their results do not depend on the
 /// company.
 template <class Op, class Variant>
-void attend_few(const Params& params, PlanView plan, Activation activation, int32_t first,
-                int32_t count, char* scratch) {
+void attend_few(const Params& params, const Blocks<Op>& blocks, PlanView plan,
+                Activation activation, int32_t first, int32_t count, char* scratch) {
   using Kernel = ItemKernel<Op, Variant>;
   alignas(Kernel) char storage[kMaxBundle][sizeof(Kernel)];
   Kernel* kernels[kMaxBundle];
   for (int32_t i = 0; i < count; ++i) {
-    kernels[i] = new (storage[i]) Kernel(params, plan, activation, first + i, scratch);
+    kernels[i] = new (storage[i]) Kernel(params, blocks, plan, activation, first + i, scratch);
     scratch += kernels[i]->scratch_bytes();
     kernels[i]->begin();
   }
@@ -58,16 +58,17 @@ void attend_few(const Params& params, PlanView plan, Activation activation, int3
   for (int32_t i = 0; i < count; ++i) kernels[i]->finish();
 }
 
-/// Items [first, first + count), KV heads of one chunk.
+/// Items [first, first + count), KV heads of one chunk. `lent`: Blocks<Op>.
 template <class Op, class Variant>
-void attend(const Params& params, PlanView plan, Activation activation, int32_t first,
-            int32_t count, char* scratch) {
+void attend(const Params& params, const void* lent, PlanView plan, Activation activation,
+            int32_t first, int32_t count, char* scratch) {
+  const Blocks<Op>& blocks = *static_cast<const Blocks<Op>*>(lent);
   if (plan.items()[first].row_count <= kFewRows) {
-    attend_few<Op, Variant>(params, plan, activation, first, count, scratch);
+    attend_few<Op, Variant>(params, blocks, plan, activation, first, count, scratch);
     return;
   }
   for (int32_t i = first; i < first + count; ++i) {
-    ItemKernel<Op, Variant> kernel(params, plan, activation, i, scratch);
+    ItemKernel<Op, Variant> kernel(params, blocks, plan, activation, i, scratch);
     kernel.begin();
     while (kernel.next_tile()) kernel.attend();
     kernel.finish();
@@ -85,17 +86,20 @@ inline int64_t scratch_bytes(int rows, const Params& p) {
          IntegerMemory(nullptr, kHasIntegers && rows <= kFewRows ? rows : 0, dim_qk).bytes;
 }
 
-/// The table of one variant in one type of products: what a file compiled at run time exports.
-template <class Op, class Variant>
+/// The table of one variant in one type of products. What is compiled at run time has none of its
+/// own micro-kernels: who loads it lends some.
+template <class Op, class Variant, bool kOwnBlocks = true>
 const KernelTable& variant_table() {
   static constexpr KernelTable kTable = [] {
     KernelTable table{.isa = FLASHBSR_STRINGIFY(FLASHBSR_CPU_ISA),
                       .has_bf16_dot = Op::kPerWord == 2,
                       .lanes = kLanes,
                       .scratch_bytes = &scratch_bytes,
+                      .blocks = {},
                       .attend = {},
                       .merge = &merge_tile<Variant>};
     table.attend[Op::kPerWord - 1] = &attend<Op, Variant>;
+    if constexpr (kOwnBlocks) table.blocks[Op::kPerWord - 1] = &kBlocks<Op>;
     return table;
   }();
   return kTable;

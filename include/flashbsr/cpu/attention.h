@@ -35,8 +35,10 @@ class ItemKernel {
                 "rows that a variant changes are multiplied in float32");
 
  public:
-  ItemKernel(const Params& params, PlanView plan, Activation activation, int32_t item, char* memory)
+  ItemKernel(const Params& params, const Blocks<Op>& blocks, PlanView plan, Activation activation,
+             int32_t item, char* memory)
       : p_(params),
+        blocks_(blocks),
         plan_(plan),
         h_(plan.header()),
         item_(plan.items()[item]),
@@ -357,6 +359,7 @@ class ItemKernel {
   }
 
   const Params& p_;
+  const Blocks<Op>& blocks_;
   PlanView plan_;
   const PlanHeader& h_;
   const WorkItem item_;
@@ -370,7 +373,7 @@ class ItemKernel {
   char* const joined_;  ///< joined_bytes()
   Folding fold_;
   const IntegerMemory integers_;
-  const Products<Op> products_{p_, mem_, fold_, q_ld_, dv_padded_, item_.row_count};
+  const Products<Op> products_{p_, blocks_, mem_, fold_, q_ld_, dv_padded_, item_.row_count};
   KvTile tile_;
 };
 

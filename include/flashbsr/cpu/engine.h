@@ -69,7 +69,9 @@ class Engine {
   /// `params.partial_out` and `partial_lse` must hold the plan's partial states.
   void run(PlanView plan, const Params& params, Activation activation) {
     const PlanHeader& h = plan.header();
-    const auto attend = table_->attend[static_cast<int>(compute_for(params))];
+    const int compute = static_cast<int>(compute_for(params));
+    const auto attend = table_->attend[compute];
+    const void* blocks = table_->blocks[compute];
     const int32_t bundle = bundle_size(h);
     const int64_t scratch = max_of(table_->scratch_bytes(h.tile_rows, params),
                                    bundle * table_->scratch_bytes(kFewRows, params));
@@ -84,7 +86,7 @@ class Engine {
         const int32_t first = next.fetch_add(bundle, std::memory_order_relaxed);
         if (first >= h.num_items) break;
         const int32_t count = min_of(bundle, h.num_items - first);
-        attend(params, plan, activation, first, count, memory);
+        attend(params, blocks, plan, activation, first, count, memory);
         for (int32_t i = first; i < first + count; ++i) {
           const WorkItem& item = plan.items()[i];
           for (int32_t m = item.merge; m < item.merge + item.merge_count; ++m) {

@@ -13,6 +13,8 @@
 // With 16 registers (AVX2, SSE2) it is 6 x 2 (12 + 2 + 1).
 #pragma once
 
+#include <utility>
+
 #include <flashbsr/cpu/simd.h>
 
 namespace flashbsr::cpu {
@@ -95,39 +97,35 @@ __attribute__((noinline)) void gemm_block(const GemmArgs<B>& args) {
   }
 }
 
-/// Calls f.template operator()<rows>() for 1 <= rows <= kBlockRows.
-template <class F>
-FLASHBSR_FN void with_rows(int rows, F&& f) {
-  switch (rows) {
-    case 1: return f.template operator()<1>();
-    case 2: return f.template operator()<2>();
-    case 3: return f.template operator()<3>();
-    case 4: return f.template operator()<4>();
-    case 5: return f.template operator()<5>();
-    default: return f.template operator()<kBlockRows>();
-  }
-}
+/// Blocks for one kind of B, by rows - 1 and vectors - 1. Null where B takes no odd vectors.
+template <class B>
+struct GemmBlocks {
+  void (*at[kBlockRows][kBlockVecs])(const GemmArgs<B>&) = {};
 
-/// rows <= kBlockRows; vecs: columns / kLanes (even for a RowsB of pairs).
-template <class Op, bool kAccumulate, class B>
-FLASHBSR_FN void gemm(GemmArgs<B> g, int rows, int vecs) {
-  const auto block = [&]<int kVecs>() {
-    with_rows(rows, [&]<int kRows>() { gemm_block<Op, kRows, kVecs, kAccumulate>(g); });
-  };
-  for (; vecs >= kBlockVecs; vecs -= kBlockVecs) {
-    block.template operator()<kBlockVecs>();
-    g.b.skip(kBlockVecs);
-    g.c += kBlockVecs * kLanes;
-  }
-  if constexpr (kBlockVecs == 4) {
-    if constexpr (B::kOddVecs) {
-      if (vecs == 3) return block.template operator()<3>();
+  /// rows <= kBlockRows; vecs: columns / kLanes (even for a RowsB of pairs).
+  FLASHBSR_FN void run(GemmArgs<B> g, int rows, int vecs) const {
+    const auto& by_vecs = at[rows - 1];
+    for (; vecs >= kBlockVecs; vecs -= kBlockVecs) {
+      by_vecs[kBlockVecs - 1](g);
+      g.b.skip(kBlockVecs);
+      g.c += kBlockVecs * kLanes;
     }
-    if (vecs == 2) return block.template operator()<2>();
+    if (vecs > 0) by_vecs[vecs - 1](g);
   }
-  if constexpr (B::kOddVecs) {
-    if (vecs == 1) block.template operator()<1>();
-  }
+};
+
+template <class Op, bool kAccumulate, class B>
+constexpr GemmBlocks<B> gemm_blocks() {
+  GemmBlocks<B> blocks;
+  const auto add = [&]<int kRows, int kVecs>() {
+    if constexpr (B::kOddVecs || kVecs % 2 == 0) {
+      blocks.at[kRows - 1][kVecs - 1] = &gemm_block<Op, kRows, kVecs, kAccumulate, B>;
+    }
+  };
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (add.template operator()<I / kBlockVecs + 1, I % kBlockVecs + 1>(), ...);
+  }(std::make_integer_sequence<int, kBlockRows * kBlockVecs>{});
+  return blocks;
 }
 
 }  // namespace FLASHBSR_CPU_ISA

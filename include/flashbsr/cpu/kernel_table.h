@@ -30,10 +30,13 @@ struct KernelTable {
   /// Bytes of scratch one thread needs for items of `rows` packed rows.
   int64_t (*scratch_bytes)(int rows, const Params&);
 
+  /// Micro-kernels (cpu/blocks.h), which no variant changes. [Compute], as `attend`.
+  const void* blocks[2];
+
   /// Runs work items [first, first + count): KV heads of one chunk, count <= kMaxBundle.
   /// [Compute]; null where the level lacks the instruction.
-  void (*attend[2])(const Params&, PlanView, Activation, int32_t first, int32_t count,
-                    char* scratch);
+  void (*attend[2])(const Params&, const void* blocks, PlanView, Activation, int32_t first,
+                    int32_t count, char* scratch);
 
   /// Contracts one split tile.
   void (*merge)(const Params&, PlanView, Activation, int32_t merge);

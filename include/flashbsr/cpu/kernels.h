@@ -21,8 +21,10 @@ inline const KernelTable& kernel_table() {
       .lanes = kLanes,
       .scratch_bytes = &scratch_bytes,
 #if defined(__AVX512BF16__)
+      .blocks = {&kBlocks<F32Op>, &kBlocks<Bf16Op>},
       .attend = {&attend<F32Op, BuiltIn>, &attend<Bf16Op, BuiltIn>},
 #else
+      .blocks = {&kBlocks<F32Op>, nullptr},
       .attend = {&attend<F32Op, BuiltIn>, nullptr},
 #endif
       .merge = &merge_tile<BuiltIn>,

@@ -6,6 +6,7 @@
 // a group of dims at a time.
 #pragma once
 
+#include <flashbsr/cpu/blocks.h>
 #include <flashbsr/cpu/scratch.h>
 
 namespace flashbsr::cpu {
@@ -25,9 +26,15 @@ template <class Op>
 class Products {
  public:
   /// @param q_ld, dv_padded  words of a row of queries, columns of one of the output
-  Products(const Params& params, const Scratch<Op>& memory, const Folding& fold, int64_t q_ld,
-           int64_t dv_padded, int32_t rows)
-      : p_(params), mem_(memory), fold_(fold), q_ld_(q_ld), dv_padded_(dv_padded), rows_(rows) {}
+  Products(const Params& params, const Blocks<Op>& blocks, const Scratch<Op>& memory,
+           const Folding& fold, int64_t q_ld, int64_t dv_padded, int32_t rows)
+      : p_(params),
+        blocks_(blocks),
+        mem_(memory),
+        fold_(fold),
+        q_ld_(q_ld),
+        dv_padded_(dv_padded),
+        rows_(rows) {}
 
   /// Logits of all rows, at most kFewRows, with the tile's keys.
   template <class Edit>
@@ -43,11 +50,10 @@ class Products {
       for (int i = count; i < tokens; ++i) tile.k[first + i] = mem_.zeros;
       const auto dot = [&](int begin, int end, float* s) {
         for_each_block([&](int32_t r, int rows) {
-          with_rows(rows, [&]<int kRows>() {
-            with_row_type<Op>(type, [&]<DType T>() {
-              dot_block<Op, T, kRows>(mem_.q + r * q_ld_, q_ld_, tile.k + first, tokens, begin, end,
-                                      s + r * kKvTile + first, kKvTile);
-            });
+          with_row_type<Op>(type, [&]<DType T>() {
+            blocks_.template in_place<T>().dot[rows - 1](mem_.q + r * q_ld_, q_ld_, tile.k + first,
+                                                         tokens, begin, end,
+                                                         s + r * kKvTile + first, kKvTile);
           });
         });
       };
@@ -79,13 +85,13 @@ class Products {
             weigh(g, r, rows, first / kLanes, ceil_div(first + count, kLanes));
           }
           with_row_type<Op>(type, [&]<DType T>() {
-            gemm<Op, true>(GemmArgs<RowsB<Op, T>>{mem_.p + r * kLd + first / Op::kPerWord,
-                                                  kLd,
-                                                  {tile.v + first, column},
-                                                  mem_.o + r * dv_padded_ + column,
-                                                  dv_padded_,
-                                                  tokens / Op::kPerWord},
-                           rows, columns / kLanes);
+            blocks_.template in_place<T>().outputs.run({mem_.p + r * kLd + first / Op::kPerWord,
+                                                        kLd,
+                                                        {tile.v + first, column},
+                                                        mem_.o + r * dv_padded_ + column,
+                                                        dv_padded_,
+                                                        tokens / Op::kPerWord},
+                                                       rows, columns / kLanes);
           });
         });
       });
@@ -97,13 +103,13 @@ class Products {
   void packed_keys(int32_t first, int rows, int dim, int vec_begin, int vec_end) const {
     const int column = vec_begin * kLanes, words = dim / Op::kPerWord;
     const auto dot = [&](int begin, int count, float* s) {
-      gemm<Op, false>(GemmArgs<PackedB<Op>>{mem_.q + first * q_ld_ + begin,
-                                            q_ld_,
-                                            {mem_.kt + begin * kKvTile + column, kKvTile},
-                                            s + column,
-                                            kKvTile,
-                                            count},
-                      rows, vec_end - vec_begin);
+      blocks_.logits.run({mem_.q + first * q_ld_ + begin,
+                          q_ld_,
+                          {mem_.kt + begin * kKvTile + column, kKvTile},
+                          s + column,
+                          kKvTile,
+                          count},
+                         rows, vec_end - vec_begin);
     };
     if (!fold_.keys) return dot(0, words, mem_.s);
     const int group = words / p_.k_scales.dim;
@@ -120,14 +126,13 @@ class Products {
     const int words_end = ceil_div(end, Op::kPerWord);
     for_each_value_group([&](int g, int at, int columns) {
       if (fold_.values) weigh(g, 0, rows, vec_begin, vec_end);
-      gemm<Op, true>(
-          GemmArgs<PackedB<Op>>{
-              mem_.p + words_begin,
-              kLd,
-              {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_ + at, dv_padded_},
-              mem_.o + first * dv_padded_ + at,
-              dv_padded_,
-              words_end - words_begin},
+      blocks_.outputs.run(
+          {mem_.p + words_begin,
+           kLd,
+           {mem_.vp + static_cast<int64_t>(words_begin) * dv_padded_ + at, dv_padded_},
+           mem_.o + first * dv_padded_ + at,
+           dv_padded_,
+           words_end - words_begin},
           rows, columns / kLanes);
     });
   }
@@ -183,6 +188,7 @@ class Products {
   }
 
   const Params& p_;
+  const Blocks<Op>& blocks_;
   const Scratch<Op>& mem_;
   const Folding& fold_;
   const int64_t q_ld_, dv_padded_;

@@ -159,6 +159,7 @@ def cpu_source(variant: Variant, isa: str) -> str:
 extern "C" __attribute__((visibility("default")))
 const flashbsr::cpu::KernelTable* flashbsr_cpu_kernels() {{
   namespace cpu = flashbsr::cpu;
-  return &cpu::variant_table<cpu::{product}, flashbsr::Custom<{struct_name(variant)}, true>>();
+  using Variant = flashbsr::Custom<{struct_name(variant)}, true>;
+  return &cpu::variant_table<cpu::{product}, Variant, false>();
 }}
 """
