@@ -59,7 +59,6 @@ torch = framework("torch")
             (["fake_cuda/shares.py"], "", {"FAKE_CUDA_CAPABILITY": x, "FAKE_CUDA_SMS": "132"})
             for x in ("80", "90")
         ],
-        (["engine/test_context_cuda.py"], "chunks or latents", {"FAKE_CUDA_SMS": "132"}),
         # Some of the cases that a real GPU runs: layouts, variants, types, outputs.
         (["engine/test_attention.py"], "cuda and (mixed or positions or new_outputs or one_)", {}),
         (
@@ -111,7 +110,6 @@ torch = framework("torch")
         "latent, 12.0",
         "shares, 8.0",
         "shares, 9.0",
-        "shares of prompts",
         "cases",
         "latent",
         "latent, eight bits",

@@ -30,8 +30,8 @@ def kernel(tokens: int, dims: dict[str, Any], **spec: Any) -> str:
     return str(attention._engine.kernel_name())
 
 
-HEADS = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128}
-LATENT = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "head_dim_vo": 512,
+HEADS = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim_qk": 128}
+LATENT = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim_qk": 576, "head_dim_vo": 512,
           "latent": True}  # fmt: skip
 
 
