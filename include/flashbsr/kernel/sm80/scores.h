@@ -58,7 +58,8 @@ class Scores {
         rows_(state.rows),
         scales_(state.scales),
         token_scales_(state.token_scales),
-        visible_(state.visible + static_cast<uint32_t>(thread) / 32) {}
+        // By the index anew: by `thread` nvcc 13.0 kept one number more than sm_90 has registers.
+        visible_(state.visible + static_cast<uint32_t>(ptx::thread_index()) / 32) {}
 
   FLASHBSR_DEVICE static int32_t first_row(int32_t warp) {
     return (Traits::kParts == 1 ? warp : warp % Traits::kRowWarps) * kRowsPerWarp;
