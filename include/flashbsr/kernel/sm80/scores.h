@@ -58,8 +58,9 @@ class Scores {
         rows_(state.rows),
         scales_(state.scales),
         token_scales_(state.token_scales),
-        // By the index anew: by `thread` nvcc 13.0 kept one number more than sm_90 has registers.
-        visible_(state.visible + static_cast<uint32_t>(ptx::thread_index()) / 32) {}
+        // With hooks by the index anew: nvcc 13.0 kept one number more than sm_90 has registers.
+        visible_(state.visible +
+                 static_cast<uint32_t>(kHasHooks<Variant> ? ptx::thread_index() : thread) / 32) {}
 
   FLASHBSR_DEVICE static int32_t first_row(int32_t warp) {
     return (Traits::kParts == 1 ? warp : warp % Traits::kRowWarps) * kRowsPerWarp;
