@@ -18,7 +18,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines_vllm import TOKENS, compare
+from engines_vllm import LOGS, TOKENS, compare
+from processes import to_its_end
 from small_models import prompts, save_model
 
 VERSIONS = ("0.5.23",)
@@ -36,19 +36,23 @@ SOURCES = (
     "python/flashbsr/integrations/vllm/rows.py",
     "python/flashbsr/integrations/vllm/steps.py",
     "tools/engines_sglang.py",
+    "tools/processes.py",
     "tools/small_models.py",
 )
 STAND_IN = """\
 import importlib.abc, importlib.machinery, sys, types
-__version__ = "0"
+__version__, STAND_IN = "0", True
 class Anything:
-    def __getattr__(self, name): return Anything()
-    def __call__(self, *a, **k): raise RuntimeError("a stand-in was called")
+    def __init__(self, name): self.called = name
+    def __getattr__(self, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return Anything(f"{self.called}.{name}")
+    def __call__(self, *a, **k): raise RuntimeError(f"{self.called}: a stand-in was called")
 class Inner(types.ModuleType):
     __path__ = []
     def __getattr__(self, name):
         if name.startswith("__"): raise AttributeError(name)
-        return Anything()
+        return Anything(f"{self.__name__}.{name}")
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
         if name.startswith(__name__ + "."):
@@ -58,10 +62,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Finder())
 def __getattr__(name):
     if name.startswith("__") or name == "convert_weight_packed": raise AttributeError(name)
-    return Anything()
+    return Anything(f"{__name__}.{name}")
 """
 # The scheduler is a process of its own, which has plug-ins: this one counts, a byte for each run.
-# It also has SGLang's torch_native absorb latent attention, whose prompts it cannot do otherwise.
+# It also has another backend absorb latent attention: torch_native cannot do prompts otherwise.
+ABSORB = "FLASHBSR_ABSORB"
 COUNTED = """\
 import os
 import flashbsr
@@ -74,10 +79,10 @@ def counted(*given, **options):
 def register():
     sglang.register()
     flashbsr.Attention.run = counted
-    if "FLASHBSR_ABSORB" in os.environ:
+    if theirs := os.environ.get("FLASHBSR_ABSORB"):
         from sglang.srt.models.deepseek_common import attention_backend_handler as handler
         method = handler.AttnForwardMethod.MLA
-        handler.AttentionBackendRegistry.register("torch_native", lambda *_: method)
+        handler.AttentionBackendRegistry.register(theirs, lambda *_: method)
 """
 
 
@@ -91,16 +96,16 @@ def packages() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
 
 
-def generate(args: argparse.Namespace) -> None:
+def generate(args: argparse.Namespace, **more: Any) -> None:
     """Generate in this process and SGLang's; tokens and log probabilities go to a file."""
     import sglang
 
     engine = sglang.Engine(
-        model_path=args.model, skip_tokenizer_init=True, device="cpu", dtype=args.dtype,
+        model_path=args.model, skip_tokenizer_init=True, dtype=args.dtype,
         attention_backend=args.backend, page_size=args.page, max_total_tokens=8192,
         max_running_requests=8, context_length=512, chunked_prefill_size=64,
         enable_mixed_chunk=args.mixed, disable_overlap_schedule=args.apart,
-        disable_hybrid_swa_memory=True, random_seed=0, log_level="error",
+        disable_hybrid_swa_memory=True, random_seed=0, log_level="error", **more,
     )  # fmt: skip
     how = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
     ids = [x["prompt_token_ids"] for x in prompts()]
@@ -123,7 +128,10 @@ def generate(args: argparse.Namespace) -> None:
     engine.shutdown()
 
 
-def child(folder: Path, ours: bool, absorb: bool = False, **options: Any) -> dict[str, Any]:
+def child(
+    program: str, folder: Path, model: Path, environment: dict[str, str], plugin: str = COUNTED,
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Generate in processes of their own; flashbsr is found by its entry point, as by users."""
     info = folder / "flashbsr_under_test-0.dist-info"
     info.mkdir(exist_ok=True)
@@ -131,7 +139,7 @@ def child(folder: Path, ours: bool, absorb: bool = False, **options: Any) -> dic
     (info / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\nflashbsr_counted = flashbsr_counted:register\n"
     )
-    (folder / "flashbsr_counted.py").write_text(COUNTED)
+    (folder / "flashbsr_counted.py").write_text(plugin)
     for name in ("sgl_kernel", "torchvision"):
         if importlib.util.find_spec(name) is None:
             (folder / f"{name}.py").write_text(f"__path__ = []\n{STAND_IN}")
@@ -140,23 +148,21 @@ def child(folder: Path, ours: bool, absorb: bool = False, **options: Any) -> dic
     runs.write_bytes(b"")
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
-        "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "FLASHBSR_RUNS": str(runs),
-        "SGLANG_PLUGINS": "flashbsr_counted",
+        "HF_HUB_OFFLINE": "1", "FLASHBSR_RUNS": str(runs), "SGLANG_PLUGINS": "flashbsr_counted",
+        **environment,
     }  # fmt: skip
-    if absorb:
-        environment["FLASHBSR_ABSORB"] = "1"
-    command = [sys.executable, __file__, str(folder / "model"), str(out)]
-    command += [f"--backend={'flashbsr' if ours else 'torch_native'}"]
+    command = [sys.executable, program, str(model), str(out)]
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
     command += [f"--{name}" for name, value in options.items() if value is True]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    status, said = to_its_end(command, environment, 300)
     if not out.exists():
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+        if LOGS in os.environ:
+            name = "_".join(f"{name}_{value}" for name, value in options.items())
+            Path(os.environ[LOGS], f"{Path(program).stem}_{name}.log").write_text(said)
+        raise RuntimeError(f"exit status {status}: {said[-1500:]}")
     found: dict[str, Any] = json.loads(out.read_text())
     found["runs"] = runs.stat().st_size
-    if (found["runs"] > 0) != ours:
+    if (found["runs"] > 0) != (options["backend"] == "flashbsr"):
         raise RuntimeError(f"flashbsr ran {found['runs']} times")
     return found
 
@@ -166,8 +172,14 @@ def equal(kind: str, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(kind, folder / "model")
-        options |= {"absorb": kind.startswith("deepseek")}
-        both = [child(folder, ours, dtype=dtype, **options) for ours in (False, True)]
+        environment = {"SGLANG_USE_CPU_ENGINE": "1"}
+        if kind.startswith("deepseek"):
+            environment[ABSORB] = "torch_native"
+        both = [
+            child(__file__, folder, folder / "model", environment, backend=backend, dtype=dtype,
+                  **options)
+            for backend in ("torch_native", "flashbsr")
+        ]  # fmt: skip
     want, got = (found["passes"] for found in both)
     first, second = (compare(x, y, dtype) for x, y in zip(want, got, strict=True))
     cached = got[1]["cached"]
@@ -187,7 +199,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-if __name__ == "__main__":
+def arguments() -> argparse.ArgumentParser:
+    """Describe one generation."""
     parser = argparse.ArgumentParser(description="One generation, for tools/engines.py.")
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
@@ -196,4 +209,8 @@ if __name__ == "__main__":
     parser.add_argument("--page", type=int, default=1)
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--apart", action="store_true")
-    generate(parser.parse_args())
+    return parser
+
+
+if __name__ == "__main__":
+    generate(arguments().parse_args(), device="cpu")
