@@ -377,8 +377,8 @@ void expect_dots(int begin, int count) {
   const std::vector<float> q = random_integers(count * kWords, 8);
   const Rows<T> elements(keys, kTokens, kWords);
   std::vector<float> s(count * kStride, 99.0f);
-  kBlocks<F32Op>.in_place<T>().dot[count - 1](q.data(), kWords, elements.rows.data(), kTokens,
-                                              begin, kWords, s.data(), kStride);
+  kBlocks<F32Op>.template in_place<T>().dot[count - 1](q.data(), kWords, elements.rows.data(),
+                                                       kTokens, begin, kWords, s.data(), kStride);
   for (int r = 0; r < count; ++r) {
     for (int t = 0; t < kStride; ++t) {
       float expected = t < kTokens ? 0.0f : 99.0f;
