@@ -377,5 +377,43 @@ TEST(KeyShare, IsThePlansPositionWithoutADivision) {
   }
 }
 
+/// Counted key by key: queries before the first key and behind the last, windows, odd shares.
+TEST(KeyShare, RowsSeeTheKeysThatTheirPositionsLeave) {
+  constexpr int32_t kKeys = 70;
+  for (const int32_t size : {1, 2, 3, 8}) {
+    for (const int32_t interleave : {1, 3, 16}) {
+      for (const int32_t window : {-1, 0, 5, 40}) {
+        PlanHeader h{};
+        h.flags = window == 40 ? 0 : kPlanCausal;
+        h.window_left = window;
+        h.context_size = size;
+        h.context_rank = size / 2;
+        h.context_interleave = interleave;
+        for (int32_t position = -20; position < (kKeys + 20) * size; ++position) {
+          const Span seen = visible_keys(h, position, kKeys);
+          ASSERT_LE(seen.begin, seen.end);
+          for (int32_t key = 0; key < kKeys; ++key) {
+            const int32_t at = key_position(h, key);
+            const bool sees =
+                (window == 40 || at <= position) && (window < 0 || at >= position - window);
+            ASSERT_EQ(key >= seen.begin && key < seen.end, sees)
+                << size << ' ' << interleave << ' ' << window << ' ' << position << ' ' << key;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// 32 bits are enough for the farthest position of a plan.
+TEST(KeyShare, CountsToTheFarthestPosition) {
+  PlanHeader h{};
+  h.context_size = 3;
+  h.context_interleave = 5;
+  int64_t all = 0;
+  for (h.context_rank = 0; h.context_rank < 3; ++h.context_rank) all += keys_before(h, 1 << 30);
+  EXPECT_EQ(all, int64_t{1} << 30);
+}
+
 }  // namespace
 }  // namespace flashbsr
