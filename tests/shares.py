@@ -113,3 +113,27 @@ def merged(states: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
 
 def shares(size: int, interleave: int) -> list[ContextParallel]:
     return [ContextParallel(size, rank, interleave) for rank in range(size)]
+
+
+def latent_twice(
+    task: flashbsr.TaskInfo, kv_lens: np.ndarray, tokens: int, page: int, q: Any, cache: Any
+) -> list[Any]:
+    """Attend for the last `tokens` of each request: by positions, and as requests of a token each.
+
+    Pages are the cache's in an order of their own.
+    """
+    share, first = task.share, kv_lens - tokens
+    positions = (first[:, None] + np.arange(tokens)).ravel()
+    pages = np.random.default_rng(tokens).permutation(len(cache)).reshape(len(kv_lens), -1)
+    results = []
+    for causal in (True, False):
+        spec = flashbsr.AttentionSpec(causal=causal, sm_scale=1.2 * task.head_dim_qk**-0.5)
+        attention = flashbsr.Attention(spec, task)
+        if causal:
+            qo, lens = tokens * np.arange(len(kv_lens) + 1), share.local_lens(kv_lens)
+            attention.plan(flashbsr.BlockTable(qo, pages, lens, page_size=page), q_positions=first)
+        else:
+            lens, own = share.local_lens(positions + 1), np.repeat(pages, tokens, axis=0)
+            attention.plan(flashbsr.BlockTable(None, own, lens, page_size=page))
+        results.append(attention.run(q, cache, return_lse=True))
+    return results

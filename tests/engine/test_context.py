@@ -12,7 +12,7 @@ import pytest
 from cases import indptr
 from flashbsr import ContextParallel
 from reference import Variant
-from shares import PAGE, VARIANTS, Batch, attention_of, merged, paged, shares
+from shares import PAGE, VARIANTS, Batch, attention_of, latent_twice, merged, paged, shares
 
 
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
@@ -106,30 +106,14 @@ def test_a_chunk_of_a_prompt_meets_keys_from_anywhere(name: str) -> None:
 def test_latent_drafts_are_requests_of_one_token(interleave: int) -> None:
     """By positions, or by lengths of the caller's own: the same."""
     rng = np.random.default_rng(interleave)
-    drafts, kv_lens, page = 4, np.array([77, 4, 300]), 16
-    table = rng.permutation(3 * 19).reshape(3, 19)
+    drafts, page = 4, 16
     q = rng.standard_normal((3 * drafts, 8, 72)).astype(np.float32)
-    first = kv_lens - drafts
-    positions = (first[:, None] + np.arange(drafts)).ravel()
     for share in shares(3, interleave):
         cache = rng.standard_normal((3 * 19, page, 72)).astype(np.float32)
         task = flashbsr.TaskInfo(
             8, 1, 72, head_dim_vo=64, latent=True, context_parallel=share, backend="cpu"
         )
-        results = []
-        for causal in (True, False):
-            attention = flashbsr.Attention(
-                flashbsr.AttentionSpec(causal=causal, sm_scale=0.2), task
-            )
-            if causal:
-                lens = share.local_lens(kv_lens)
-                layout = flashbsr.BlockTable(drafts * np.arange(4), table, lens, page_size=page)
-                attention.plan(layout, q_positions=first)
-            else:
-                lens = share.local_lens(positions + 1)
-                pages = np.repeat(table, drafts, axis=0)
-                attention.plan(flashbsr.BlockTable(None, pages, lens, page_size=page))
-            results.append(attention.run(q, cache, return_lse=True))
+        results = latent_twice(task, np.array([77, 4, 300]), drafts, page, q, cache)
         for one, other in zip(*results, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 

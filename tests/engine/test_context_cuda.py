@@ -13,7 +13,7 @@ from cases import indptr
 from flashbsr import ContextParallel
 from harness import DEVICES, framework
 from reference import Variant
-from shares import PAGE, VARIANTS, Batch, attention_of, merged, paged, shares
+from shares import PAGE, VARIANTS, Batch, attention_of, latent_twice, merged, paged, shares
 
 if not any(device.is_cuda for device in DEVICES):
     pytest.skip("no GPU, or a build or a PyTorch without CUDA", allow_module_level=True)
@@ -115,10 +115,6 @@ def test_chunks_of_prompts(
 def test_latents(backend: str, heads: int, tokens: int, codes: bool) -> None:
     """Several tokens over a share: as many requests of one token each, bit for bit or nearly."""
     rng, page = np.random.default_rng(heads + tokens), 64
-    kv_lens = np.array([700, 64, tokens])
-    first, qo = kv_lens - tokens, tokens * np.arange(4)
-    positions = (first[:, None] + np.arange(tokens)).ravel()
-    table = rng.permutation(3 * 11).reshape(3, 11)
     q = there(rng.standard_normal((3 * tokens, heads, 576)).astype(np.float32)).bfloat16()
     given = {"q_dtype": "bfloat16", "kv_dtype": "float8_e4m3fn" if codes else "bfloat16"}
     for share in shares(3, 16):
@@ -128,19 +124,7 @@ def test_latents(backend: str, heads: int, tokens: int, codes: bool) -> None:
             heads, 1, 576, head_dim_vo=512, latent=True, context_parallel=share,
             **{**GPU, "backend": backend}, **given,
         )  # fmt: skip
-        results = []
-        for causal in (True, False):
-            attention = flashbsr.Attention(
-                flashbsr.AttentionSpec(causal=causal, sm_scale=0.05), task
-            )
-            if causal:
-                lens = share.local_lens(kv_lens)
-                plan = flashbsr.BlockTable(qo, table, lens, page_size=page)
-                attention.plan(plan, q_positions=first)
-            else:
-                lens, pages = share.local_lens(positions + 1), np.repeat(table, tokens, axis=0)
-                attention.plan(flashbsr.BlockTable(None, pages, lens, page_size=page))
-            results.append(attention.run(q, cache, return_lse=True))
+        results = latent_twice(task, np.array([700, 64, tokens]), tokens, page, q, cache)
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
 

@@ -72,7 +72,7 @@ def spec(tag: str) -> Any:
 
 
 def computes(driver: Driver, mine: Any) -> str:
-    """Let the fake GPU compute such a variant, with what the CPU has for float16; its name."""
+    """Let the fake GPU, whose own level is the lowest, compute such a variant; its name."""
     name = Provider(mine.variant).name
     driver.variant(name, Provider(SPEC.variant).cpu_library("baseline"))
     return name
