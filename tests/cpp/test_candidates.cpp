@@ -131,6 +131,29 @@ TEST(Candidates, BatchesJustAboveARoundSplitWhatIsLeft) {
   }
 }
 
+// Requests that pad a graph change no cut: nine of 16 were cut as if they were 16, into queues of
+// 10752 tokens in place of 9696.
+TEST(Candidates, RequestsWithoutKeysChangeNothing) {
+  std::mt19937 random(3);
+  for (const int batch : {1, 2, 5, 8, 9, 12, 20, 33}) {
+    for (int trial = 0; trial < 20; ++trial) {
+      Lengths lengths(static_cast<size_t>(batch), 16128);
+      for (int32_t& length : lengths)
+        length = trial ? 1 + static_cast<int32_t>(random() % 9000) : length;
+      const PlanHeader alone = plan_of(lengths).header;
+      lengths.resize(64, 0);
+      const Summary s = plan_of(lengths);
+      EXPECT_EQ(s.header.policy, alone.policy) << batch << ", trial " << trial;
+      EXPECT_EQ(s.header.policy_percent, alone.policy_percent) << batch << ", trial " << trial;
+      EXPECT_EQ(s.header.num_slots, alone.num_slots) << batch << ", trial " << trial;
+      EXPECT_EQ(s.header.price, alone.price) << batch << ", trial " << trial;
+      EXPECT_EQ(s.header.num_items, alone.num_items + 8 * (64 - batch));
+      // No queue has them all.
+      EXPECT_LE(s.header.max_cost, alone.max_cost + 8 * s.header.cost_per_item);
+    }
+  }
+}
+
 TEST(Candidates, NeverDearerThanWhole) {
   for (const auto& [name, lengths] : kBatches) {
     const PlanHeader h = plan_of(lengths).header;

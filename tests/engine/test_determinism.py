@@ -131,3 +131,29 @@ def test_batch_invariance(dtypes: tuple[str, str, str], split: int, device: Devi
             out_one, lse_one = execute(alone, attention, device)
             np.testing.assert_array_equal(out_one, out[rows])
             np.testing.assert_array_equal(lse_one, lse[rows])
+
+
+@pytest.mark.parametrize("requests", [1, 5, 9])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("dtypes", [F32, BF16, F16], ids=lambda dtypes: dtypes[0])
+def test_requests_that_pad_a_batch(
+    dtypes: tuple[str, str, str], sinks: bool, requests: int, device: Device
+) -> None:
+    """Behind the others, without keys: those are cut as without them, and their bits are equal."""
+    lens = tuple(2900 - 37 * i for i in range(requests)) + (0,) * (16 - requests)
+    case = Case("padded", (1,) * 16, lens, heads=(8, 2), layout="paged", dtypes=dtypes, sinks=sinks)
+    case = device.adapt(case)
+    padded = cases.build(case)
+    out, lse = execute(padded, attention_for(padded, device.backend), device)
+    assert not out[requests:].any()
+    assert lse is not None
+    assert sinks or np.isneginf(lse[requests:]).all()
+    alone = cases.build(case)
+    alone.q = alone.q[:requests]
+    alone.kv_indptr, alone.qo_indptr = (
+        x[: requests + 1] for x in (alone.kv_indptr, alone.qo_indptr)
+    )
+    alone.last_page_len = alone.last_page_len[:requests]
+    out_alone, lse_alone = execute(alone, attention_for(alone, device.backend), device)
+    np.testing.assert_array_equal(out_alone, out[:requests])
+    np.testing.assert_array_equal(lse_alone, lse[:requests])

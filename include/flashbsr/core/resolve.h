@@ -7,7 +7,8 @@
 // each with its share of the keys that are left. Kernels, variants and merges know nothing of it.
 //
 // Nothing depends on the contents of before, and no two elements on each other, so that a grid
-// writes them in any order, again and again: an update costs one small launch for all layers.
+// writes them in any order, again and again: an update costs one small launch for all layers. What
+// it takes there is a chain of loads, so a thread has one element, not one of each section.
 #pragma once
 
 #include <flashbsr/core/lengths.h>
@@ -19,7 +20,7 @@ namespace flashbsr {
 class BoundPlan {
  public:
   FLASHBSR_FN explicit BoundPlan(int32_t* plan)
-      : plan_(plan), h_(*reinterpret_cast<PlanHeader*>(plan)) {}
+      : plan_(plan), h_(*reinterpret_cast<const PlanHeader*>(plan)) {}
 
   FLASHBSR_FN const PlanHeader& header() const { return h_; }
   FLASHBSR_FN bool bound() const { return h_.off_bounds != 0; }
@@ -33,32 +34,41 @@ class BoundPlan {
     return section<Merge>(h_.off_bounds + 8 * (h_.max_requests + h_.max_items))[i];
   }
 
-  /// Writes the elements first, first + step, ... of every section; the plan is complete when all
-  /// have been written. Page ids beyond a request's length become 0, which is a page.
+  /// Writes the elements first, first + step, ... of all sections, one behind the other; the plan
+  /// is complete when all have been written. Page ids beyond a request's length become 0, which is
+  /// a page.
   FLASHBSR_FN void resolve(const Lengths& now, int64_t first, int64_t step) const {
     if (first == 0) {
-      h_.num_q_tokens_now = h_.num_q_tokens;
+      int32_t& tokens = reinterpret_cast<PlanHeader*>(plan_)->num_q_tokens_now;
+      tokens = h_.num_q_tokens;
       if (now.qo_indptr.given()) {
-        h_.num_q_tokens_now = clamp(now.qo_indptr[now.qo_indptr.size - 1], 0, h_.num_q_tokens);
+        tokens = clamp(now.qo_indptr[now.qo_indptr.size - 1], 0, h_.num_q_tokens);
       }
     }
+    uint32_t before = 0;
     for (int64_t i = first; i < h_.num_requests; i += step) {
       section<Request>(h_.off_requests)[i] = request_now(static_cast<int32_t>(i), now);
     }
-    for (int64_t i = first; i < h_.num_items; i += step) {
+    before += static_cast<uint32_t>(h_.num_requests);
+    for (int64_t i = behind(before, first, step); i < h_.num_items; i += step) {
       const int32_t request = item(static_cast<int32_t>(i)).request;
       section<WorkItem>(h_.off_items)[i] =
           item_now(static_cast<int32_t>(i), request_now(request, now));
     }
-    for (int64_t w = first; w < h_.num_workers; w += step) start(static_cast<int32_t>(w), now);
+    before += static_cast<uint32_t>(h_.num_items);
+    for (int64_t w = behind(before, first, step); w < h_.num_workers; w += step) {
+      start(static_cast<int32_t>(w), now);
+    }
+    before += static_cast<uint32_t>(h_.num_workers);
     // Without qo_indptr, too: the lengths before these may have had fewer rows.
-    for (int64_t i = first; i < h_.num_merges; i += step) {
+    for (int64_t i = behind(before, first, step); i < h_.num_merges; i += step) {
       Merge m = merge(static_cast<int32_t>(i));
       m.row_count = rows_now(m.row_begin, m.row_count, request_now(m.request, now));
       section<Merge>(h_.off_merges)[i] = m;
     }
+    before += static_cast<uint32_t>(h_.num_merges);
     PageRun run;
-    for (int64_t i = first; i < h_.num_kv_indices; i += step) {
+    for (int64_t i = behind(before, first, step); i < h_.num_kv_indices; i += step) {
       // Searched for where a request ends: for each of 8192 ids it took 80 us on a CPU.
       if (i >= run.end) run = run_at(i, now);
       section<int32_t>(h_.off_kv_indices)[i] = page(i, run, now);
@@ -66,6 +76,12 @@ class BoundPlan {
   }
 
  private:
+  /// The first element of a section behind `before` others, of who has `first` of all.
+  FLASHBSR_FN static int64_t behind(uint32_t before, int64_t first, int64_t step) {
+    const int64_t taken = before % static_cast<uint32_t>(step);
+    return first >= taken ? first - taken : first - taken + step;
+  }
+
   template <class T>
   FLASHBSR_FN T* section(int32_t offset) const {
     return reinterpret_cast<T*>(plan_ + offset);
@@ -203,7 +219,7 @@ class BoundPlan {
   }
 
   int32_t* plan_;
-  PlanHeader& h_;
+  PlanHeader h_;  ///< a copy, which stores to the plan leave in registers
 };
 
 }  // namespace flashbsr

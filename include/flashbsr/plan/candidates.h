@@ -57,6 +57,7 @@ struct Candidate {
   int64_t kv_chunk = 0;  ///< the bound, in tokens of a full tile
   int64_t price = 0;     ///< 0: not priced
   int32_t cluster_parts = 0;
+  int64_t empty = 0;  ///< chunks at the end of the order that have no KV, of a KV head
 };
 
 class Candidates {
@@ -98,10 +99,10 @@ class Candidates {
       best_.cut.bounded(tiles, limits, shape, quota);
     } else {
       search(quota);
-      return best_;
+      return dealt();
     }
     deal(best_);
-    return best_;
+    return dealt();
   }
 
   /// Of the whole cut where another was taken; otherwise the least of the others, or a bound below
@@ -116,8 +117,9 @@ class Candidates {
   static int64_t worth(int64_t price) { return price - price / 256; }
 
   void search(int64_t quota) {
-    const int64_t tiles = static_cast<int64_t>(tiles_->size()), heads = shape_->num_kv_heads;
-    const int64_t workers = limits_->num_workers;
+    // Those without KV, of requests that pad a graph, need no worker of their own.
+    const int64_t tiles = static_cast<int64_t>(tiles_->size()) - empty_;
+    const int64_t heads = shape_->num_kv_heads, workers = limits_->num_workers;
     best_.policy = kPolicyWhole;
     best_.kv_chunk = longest_;
     best_.cut.whole(*tiles_, *limits_, *shape_);
@@ -217,7 +219,8 @@ class Candidates {
   }
 
   struct Count {
-    int64_t items, slots;
+    int64_t items;  ///< that have KV
+    int64_t slots;
     int64_t states;  ///< slots, and those of tiles that share
   };
 
@@ -231,7 +234,7 @@ class Candidates {
       const bool cut = keep_.empty() || !keep_[t];
       const int64_t limit = best_.cut.longest(
           tile, cut ? most(tile.row_count) : max_of<int64_t>(length, 1), *limits_);
-      const int64_t parts = parts_of(length, limit);
+      const int64_t parts = length > 0 ? parts_of(length, limit) : 0;
       items += parts;
       if (parts > 1) slots += parts;
       if (parts > 1 || tile.shares) states += parts;
@@ -254,15 +257,23 @@ class Candidates {
     return high * tile_cost;
   }
 
+  /// All but the chunks without KV, where these come last: what pads a batch shall change no price,
+  /// and so no cut and no bits.
   void deal(Candidate& c) const {
     const int32_t heads = shape_->num_kv_heads;
     c.deal.start(limits_->num_workers);
+    c.empty = 0;
+    const bool by_cost = !limits_->by_request && c.cluster_parts == 0;
     const bool splits = c.cut.split_chunks > 0;
     // Equal neighbours are dealt at once.
     int64_t cost = 0, count = 0;
     bool split = false;
-    for (const uint32_t i : c.cut.order) {
+    for (const uint32_t& i : c.cut.order) {
       const Chunk& chunk = c.cut.chunks[i];
+      if (by_cost && chunk.cost == limits_->cost_per_item) {
+        c.empty = &c.cut.order.back() - &i + 1;
+        break;
+      }
       const bool part = splits && c.cut.parts[static_cast<size_t>(chunk.tile)].count > 1;
       if (chunk.cost != cost || part != split) {
         c.deal.give(cost, count, split);
@@ -273,6 +284,12 @@ class Candidates {
       count += heads;
     }
     c.deal.give(cost, count, split);
+  }
+
+  /// The best, with its chunks without KV: zeros are written for them.
+  Candidate& dealt() {
+    best_.deal.give(limits_->cost_per_item, best_.empty * shape_->num_kv_heads, false);
+    return best_;
   }
 
   int64_t price(Candidate& c) const {
@@ -296,7 +313,7 @@ class Candidates {
     } else {
       // How much longer the memory takes than products, while all are busy.
       const int64_t mean =
-          mean_queue(static_cast<int64_t>(c.cut.chunks.size()), c.cut.split_chunks);
+          mean_queue(static_cast<int64_t>(c.cut.chunks.size()) - c.empty, c.cut.split_chunks);
       const int64_t slower = reading_ * 1024 / max_of<int64_t>(mean, 1);
       time = c.deal.time(
           [&](int32_t busy) { return longer_than(pace_of_memory(busy) * slower >> 10); });

@@ -114,23 +114,25 @@ FLASHBSR_DEVICE void finish_item(const KernelArgs& args, const DecodeShared<Trai
   for (int unit = thread; unit < item.row_count * kQuads; unit += 32 * Traits::kEpilogueWarps) {
     const int row = unit / kQuads, d = unit % kQuads * 4;
     float top = -infinity();
-#pragma unroll
-    for (int w = 0; w < Traits::kWarps; ++w) top = ptx::max(top, shared.sums(w, row)->x);
     float o[4] = {}, sum = 0;
+    if (!item.empty()) {
 #pragma unroll
-    for (int w = 0; w < Traits::kWarps; ++w) {
-      const float2 s = *shared.sums(w, row);
-      float weight = 1.0f;
-      if constexpr (kSoftmax) {
-        weight = s.x == -infinity() ? (s.y == s.y ? 0.0f : s.y) : ptx::exp2(s.x - top);
+      for (int w = 0; w < Traits::kWarps; ++w) top = ptx::max(top, shared.sums(w, row)->x);
+#pragma unroll
+      for (int w = 0; w < Traits::kWarps; ++w) {
+        const float2 s = *shared.sums(w, row);
+        float weight = 1.0f;
+        if constexpr (kSoftmax) {
+          weight = s.x == -infinity() ? (s.y == s.y ? 0.0f : s.y) : ptx::exp2(s.x - top);
+        }
+        const float4 x = *reinterpret_cast<const float4*>(shared.o(w, row) + d);
+        sum += weight * s.y;
+        weight *= Traits::kValueUnit;
+        o[0] += weight * x.x;
+        o[1] += weight * x.y;
+        o[2] += weight * x.z;
+        o[3] += weight * x.w;
       }
-      const float4 x = *reinterpret_cast<const float4*>(shared.o(w, row) + d);
-      sum += weight * s.y;
-      weight *= Traits::kValueUnit;
-      o[0] += weight * x.x;
-      o[1] += weight * x.y;
-      o[2] += weight * x.z;
-      o[3] += weight * x.w;
     }
     const float lse = !kSoftmax ? 0.0f : sum == 0 ? -infinity() : top + ptx::log2(sum) - kShift;
     if (item.slot >= 0) {

@@ -70,54 +70,8 @@ struct DecodeQuery {
     }
   }
 
-  /// Loads an item's queries, by RoPE if `kRotates` and it is asked for, and leaves everything
-  /// about it in `ready`. One warp.
-  template <bool kRotates>
-  FLASHBSR_DEVICE void prepare(const KernelArgs& args, const DecodeItem& item, int lane,
-                               DecodeReady<Traits>& ready) {
-    float scale[kTiles];
-    load<kRotates>(args, item, lane, scale);
-    if constexpr (dtype_size(Traits::kKv) == 1) {
-      if (args.params.q.dtype == DType::kBF16) fit(scale);
-    }
-    const uint32_t* words = &b[0][0][0];
-#pragma unroll
-    for (int i = 0; i < DecodeReady<Traits>::kWords / 4; ++i) {
-      ready.b[i][lane] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
-    }
-    if (lane % 4 == 0) {
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n] * Traits::kKeyUnit;
-    }
-    see(args, item, lane, ready);
-  }
-
- private:
-  /// What each row sees. Once for all streaming warps: where keys are a share it takes a division.
-  FLASHBSR_DEVICE static void see(const KernelArgs& args, const DecodeItem& item, int lane,
-                                  DecodeReady<Traits>& ready) {
-    const int last = max_of(item.row_count, 1) - 1;
-    const int token = args.group.quotient(item.row_begin + min_of(lane, last));
-    Span seen{0, item.kv_len};
-    if (!item.shared()) {
-      seen = visible_keys(*args.header, item.kv_len - item.q_len + token, item.kv_len);
-    }
-    seen = {max_of(seen.begin, item.kv_begin), min_of(seen.end, item.kv_end)};
-    if (lane < Traits::kRows) ready.visible[lane] = seen;
-    // Spans only move right from row to row.
-    const int32_t begin = __shfl_sync(0xffffffffu, seen.begin, last);
-    if (lane == 0) ready.whole = {begin, seen.end};
-  }
-
-  FLASHBSR_DEVICE static uint32_t load_pair(const char* row, int dim) {
-    const auto word = [row](int d) {
-      return __ldg(reinterpret_cast<const uint32_t*>(row + 2 * d));
-    };
-    if constexpr (!Traits::kPacked) return word(dim);
-    const int even = dim & ~1;
-    return ptx::permute_bytes(word(even), word(even + 4), dim & 1 ? 0x7632 : 0x5410);
-  }
-
+  /// Loads an item's queries, by RoPE if `kRotates` and it is asked for, and the scales of their
+  /// logits. One warp.
   template <bool kRotates>
   FLASHBSR_DEVICE void load(const KernelArgs& args, const DecodeItem& item, int lane,
                             float (&scale)[kTiles]) {
@@ -152,6 +106,51 @@ struct DecodeQuery {
       }
       scale[n] = p.sm_scale * (p.q_head_scale ? p.q_head_scale[head] : 1.0f) * k_scale;
     }
+  }
+
+  /// Leaves everything about an item in `ready`, of which this has what `load` made. One warp.
+  FLASHBSR_DEVICE void leave(const KernelArgs& args, const PlanHeader& header,
+                             const DecodeItem& item, int lane, float (&scale)[kTiles],
+                             DecodeReady<Traits>& ready) {
+    if constexpr (dtype_size(Traits::kKv) == 1) {
+      if (args.params.q.dtype == DType::kBF16) fit(scale);
+    }
+    const uint32_t* words = &b[0][0][0];
+#pragma unroll
+    for (int i = 0; i < DecodeReady<Traits>::kWords / 4; ++i) {
+      ready.b[i][lane] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+    }
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) ready.scale[8 * n + lane / 4] = scale[n] * Traits::kKeyUnit;
+    }
+    see(args, header, item, lane, ready);
+  }
+
+ private:
+  /// What each row sees. Once for all streaming warps: where keys are a share it takes a division.
+  FLASHBSR_DEVICE static void see(const KernelArgs& args, const PlanHeader& header,
+                                  const DecodeItem& item, int lane, DecodeReady<Traits>& ready) {
+    const int last = max_of(item.row_count, 1) - 1;
+    const int token = args.group.quotient(item.row_begin + min_of(lane, last));
+    Span seen{0, item.kv_len};
+    if (!item.shared()) {
+      seen = visible_keys(header, item.kv_len - item.q_len + token, item.kv_len);
+    }
+    seen = {max_of(seen.begin, item.kv_begin), min_of(seen.end, item.kv_end)};
+    if (lane < Traits::kRows) ready.visible[lane] = seen;
+    // Spans only move right from row to row.
+    const int32_t begin = __shfl_sync(0xffffffffu, seen.begin, last);
+    if (lane == 0) ready.whole = {begin, seen.end};
+  }
+
+  FLASHBSR_DEVICE static uint32_t load_pair(const char* row, int dim) {
+    const auto word = [row](int d) {
+      return __ldg(reinterpret_cast<const uint32_t*>(row + 2 * d));
+    };
+    if constexpr (!Traits::kPacked) return word(dim);
+    const int even = dim & ~1;
+    return ptx::permute_bytes(word(even), word(even + 4), dim & 1 ? 0x7632 : 0x5410);
   }
 
   /// bf16 queries against codes as keys, which are multiplied in fp16: each row is scaled by the

@@ -28,6 +28,8 @@ struct alignas(16) DecodeItem {
   int32_t kv_len;
 
   FLASHBSR_FN bool shared() const { return q_begin < 0; }
+  /// Of a request that pads a graph, say: nothing is loaded for it.
+  FLASHBSR_FN bool empty() const { return kv_begin >= kv_end; }
 };
 
 /// Whose threads decode: all of a block, or a warpgroup beside others that have wide items
