@@ -65,8 +65,10 @@ def __getattr__(name):
     return Anything(f"{__name__}.{name}")
 """
 # The scheduler is a process of its own, which has plug-ins: this one counts, a byte for each run.
-# It also has another backend absorb latent attention: torch_native cannot do prompts otherwise.
-ABSORB = "FLASHBSR_ABSORB"
+# It also has another backend absorb latent attention: torch_native cannot do prompts otherwise. And
+# it lets Gemma 3 have a pool for its sliding layers, which SGLang gives no model that can be so
+# small, and notes that there is one.
+ABSORB, POOLS = "FLASHBSR_ABSORB", "FLASHBSR_POOLS"
 COUNTED = """\
 import os
 import flashbsr
@@ -83,6 +85,16 @@ def register():
         from sglang.srt.models.deepseek_common import attention_backend_handler as handler
         method = handler.AttnForwardMethod.MLA
         handler.AttentionBackendRegistry.register(theirs, lambda *_: method)
+    if pools := os.environ.get("FLASHBSR_POOLS"):
+        from sglang.srt.arg_groups import model_override_base
+        from sglang.srt.arg_groups.model_overrides import gemma2_gemma3
+        from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+        model_override_base._MODEL_OVERRIDE_FNS["Gemma3ForCausalLM"].clear()
+        keep = SWAKVPool.register_mapping
+        def noted(self, mapping):
+            open(pools, "w").close()
+            keep(self, mapping)
+        SWAKVPool.register_mapping = noted
 """
 
 
@@ -100,12 +112,16 @@ def generate(args: argparse.Namespace, **more: Any) -> None:
     """Generate in this process and SGLang's; tokens and log probabilities go to a file."""
     import sglang
 
+    if args.pools:  # what such models say; Gemma 3's layers are these by turns
+        of_windows = {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 0, 1]}
+        more["json_model_override_args"] = json.dumps(of_windows)
     engine = sglang.Engine(
         model_path=args.model, skip_tokenizer_init=True, dtype=args.dtype,
         attention_backend=args.backend, page_size=args.page, max_total_tokens=8192,
         max_running_requests=8, context_length=512, chunked_prefill_size=64,
+        kv_cache_dtype=args.kv,
         enable_mixed_chunk=args.mixed, disable_overlap_schedule=args.apart,
-        disable_hybrid_swa_memory=True, random_seed=0, log_level="error", **more,
+        disable_hybrid_swa_memory=not args.pools, random_seed=0, log_level="error", **more,
     )  # fmt: skip
     how = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
     ids = [x["prompt_token_ids"] for x in prompts()]
@@ -128,11 +144,11 @@ def generate(args: argparse.Namespace, **more: Any) -> None:
     engine.shutdown()
 
 
-def child(
-    program: str, folder: Path, model: Path, environment: dict[str, str], plugin: str = COUNTED,
-    **options: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """Generate in processes of their own; flashbsr is found by its entry point, as by users."""
+def environment_of(folder: Path, more: dict[str, str], plugin: str = COUNTED) -> dict[str, str]:
+    """Give the environment of SGLang's processes; what they import besides is put into `folder`.
+
+    flashbsr is found by its entry point, as by users.
+    """
     info = folder / "flashbsr_under_test-0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashbsr-under-test\nVersion: 0\n")
@@ -143,14 +159,27 @@ def child(
     for name in ("sgl_kernel", "torchvision"):
         if importlib.util.find_spec(name) is None:
             (folder / f"{name}.py").write_text(f"__path__ = []\n{STAND_IN}")
-    out, runs = folder / "out.json", folder / "runs"
-    out.unlink(missing_ok=True)
+    runs = folder / "runs"
     runs.write_bytes(b"")
-    environment = {
+    return {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
         "HF_HUB_OFFLINE": "1", "FLASHBSR_RUNS": str(runs), "SGLANG_PLUGINS": "flashbsr_counted",
-        **environment,
+        **more,
     }  # fmt: skip
+
+
+def child(
+    program: str, folder: Path, model: Path, environment: dict[str, str], plugin: str = COUNTED,
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Generate in processes of their own."""
+    environment = environment_of(folder, environment, plugin)
+    out, runs = folder / "out.json", Path(environment["FLASHBSR_RUNS"])
+    pools = folder / "pools"
+    if options.get("pools"):
+        environment[POOLS] = str(pools)
+    for path in out, pools:
+        path.unlink(missing_ok=True)
     command = [sys.executable, program, str(model), str(out)]
     command += [f"--{name}={value}" for name, value in options.items() if value is not True]
     command += [f"--{name}" for name, value in options.items() if value is True]
@@ -164,6 +193,8 @@ def child(
     found["runs"] = runs.stat().st_size
     if (found["runs"] > 0) != (options["backend"] == "flashbsr"):
         raise RuntimeError(f"flashbsr ran {found['runs']} times")
+    if pools.exists() != bool(options.get("pools")):
+        raise RuntimeError(f"a pool for sliding layers: {pools.exists()}")
     return found
 
 
@@ -193,6 +224,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "mixed": partial(equal, "qwen3", mixed=True),
     "apart": partial(equal, "qwen3", page=64, apart=True),
     "gemma3": partial(equal, "gemma3"),
+    "gemma3 pools": partial(equal, "gemma3", pools=True),
     "bfloat16": partial(equal, "llama", dtype="bfloat16"),
     "deepseek": partial(equal, "deepseek yarn"),
     "deepseek pages of 16": partial(equal, "deepseek yarn", page=16),
@@ -206,9 +238,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path)
     parser.add_argument("--backend", default="flashbsr")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--kv", default="auto")
     parser.add_argument("--page", type=int, default=1)
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--pools", action="store_true", help="sliding layers have their own")
     return parser
 
 

@@ -66,6 +66,15 @@ def use_pytorch():
 """
 )
 
+ON_GPU = {"TORCHDYNAMO_DISABLE": "1"}  # a few small functions, compiled for each process
+if importlib.util.find_spec("sgl_kernel") is None:
+    ON_GPU["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] = "1"
+# What `sglang.Engine` gets besides, so that it needs none of its kernels.
+OPTIONS = {
+    "device": "cuda", "sampling_backend": "pytorch", "grammar_backend": "none",
+    "disable_flashinfer_autotune": True, "disable_custom_all_reduce": True,
+}  # fmt: skip
+
 
 def packages() -> dict[str, str]:
     """Give what else decides, and the GPU."""
@@ -86,9 +95,8 @@ def generate(args: argparse.Namespace) -> None:
     if args.graphs:
         graphs = {"disable_prefill_cuda_graph": True, "cuda_graph_bs_decode": [1, 2, 4, 8]}
     engines_sglang.generate(
-        args, device="cuda", mem_fraction_static=0.5, nccl_port=args.port,
-        enable_fp32_lm_head=True, sampling_backend="pytorch", grammar_backend="none",
-        disable_flashinfer_autotune=True, disable_custom_all_reduce=True, **graphs,
+        args, mem_fraction_static=0.5, nccl_port=args.port, enable_fp32_lm_head=True, **OPTIONS,
+        **graphs,
     )  # fmt: skip
 
 
@@ -119,10 +127,7 @@ def generated(kind: str, backend: str, options: tuple[tuple[str, Any], ...]) -> 
     """Start a generation, once; give what it will have found."""
     model, port = model_of(kind), next(PORTS)
     # Both absorb: over expanded keys, which triton has too, SGLang needs its kernels.
-    environment = {ABSORB: THEIRS} if kind.startswith("deepseek") else {}
-    environment["TORCHDYNAMO_DISABLE"] = "1"  # a few small functions, compiled for each process
-    if importlib.util.find_spec("sgl_kernel") is None:
-        environment["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] = "1"
+    environment = {**ON_GPU, **({ABSORB: THEIRS} if kind.startswith("deepseek") else {})}
 
     def run() -> dict[str, Any]:
         folder = Path(tempfile.mkdtemp(dir=FOLDER.name))
@@ -164,15 +169,34 @@ def judged(exact: dict[str, Any], want: dict[str, Any], got: dict[str, Any]) -> 
             "largest_error_of_triton": far}  # fmt: skip
 
 
+def quantized(kind: str, kv: str, dtype: str = "bfloat16", **options: Any) -> dict[str, Any]:
+    """Compare both over a cache of eight bits with float32, whose own rounding parts their tokens.
+
+    flashbsr may be as far from it, in the mean, as triton is, and as much again.
+    """
+    exact = start(kind, EXACT, dtype=dtype)
+    want, got = (
+        start(kind, backend, dtype=dtype, kv=kv, **options).result() for backend in (THEIRS, OURS)
+    )
+    far, near = (error(exact.result()["passes"][0], x["passes"][0]) for x in (want, got))
+    cached = got["passes"][1]["cached"]
+    return {"ok": near <= AS_FAR * far and cached > 0, "mean_error": near,
+            "mean_error_of_triton": far, "cached_tokens": cached, "runs": got["runs"]}  # fmt: skip
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "llama": partial(equal, "llama"),
     "pages of 16": partial(equal, "llama", page=16),
     "graphs": partial(equal, "llama", graphs=True),
     "float16": partial(equal, "llama", dtype="float16"),
+    "fp8": partial(quantized, "llama", "fp8_e4m3"),
+    "fp8 graphs": partial(quantized, "qwen3", "fp8_e4m3", graphs=True, page=16),
     "mixed": partial(equal, "qwen3", mixed=True),
     "apart": partial(equal, "qwen3", page=64, apart=True),
     "gemma3": partial(equal, "gemma3"),
     "gemma3 graphs": partial(equal, "gemma3", graphs=True, page=16),
+    "gemma3 pools": partial(equal, "gemma3", pools=True),
+    "gemma3 pools graphs": partial(equal, "gemma3", pools=True, graphs=True, page=16),
     "deepseek": partial(equal, "deepseek"),
     "deepseek graphs": partial(equal, "deepseek", graphs=True, page=64),
 }

@@ -142,11 +142,8 @@ def verdict(content: dict[str, Any], current: str | None = None) -> tuple[bool, 
 
 def check() -> int:
     """Print the verdict on every record; 0 only if there is one and all are good and current."""
-    paths = sorted(
-        p
-        for p in RECORDS.glob("*.json")
-        if not p.name.startswith(("engines-", "ranks-", "transformers-", "vllm-", "wheel"))
-    )
+    others = ("engines-", "ranks-", "sglang-", "transformers-", "vllm-", "wheel")
+    paths = sorted(p for p in RECORDS.glob("*.json") if not p.name.startswith(others))
     if not paths:
         print("gpu_record: no record in tests/records")
         return 1

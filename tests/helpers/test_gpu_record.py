@@ -227,6 +227,13 @@ def test_verdict_names_what_is_wrong(
         assert part in text
 
 
+def test_the_records_that_are_kept_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of engines beside them have programs of their own."""
+    gpu_record.check()
+    said = capsys.readouterr().out
+    assert said.count("tests/records/") == len(list(gpu_record.RECORDS.glob("nvidia-*.json"))) > 0
+
+
 def test_names_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_record.parse_steps("all") == list(gpu_record.STEPS)
     assert gpu_record.parse_steps("bench,sanitize") == ["bench", *gpu_record.SANITIZERS]

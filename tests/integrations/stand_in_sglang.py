@@ -65,6 +65,7 @@ class RadixAttention(torch.nn.Module):
         self.is_cross_attention, self.use_irope = is_cross_attention, use_irope
         self.pos_encoding_mode = pos_encoding_mode
         self.logit_capping_method, self.xai_temperature_len = logit_capping_method, -1
+        self.k_scale = self.v_scale = self.k_scale_float = self.v_scale_float = None
 
 
 class KVWriteLoc:
@@ -84,15 +85,63 @@ class MHATokenToKVPool:
             list(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)
         )
 
-    def set_kv_buffer(self, layer: Any, where: KVWriteLoc, k: Any, v: Any) -> None:
-        self.k_buffer[layer.layer_id][where.loc] = k
-        self.v_buffer[layer.layer_id][where.loc] = v
+    def set_kv_buffer(self, layer: Any, where: Any, k: Any, v: Any, k_scale: Any = None,
+                      v_scale: Any = None, layer_id_override: Any = None) -> None:  # fmt: skip
+        number = layer.layer_id if layer_id_override is None else layer_id_override
+        slots = getattr(where, "loc", where)
+        both = (self.k_buffer, k, k_scale), (self.v_buffer, v, v_scale)
+        for buffer, x, scale in both:
+            if x.dtype != self.dtype and scale is not None:
+                x.div_(scale)
+            buffer[number].view(torch.uint8)[slots] = x.to(self.dtype).view(torch.uint8)
 
     def get_key_buffer(self, layer_id: int) -> Any:
         return self.k_buffer[layer_id]
 
     def get_value_buffer(self, layer_id: int) -> Any:
         return self.v_buffer[layer_id]
+
+
+class SWAKVPool:
+    """Two pools; a map finds the slots of the second by those of the first."""
+
+    def __init__(self, size: int, size_swa: int, page_size: int, dtype: torch.dtype, head_num: int,
+                 head_dim: int, swa_attention_layer_ids: list[int],
+                 full_attention_layer_ids: list[int], device: str) -> None:  # fmt: skip
+        self.dtype = dtype
+        layers = full_attention_layer_ids, swa_attention_layer_ids
+        self.full_kv_pool, self.swa_kv_pool = (
+            MHATokenToKVPool(n, page_size, dtype, head_num, head_dim, len(ids), device, False)
+            for n, ids in zip((size, size_swa), layers, strict=True)
+        )
+        self.layers_mapping = {
+            layer: (i, windowed)
+            for windowed, ids in zip((False, True), layers, strict=True)
+            for i, layer in enumerate(ids)
+        }
+
+    def register_mapping(self, full_to_swa_index_mapping: Any) -> None:
+        self.full_to_swa_index_mapping = full_to_swa_index_mapping
+
+    def translate_loc_from_full_to_swa(self, kv_indices: Any) -> Any:
+        return self.full_to_swa_index_mapping[kv_indices]
+
+    def set_kv_buffer(self, layer: Any, where: KVWriteLoc, k: Any, v: Any, k_scale: Any = 1.0,
+                      v_scale: Any = 1.0) -> None:  # fmt: skip
+        number, windowed = self.layers_mapping[layer.layer_id]
+        pool, slots = (self.swa_kv_pool, where.swa_loc) if windowed else (
+            self.full_kv_pool, where.loc
+        )  # fmt: skip
+        assert slots is not None
+        pool.set_kv_buffer(None, slots, k, v, k_scale, v_scale, layer_id_override=number)
+
+    def get_key_buffer(self, layer_id: int) -> Any:
+        number, windowed = self.layers_mapping[layer_id]
+        return (self.swa_kv_pool if windowed else self.full_kv_pool).get_key_buffer(number)
+
+    def get_value_buffer(self, layer_id: int) -> Any:
+        number, windowed = self.layers_mapping[layer_id]
+        return (self.swa_kv_pool if windowed else self.full_kv_pool).get_value_buffer(number)
 
 
 class MLATokenToKVPool:
@@ -106,7 +155,8 @@ class MLATokenToKVPool:
 
     def set_kv_buffer(self, layer: Any, where: KVWriteLoc, k: Any, v: Any) -> None:
         assert v.shape[-1] == self.kv_lora_rank
-        self.kv_buffer[layer.layer_id][where.loc] = k
+        buffer = self.kv_buffer[layer.layer_id].view(torch.uint8)
+        buffer[where.loc] = k.to(self.dtype).view(torch.uint8)
 
     def get_key_buffer(self, layer_id: int) -> Any:
         return self.kv_buffer[layer_id]
@@ -160,6 +210,7 @@ CONTENT: dict[str, list[str]] = {
         "MHATokenToKVPool",
         "MLATokenToKVPool",
     ],
+    "sglang.srt.mem_cache.swa_memory_pool": ["SWAKVPool"],
     "sglang.srt.model_executor": [],
     "sglang.srt.model_executor.forward_batch_info": ["ForwardMode"],
     "sglang.srt.models": [],
@@ -187,5 +238,6 @@ def install() -> None:
 def uninstall() -> None:
     """Leave no trace for the tests of other modules."""
     if not INSTALLED:
-        for name in [*CONTENT, "flashbsr.integrations.sglang.backend"]:
+        ours = [f"flashbsr.integrations.sglang.{name}" for name in ("backend", "pools")]
+        for name in [*CONTENT, *ours]:
             sys.modules.pop(name, None)

@@ -51,17 +51,30 @@ def mode(name: str) -> Any:
     return part("model_executor.forward_batch_info").ForwardMode[name]
 
 
+def forget(buffer: Any) -> None:
+    """NaN; in a pool the codes of float8 are bytes."""
+    if buffer.dtype.itemsize == 1:
+        buffer.view(torch.uint8).fill_(0x7F)
+    else:
+        buffer.fill_(float("nan"))
+
+
 class Serving:
     """Requests, SGLang's pool and table of slots, and two layers of different kinds."""
 
     def __init__(
-        self, page: int = 1, dtype: str = "float32", first: dict[str, Any] | None = None
-    ) -> None:
+        self, page: int = 1, dtype: str = "float32", first: dict[str, Any] | None = None,
+        kv: str | None = None, scale: float | None = None,
+    ) -> None:  # fmt: skip
         self.page, self.dtype, self.rng = page, dtype, np.random.default_rng(page)
-        self.type = getattr(torch, dtype)
+        self.type, self.kv_type = getattr(torch, dtype), getattr(torch, kv or dtype)
         self.modules, buffers = self.make(first or {})
+        for layer in self.layers:  # as a checkpoint gives them
+            if scale is not None:
+                layer.k_scale, layer.v_scale = torch.tensor(scale), torch.tensor(2 * scale)
+                layer.k_scale_float, layer.v_scale_float = scale, 2 * scale
         for buffer in buffers:
-            buffer.fill_(float("nan"))
+            forget(buffer)
             buffer[0] = 0  # the slot that pads
         self.table = torch.full((9, CONTEXT), SLOTS - 1, dtype=torch.int32)
         self.table[0] = 0
@@ -87,10 +100,22 @@ class Serving:
             for i, options in enumerate(self.options)
         ]
         self.pool = pool(
-            SLOTS, self.page, self.type, KV_HEADS, DIM, len(self.layers), "cpu",
+            SLOTS, self.page, self.kv_type, KV_HEADS, DIM, len(self.layers), "cpu",
             enable_memory_saver=False,
         )  # fmt: skip
         return self.layers, [*self.pool.k_buffer, *self.pool.v_buffer]
+
+    def stored(self, x: Any, scale: float | None) -> Any:
+        """What the cache has of keys or values."""
+        if self.kv_type == self.type:
+            return x
+        codes = self.tensor(x)
+        if scale is not None:
+            codes.div_(scale)
+        return codes.to(self.kv_type).float().numpy() * (1.0 if scale is None else scale)
+
+    def new_page(self, slots: Any) -> None:
+        """A page is a request's from now on."""
 
     def keys(self, n: int) -> tuple[Any, Any]:
         """Keys and values of new tokens."""
@@ -121,6 +146,7 @@ class Serving:
                     base = int(self.free.pop()) * self.page
                     room = self.table[i + 1, at : at + self.page]
                     room[:] = torch.arange(base, base + len(room))
+                    self.new_page(torch.arange(base, base + self.page))
                 locations.append(int(self.table[i + 1, at]))
         drafts = name == "TARGET_VERIFY"
         lens = [b + (0 if drafts else n) for b, n in zip(before, counts, strict=True)]
@@ -157,7 +183,9 @@ class Serving:
             for i, n in zip(who, counts, strict=True):
                 at = slice(begin, begin + n)
                 held = self.kv[i][layer.layer_id]
-                mine = tuple(np.concatenate([a, b[at]]) for a, b in zip(held, (k, v), strict=True))
+                scales = layer.k_scale_float, layer.v_scale_float
+                new = (self.stored(x[at], s) for x, s in zip((k, v), scales, strict=True))
+                mine = tuple(np.concatenate(pair) for pair in zip(held, new, strict=True))
                 self.kv[i][layer.layer_id] = mine
                 self.check(out[at], q[at], *mine, options, None if masks is None else masks[i])
                 begin += n
@@ -229,9 +257,68 @@ def test_drafts_in_a_tree_follow_the_mask(page: int) -> None:
     serving.step("TARGET_VERIFY", [1, 0], [4, 4], masks, custom_mask=torch.from_numpy(flat), topk=2)
 
 
-def test_captured_steps_follow_later_plans() -> None:
+class Hybrid(Serving):
+    """The second layer, which has a window, keeps its tokens in a pool of its own."""
+
+    WINDOW_SLOTS = 320
+
+    def make(self, first: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        super().make(first)
+        pools = part("mem_cache.swa_memory_pool").SWAKVPool
+        self.pool = pools(
+            SLOTS, self.WINDOW_SLOTS, self.page, self.kv_type, KV_HEADS, DIM,
+            swa_attention_layer_ids=[1], full_attention_layer_ids=[0], device="cpu",
+        )  # fmt: skip
+        self.map = torch.zeros(SLOTS + self.page + 1, dtype=torch.int64)
+        self.pool.register_mapping(self.map)
+        pages = np.arange(1, self.WINDOW_SLOTS // self.page)
+        self.free_of_windows = list(self.rng.permutation(pages))
+        parts = self.pool.full_kv_pool, self.pool.swa_kv_pool
+        return self.layers, [x for p in parts for x in (*p.k_buffer, *p.v_buffer)]
+
+    def new_page(self, slots: Any) -> None:
+        begin = int(self.free_of_windows.pop()) * self.page
+        self.map[slots] = torch.arange(begin, begin + self.page)
+
+    def pass_windows(self, who: int) -> None:
+        """Free the pages that the next token's window has passed."""
+        length, window = len(self.kv[who][1][0]), self.options[1]["sliding_window_size"]
+        passed = max(length - window, 0) // self.page * self.page
+        slots = self.table[who + 1, :passed].long()
+        for buffer in (*self.pool.swa_kv_pool.k_buffer, *self.pool.swa_kv_pool.v_buffer):
+            mine = buffer[self.map[slots]]
+            forget(mine)
+            buffer[self.map[slots]] = mine
+        self.map[slots] = 0
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("kv", [None, "float8_e4m3fn"])
+def test_sliding_layers_have_a_pool_of_their_own(kv: str | None, page: int) -> None:
+    """Slots are found by SGLang's map; what windows have passed is gone."""
+    serving = Hybrid(page, "bfloat16", kv=kv)
+    mixed_steps(serving)
+    for _ in range(4):
+        for who in (1, 2):  # the first has what it shares with the last
+            serving.pass_windows(who)
+        serving.step("DECODE", [1, 2, 0], [1, 1, 1])
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("kv", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_caches_of_eight_bits(dtype: str, kv: str, scale: float | None, page: int) -> None:
+    """Written by SGLang, divided by the scales that a checkpoint has, and read with these."""
+    serving = Serving(page, dtype, kv=kv, scale=scale)
+    mixed_steps(serving)
+    serving.step("DECODE", [1, 2, 0], [1, 1, 1])
+
+
+@pytest.mark.parametrize("kind", [Serving, Hybrid])
+def test_captured_steps_follow_later_plans(kind: type[Serving]) -> None:
     """The hooks of CUDA graphs: requests that pad a batch change nothing for the others."""
-    serving = Serving()
+    serving = kind()
     for _ in range(2):
         serving.add()
     serving.step("EXTEND", [0, 1], [30, 5])
@@ -246,9 +333,11 @@ def test_captured_steps_follow_later_plans() -> None:
         fb.req_pool_indices = torch.cat([fb.req_pool_indices, torch.zeros(2, dtype=torch.int64)])
         fb.out_cache_loc = torch.cat([fb.out_cache_loc, torch.zeros(2, dtype=torch.int64)])
         backend.init_forward_metadata_out_graph(fb, in_capture=turn == 0)
-        step = backend.forward_metadata
-        assert step.captured
-        engines = [step.attention(kind) for kind in backend.steps.kinds]
+        engines = []
+        for windowed, steps in backend.steps.items():
+            step = backend.forward_metadata[windowed]
+            assert step.captured
+            engines += [step.attention(kind) for kind in steps.kinds]
         assert captured is None or all(a is b for a, b in zip(engines, captured, strict=True))
         captured = engines
         serving.run(fb, [0, 1], [1, 1])
@@ -284,7 +373,7 @@ def test_steps_and_options_are_refused_by_name() -> None:
     with pytest.raises(errors.UnsupportedError, match="kv_cache_dtype"):
         type(serving.backend)(other)
     other = SimpleNamespace(**{**vars(serving.runner), "token_to_kv_pool": object()})
-    with pytest.raises(errors.UnsupportedError, match="disable-hybrid-swa-memory"):
+    with pytest.raises(errors.UnsupportedError, match="token_to_kv_pool: got object"):
         type(serving.backend)(other)
 
 

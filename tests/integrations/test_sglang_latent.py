@@ -48,7 +48,7 @@ class Serving(plain.Serving):  # type: ignore[misc]
         self.expanded = [radix(HEADS, 192, 0.1, HEADS, layer_id=i, v_head_dim=128)
                          for i in range(2)]  # fmt: skip
         self.pool = pool(
-            plain.SLOTS, self.page, self.type, LATENT, ROTATED, 2, "cpu",
+            plain.SLOTS, self.page, self.kv_type, LATENT, ROTATED, 2, "cpu",
             enable_memory_saver=False,
         )  # fmt: skip
         return [*self.layers, *self.expanded], self.pool.kv_buffer
@@ -59,6 +59,18 @@ class Serving(plain.Serving):  # type: ignore[misc]
     def keys(self, n: int) -> tuple[Any, Any]:
         k = self.rows(n, 1)
         return k, k[..., :LATENT]
+
+
+def test_latents_of_eight_bits() -> None:
+    """SGLang divides latents by nothing."""
+    serving = Serving(16, "bfloat16", kv="float8_e4m3fn")
+    plain.mixed_steps(serving)
+    serving.step("DECODE", [1, 2, 0], [1, 1, 1])
+
+
+def test_latents_in_e5m2_are_refused() -> None:
+    with pytest.raises(errors.UnsupportedError, match="latents in float8_e5m2"):
+        Serving(kv="float8_e5m2")
 
 
 @pytest.mark.parametrize("page", [1, 16])
@@ -79,7 +91,7 @@ def test_captured_steps_follow_later_plans() -> None:
     for turn in range(2):
         fb = serving.batch("DECODE", [0, 1], [1, 1])
         serving.backend.init_forward_metadata_out_graph(fb, in_capture=turn == 0)
-        assert serving.backend.forward_metadata.captured
+        assert serving.backend.forward_metadata[False].captured
         serving.run(fb, [0, 1], [1, 1])
 
 

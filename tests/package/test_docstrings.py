@@ -39,7 +39,7 @@ def test_examples(name: str) -> None:
         framework(kind)
     if name in OF_ENGINES:
         pytest.importorskip("vllm")  # not in CI: tools/engines.py has a record
-    if name == "flashbsr.integrations.sglang.backend":
+    if name in ("flashbsr.integrations.sglang.backend", "flashbsr.integrations.sglang.pools"):
         pytest.importorskip("sglang")  # likewise
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0

@@ -40,7 +40,7 @@ def _make(runner: Any) -> Any:
     from .backend import FlashbsrAttnBackend
 
     backend = FlashbsrAttnBackend(runner)
-    if backend.latent:
+    if backend.pools.latent:
         _absorb_all()
     return backend
 

@@ -30,7 +30,7 @@ def is_latent(layer: Any, latent: int) -> bool:
     return bool(layer.tp_k_head_num == 1 and layer.v_head_dim == latent)
 
 
-def layer_kind(layer: Any, latent: int = 0) -> Kind:
+def layer_kind(layer: Any, latent: int = 0, kv_cache_dtype: str = "auto") -> Kind:
     """Translate a RadixAttention.
 
     Parameters
@@ -38,6 +38,8 @@ def layer_kind(layer: Any, latent: int = 0) -> Kind:
     layer : RadixAttention
     latent : int
         Dims of the latents in the cache; 0: it has keys and values.
+    kv_cache_dtype : str
+        vLLM's name of the cache's type; ``auto``: the model's own.
 
     Raises
     ------
@@ -58,7 +60,8 @@ def layer_kind(layer: Any, latent: int = 0) -> Kind:
         for name, value, none in (("sliding_window_size", window, -1), ("logit_cap", cap, 0.0)):
             if value != none:
                 raise UnsupportedError(name, value, f"{none} with latent attention")
-        return latent_kind(layer.tp_q_head_num, layer.qk_head_dim, latent, float(layer.scaling))
+        dims = layer.tp_q_head_num, layer.qk_head_dim, latent
+        return latent_kind(*dims, float(layer.scaling), kv_cache_dtype)
     if layer.v_head_dim != layer.qk_head_dim:
         wanted = f"{layer.qk_head_dim}, as that of keys"
         raise UnsupportedError("v_head_dim", layer.v_head_dim, wanted)
@@ -71,7 +74,7 @@ def layer_kind(layer: Any, latent: int = 0) -> Kind:
         None if window < 0 else window + 1,
         cap,
         False,
-        "auto",
+        kv_cache_dtype,
         "decoder",
     )
 
