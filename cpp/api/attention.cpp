@@ -111,8 +111,8 @@ void Attention::resolve(const ResolveOptions& options) {
 int64_t Attention::needed_bytes() {
   int64_t rows;
   if (options_.capacity.fixed()) {
-    rows = sizes_for(options_.capacity, options_.shape, limits_, options_.split,
-                     laid_.layout.page_size)
+    const Shape shape = options_.shape.with_heads_of_item(limits_.wide.heads_of_item);
+    rows = sizes_for(options_.capacity, shape, limits_, options_.split, laid_.layout.page_size)
                .partial_rows;
   } else {
     rows = planner_->view().header().max_partial_rows;

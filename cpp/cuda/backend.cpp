@@ -63,6 +63,7 @@ class CudaBackend final : public api::Backend {
   const KernelRow* kernel_for(const Need& need);
   const KernelRow* dense_kernel(Need& need, const Batch& batch);
   Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
+  bool goes_in_pairs(const Batch& batch, int group, double rows) const;
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
   /// Whether replays follow later plans: then all runs share one plan in memory.
@@ -94,6 +95,7 @@ class CudaBackend final : public api::Backend {
   bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
   bool fine_scales_ = false;  ///< or of so few dims that codes in 16 bits have no kernel
+  bool head_scales_ = false;  ///< or others of every KV head beside them
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
   api::Borrowed borrowed_;
@@ -140,6 +142,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .masked = batch.masked,
             .scaled = batch.scaled,
             .half_scales = batch.scaled && half_scales_,
+            .pairs = goes_in_pairs(batch, group, rows),
             .latent = o_.latent,
             .places = batch.places,
             .sigmoid = o_.activation == Activation::kSigmoid,
@@ -199,6 +202,14 @@ Workers CudaBackend::limits(const Batch& batch) {
   kv_ = batch.kv;
   v_ = batch.v;
   return limits;
+}
+
+/// Whether a tile holds the rows of two KV heads, on average. Those of each have a scale of K and
+/// one of V in these kernels.
+bool CudaBackend::goes_in_pairs(const Batch& batch, int group, double rows) const {
+  return batch.scaled && is_packed(batch.kv) && o_.shape.num_kv_heads % 2 == 0 &&
+         kNarrowRows % (2 * group) == 0 && 2 * rows <= kNarrowRows && !batch.per_head &&
+         !head_scales_;
 }
 
 /// @param k, v  what the kernel reads
@@ -381,7 +392,10 @@ bool CudaBackend::serves(const Params& params, void*) {
   }
   half_scales_ =
       half_scales_ || params.k_scales.dtype == DType::kF16 || params.v_scales.dtype == DType::kF16;
+  head_scales_ = head_scales_ || (has_token_scales(params) &&
+                                  (params.k_head_scale || params.v_head_scale));
   if (!kernel_ || params.k.dtype != kv_) return false;
+  if (head_scales_ && heads_of_item(*kernel_) > 1) return false;
   if (!o_.latent && params.v.dtype != v_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
   if (need_.scaled && half_scales_ && !dense_ && is_hopper(*kernel_)) return false;

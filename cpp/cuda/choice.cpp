@@ -31,8 +31,11 @@ constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
 /// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
 /// takes several tiles of few.
-constexpr Tile kScaledTiles[] = {
-    {"decode_scaled", 8}, {"hopper_scaled", 192}, {"prefill_scaled", 64}, {"prefill_scaled", 128}};
+constexpr Tile kScaledTiles[] = {{kPairsFamily.data(), 8},
+                                 {"decode_scaled", 8},
+                                 {"hopper_scaled", 192},
+                                 {"prefill_scaled", 64},
+                                 {"prefill_scaled", 128}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB. Of codes they have 16 rows.
@@ -163,6 +166,7 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
   // How many keys of a share a query sees all kernels know, but where these are only those that
   // stream.
   if (need.places && tile.family[0] != 'd') return nullptr;
+  if (tile.family == kPairsFamily && !need.pairs) return nullptr;
   if (need.v != need.kv && !serves_two_types(tile)) return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (hopper && need.half_scales) return nullptr;
@@ -229,11 +233,11 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
 KernelQuery nearest_query(const Need& need) {
   const bool fa3 = need.family == api::Family::kFa3 || need.q == DType::kE4M3;
   if (need.scaled) {
-    return {.family = kScaledTiles[0].family,
+    return {.family = kScaledTiles[1].family,
             .head_dim = need.head_dim_qk,
             .head_dim_vo = need.head_dim_vo,
             .kv = kv_name(need.kv),
-            .rows = kScaledTiles[0].rows,
+            .rows = kScaledTiles[1].rows,
             .variant = variant_name(need)};
   }
   return {.family = fa3 ? "hopper" : "prefill",

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <flashbsr/core/dtype.h>
 
@@ -28,6 +29,7 @@ struct Need {
   bool masked = false;       ///< by a custom mask
   bool scaled = false;       ///< K and V are codes with scales of every token and head
   bool half_scales = false;  ///< these are float16
+  bool pairs = false;        ///< two KV heads may be read together, and their rows are one tile's
   bool latent = false;       ///< V is a part of K
   bool places = false;       ///< an encoding asks where the keys of a share are
   bool sigmoid = false;      ///< instead of softmax, or another activation of the caller's
@@ -47,6 +49,9 @@ struct Need {
   bool operator==(const Need&) const = default;
 };
 
+/// Decode of packed codes, two KV heads at once.
+inline constexpr std::string_view kPairsFamily = "decode_pairs";
+
 /// Most packed rows of a narrow item (plan/mixture.h).
 inline constexpr int kNarrowRows = 8;
 
@@ -61,6 +66,10 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device);
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
+/// KV heads of an item.
+inline int heads_of_item(const KernelRow& row) {
+  return std::string_view(row.family) == kPairsFamily ? 2 : 1;
+}
 inline bool is_mixed(const KernelRow& row) { return row.family[0] == 'm'; }
 /// Of sm_90a, or from sm_80 on.
 inline bool is_latent(const KernelRow& row) { return row.family[0] == 'l'; }

@@ -63,7 +63,8 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
                    .rows = item_rows(row, group),
                    .kv_tile = row.shape.kv_tile,
                    .box_tokens = is_hopper(row) ? static_cast<int32_t>(kv_box(row, page_run)) : 0,
-                   .bytes_per_token = bytes.stored,
+                   .heads_of_item = heads_of_item(row),
+                   .bytes_per_token = bytes.stored * heads_of_item(row),
                    .product_bytes = bytes.multiplied,
                    .state_row_bytes = 4 * row.head_dim_vo,
                    .product_time = product_time(row, bytes)};

@@ -28,7 +28,7 @@
 namespace flashbsr {
 
 inline constexpr int32_t kPlanMagic = 0x52534246;  // "FBSR", little endian
-inline constexpr int32_t kPlanVersion = 8;
+inline constexpr int32_t kPlanVersion = 9;
 
 /// One request, or a shared part: where its query rows and its KV live.
 struct Request {
@@ -220,7 +220,10 @@ struct PlanHeader {
   /// Of a plan of bounds with RoPE inside attention, whose tables end there: queries come before
   /// this position, and behind its negative. 0: they may be anywhere.
   int32_t end_position;
-  int32_t reserved[2];  ///< 0: records begin at multiples of 32 bytes
+  /// KV heads that an item reads: 1, or 2 whose query heads are one group in everything here, and
+  /// one of num_kv_heads.
+  int32_t heads_of_item;
+  int32_t reserved;  ///< 0: records begin at multiples of 32 bytes
 };
 
 static_assert(sizeof(Request) == 32 && sizeof(WorkItem) == 32 && sizeof(Merge) == 32);

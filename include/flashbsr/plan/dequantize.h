@@ -32,8 +32,9 @@ inline double dequantize_us(const DequantizePass& pass, int32_t heads) {
 /// What all workers take for the tiles of the requests, were they dealt evenly. Of keys that
 /// causality and windows hide a tile has none: 4 x 512 queries with a window of 128 on 8192 tokens
 /// would be worth a pass over all of them otherwise.
-inline double attention_us(const DeviceLimits& limits, const Shape& shape,
+inline double attention_us(const DeviceLimits& limits, const Shape& task,
                            const std::vector<Request>& requests) {
+  const Shape shape = task.with_heads_of_item(limits.heads_of_item);
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
   const int64_t tile_tokens = max_of<int64_t>(limits.tile_rows / group, 1);
   double units = 0;

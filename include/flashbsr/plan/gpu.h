@@ -16,8 +16,9 @@ struct GpuKernel {
   int32_t blocks_per_sm = 1;
   int32_t rows = 8;        ///< packed rows of an item
   int32_t kv_tile = 16;    ///< KV tokens of a stage
+  int32_t heads_of_item = 1;  ///< KV heads that an item reads
   int32_t box_tokens = 0;  ///< of copies by TMA, which pages cut; 0: whole tiles
-  /// K and V of one token of one KV head: (head_dim_qk + head_dim_vo) x size of the type.
+  /// K and V of one token of an item's KV heads: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
   int32_t product_bytes = 0;  ///< of what is multiplied, where codes are widened first; 0: the same
   int32_t state_row_bytes = 512;  ///< of a partial state: 4 x head_dim_vo
@@ -58,6 +59,7 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   DeviceLimits limits;
   limits.num_workers = k.sms * k.blocks_per_sm;
   limits.tile_rows = k.rows;
+  limits.heads_of_item = k.heads_of_item;
   limits.kv_tile = k.kv_tile;
   limits.min_chunk = max_of(64, k.kv_tile);
   limits.cost_per_item = detail::gpu_units(0.55);

@@ -14,6 +14,7 @@ namespace flashbsr {
 struct Shape {
   int32_t num_qo_heads = 1;
   int32_t num_kv_heads = 1;
+  int32_t heads_of_item = 1;  ///< KV heads that are one of num_kv_heads
   bool causal = false;
   int32_t window_left = -1;
   bool custom_mask = false;
@@ -38,12 +39,21 @@ struct Shape {
   }
 
   bool operator==(const Shape&) const = default;
+
+  /// As it is where an item reads so many KV heads: they are one, with the query heads of all.
+  Shape with_heads_of_item(int32_t heads) const {
+    Shape shape = *this;
+    shape.num_kv_heads = num_kv_heads * heads_of_item / heads;
+    shape.heads_of_item = heads;
+    return shape;
+  }
 };
 
 /// What the device fixes. The defaults are the CPU's.
 struct DeviceLimits {
   int32_t num_workers = 32;
   int32_t tile_rows = 128;  ///< most packed rows per item
+  int32_t heads_of_item = 1;  ///< KV heads that an item reads
   int32_t kv_tile = 128;    ///< chunks are multiples of it
   int32_t min_chunk = 512;  ///< shorter chunks cost more in merging than they win in balance
   // cost(item) = per_item + kv * (per_kv + per_kv_row * ceil(rows / 2^row_shift)). On a Zen 5 core

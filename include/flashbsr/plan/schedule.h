@@ -47,8 +47,9 @@ class Planner {
   }
 
   /// Chooses the cut. `layout` and `sharing` stay as they are until its plan is written.
-  Choice choose(const Layout& layout, const Shape& shape, const Workers& all,
+  Choice choose(const Layout& layout, const Shape& task, const Workers& all,
                 const SplitPolicy& split, const Sharing& sharing) {
+    const Shape shape = task.with_heads_of_item(all.wide.heads_of_item);
     if (all.wide.num_workers < 1 || all.wide.num_workers >= 1 << 16) {
       throw Error(ErrorCode::kValue, "num_workers", std::to_string(all.wide.num_workers),
                   "a number in [1, 65536)");

@@ -46,9 +46,10 @@ struct Sharing {
 class Sharer {
  public:
   /// @param bounded  keep to what sizes_for() allows
-  void choose(const PrefixTree& tree, const Layout& layout, const Shape& shape,
+  void choose(const PrefixTree& tree, const Layout& layout, const Shape& task,
               const Workers& workers, bool bounded, Sharing& sharing) {
     const DeviceLimits& limits = workers.wide;
+    const Shape shape = task.with_heads_of_item(limits.heads_of_item);
     sharing.clear();
     layout_ = &layout;
     limits_ = &limits;
@@ -128,9 +129,10 @@ class Sharer {
   /// tokens and own 256 (H200) take 16 us apart, and 28 with the part's 1024 tokens first.
   ///
   /// @param again  what requests that begin alike take less where they do not share (read_again())
-  static int64_t price(const Layout& layout, const Shape& shape, const Workers& workers,
+  static int64_t price(const Layout& layout, const Shape& task, const Workers& workers,
                        const Sharing& sharing, int64_t again) {
     const DeviceLimits& limits = workers.wide;
+    const Shape shape = task.with_heads_of_item(limits.heads_of_item);
     const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
     int64_t sum = 0, narrow_sum = 0, longest = 0, shared_tiles = 0;
     RowCosts costs(workers);

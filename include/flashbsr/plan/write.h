@@ -137,6 +137,7 @@ class PlanWriter {
     h.num_qo_heads = shape.num_qo_heads;
     h.num_kv_heads = shape.num_kv_heads;
     h.group_size = shape.num_qo_heads / shape.num_kv_heads;
+    h.heads_of_item = shape.heads_of_item;
     h.page_size = layout.page_size;
     shape.write_visibility(h);
     h.tile_rows = limits.tile_rows;

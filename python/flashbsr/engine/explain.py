@@ -157,7 +157,8 @@ class Explanation:
         rows = {
             "kernel": f"{self.kernel} on {self.device}",
             "batch": f"{h.num_requests} requests, {h.num_q_tokens} query tokens, {kv_tokens} KV "
-            f"tokens, longest {h.max_kv_len}; {h.num_qo_heads} query / {h.num_kv_heads} KV heads",
+            f"tokens, longest {h.max_kv_len}; {h.num_qo_heads} query / "
+            f"{self.plan.kv_head_count} KV heads",
             "tiles": f"{self.tiles} of at most {h.max_rows} packed rows (kernel: {h.tile_rows}), "
             + split,
             "shared": shared_text(self.plan),
@@ -240,7 +241,7 @@ def explain(
         reason=plan.reason,
         tiles=len(plan.tiles.owner) * heads,
         most_items=int(np.diff(plan.queue_indptr).max(initial=0)),
-        kv_bytes=_touched_tokens(plan) * heads * kv_row,
+        kv_bytes=_touched_tokens(plan) * heads * h.heads_of_item * kv_row,
         qo_bytes=h.num_q_tokens * h.num_qo_heads * qo_row,
         pairs=pairs,
         operations=2 * dims * pairs * heads * h.group_size,

@@ -223,7 +223,7 @@ class Plan(PlanRecords):
         kv_tokens = int(self.requests["kv_len"].sum(dtype=np.int64))
         batch = f"{h.num_requests}: {h.num_q_tokens} query tokens, {kv_tokens} KV tokens"
         lines = [
-            f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {h.num_kv_heads} KV heads",
+            f"plan: {', '.join(kind)}, {h.num_qo_heads} query / {self.kv_head_count} KV heads",
             f"  requests  {batch}, longest {h.max_kv_len}",
             *([f"  shared    {shared_text(self)}"] if h.num_shared else []),
             f"  items     {h.num_items} of at most {h.max_rows} packed rows",

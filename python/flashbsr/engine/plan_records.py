@@ -98,6 +98,7 @@ class PlanHeader(NamedTuple):
     cost_row_shift: int
     common_prefix: int
     end_position: int
+    heads_of_item: int
 
 
 def _record(*fields: str, half: tuple[str, ...] = ()) -> np.dtype[np.void]:
@@ -212,8 +213,13 @@ class PlanRecords:
         return heads
 
     @property
+    def kv_head_count(self) -> int:
+        """KV heads that there are: an item may read two of them."""
+        return self.header.num_kv_heads * self.header.heads_of_item
+
+    @property
     def heads_per_request(self) -> int:
-        """KV heads that each request has items for."""
+        """KV heads, or pairs that are read together, that each request has items for."""
         return 1 if self.per_head else self.header.num_kv_heads
 
     @property

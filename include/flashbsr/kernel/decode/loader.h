@@ -104,7 +104,7 @@ class DecodeRing {
     return ring_ + read_slot_ * Traits::kStageBytes;
   }
 
-  /// Scales of the oldest tile's tokens, [kKvTile][kScaleWords]: of K until produce_keys(), of V
+  /// Scales of the oldest tile's rows, [kStageRows][kScaleWords]: of K until produce_keys(), of V
   /// until produce_values().
   FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[read_slot_][0]; }
   /// Asked for before wait_for_values(), and read after it.
@@ -127,9 +127,9 @@ class DecodeRing {
   static constexpr int kAcross = min_of(kChunks, 32);             // that lanes copy side by side
   static constexpr int kColumns = kChunks / kAcross;              // of a lane, in a row
   static constexpr int kRowsAtOnce = 32 / kAcross;
-  static constexpr int kPasses = Traits::kKvTile / kRowsAtOnce;
-  static constexpr int kValues = Traits::kKvTile * Traits::kRowBytes;  // where V lies in a stage
-  static constexpr int kLooks = max_of(1, Traits::kKvTile / 32);       // tokens looked up by a lane
+  static constexpr int kPasses = Traits::kStageRows / kRowsAtOnce;
+  static constexpr int kValues = Traits::kStageRows * Traits::kRowBytes;  // where V is in a stage
+  static constexpr int kLooks = max_of(1, Traits::kStageRows / 32);      // rows looked up by a lane
 
   struct Cursor {
     int item;
@@ -181,10 +181,17 @@ class DecodeRing {
   }
 
   FLASHBSR_DEVICE int current_rows() const {
-    return min_of(Traits::kKvTile, items_[current_.item].kv_end - current_.position);
+    return min_of(Traits::kKvTile, items_[current_.item].kv_end - current_.position) *
+           Traits::kHeads;
+  }
+  /// Which token of a stage row `row` is copied from, and which KV head. Heads of a token come one
+  /// behind the other, as they lie where pages are in NHD order.
+  FLASHBSR_DEVICE static int token_of(int row) { return row / Traits::kHeads; }
+  FLASHBSR_DEVICE static int head_of(const DecodeItem& item, int row) {
+    return item.kv_head * Traits::kHeads + row % Traits::kHeads;
   }
 
-  /// Starts to copy the page ids of a stage's tokens, a token per lane.
+  /// Starts to copy the page ids of a stage's rows, a row per lane.
   FLASHBSR_DEVICE void look_up(const Cursor& c, int buffer) {
     if (c.item >= count_ || !args_.kv_indices) return;
     const DecodeItem& item = items_[c.item];
@@ -192,8 +199,8 @@ class DecodeRing {
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
-      const int32_t position = c.position + row;
-      if (row < Traits::kKvTile && position < item.kv_end) {
+      const int32_t position = c.position + token_of(row);
+      if (row < Traits::kStageRows && position < item.kv_end) {
         ptx::cp_async_4(ptx::shared_address(&rows_.pages[buffer][row]),
                         table + args_.page_size.quotient(position));
       }
@@ -205,12 +212,12 @@ class DecodeRing {
     const PagedView& k = args_.params.k;
     const PagedView& v = args_.params.v;
     const DecodeItem& item = items_[current_.item];
-    const int64_t head = item.kv_head;
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
       if (row >= current_rows()) continue;
-      const int32_t position = current_.position + row;
+      const int64_t head = head_of(item, row);
+      const int32_t position = current_.position + token_of(row);
       int64_t page = item.kv_table + position, token = 0;
       if (args_.kv_indices) {
         page = rows_.pages[stage_ & 1][row];
@@ -243,7 +250,7 @@ class DecodeRing {
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
-      if (row >= Traits::kKvTile) continue;
+      if (row >= Traits::kStageRows) continue;
       const bool inside = row < rows;
       const DecodePlace at = place_of(item, row, inside);
       rows_.offsets[row] = {at.offset(p.k) * kSize, at.offset(p.v) * kSize};
@@ -268,7 +275,7 @@ class DecodeRing {
       auto& stage = keys ? rows_.k_scales[read_slot_] : rows_.v_scales[read_slot_];
 #pragma unroll
       for (int i = 0; i < kLooks; ++i) {
-        if (lane_ + 32 * i >= Traits::kKvTile) continue;
+        if (lane_ + 32 * i >= Traits::kStageRows) continue;
         halves_.settle(stage[lane_ + 32 * i][0], (2 * read_slot_ + !keys) * kLooks + i);
       }
     }
@@ -278,7 +285,7 @@ class DecodeRing {
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
-      if (row >= Traits::kKvTile) continue;
+      if (row >= Traits::kStageRows) continue;
       copy_scales(false, i, rows_.v_scale_offsets[row], row < current_rows());
     }
   }

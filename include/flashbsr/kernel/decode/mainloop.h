@@ -50,9 +50,11 @@ class DecodeMath {
     float s[kSubTiles][kTiles][4];
     const uint32_t tile = keys(item, ring, position);
     if constexpr (Traits::kPacked) {
+      float of_heads[Traits::kHeads * kSubTiles][kTiles][4];
       with_packed_run<Traits>(args_.params.k_scales.dim, [&]<int kRun>() {
-        packed_scores<Traits, kRun>(query, tile, ring.key_scales(), lane_, s);
+        packed_scores<Traits, kRun>(query, tile, ring.key_scales(), lane_, of_heads);
       });
+      pick_heads(of_heads, s);
     } else {
       scores(query, tile, s);
       if constexpr (Traits::kTokenScales) scale_logits(ring.key_scales(), s);
@@ -81,7 +83,7 @@ class DecodeMath {
 
  private:
   static constexpr int kTiles = Traits::kRows / 8;
-  static constexpr int kSubTiles = Traits::kKvTile / 16;
+  static constexpr int kSubTiles = Traits::kKvTile / 16;  // of a head
   static constexpr int kSteps = Traits::kHeadDim / 16;
   static constexpr DType kType = Traits::kCompute;
   /// Weights in fp16 are kept 2^8 larger, so that small ones are not lost as subnormals.
@@ -89,6 +91,31 @@ class DecodeMath {
   /// How far logits may be beyond their reference, in powers of two: fp16 ends at 2^16.
   static constexpr float kSlack = kType == DType::kF16 ? 7.0f : 8.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
+
+  /// Whether packed row `row` is of an item's second KV head. A group's rows, 2, 4 or 8 of them, are
+  /// halves of one and of the other.
+  FLASHBSR_DEVICE bool of_second_head(int row) const {
+    return row & static_cast<int>(args_.group.divisor >> 1);
+  }
+
+  /// Every head's keys meet every row's queries: 8 columns take a product as long as 4. A row keeps
+  /// what its own head's gave.
+  FLASHBSR_DEVICE void pick_heads(const float (&of_heads)[Traits::kHeads * kSubTiles][kTiles][4],
+                                  float (&s)[kSubTiles][kTiles][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head =
+          Traits::kHeads == 2 && of_second_head(2 * t_ + (i & 1)) ? 1 : 0;
+#pragma unroll
+      for (int u = 0; u < kSubTiles; ++u) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          s[u][n][i] = head == 0 ? of_heads[u][n][i]
+                                 : of_heads[(Traits::kHeads - 1) * kSubTiles + u][n][i];
+        }
+      }
+    }
+  }
 
   /// By K's scales; this lane's tokens are g and g + 8 of every 16.
   FLASHBSR_DEVICE void scale_logits(const float* scales, float (&s)[kSubTiles][kTiles][4]) const {
@@ -285,7 +312,7 @@ class DecodeMath {
         float p[kSubTiles][kTiles][4];
 #pragma unroll
         for (int u = 0; u < kSubTiles; ++u) weights(s[u], p[u], state);
-        packed_values<Traits, kRun>(values, scales, lane_, p, state.o);
+        packed_values<Traits, kRun>(values, scales, lane_, of_second_head(g_), p, state.o);
       });
     } else {
 #pragma unroll

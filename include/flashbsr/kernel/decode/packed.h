@@ -277,17 +277,30 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
 }
 
 /// O += V^T P^T of a stage, over Traits::kValueUnit, with weights p[u] of tokens 16 u to 16 u + 15
-/// as DecodeMath has them.
+/// as DecodeMath has them. Values of one of two heads meet the weights of that head's rows, and
+/// zeros in place of the others': O has all rows at once.
+/// @param second  whether this lane's column of operands, g, is a row of the second head
 template <class Traits, int kRun, int kSubTiles, int kTiles>
-FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
+FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane, bool second,
                                    const float (&p)[kSubTiles][kTiles][4],
                                    float (&o)[Traits::kHeadDim / 16][kTiles][4]) {
   using Values = PackedValues<Traits, kRun>;
   constexpr int kChunks = Traits::kHeadDim / 32, kBlock = 16 * Traits::kScaleWords;
 #pragma unroll
-  for (int u = 0; u < kSubTiles; ++u) {
+  for (int u = 0; u < Traits::kHeads * kSubTiles; ++u) {
     uint32_t b[Values::kOperands][kTiles][2];
-    Values::weights(scales + u * kBlock, lane, p[u], b);
+    Values::weights(scales + u * kBlock, lane, p[u % kSubTiles], b);
+    if constexpr (Traits::kHeads == 2) {
+      const uint32_t mine = second == (u >= kSubTiles) ? ~0u : 0u;
+#pragma unroll
+      for (int i = 0; i < Values::kOperands; ++i) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          b[i][n][0] &= mine;
+          b[i][n][1] &= mine;
+        }
+      }
+    }
     Values values(scales + u * kBlock, lane);
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {

@@ -44,9 +44,14 @@ class PackedRing : public DecodeRing<Traits> {
 
  private:
   static constexpr int kLooks = Base::kLooks;
-  static_assert(Traits::kTogether && Base::kColumns == 1 && Traits::kKvTile % 32 == 0);
+  static_assert(Traits::kTogether && Base::kColumns == 1 && Traits::kStageRows % 32 == 0);
 
   FLASHBSR_DEVICE uint32_t tile() const { return ring_ + slot_ * Traits::kStageBytes; }
+
+  /// Where a row is in the stage: head by head, as it is multiplied.
+  FLASHBSR_DEVICE static int tile_row(int row) {
+    return row % Traits::kHeads * Traits::kKvTile + row / Traits::kHeads;
+  }
 
   FLASHBSR_DEVICE void copy_stage() {
     const Params& p = args_.params;
@@ -54,14 +59,15 @@ class PackedRing : public DecodeRing<Traits> {
     const bool more = ahead_.item < count_;
     const DecodeItem& later = items_[more ? ahead_.item : current_.item];
     const int32_t end = item.kv_end, table = item.kv_table;
-    const uint32_t head = static_cast<uint32_t>(item.kv_head);
     const int32_t later_end = more ? later.kv_end : 0, later_table = later.kv_table;
     const bool paged = args_.kv_indices != nullptr;
-    const int rows = end - current_.position;  // others are copied from nowhere, as zeros
+    // Others are copied from nowhere, as zeros.
+    const int rows = min_of(end - current_.position, Traits::kKvTile) * Traits::kHeads;
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
-      const int32_t position = current_.position + row;
+      const uint32_t head = static_cast<uint32_t>(Base::head_of(item, row));
+      const int32_t position = current_.position + Base::token_of(row);
       const int32_t page = rows_.pages[stage_ & 1][row];
       const int32_t token = args_.page_size.remainder(position, args_.page_size.quotient(position));
       const DecodePlace at{static_cast<uint32_t>(paged ? page : table + position),
@@ -74,7 +80,7 @@ class PackedRing : public DecodeRing<Traits> {
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
-      const int32_t position = ahead_.position + row;
+      const int32_t position = ahead_.position + Base::token_of(row);
       ptx::cp_async_4_when(ptx::shared_address(&rows_.pages[stage_ & 1][row]),
                            args_.kv_indices + later_table + args_.page_size.quotient(position),
                            paged && position < later_end);
@@ -100,19 +106,19 @@ class PackedRing : public DecodeRing<Traits> {
 #pragma unroll
     for (int pass = 0; pass < Base::kPasses; ++pass) {
       const int row = first + pass * Base::kRowsAtOnce;
-      const uint32_t to = tile() + decode_tile_offset<Traits>(row, chunk);
+      const uint32_t to = tile() + decode_tile_offset<Traits>(tile_row(row), chunk);
       ptx::cp_async_16_if(to, k + from[pass].k, row < rows, policy);
       ptx::cp_async_16_if(to + Base::kValues, v + from[pass].v, row < rows, policy);
     }
   }
 
-  /// Of a token, zeros where not `inside`, so that weights of nothing stay nothing. The usual two
+  /// Of a row, zeros where not `inside`, so that weights of nothing stay nothing. The usual two
   /// words of a row come at once: each copy of a lane is a line to look up.
   FLASHBSR_DEVICE void copy_scales(int row, const DecodePlace& at, bool inside) {
     const PagedView& of_k = args_.params.k_scales;
     const PagedView& of_v = args_.params.v_scales;
-    float (&to_k)[Traits::kScaleWords] = rows_.k_scales[slot_][row];
-    float (&to_v)[Traits::kScaleWords] = rows_.v_scales[slot_][row];
+    float (&to_k)[Traits::kScaleWords] = rows_.k_scales[slot_][tile_row(row)];
+    float (&to_v)[Traits::kScaleWords] = rows_.v_scales[slot_][tile_row(row)];
     const int64_t k = at.offset(of_k), v = at.offset(of_v);
     if constexpr (Traits::kScaleWords >= 2) {
       constexpr int kSize = Traits::kScaleSize;

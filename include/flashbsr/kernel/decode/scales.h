@@ -12,12 +12,12 @@
 
 namespace flashbsr {
 
-/// Where 16-byte chunk `chunk` of token `row` lies in a tile of shared memory: rows of 128 bytes
+/// Where 16-byte chunk `chunk` of row `row` lies in a tile of shared memory: rows of 128 bytes
 /// (64 or 32 for shorter ones), chunks exchanged so that ldmatrix meets every bank once.
 template <class Traits>
 FLASHBSR_DEVICE uint32_t decode_tile_offset(int row, int chunk) {
   if constexpr (Traits::kRowBytes >= 128) {
-    return (chunk >> 3) * (Traits::kKvTile * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
+    return (chunk >> 3) * (Traits::kStageRows * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
   } else if constexpr (Traits::kRowBytes == 64) {
     return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
   } else {
@@ -51,8 +51,8 @@ template <class Traits, bool = Traits::kTokenScales>
 struct DecodeScales {};
 template <class Traits>
 struct DecodeScales<Traits, true> {
-  alignas(16) float k_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleWords];
-  alignas(16) float v_scales[Traits::kStages][Traits::kKvTile][Traits::kScaleWords];
+  alignas(16) float k_scales[Traits::kStages][Traits::kStageRows][Traits::kScaleWords];
+  alignas(16) float v_scales[Traits::kStages][Traits::kStageRows][Traits::kScaleWords];
 };
 
 /// Where those of V are, in scales, of the stage that is being copied: where K is copied before it.
@@ -60,14 +60,14 @@ template <class Traits, bool = Traits::kTokenScales && !Traits::kTogether>
 struct DecodeScaleOffsets {};
 template <class Traits>
 struct DecodeScaleOffsets<Traits, true> {
-  int64_t v_scale_offsets[Traits::kKvTile];
+  int64_t v_scale_offsets[Traits::kStageRows];
 };
 
 /// Where a warp's next rows are, in shared memory.
 template <class Traits>
 struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits> {
-  DecodeOffsets offsets[Traits::kKvTile];  // of the stage that is being copied
-  int32_t pages[2][Traits::kKvTile];       // of it and the one after it
+  DecodeOffsets offsets[Traits::kStageRows];  // of the stage that is being copied
+  int32_t pages[2][Traits::kStageRows];       // of it and the one after it
 };
 
 /// Scales of a token's row of packed codes to `to`, zeros where not `inside`. Two words at once

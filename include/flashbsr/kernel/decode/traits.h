@@ -41,13 +41,15 @@ enum class DecodeHost { kBlock, kWarpgroup };
 /// @tparam kv        type of K and V: that of Q, or codes
 /// @tparam rows      packed rows of an item, 8 or 16
 /// @tparam scaled    K and V have scales of every token and head: logits take K's, weights V's
+/// @tparam heads     KV heads of an item, 1 or 2: its rows are those of both. Of packed codes
 template <int arch, int head_dim, DType kv, int rows, int stages = 2,
-          DecodeHost host = DecodeHost::kBlock, bool scaled = false>
+          DecodeHost host = DecodeHost::kBlock, bool scaled = false, int heads = 1>
 struct DecodeTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
+  static constexpr int kHeads = heads;
 
   /// Elements of a byte, which are widened on their way to the tensor cores.
   static constexpr bool kBytes = dtype_size(kv) == 1 && !is_packed(kv);
@@ -58,6 +60,7 @@ struct DecodeTraits {
   /// place is reloaded as soon as K has been multiplied.
   static constexpr bool kTogether = kPacked;
   static_assert(scaled || (kv != DType::kI8 && !kPacked));
+  static_assert(heads == 1 || (heads == 2 && kPacked && rows == 8));
 
   /// What the tensor cores multiply with Q: all codes are exact in fp16, and take fewest
   /// instructions to it.
@@ -85,14 +88,15 @@ struct DecodeTraits {
   static constexpr int kThreads = 32 * (kWarps + kEpilogueWarps);
   static constexpr int kBlocksPerSM = 1;
 
-  /// Tokens of a stage: 4 KB of K and 4 KB of V, and at least one matrix tile. Of packed codes 64,
-  /// whose logits a lane has registers for, or 2 KB before sm_90: with their scales, the 99 KB of
-  /// sm_86 hold no more.
+  /// Rows of a stage, each of a token and a head: 4 KB of K and 4 KB of V, and at least one matrix
+  /// tile. Of packed codes 64, whose logits a lane has registers for, or 2 KB before sm_90: with
+  /// their scales, the 99 KB of sm_86 hold no more.
   static constexpr int kRowBytes = static_cast<int>(row_bytes(kv, head_dim));
-  static constexpr int kKvTile =
+  static constexpr int kStageRows =
       kPacked ? min_of(64, 2048 / kRowBytes) : max_of(16, 4096 / kRowBytes);
+  static constexpr int kKvTile = kStageRows / heads;  ///< tokens of a stage
   static constexpr int kStages = stages;
-  static constexpr int kStageBytes = 2 * kKvTile * kRowBytes;
+  static constexpr int kStageBytes = 2 * kStageRows * kRowBytes;
   /// Bytes of a scale, and words of those of a row of K or V at most: int4 has one for 32 codes or
   /// more, NVFP4 one for 16.
   static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
@@ -101,7 +105,7 @@ struct DecodeTraits {
                                                         : 1;
   /// Those of a warp's stages, and where the next ones of V are.
   static constexpr int kScaleBytes =
-      kTokenScales ? kKvTile * (2 * kStages * kScaleWords * 4 + (kTogether ? 0 : 8)) : 0;
+      kTokenScales ? kStageRows * (2 * kStages * kScaleWords * 4 + (kTogether ? 0 : 8)) : 0;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;
@@ -118,7 +122,7 @@ struct DecodeTraits {
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
   static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 12 * rows + 16;
   static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
-  static constexpr int kStateOffset = kRowsOffset + kWarps * (kKvTile * (16 + 8) + kScaleBytes);
+  static constexpr int kStateOffset = kRowsOffset + kWarps * (kStageRows * (16 + 8) + kScaleBytes);
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
