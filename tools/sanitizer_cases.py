@@ -39,6 +39,7 @@ TOKENS = {
     ("decode", 8): (1, 1, 1, 1),
     ("decode", 16): (4, 3, 4, 3),
     ("decode_scaled", 8): (1, 1, 1, 1),
+    ("decode_pairs", 8): (1, 1, 1, 1),
     ("prefill", 128): MANY,
     ("prefill_scaled", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
@@ -176,7 +177,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     v_dtype = TYPES[v_type or k_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
-    scaled = family.endswith("_scaled")
+    scaled = family.endswith(("_scaled", "_pairs"))
     if scaled and not q_type:
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
@@ -185,7 +186,9 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     kv_dtype = "fp8_ds_mla" if family.endswith("_packed") else kv_dtype
     exact = page_size or latent or {kv_dtype, v_dtype} & {"int4", "nvfp4"}
     dim_vo = kernel["head_dim_vo"] - (0 if exact else 32)
-    kv_heads = 1 if latent else 2
+    # Packed codes of one KV head, of which there is no pair.
+    alone = family == "decode_scaled" and kernel["kv"] in ("i4", "e2m1")
+    kv_heads = 1 if latent or alone else 2
     fields = {"sm_scale": 0.05} if latent else {}
     fields |= {name: value for name, value in spec.items() if name not in OPTIONS}
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)

@@ -392,8 +392,8 @@ bool CudaBackend::serves(const Params& params, void*) {
   }
   half_scales_ =
       half_scales_ || params.k_scales.dtype == DType::kF16 || params.v_scales.dtype == DType::kF16;
-  head_scales_ = head_scales_ || (has_token_scales(params) &&
-                                  (params.k_head_scale || params.v_head_scale));
+  head_scales_ =
+      head_scales_ || (has_token_scales(params) && (params.k_head_scale || params.v_head_scale));
   if (!kernel_ || params.k.dtype != kv_) return false;
   if (head_scales_ && heads_of_item(*kernel_) > 1) return false;
   if (!o_.latent && params.v.dtype != v_) return false;

@@ -44,7 +44,7 @@ torch = framework("torch")
             "",
             {"FAKE_CUDA_SMS": "132"},
         ),
-        (["fake_cuda/dense_pages.py"], "", {"FAKE_CUDA_SMS": "132"}),
+        (["fake_cuda/dense_pages.py", "fake_cuda/pairs.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py", "fake_cuda/jit_rare.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),
         *[
@@ -73,6 +73,11 @@ torch = framework("torch")
         ),
         (["engine/test_kv_codes_cuda.py", "engine/test_kv_codes_ends_cuda.py"], "cuda", {}),
         (["engine/test_kv_codes_two_types_cuda.py"], "arrays or layouts or split", {}),
+        (
+            ["engine/test_kv_pairs_cuda.py"],
+            "groups and 128 or (layouts and NHD) or not layouts",
+            {},
+        ),
         (
             ["engine/test_float8_out_cuda.py"],
             "beside or nan or (bf16_r192_plain and not scaled) or d128_bf16_r8_plain",

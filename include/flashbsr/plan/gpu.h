@@ -14,10 +14,10 @@ namespace flashbsr {
 struct GpuKernel {
   int32_t sms = 132;
   int32_t blocks_per_sm = 1;
-  int32_t rows = 8;        ///< packed rows of an item
-  int32_t kv_tile = 16;    ///< KV tokens of a stage
+  int32_t rows = 8;           ///< packed rows of an item
+  int32_t kv_tile = 16;       ///< KV tokens of a stage
   int32_t heads_of_item = 1;  ///< KV heads that an item reads
-  int32_t box_tokens = 0;  ///< of copies by TMA, which pages cut; 0: whole tiles
+  int32_t box_tokens = 0;     ///< of copies by TMA, which pages cut; 0: whole tiles
   /// K and V of one token of an item's KV heads: (head_dim_qk + head_dim_vo) x size of the type.
   int32_t bytes_per_token = 512;
   int32_t product_bytes = 0;  ///< of what is multiplied, where codes are widened first; 0: the same

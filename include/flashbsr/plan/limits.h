@@ -52,10 +52,10 @@ struct Shape {
 /// What the device fixes. The defaults are the CPU's.
 struct DeviceLimits {
   int32_t num_workers = 32;
-  int32_t tile_rows = 128;  ///< most packed rows per item
+  int32_t tile_rows = 128;    ///< most packed rows per item
   int32_t heads_of_item = 1;  ///< KV heads that an item reads
-  int32_t kv_tile = 128;    ///< chunks are multiples of it
-  int32_t min_chunk = 512;  ///< shorter chunks cost more in merging than they win in balance
+  int32_t kv_tile = 128;      ///< chunks are multiples of it
+  int32_t min_chunk = 512;    ///< shorter chunks cost more in merging than they win in balance
   // cost(item) = per_item + kv * (per_kv + per_kv_row * ceil(rows / 2^row_shift)). On a Zen 5 core
   // one unit is about four cycles: packing a token of K and V costs as much as 24 rows of
   // arithmetic on it.

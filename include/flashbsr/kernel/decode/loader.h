@@ -129,7 +129,7 @@ class DecodeRing {
   static constexpr int kRowsAtOnce = 32 / kAcross;
   static constexpr int kPasses = Traits::kStageRows / kRowsAtOnce;
   static constexpr int kValues = Traits::kStageRows * Traits::kRowBytes;  // where V is in a stage
-  static constexpr int kLooks = max_of(1, Traits::kStageRows / 32);      // rows looked up by a lane
+  static constexpr int kLooks = max_of(1, Traits::kStageRows / 32);  // rows looked up by a lane
 
   struct Cursor {
     int item;

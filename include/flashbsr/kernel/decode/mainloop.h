@@ -92,8 +92,8 @@ class DecodeMath {
   static constexpr float kSlack = kType == DType::kF16 ? 7.0f : 8.0f;
   static constexpr float kOutside = Variant::use_softmax ? -infinity() : 0.0f;
 
-  /// Whether packed row `row` is of an item's second KV head. A group's rows, 2, 4 or 8 of them, are
-  /// halves of one and of the other.
+  /// Whether packed row `row` is of an item's second KV head. A group's rows, 2, 4 or 8 of them,
+  /// are halves of one and of the other.
   FLASHBSR_DEVICE bool of_second_head(int row) const {
     return row & static_cast<int>(args_.group.divisor >> 1);
   }
@@ -104,14 +104,13 @@ class DecodeMath {
                                   float (&s)[kSubTiles][kTiles][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int head =
-          Traits::kHeads == 2 && of_second_head(2 * t_ + (i & 1)) ? 1 : 0;
+      const int head = Traits::kHeads == 2 && of_second_head(2 * t_ + (i & 1)) ? 1 : 0;
 #pragma unroll
       for (int u = 0; u < kSubTiles; ++u) {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          s[u][n][i] = head == 0 ? of_heads[u][n][i]
-                                 : of_heads[(Traits::kHeads - 1) * kSubTiles + u][n][i];
+          s[u][n][i] =
+              head == 0 ? of_heads[u][n][i] : of_heads[(Traits::kHeads - 1) * kSubTiles + u][n][i];
         }
       }
     }

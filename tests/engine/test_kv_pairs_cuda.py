@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""Decode over packed codes on a GPU, two KV heads at once: every row keeps what its own head gave.
+
+Held to float64 over what the codes mean; slots of no request have garbage, their scales are NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flashbsr
+import numpy as np
+import pytest
+import reference
+from cases import BF16, DECODE, F16, Case
+from harness import DEVICES, Device, attention_for
+from kv_codes import INT4, INT4_32, INT4_64, NVFP4, Kind, build, decode, encode
+from reference import Variant
+from test_kv_codes_cuda import LONG, moved, run
+
+GPUS = [device for device in DEVICES if device.is_cuda]
+if not GPUS:
+    pytest.skip("no GPU, or a build or a PyTorch without CUDA", allow_module_level=True)
+
+PACKED = [INT4, INT4_64, INT4_32, NVFP4]
+ONE = dataclasses.replace(DECODE, decode=False, dtypes=BF16)
+everywhere = pytest.mark.parametrize("gpu", GPUS, ids=lambda device: device.name)
+of_each_kind = pytest.mark.parametrize("kind", PACKED, ids=str)
+
+
+@everywhere
+@of_each_kind
+@pytest.mark.parametrize("heads", [(2, 2), (8, 8), (8, 4), (24, 12), (8, 2), (32, 8)], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_groups(gpu: Device, dim: int, heads: tuple[int, int], kind: Kind) -> None:
+    case = dataclasses.replace(ONE, heads=heads, dims=(dim, dim))
+    assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+
+
+@everywhere
+@pytest.mark.parametrize("heads", [(4, 1), (12, 3), (6, 2), (16, 2), (20, 4)], ids=str)
+def test_what_makes_no_pairs(gpu: Device, heads: tuple[int, int]) -> None:
+    """An odd number of heads; rows that are no half of a tile's, or more."""
+    for kind in (INT4_64, NVFP4):
+        case = dataclasses.replace(ONE, heads=heads, dims=(128, 128))
+        assert run(gpu, case, kind)[2].startswith("decode_scaled_")
+
+
+@everywhere
+@of_each_kind
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("heads", "q_lens"), [
+    ((4, 4), (4, 3, 1, 4)), ((8, 4), (2, 2, 0, 2)), ((8, 2), (1, 1, 1, 0)), ((6, 6), (9, 1, 1, 1)),
+], ids=str)  # fmt: skip
+def test_tokens(
+    gpu: Device, heads: tuple[int, int], q_lens: tuple[int, ...], dim: int, kind: Kind
+) -> None:
+    """Several tokens of a request in a tile, or in several; what each sees ends at another key."""
+    for variant in (Variant(causal=True), Variant(causal=True, window_left=20), Variant()):
+        case = Case(
+            "tokens", q_lens, (300, 21, 40, 77), heads=heads, dims=(dim, dim), variant=variant,
+            layout="paged", dtypes=BF16,
+        )  # fmt: skip
+        assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+
+
+@everywhere
+@of_each_kind
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_layouts(gpu: Device, page_size: int, layout: str, kv_layout: str, kind: Kind) -> None:
+    for heads in ((8, 8), (8, 2)):
+        case = dataclasses.replace(
+            ONE, heads=heads, dims=(128, 128), layout=layout, kv_layout=kv_layout,
+            page_size=page_size,
+        )  # fmt: skip
+        assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+
+
+@everywhere
+@of_each_kind
+def test_split_requests(gpu: Device, kind: Kind) -> None:
+    for dtypes in (BF16, F16):
+        for heads in ((4, 4), (8, 4), (8, 2)):
+            case = dataclasses.replace(LONG, q_lens=(1, 1, 1), heads=heads, dtypes=dtypes)
+            assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+            assert run(gpu, case, kind, fixed_split_size=512)[2].startswith("decode_pairs_")
+
+
+@everywhere
+@of_each_kind
+@pytest.mark.parametrize("options", [
+    {"sinks": "extreme"}, {"scales": "number"}, {"gain": 100.0}, {"variant": Variant(sm_scale=-0.1)}
+], ids=str)  # fmt: skip
+def test_variants(gpu: Device, options: dict[str, object], kind: Kind) -> None:
+    case = dataclasses.replace(ONE, heads=(8, 2), dims=(128, 128), **options)
+    assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [INT4_64, NVFP4], ids=str)
+def test_scales_of_heads_beside_those_of_tokens(gpu: Device, kind: Kind) -> None:
+    """A merge of two heads' rows knows of no scale of each: one head at a time."""
+    for case in (ONE, dataclasses.replace(LONG, q_lens=(1, 1, 1), dtypes=BF16)):
+        case = dataclasses.replace(case, heads=(8, 2), dims=(128, 128), scales="head")
+        assert run(gpu, case, kind)[2].startswith("decode_scaled_")
+
+
+@everywhere
+@pytest.mark.parametrize("side", ["k_scale", "v_scale"])
+@pytest.mark.parametrize("kind", [INT4, INT4_64, NVFP4], ids=str)
+def test_a_scale_that_is_nan(gpu: Device, kind: Kind, side: str) -> None:
+    """Rows of its head are NaN; the neighbour's are as before, or under V of NVFP4 NaN too."""
+    case = dataclasses.replace(gpu.adapt(ONE), heads=(8, 2), dims=(128, 128))
+    coded = build(case, kind, kind)
+    problem = coded.problem
+    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype)
+    problem.plan(attention)
+    found = []
+    for hurt in (False, True):
+        options = {name: np.ascontiguousarray(x) for name, x in coded.options.items()}
+        if hurt:
+            page, slot = problem.kv_indices[problem.kv_indptr[1]], 5
+            options[side][page, slot, 1] = np.nan
+        options = {name: moved(gpu, x) for name, x in options.items()}
+        out = attention.run(gpu.put(problem.q), moved(gpu, coded.kv), **options)
+        found.append(gpu.get(out).astype(np.float32))
+    assert attention.explain().kernel.startswith("decode_pairs_")
+    well, ill = found
+    assert np.isfinite(well).all()
+    assert np.isnan(ill[1, 4:]).all()
+    np.testing.assert_array_equal(ill[[0, 2, 3, 4]], well[[0, 2, 3, 4]])
+    if side == "k_scale" or kind is not NVFP4:
+        np.testing.assert_array_equal(ill[1, :4], well[1, :4])
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [INT4_64, NVFP4], ids=str)
+@pytest.mark.parametrize("heads", [2, 8])
+def test_shared_prefixes(gpu: Device, heads: int, kind: Kind) -> None:
+    rng = np.random.default_rng(3)
+    shared, own, size, dim, count, group = 300, 2, 16, 64, 40, 8 // heads
+    pages = np.arange(shared + own * count, dtype=np.int32)
+    lists = [np.r_[pages[:shared], pages[shared + own * i :][:own]] for i in range(count)]
+    x = rng.standard_normal((2, len(pages), size, heads, dim)).astype(np.float32)
+    (k, k_scale), (v, v_scale) = (encode(part, kind) for part in x)
+    q = rng.standard_normal((count, heads * group, dim)).astype(reference.DTYPES["bfloat16"])
+    length = (shared + own) * size - 3
+    layout = flashbsr.Paged(
+        None,
+        np.arange(count + 1, dtype=np.int32) * (shared + own),
+        np.concatenate(lists),
+        page_size=size,
+        kv_lens=np.full(count, length, np.int32),
+    )
+    task = flashbsr.TaskInfo(
+        heads * group, heads, dim, q_dtype="bfloat16", kv_dtype=kind.dtype, backend=gpu.backend,
+        max_batch_size=count, max_q_tokens=count, max_kv_pages=count * (shared + own),
+    )  # fmt: skip
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(), task)
+    attention.plan(layout)
+    options = {"k_scale": moved(gpu, k_scale), "v_scale": moved(gpu, v_scale)}
+    out = gpu.get(attention.run(gpu.put(q), moved(gpu, (k, v)), **options))
+    assert attention.explain().kernel.startswith("decode_pairs_")
+    assert attention.plan_info.header.num_shared
+    keys, values = decode(k, k_scale, kind), decode(v, v_scale, kind)
+    for i, own_pages in enumerate(lists):
+        state = reference.attend(
+            q[i : i + 1],
+            keys[own_pages].reshape(-1, heads, dim)[:length],
+            values[own_pages].reshape(-1, heads, dim)[:length],
+            Variant(),
+        )
+        np.testing.assert_allclose(out[i].astype(np.float64), state.out[0], atol=2e-2)

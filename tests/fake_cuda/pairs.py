@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 The flashbsr authors
+# SPDX-License-Identifier: Apache-2.0
+"""What plans say of KV heads that are read in pairs; test_fake_cuda.py runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashbsr
+import numpy as np
+import pytest
+
+
+def planned(q_len: int = 1, heads: tuple[int, int] = (32, 8), **task: Any) -> flashbsr.Attention:
+    """Four requests of 8192 tokens over packed codes."""
+    fields = {"q_dtype": "bfloat16", "kv_dtype": "int4", "backend": "cuda"} | task
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True), flashbsr.TaskInfo(*heads, 128, **fields)
+    )
+    steps = np.arange(5)
+    attention.plan(flashbsr.Ragged(steps * q_len, steps * 8192))
+    return attention
+
+
+def test_a_pair_is_a_head_of_the_plan_and_not_of_what_it_says() -> None:
+    attention = planned()
+    said, header = attention.explain(), attention.plan_info.header
+    assert (header.num_kv_heads, header.group_size, header.heads_of_item) == (4, 8, 2)
+    assert "32 query / 8 KV heads" in str(said)
+    assert "32 query / 8 KV heads" in str(attention.plan_info)
+    assert said.kv_bytes == 4 * 8192 * 8 * 2 * 64
+    assert said.operations == 4 * 8192 * 32 * 2 * 256
+
+
+@pytest.mark.parametrize(("q_len", "heads", "family"), [
+    (1, (32, 8), "decode_pairs_"), (1, (8, 8), "decode_pairs_"), (2, (16, 8), "decode_pairs_"),
+    (2, (32, 8), "decode_scaled_"), (1, (64, 8), "decode_scaled_"), (1, (24, 8), "decode_scaled_"),
+    (1, (4, 1), "decode_scaled_"), (1, (12, 3), "decode_scaled_"),
+], ids=str)  # fmt: skip
+def test_when_heads_go_in_pairs(q_len: int, heads: tuple[int, int], family: str) -> None:
+    attention = planned(q_len, heads)
+    assert attention._engine.kernel_name().startswith(family)
+    header = attention.plan_info.header
+    assert header.heads_of_item == (2 if family == "decode_pairs_" else 1)
+    assert header.num_kv_heads * header.heads_of_item == heads[1]
+
+
+def test_no_pairs_of_codes_in_bytes() -> None:
+    for kv_dtype in ("int8", "float8_e4m3fn", "bfloat16"):
+        assert planned(kv_dtype=kv_dtype).plan_info.header.heads_of_item == 1
+
+
+def test_the_workspace_of_a_capacity_holds_every_plan() -> None:
+    task = {"max_batch_size": 64, "max_q_tokens": 64, "max_kv_len": 32768}
+    attention = planned(**task)
+    header = attention.plan_info.header
+    assert header.heads_of_item == 2
+    room = attention.workspace_size()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        count = int(rng.integers(1, 65))
+        lens = np.r_[0, np.cumsum(rng.integers(0, 32768, count))]
+        attention.plan(flashbsr.Ragged(np.arange(count + 1), lens))
+        assert attention.workspace_size() == room
+        assert attention.plan_info.header.num_partial_rows <= header.max_partial_rows
