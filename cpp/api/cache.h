@@ -77,7 +77,7 @@ inline PagedView one_view(const Array& a, const CacheShape& cache, DType dtype) 
   view.heads = static_cast<int32_t>(a.shape[head]);
   view.dim = static_cast<int32_t>(a.shape[a.ndim - 1]) * (is_packed(dtype) ? 2 : 1);
   view.stride_page = a.stride[page];
-  view.stride_token = token < 0 ? 0 : a.stride[token];
+  view.stride_token = token < 0 ? view.stride_page : a.stride[token];
   view.stride_head = a.stride[head];
   if (tokens) {
     view.pages = ceil_div<int64_t>(view.pages, cache.page_size);

@@ -26,7 +26,8 @@ struct RaggedView {
 };
 
 /// K or V as pages of tokens: element (page, token, head, d). Ragged KV is the case page_size = 1,
-/// where the page is the token. NHD, HND, stacked and separate caches differ in strides only.
+/// where the page is the token, and either stride leads
+/// to the next one. NHD, HND, stacked and separate caches differ in strides only.
 struct PagedView {
   void* data = nullptr;
   DType dtype = DType::kF32;

@@ -15,7 +15,7 @@ from .context import ContextParallel
 __all__ = ["WORK_ITEM", "PlanHeader", "PlanRecords"]
 
 MAGIC = 0x52534246
-VERSION = 8
+VERSION = 9
 HEADER_WORDS = 72
 
 FLAG_CAUSAL = 1 << 0

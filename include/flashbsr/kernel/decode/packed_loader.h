@@ -18,7 +18,10 @@ class PackedRing : public DecodeRing<Traits> {
       Base::ring_, Base::rows_, Base::stage_;
 
  public:
-  using Base::Base;
+  FLASHBSR_DEVICE PackedRing(const KernelArgs& args, const DecodeItem* items, uint32_t ring,
+                             DecodeRows<Traits>& rows, uint32_t staged, int warp, int lane)
+      : Base(args, items, ring, rows, staged, warp, lane),
+        plain_scales_(come_in_pairs(args.params.k_scales) && come_in_pairs(args.params.v_scales)) {}
 
   /// Both are copied when V has been multiplied.
   FLASHBSR_DEVICE void produce_keys() {}
@@ -54,29 +57,22 @@ class PackedRing : public DecodeRing<Traits> {
   }
 
   FLASHBSR_DEVICE void copy_stage() {
-    const Params& p = args_.params;
     const DecodeItem& item = items_[current_.item];
     const bool more = ahead_.item < count_;
     const DecodeItem& later = items_[more ? ahead_.item : current_.item];
     const int32_t end = item.kv_end, table = item.kv_table;
     const int32_t later_end = more ? later.kv_end : 0, later_table = later.kv_table;
     const bool paged = args_.kv_indices != nullptr;
-    // Others are copied from nowhere, as zeros.
-    const int rows = min_of(end - current_.position, Traits::kKvTile) * Traits::kHeads;
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i) {
-      const int row = lane_ + 32 * i;
-      const uint32_t head = static_cast<uint32_t>(Base::head_of(item, row));
-      const int32_t position = current_.position + Base::token_of(row);
-      const int32_t page = rows_.pages[stage_ & 1][row];
-      const int32_t token = args_.page_size.remainder(position, args_.page_size.quotient(position));
-      const DecodePlace at{static_cast<uint32_t>(paged ? page : table + position),
-                           static_cast<uint32_t>(paged ? token : 0), head};
-      rows_.offsets[row] = {at.offset(p.k) * Base::kSize, at.offset(p.v) * Base::kSize};
-      copy_scales(row, at, row < rows);
+    const int32_t first = current_.position;
+    const int32_t slot = args_.page_size.remainder(first, args_.page_size.quotient(first));
+    // Tokens that follow each other in memory, all of a stage's: the usual thing.
+    const int32_t room = paged ? static_cast<int32_t>(args_.page_size.divisor) - slot : end - first;
+    if (plain_scales_ && min_of(room, end - first) >= Traits::kKvTile) {
+      copy_run({static_cast<uint32_t>(paged ? rows_.pages[stage_ & 1][0] : table + first),
+                static_cast<uint32_t>(paged ? slot : 0), static_cast<uint32_t>(item.kv_head)});
+    } else {
+      copy_rows(item, paged);
     }
-    __syncwarp();
-    copy_codes(rows);
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int row = lane_ + 32 * i;
@@ -91,6 +87,61 @@ class PackedRing : public DecodeRing<Traits> {
     if (current_.position < end && ahead_.position < later_end) return;
     if (current_.position >= end) Base::next_item(current_);
     if (more && ahead_.position >= later_end) Base::next_item(ahead_);
+  }
+
+  /// A stage whose tokens follow each other from `at` on, whose head is the item's. Nothing is
+  /// noted, and no row asks whether it is there.
+  FLASHBSR_DEVICE void copy_run(const DecodePlace& at) {
+    const Params& p = args_.params;
+    constexpr int kTokens = Base::kRowsAtOnce / Traits::kHeads;  // copied at once
+    const int chunk = lane_ % Base::kAcross, row = lane_ / Base::kAcross;
+    const auto from = [&](const PagedView& view, int size, int of_row) {
+      const DecodePlace place{
+          at.page, at.token + static_cast<uint32_t>(Base::token_of(of_row)),
+          at.head * Traits::kHeads + static_cast<uint32_t>(of_row % Traits::kHeads)};
+      return static_cast<const char*>(view.data) + place.offset(view) * size;
+    };
+    const char* k = from(p.k, Base::kSize, row) + chunk * 16;
+    const char* v = from(p.v, Base::kSize, row) + chunk * 16;
+    const uint64_t policy = ptx::evict_first_policy();
+#pragma unroll
+    for (int pass = 0; pass < Base::kPasses; ++pass) {
+      const int to_row = tile_row(row) + pass * kTokens;
+      const uint32_t to = tile() + decode_tile_offset<Traits>(to_row, chunk);
+      ptx::cp_async_16(to, k, policy);
+      ptx::cp_async_16(to + Base::kValues, v, policy);
+      k += kTokens * p.k.stride_token;
+      v += kTokens * p.v.stride_token;
+    }
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int of = lane_ + 32 * i;
+      ptx::cp_async_8_if(ptx::shared_address(rows_.k_scales[slot_][tile_row(of)]),
+                         from(p.k_scales, Traits::kScaleSize, of), true);
+      ptx::cp_async_8_if(ptx::shared_address(rows_.v_scales[slot_][tile_row(of)]),
+                         from(p.v_scales, Traits::kScaleSize, of), true);
+    }
+  }
+
+  /// A stage's rows one by one.
+  FLASHBSR_DEVICE void copy_rows(const DecodeItem& item, bool paged) {
+    const Params& p = args_.params;
+    // Others are copied from nowhere, as zeros.
+    const int rows = min_of(item.kv_end - current_.position, Traits::kKvTile) * Traits::kHeads;
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const int row = lane_ + 32 * i;
+      const uint32_t head = static_cast<uint32_t>(Base::head_of(item, row));
+      const int32_t position = current_.position + Base::token_of(row);
+      const int32_t page = rows_.pages[stage_ & 1][row];
+      const int32_t token = args_.page_size.remainder(position, args_.page_size.quotient(position));
+      const DecodePlace at{static_cast<uint32_t>(paged ? page : item.kv_table + position),
+                           static_cast<uint32_t>(paged ? token : 0), head};
+      rows_.offsets[row] = {at.offset(p.k) * Base::kSize, at.offset(p.v) * Base::kSize};
+      copy_scales(row, at, row < rows);
+    }
+    __syncwarp();
+    copy_codes(rows);
   }
 
   /// Rows of packed codes are whole: no chunk of one lies beyond its dims.
@@ -136,7 +187,17 @@ class PackedRing : public DecodeRing<Traits> {
     copy_packed_scales<Traits>(to_v, of_v, v, inside);
   }
 
+  /// Two words of every row, wherever it is.
+  FLASHBSR_DEVICE static bool come_in_pairs(const PagedView& scales) {
+    constexpr int kSize = Traits::kScaleSize;
+    const int64_t strides = scales.stride_page | scales.stride_token | scales.stride_head;
+    return Traits::kScaleWords >= 2 && scales.dim * kSize == 8 &&
+           ((reinterpret_cast<uint64_t>(scales.data) | static_cast<uint64_t>(strides * kSize)) &
+            7) == 0;
+  }
+
   int slot_ = 0;  // of the stage that is read, and where the next one goes
+  bool plain_scales_;
 };
 
 /// The ring of a warp that streams.
