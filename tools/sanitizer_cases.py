@@ -194,6 +194,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
     # Under a capacity latents do not merge within clusters.
     capacity = (levels and not shares_mixed) or (latent and "window_left" in spec)
+    capacity |= family == "decode_pairs"  # so few requests read one head at a time otherwise
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
     asked = ((asked and not capacity) or latent) and DEVICE != "cpu"

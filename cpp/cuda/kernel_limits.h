@@ -55,6 +55,13 @@ inline double product_time(const KernelRow& row, const TokenBytes& bytes) {
   return bytes.codes == DType::kI4 ? 385.0 / 200 : bytes.codes == DType::kE2M1 ? 385.0 / 244 : 1.5;
 }
 
+/// Decode of packed codes waits for instructions, not for the memory: an H200's SMs take so long
+/// for a token of a head, however many of them are busy (docs/kernels/decode.md).
+inline double token_us(const KernelRow& row, const TokenBytes& bytes) {
+  if (!is_decode(row) || !is_packed(bytes.codes)) return 0;
+  return (bytes.codes == DType::kI4 ? 5.0e-3 : 5.7e-3) * heads_of_item(row);
+}
+
 inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group, int64_t page_run,
                          const TokenBytes& bytes, double bandwidth,
                          const ClusterBlocks& cluster_blocks) {
@@ -67,7 +74,8 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
                    .bytes_per_token = bytes.stored * heads_of_item(row),
                    .product_bytes = bytes.multiplied,
                    .state_row_bytes = 4 * row.head_dim_vo,
-                   .product_time = product_time(row, bytes)};
+                   .product_time = product_time(row, bytes),
+                   .token_us = token_us(row, bytes)};
   // What clock and width promise is 5 % more than a kernel reads (H200: 4.8 and 4.55 TB/s).
   if (bandwidth > 0) kernel.bytes_per_second = 0.95 * bandwidth;
   if (is_decode(row)) return gpu_decode_limits(kernel);

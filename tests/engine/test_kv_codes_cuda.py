@@ -21,7 +21,7 @@ from reference import Variant
 
 FP8_HALF = Kind("float8_e4m3fn", scale="float16")
 SERVED = [INT8, INT8_HALF, FP8, FP8_HALF, E5M2, INT4, INT4_64, INT4_32, NVFP4]
-#: Few rows stream, many take prefill kernels.
+#: Few rows stream through decode_scaled, many take prefill kernels.
 ONE = dataclasses.replace(DECODE, decode=False)
 few_and_many = pytest.mark.parametrize("case", [ONE, MIXED], ids=["few", "many"])
 LONG = Case(
@@ -41,11 +41,6 @@ def moved(gpu: Device, x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(moved(gpu, part) for part in x)
     return gpu.put(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
-
-
-def streams(kind: Kind) -> str:
-    """Family of the kernel for few rows: of packed codes two KV heads are read at once."""
-    return "decode_pairs_" if kind.dtype in ("int4", "nvfp4") else "decode_scaled_"
 
 
 def run(
@@ -83,7 +78,7 @@ def test_codes(
     gpu: Device, case: Case, dims: tuple[int, int], dtypes: tuple[str, str, str], kind: Kind
 ) -> None:
     kernel = run(gpu, dataclasses.replace(case, dtypes=dtypes, dims=dims), kind)[2]
-    assert kernel.startswith(streams(kind)) == (case is DECODE)  # 14 rows are many
+    assert kernel.startswith("decode_scaled_") == (case is DECODE)  # 14 rows are many
 
 
 @pytest.mark.parametrize("kind", [INT8, INT8_HALF, FP8, INT4_64, NVFP4], ids=str)
@@ -99,7 +94,7 @@ def test_layouts(
         case, dtypes=BF16, dims=(64, 64), layout=layout, kv_layout=kv_layout, page_size=page_size
     )
     kernel = run(gpu, case, kind)[2]
-    assert kernel.startswith(streams(kind)) == few
+    assert kernel.startswith("decode_scaled_") == few
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ Held to float64 over what the codes mean; slots of no request have garbage, thei
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import flashbsr
 import numpy as np
@@ -25,8 +26,21 @@ if not GPUS:
 
 PACKED = [INT4, INT4_64, INT4_32, NVFP4]
 ONE = dataclasses.replace(DECODE, decode=False, dtypes=BF16)
+MANY = dataclasses.replace(
+    DECODE, q_lens=(1,) * 140, kv_lens=tuple(range(140)), dtypes=BF16, dims=(128, 128)
+)
 everywhere = pytest.mark.parametrize("gpu", GPUS, ids=lambda device: device.name)
 of_each_kind = pytest.mark.parametrize("kind", PACKED, ids=str)
+
+
+def family(gpu: Device, case: Case, kind: Kind, **task: Any) -> str:
+    """Run the case under a capacity, where pairs do not depend on lengths."""
+    room = {
+        "max_batch_size": len(case.q_lens),
+        "max_q_tokens": max(sum(case.q_lens), 1),
+        "max_kv_len": max(case.kv_lens),
+    }
+    return "_".join(run(gpu, case, kind, **room, **task)[2].split("_")[:2])
 
 
 @everywhere
@@ -35,7 +49,7 @@ of_each_kind = pytest.mark.parametrize("kind", PACKED, ids=str)
 @pytest.mark.parametrize("dim", [64, 128])
 def test_groups(gpu: Device, dim: int, heads: tuple[int, int], kind: Kind) -> None:
     case = dataclasses.replace(ONE, heads=heads, dims=(dim, dim))
-    assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+    assert family(gpu, case, kind) == "decode_pairs"
 
 
 @everywhere
@@ -44,7 +58,7 @@ def test_what_makes_no_pairs(gpu: Device, heads: tuple[int, int]) -> None:
     """An odd number of heads; rows that are no half of a tile's, or more."""
     for kind in (INT4_64, NVFP4):
         case = dataclasses.replace(ONE, heads=heads, dims=(128, 128))
-        assert run(gpu, case, kind)[2].startswith("decode_scaled_")
+        assert family(gpu, case, kind) == "decode_scaled"
 
 
 @everywhere
@@ -62,21 +76,29 @@ def test_tokens(
             "tokens", q_lens, (300, 21, 40, 77), heads=heads, dims=(dim, dim), variant=variant,
             layout="paged", dtypes=BF16,
         )  # fmt: skip
-        assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+        assert family(gpu, case, kind) == "decode_pairs"
 
 
 @everywhere
 @of_each_kind
-@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
-@pytest.mark.parametrize("page_size", [1, 3, 16])
-def test_layouts(gpu: Device, page_size: int, layout: str, kv_layout: str, kind: Kind) -> None:
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+def test_layouts(gpu: Device, page_size: int, layout: str, kind: Kind) -> None:
     for heads in ((8, 8), (8, 2)):
         case = dataclasses.replace(
-            ONE, heads=heads, dims=(128, 128), layout=layout, kv_layout=kv_layout,
-            page_size=page_size,
-        )  # fmt: skip
-        assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+            ONE, heads=heads, dims=(128, 128), layout=layout, page_size=page_size
+        )
+        assert family(gpu, case, kind) == "decode_pairs"
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [INT4_64, NVFP4], ids=str)
+def test_when_heads_go_in_pairs_by_themselves(gpu: Device, kind: Kind) -> None:
+    """Where there is a pair for every SM; not where rows of a head lie side by side."""
+    assert run(gpu, dataclasses.replace(MANY, heads=(8, 8)), kind)[2].startswith("decode_pairs_")
+    assert run(gpu, dataclasses.replace(ONE, heads=(8, 8)), kind)[2].startswith("decode_scaled_")
+    hnd = dataclasses.replace(MANY, heads=(8, 8), kv_layout="HND")
+    assert run(gpu, hnd, kind)[2].startswith("decode_scaled_")
 
 
 @everywhere
@@ -84,9 +106,11 @@ def test_layouts(gpu: Device, page_size: int, layout: str, kv_layout: str, kind:
 def test_split_requests(gpu: Device, kind: Kind) -> None:
     for dtypes in (BF16, F16):
         for heads in ((4, 4), (8, 4), (8, 2)):
-            case = dataclasses.replace(LONG, q_lens=(1, 1, 1), heads=heads, dtypes=dtypes)
-            assert run(gpu, case, kind)[2].startswith("decode_pairs_")
-            assert run(gpu, case, kind, fixed_split_size=512)[2].startswith("decode_pairs_")
+            case = dataclasses.replace(
+                LONG, q_lens=(1, 1, 1), heads=heads, dtypes=dtypes, layout="paged", decode=True
+            )
+            assert family(gpu, case, kind) == "decode_pairs"
+            assert family(gpu, case, kind, fixed_split_size=512) == "decode_pairs"
 
 
 @everywhere
@@ -96,7 +120,7 @@ def test_split_requests(gpu: Device, kind: Kind) -> None:
 ], ids=str)  # fmt: skip
 def test_variants(gpu: Device, options: dict[str, object], kind: Kind) -> None:
     case = dataclasses.replace(ONE, heads=(8, 2), dims=(128, 128), **options)
-    assert run(gpu, case, kind)[2].startswith("decode_pairs_")
+    assert family(gpu, case, kind) == "decode_pairs"
 
 
 @everywhere
@@ -105,7 +129,7 @@ def test_scales_of_heads_beside_those_of_tokens(gpu: Device, kind: Kind) -> None
     """A merge of two heads' rows knows of no scale of each: one head at a time."""
     for case in (ONE, dataclasses.replace(LONG, q_lens=(1, 1, 1), dtypes=BF16)):
         case = dataclasses.replace(case, heads=(8, 2), dims=(128, 128), scales="head")
-        assert run(gpu, case, kind)[2].startswith("decode_scaled_")
+        assert family(gpu, case, kind) == "decode_scaled"
 
 
 @everywhere
@@ -116,7 +140,8 @@ def test_a_scale_that_is_nan(gpu: Device, kind: Kind, side: str) -> None:
     case = dataclasses.replace(gpu.adapt(ONE), heads=(8, 2), dims=(128, 128))
     coded = build(case, kind, kind)
     problem = coded.problem
-    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype)
+    room = {"max_batch_size": 5, "max_q_tokens": 5, "max_kv_len": 300}
+    attention = attention_for(problem, gpu.backend, kv_dtype=coded.kv_dtype, **room)
     problem.plan(attention)
     found = []
     for hurt in (False, True):

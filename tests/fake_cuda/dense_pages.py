@@ -31,7 +31,7 @@ def test_many_rows_are_worth_the_pass() -> None:
 
 
 def test_few_rows_read_codes_as_they_are() -> None:
-    assert kernel(1, 8192).startswith("decode_pairs_")
+    assert kernel(1, 8192).startswith("decode_scaled_")
 
 
 @pytest.mark.parametrize(("window_left", "codes"), [(128, True), (8192, False)])

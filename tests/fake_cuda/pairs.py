@@ -11,25 +11,36 @@ import numpy as np
 import pytest
 
 
-def planned(q_len: int = 1, heads: tuple[int, int] = (32, 8), **task: Any) -> flashbsr.Attention:
-    """Four requests of 8192 tokens over packed codes."""
+def planned(
+    q_len: int = 1,
+    heads: tuple[int, int] = (32, 8),
+    count: int = 4,
+    kv_len: int = 8192,
+    **task: Any,
+) -> flashbsr.Attention:
+    """Requests over packed codes."""
     fields = {"q_dtype": "bfloat16", "kv_dtype": "int4", "backend": "cuda"} | task
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(causal=True), flashbsr.TaskInfo(*heads, 128, **fields)
     )
-    steps = np.arange(5)
-    attention.plan(flashbsr.Ragged(steps * q_len, steps * 8192))
+    steps = np.arange(count + 1)
+    attention.plan(flashbsr.Ragged(steps * q_len, steps * kv_len))
     return attention
 
 
+def pairs(**case: Any) -> bool:
+    """Whether KV heads go in pairs."""
+    return planned(**case).plan_info.header.heads_of_item == 2
+
+
 def test_a_pair_is_a_head_of_the_plan_and_not_of_what_it_says() -> None:
-    attention = planned()
+    attention = planned(kv_len=65536)
     said, header = attention.explain(), attention.plan_info.header
     assert (header.num_kv_heads, header.group_size, header.heads_of_item) == (4, 8, 2)
     assert "32 query / 8 KV heads" in str(said)
     assert "32 query / 8 KV heads" in str(attention.plan_info)
-    assert said.kv_bytes == 4 * 8192 * 8 * 2 * 64
-    assert said.operations == 4 * 8192 * 32 * 2 * 256
+    assert said.kv_bytes == 4 * 65536 * 8 * 2 * 64
+    assert said.operations == 4 * 65536 * 32 * 2 * 256
 
 
 @pytest.mark.parametrize(("q_len", "heads", "family"), [
@@ -37,17 +48,26 @@ def test_a_pair_is_a_head_of_the_plan_and_not_of_what_it_says() -> None:
     (2, (32, 8), "decode_scaled_"), (1, (64, 8), "decode_scaled_"), (1, (24, 8), "decode_scaled_"),
     (1, (4, 1), "decode_scaled_"), (1, (12, 3), "decode_scaled_"),
 ], ids=str)  # fmt: skip
-def test_when_heads_go_in_pairs(q_len: int, heads: tuple[int, int], family: str) -> None:
-    attention = planned(q_len, heads)
+def test_which_heads_go_in_pairs(q_len: int, heads: tuple[int, int], family: str) -> None:
+    attention = planned(q_len, heads, kv_len=65536)
     assert attention._engine.kernel_name().startswith(family)
     header = attention.plan_info.header
     assert header.heads_of_item == (2 if family == "decode_pairs_" else 1)
     assert header.num_kv_heads * header.heads_of_item == heads[1]
 
 
+def test_when_heads_go_in_pairs() -> None:
+    """With a pair for every SM, or enough to read that merges do not matter, and as it lies."""
+    assert pairs(count=33, kv_len=16)
+    assert not pairs(count=32, kv_len=16)
+    assert pairs(count=1, kv_len=65536)
+    assert not pairs(count=1, kv_len=8192)
+    assert not pairs(count=64, kv_layout="HND")
+
+
 def test_no_pairs_of_codes_in_bytes() -> None:
     for kv_dtype in ("int8", "float8_e4m3fn", "bfloat16"):
-        assert planned(kv_dtype=kv_dtype).plan_info.header.heads_of_item == 1
+        assert not pairs(count=64, kv_dtype=kv_dtype)
 
 
 def test_the_workspace_of_a_capacity_holds_every_plan() -> None:

@@ -23,6 +23,7 @@ struct GpuKernel {
   int32_t product_bytes = 0;  ///< of what is multiplied, where codes are widened first; 0: the same
   int32_t state_row_bytes = 512;  ///< of a partial state: 4 x head_dim_vo
   double product_time = 1.0;  ///< in that of products of what lies in memory as it is multiplied
+  double token_us = 0;  ///< of decode, what a token takes at least, however fast the memory is
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
   int32_t cluster_blocks[4] = {};     ///< that run at once in clusters of 2, 4, 8 and 16
 };
@@ -63,7 +64,8 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   limits.kv_tile = k.kv_tile;
   limits.min_chunk = max_of(64, k.kv_tile);
   limits.cost_per_item = detail::gpu_units(0.55);
-  limits.cost_per_kv = detail::gpu_units(detail::gpu_stream_us(k, k.bytes_per_token));
+  const double token_us = max_of(detail::gpu_stream_us(k, k.bytes_per_token), k.token_us);
+  limits.cost_per_kv = detail::gpu_units(token_us);
   limits.cost_per_kv_row = 0;
   limits.price_splits = true;
   // An SM of an H200 can stream 62 GB/s and each of a pair 38, while all have 34.5. An H100's have
@@ -71,8 +73,13 @@ inline DeviceLimits gpu_decode_limits(const GpuKernel& k) {
   // of them have 43 each: 64 parts of 131072 tokens took 196 us, by that price as long as 128,
   // 174.)
   const double share = std::sqrt(k.bytes_per_second / k.sms / (4.55e12 / 132));
-  limits.pace_alone = static_cast<int32_t>(min_of(570 * std::sqrt(share), 1024.0));
-  limits.pace_of_half = static_cast<int32_t>(min_of(900 * share, 1024.0));
+  // What instructions take is no less where others are idle.
+  const double least = 1024 * k.token_us / token_us;
+  const auto pace = [least](double x) {
+    return static_cast<int32_t>(min_of(max_of(x, least), 1024.0));
+  };
+  limits.pace_alone = pace(570 * std::sqrt(share));
+  limits.pace_of_half = pace(900 * share);
   limits.cost_per_shared = detail::gpu_units(2.4);
   // 64 requests of 8064 tokens whose first 8000 are the same (4 KV heads): 146 us, 9.3 ns a token.
   const double again = 9.3e-3 * detail::gpu_products(k);

@@ -21,7 +21,8 @@ class PackedRing : public DecodeRing<Traits> {
   FLASHBSR_DEVICE PackedRing(const KernelArgs& args, const DecodeItem* items, uint32_t ring,
                              DecodeRows<Traits>& rows, uint32_t staged, int warp, int lane)
       : Base(args, items, ring, rows, staged, warp, lane),
-        plain_scales_(come_in_pairs(args.params.k_scales) && come_in_pairs(args.params.v_scales)) {}
+        plain_(is_plain(args.params.k, args.params.k_scales) &&
+               is_plain(args.params.v, args.params.v_scales)) {}
 
   /// Both are copied when V has been multiplied.
   FLASHBSR_DEVICE void produce_keys() {}
@@ -67,7 +68,7 @@ class PackedRing : public DecodeRing<Traits> {
     const int32_t slot = args_.page_size.remainder(first, args_.page_size.quotient(first));
     // Tokens that follow each other in memory, all of a stage's: the usual thing.
     const int32_t room = paged ? static_cast<int32_t>(args_.page_size.divisor) - slot : end - first;
-    if (plain_scales_ && min_of(room, end - first) >= Traits::kKvTile) {
+    if (Traits::kHeads == 2 && plain_ && min_of(room, end - first) >= Traits::kKvTile) {
       copy_run({static_cast<uint32_t>(paged ? rows_.pages[stage_ & 1][0] : table + first),
                 static_cast<uint32_t>(paged ? slot : 0), static_cast<uint32_t>(item.kv_head)});
     } else {
@@ -95,32 +96,39 @@ class PackedRing : public DecodeRing<Traits> {
     const Params& p = args_.params;
     constexpr int kTokens = Base::kRowsAtOnce / Traits::kHeads;  // copied at once
     const int chunk = lane_ % Base::kAcross, row = lane_ / Base::kAcross;
-    const auto from = [&](const PagedView& view, int size, int of_row) {
-      const DecodePlace place{
-          at.page, at.token + static_cast<uint32_t>(Base::token_of(of_row)),
-          at.head * Traits::kHeads + static_cast<uint32_t>(of_row % Traits::kHeads)};
-      return static_cast<const char*>(view.data) + place.offset(view) * size;
-    };
-    const char* k = from(p.k, Base::kSize, row) + chunk * 16;
-    const char* v = from(p.v, Base::kSize, row) + chunk * 16;
-    const uint64_t policy = ptx::evict_first_policy();
+    const char* k = row_of(p.k, Base::kSize, at, row) + chunk * 16;
+    const char* v = row_of(p.v, Base::kSize, at, row) + chunk * 16;
 #pragma unroll
     for (int pass = 0; pass < Base::kPasses; ++pass) {
       const int to_row = tile_row(row) + pass * kTokens;
       const uint32_t to = tile() + decode_tile_offset<Traits>(to_row, chunk);
-      ptx::cp_async_16(to, k, policy);
-      ptx::cp_async_16(to + Base::kValues, v, policy);
-      k += kTokens * p.k.stride_token;
-      v += kTokens * p.v.stride_token;
+      ptx::cp_async_16(to, k);
+      ptx::cp_async_16(to + Base::kValues, v);
+      k += kTokens * static_cast<uint64_t>(static_cast<uint32_t>(p.k.stride_token));
+      v += kTokens * static_cast<uint64_t>(static_cast<uint32_t>(p.v.stride_token));
     }
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
-      const int of = lane_ + 32 * i;
-      ptx::cp_async_8_if(ptx::shared_address(rows_.k_scales[slot_][tile_row(of)]),
-                         from(p.k_scales, Traits::kScaleSize, of), true);
-      ptx::cp_async_8_if(ptx::shared_address(rows_.v_scales[slot_][tile_row(of)]),
-                         from(p.v_scales, Traits::kScaleSize, of), true);
+      const int of = lane_ + 32 * i, to = tile_row(of);
+      ptx::cp_async_8_if(ptx::shared_address(rows_.k_scales[slot_][to]),
+                         row_of(p.k_scales, Traits::kScaleSize, at, of), true);
+      ptx::cp_async_8_if(ptx::shared_address(rows_.v_scales[slot_][to]),
+                         row_of(p.v_scales, Traits::kScaleSize, at, of), true);
     }
+  }
+
+  /// Row `row` of the stage that begins at `at`, by strides of 32 bits: an instruction each.
+  FLASHBSR_DEVICE static const char* row_of(const PagedView& view, int size, const DecodePlace& at,
+                                            int row) {
+    const auto times = [](uint32_t n, int64_t stride) {
+      return n * static_cast<uint64_t>(static_cast<uint32_t>(stride));
+    };
+    const uint32_t token = at.token + static_cast<uint32_t>(Base::token_of(row));
+    const uint32_t head = at.head * Traits::kHeads + static_cast<uint32_t>(row % Traits::kHeads);
+    return static_cast<const char*>(view.data) +
+           (times(at.page, view.stride_page) + times(token, view.stride_token) +
+            times(head, view.stride_head)) *
+               static_cast<uint64_t>(size);
   }
 
   /// A stage's rows one by one.
@@ -187,17 +195,18 @@ class PackedRing : public DecodeRing<Traits> {
     copy_packed_scales<Traits>(to_v, of_v, v, inside);
   }
 
-  /// Two words of every row, wherever it is.
-  FLASHBSR_DEVICE static bool come_in_pairs(const PagedView& scales) {
+  /// Whether copy_run may have a stage: two words of scales in every row, strides of 32 bits.
+  FLASHBSR_DEVICE static bool is_plain(const PagedView& view, const PagedView& scales) {
     constexpr int kSize = Traits::kScaleSize;
-    const int64_t strides = scales.stride_page | scales.stride_token | scales.stride_head;
-    return Traits::kScaleWords >= 2 && scales.dim * kSize == 8 &&
-           ((reinterpret_cast<uint64_t>(scales.data) | static_cast<uint64_t>(strides * kSize)) &
-            7) == 0;
+    const int64_t of_scales = scales.stride_page | scales.stride_token | scales.stride_head;
+    const int64_t all = of_scales | view.stride_page | view.stride_token | view.stride_head;
+    const uint64_t ends =
+        reinterpret_cast<uint64_t>(scales.data) | static_cast<uint64_t>(of_scales * kSize);
+    return Traits::kScaleWords >= 2 && scales.dim * kSize == 8 && (ends & 7) == 0 && all >> 32 == 0;
   }
 
   int slot_ = 0;  // of the stage that is read, and where the next one goes
-  bool plain_scales_;
+  bool plain_;
 };
 
 /// The ring of a warp that streams.
