@@ -204,22 +204,22 @@ Workers CudaBackend::limits(const Batch& batch) {
   return limits;
 }
 
-/// Whether a tile holds the rows of two KV heads, on average, and they are read faster together:
-/// where they lie so, and where SMs without a pair would not have had a head each. A merge more
-/// takes 2.5 us, a token of a head 1.2 ns less (docs/kernels/decode.md). Those of each have a scale
-/// of K and one of V in these kernels.
+/// Whether a tile holds the rows of two KV heads, on average, and they are read faster together. A
+/// token of a head then takes 1.2 ns less, 0.3 where heads lie apart; but with fewer pairs than SMs
+/// there are merges, which take 2.5 us (docs/kernels/decode.md). Scales of each head, beside those
+/// of tokens, these kernels do not know.
 bool CudaBackend::goes_in_pairs(const Batch& batch, int group, double rows) const {
-  constexpr int64_t kWorthAMerge = 2000;  // tokens of a head, for each SM
+  constexpr int64_t kWorthAMerge = 2000, kWorthItApart = 9000;  // tokens of a head, for each SM
   if (!batch.scaled || !is_packed(batch.kv) || o_.shape.num_kv_heads % 2 ||
-      kNarrowRows % (2 * group) || 2 * rows > kNarrowRows || batch.per_head || head_scales_ ||
-      o_.hnd) {
+      kNarrowRows % (2 * group) || 2 * rows > kNarrowRows || batch.per_head || head_scales_) {
     return false;
   }
-  const int64_t pairs = batch.requests * o_.shape.num_kv_heads / 2;
-  if (!batch.lengths || pairs >= info_.sm_count) return true;
+  if (batch.requests * o_.shape.num_kv_heads / 2 >= info_.sm_count) return true;
+  if (!batch.lengths) return !o_.hnd;
   int64_t tokens = 0;
   for (const Request& r : *batch.lengths) tokens += r.kv_len;
-  return tokens * o_.shape.num_kv_heads >= kWorthAMerge * info_.sm_count;
+  return tokens * o_.shape.num_kv_heads >=
+         (o_.hnd ? kWorthItApart : kWorthAMerge) * info_.sm_count;
 }
 
 /// @param k, v  what the kernel reads

@@ -62,7 +62,13 @@ def test_when_heads_go_in_pairs() -> None:
     assert not pairs(count=32, kv_len=16)
     assert pairs(count=1, kv_len=65536)
     assert not pairs(count=1, kv_len=8192)
-    assert not pairs(count=64, kv_layout="HND")
+    assert pairs(count=33, kv_len=16, kv_layout="HND")
+    assert pairs(count=16, kv_len=8192)
+    assert not pairs(count=16, kv_len=8192, kv_layout="HND")
+    assert pairs(count=1, kv_len=1 << 20, kv_layout="HND")
+    room = {"max_batch_size": 4, "max_q_tokens": 4, "max_kv_len": 1 << 20}
+    assert pairs(**room)
+    assert not pairs(**room, kv_layout="HND")
 
 
 def test_no_pairs_of_codes_in_bytes() -> None:
