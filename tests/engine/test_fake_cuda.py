@@ -120,6 +120,7 @@ torch = framework("torch")
         "latent, eight bits",
         "ends of codes",
         "codes of two types",
+        "pairs of heads",
         "float8 outputs",
         "chunks over codes",
         "beside the CPU",
