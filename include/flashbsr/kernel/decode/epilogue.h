@@ -29,8 +29,6 @@ struct DecodeShared {
     return reinterpret_cast<DecodeReady<Traits>*>(base + Traits::kReadyOffset)[parity];
   }
   FLASHBSR_DEVICE DecodeRows<Traits>& rows(int warp) const {
-    static_assert(Traits::kWarps * sizeof(DecodeRows<Traits>) ==
-                  Traits::kStateOffset - Traits::kRowsOffset);
     return reinterpret_cast<DecodeRows<Traits>*>(base + Traits::kRowsOffset)[warp];
   }
   FLASHBSR_DEVICE float* o(int warp, int row) const {

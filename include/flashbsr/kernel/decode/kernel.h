@@ -57,7 +57,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
   };
   // One counter: beside wide items there is no register for two.
 #pragma unroll 1
-  for (int turn = 0; turn * Traits::kItems < length(); turn = ring.turn() + 1) {
+  for (int turn = 0; turn * Traits::kItems < length(); ++turn) {
     const int done = turn * Traits::kItems, count = min_of(Traits::kItems, length() - done);
     // Nobody needs the items before.
     if (turn > 0) ptx::named_barrier_sync(shared.all_barrier(), Traits::kThreads);

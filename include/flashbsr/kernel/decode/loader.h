@@ -43,7 +43,7 @@ class DecodeRing {
   FLASHBSR_DEVICE void begin(int count, int known, int turn, bool prefetches) {
     count_ = count;
     known_ = known;
-    note_turn(turn);
+    turn_ = turn;
     stage_ = 0;
     current_.item = -1;
     next_item(current_);
@@ -64,12 +64,6 @@ class DecodeRing {
       wait_for_pages();
     }
     advance(ahead_);
-  }
-
-  /// The turn that was begun last.
-  FLASHBSR_DEVICE int turn() const {
-    if constexpr (Traits::kTogether) return rows_.turn;
-    return turn_;
   }
 
   /// Issues the copies of the next stage's K and closes their group, which is empty after the last.
@@ -148,15 +142,6 @@ class DecodeRing {
     return static_cast<const char*>(args_.params.v.data);
   }
 
-  FLASHBSR_DEVICE void note_turn(int turn) {
-    if constexpr (Traits::kTogether) {
-      if (lane_ == 0) rows_.turn = turn;
-      __syncwarp();
-    } else {
-      turn_ = turn;
-    }
-  }
-
   FLASHBSR_DEVICE void prefetch() {
     if (current_.item >= count_) return;
     note();
@@ -181,7 +166,7 @@ class DecodeRing {
   FLASHBSR_DEVICE void next_item(Cursor& c) {
     while (++c.item < count_) {
       if (c.item >= known_) {
-        ptx::mbarrier_wait<Traits::kArch>(staged_, turn() & 1);
+        ptx::mbarrier_wait<Traits::kArch>(staged_, turn_ & 1);
         known_ = count_;
       }
       c.position = first_position(items_[c.item]);

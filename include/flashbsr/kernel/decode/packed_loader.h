@@ -20,11 +20,9 @@ class PackedRing : public DecodeRing<Traits> {
  public:
   FLASHBSR_DEVICE PackedRing(const KernelArgs& args, const DecodeItem* items, uint32_t ring,
                              DecodeRows<Traits>& rows, uint32_t staged, int warp, int lane)
-      : Base(args, items, ring, rows, staged, warp, lane) {
-    const Params& p = args.params;
-    if (lane == 0) rows.plain = is_plain(p.k, p.k_scales) && is_plain(p.v, p.v_scales);
-    __syncwarp();
-  }
+      : Base(args, items, ring, rows, staged, warp, lane),
+        plain_(is_plain(args.params.k, args.params.k_scales) &&
+               is_plain(args.params.v, args.params.v_scales)) {}
 
   /// Both are copied when V has been multiplied.
   FLASHBSR_DEVICE void produce_keys() {}
@@ -33,7 +31,7 @@ class PackedRing : public DecodeRing<Traits> {
     __syncwarp();  // nobody reads this place, nor the offsets of the stage before, any more
     if (current_.item < count_) copy_stage();
     ptx::cp_async_commit();
-    ++stage_;
+    slot_ = slot_ + 1 == Traits::kStages ? 0 : slot_ + 1;
   }
 
   FLASHBSR_DEVICE uint32_t wait_for_keys() {
@@ -45,17 +43,16 @@ class PackedRing : public DecodeRing<Traits> {
     return tile() + Base::kValues;
   }
 
-  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[slot()][0]; }
-  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[slot()][0]; }
+  FLASHBSR_DEVICE const float* key_scales() const { return rows_.k_scales[slot_][0]; }
+  FLASHBSR_DEVICE const float* value_scales() const { return rows_.v_scales[slot_][0]; }
 
  private:
   static constexpr int kLooks = Base::kLooks;
-  static constexpr int kRun = 16;  ///< tokens in a row, of pages of as many or a multiple
+  /// Of one head a stage is 32 tokens, of which pages of 16 have no run.
+  static constexpr bool kRuns = Traits::kHeads == 2;
   static_assert(Traits::kTogether && Base::kColumns == 1 && Traits::kStageRows % 32 == 0);
 
-  /// Of the stage that is read, and where the next one goes.
-  FLASHBSR_DEVICE int slot() const { return stage_ % Traits::kStages; }
-  FLASHBSR_DEVICE uint32_t tile() const { return ring_ + slot() * Traits::kStageBytes; }
+  FLASHBSR_DEVICE uint32_t tile() const { return ring_ + slot_ * Traits::kStageBytes; }
 
   /// Where a row is in the stage: head by head, as it is multiplied.
   FLASHBSR_DEVICE static int tile_row(int row) {
@@ -69,11 +66,14 @@ class PackedRing : public DecodeRing<Traits> {
     const int32_t end = item.kv_end, table = item.kv_table;
     const int32_t later_end = more ? later.kv_end : 0, later_table = later.kv_table;
     const bool paged = args_.kv_indices != nullptr;
-    // Runs of tokens that follow each other in memory take 100 instructions fewer of 900.
-    const int32_t first = current_.position, size = static_cast<int32_t>(args_.page_size.divisor);
-    const bool whole_runs = !paged || ((size | first) & (kRun - 1)) == 0;
-    if (rows_.plain && whole_runs && end - first >= Traits::kKvTile) {
-      copy_runs(item, paged);
+    const int32_t first = current_.position;
+    const int32_t slot = args_.page_size.remainder(first, args_.page_size.quotient(first));
+    // Tokens that follow each other in memory, all of a stage's, take 100 instructions fewer of
+    // 900.
+    const int32_t room = paged ? static_cast<int32_t>(args_.page_size.divisor) - slot : end - first;
+    if (kRuns && plain_ && min_of(room, end - first) >= Traits::kKvTile) {
+      copy_run({static_cast<uint32_t>(paged ? rows_.pages[stage_ & 1][0] : table + first),
+                static_cast<uint32_t>(paged ? slot : 0), static_cast<uint32_t>(item.kv_head)});
     } else {
       copy_rows(item, paged);
     }
@@ -85,6 +85,7 @@ class PackedRing : public DecodeRing<Traits> {
                            args_.kv_indices + later_table + args_.page_size.quotient(position),
                            paged && position < later_end);
     }
+    ++stage_;
     current_.position += Base::kStep;
     ahead_.position += Base::kStep;
     if (current_.position < end && ahead_.position < later_end) return;
@@ -92,56 +93,44 @@ class PackedRing : public DecodeRing<Traits> {
     if (more && ahead_.position >= later_end) Base::next_item(ahead_);
   }
 
-  /// Where row `row` of a stage of whole runs is, of the head that is the item's first.
-  FLASHBSR_DEVICE DecodePlace run_place(const DecodeItem& item, bool paged, int row) const {
-    const int32_t position = current_.position + Base::token_of(row);
-    const int32_t token = args_.page_size.remainder(position, args_.page_size.quotient(position));
-    return {static_cast<uint32_t>(paged ? rows_.pages[stage_ & 1][row] : item.kv_table + position),
-            static_cast<uint32_t>(paged ? token : 0),
-            static_cast<uint32_t>(Base::head_of(item, row))};
-  }
-
-  /// A stage of whole runs. Nothing is noted, and no row asks whether it is there.
-  FLASHBSR_DEVICE void copy_runs(const DecodeItem& item, bool paged) {
+  /// A stage whose tokens follow each other from `at` on, whose head is the item's. Nothing is
+  /// noted, and no row asks whether it is there.
+  FLASHBSR_DEVICE void copy_run(const DecodePlace& at) {
     const Params& p = args_.params;
     constexpr int kTokens = Base::kRowsAtOnce / Traits::kHeads;  // copied at once
-    constexpr int kRows = kRun * Traits::kHeads, kPasses = kRun / kTokens;
     const int chunk = lane_ % Base::kAcross, row = lane_ / Base::kAcross;
+    const char* k = row_of(p.k, Base::kSize, at, row) + chunk * 16;
+    const char* v = row_of(p.v, Base::kSize, at, row) + chunk * 16;
 #pragma unroll
-    for (int run = 0; run < Traits::kKvTile / kRun; ++run) {
-      const DecodePlace at = run_place(item, paged, row + run * kRows);
-      const char* k = row_of(p.k, Base::kSize, at) + chunk * 16;
-      const char* v = row_of(p.v, Base::kSize, at) + chunk * 16;
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const int to_row = tile_row(row) + run * kRun + pass * kTokens;
-        const uint32_t to = tile() + decode_tile_offset<Traits>(to_row, chunk);
-        ptx::cp_async_16(to, k);
-        ptx::cp_async_16(to + Base::kValues, v);
-        k += kTokens * static_cast<uint64_t>(static_cast<uint32_t>(p.k.stride_token));
-        v += kTokens * static_cast<uint64_t>(static_cast<uint32_t>(p.v.stride_token));
-      }
+    for (int pass = 0; pass < Base::kPasses; ++pass) {
+      const int to_row = tile_row(row) + pass * kTokens;
+      const uint32_t to = tile() + decode_tile_offset<Traits>(to_row, chunk);
+      ptx::cp_async_16(to, k);
+      ptx::cp_async_16(to + Base::kValues, v);
+      k += kTokens * static_cast<uint64_t>(static_cast<uint32_t>(p.k.stride_token));
+      v += kTokens * static_cast<uint64_t>(static_cast<uint32_t>(p.v.stride_token));
     }
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const int of = lane_ + 32 * i, to = tile_row(of);
-      const DecodePlace at = run_place(item, paged, of);
-      ptx::cp_async_8_if(ptx::shared_address(rows_.k_scales[slot()][to]),
-                         row_of(p.k_scales, Traits::kScaleSize, at), true);
-      ptx::cp_async_8_if(ptx::shared_address(rows_.v_scales[slot()][to]),
-                         row_of(p.v_scales, Traits::kScaleSize, at), true);
+      ptx::cp_async_8_if(ptx::shared_address(rows_.k_scales[slot_][to]),
+                         row_of(p.k_scales, Traits::kScaleSize, at, of), true);
+      ptx::cp_async_8_if(ptx::shared_address(rows_.v_scales[slot_][to]),
+                         row_of(p.v_scales, Traits::kScaleSize, at, of), true);
     }
   }
 
-  /// A row, by strides of 32 bits: an instruction each.
-  FLASHBSR_DEVICE static const char* row_of(const PagedView& view, int size,
-                                            const DecodePlace& at) {
+  /// Row `row` of the stage that begins at `at`, by strides of 32 bits: an instruction each.
+  FLASHBSR_DEVICE static const char* row_of(const PagedView& view, int size, const DecodePlace& at,
+                                            int row) {
     const auto times = [](uint32_t n, int64_t stride) {
       return n * static_cast<uint64_t>(static_cast<uint32_t>(stride));
     };
+    const uint32_t token = at.token + static_cast<uint32_t>(Base::token_of(row));
+    const uint32_t head = at.head * Traits::kHeads + static_cast<uint32_t>(row % Traits::kHeads);
     return static_cast<const char*>(view.data) +
-           (times(at.page, view.stride_page) + times(at.token, view.stride_token) +
-            times(at.head, view.stride_head)) *
+           (times(at.page, view.stride_page) + times(token, view.stride_token) +
+            times(head, view.stride_head)) *
                static_cast<uint64_t>(size);
   }
 
@@ -190,8 +179,8 @@ class PackedRing : public DecodeRing<Traits> {
   FLASHBSR_DEVICE void copy_scales(int row, const DecodePlace& at, bool inside) {
     const PagedView& of_k = args_.params.k_scales;
     const PagedView& of_v = args_.params.v_scales;
-    float (&to_k)[Traits::kScaleWords] = rows_.k_scales[slot()][tile_row(row)];
-    float (&to_v)[Traits::kScaleWords] = rows_.v_scales[slot()][tile_row(row)];
+    float (&to_k)[Traits::kScaleWords] = rows_.k_scales[slot_][tile_row(row)];
+    float (&to_v)[Traits::kScaleWords] = rows_.v_scales[slot_][tile_row(row)];
     const int64_t k = at.offset(of_k), v = at.offset(of_v);
     if constexpr (Traits::kScaleWords >= 2) {
       constexpr int kSize = Traits::kScaleSize;
@@ -209,7 +198,7 @@ class PackedRing : public DecodeRing<Traits> {
     copy_packed_scales<Traits>(to_v, of_v, v, inside);
   }
 
-  /// Whether copy_runs may have a stage: two words of scales in every row, strides of 32 bits.
+  /// Whether copy_run may have a stage: two words of scales in every row, strides of 32 bits.
   FLASHBSR_DEVICE static bool is_plain(const PagedView& view, const PagedView& scales) {
     constexpr int kSize = Traits::kScaleSize;
     const int64_t of_scales = scales.stride_page | scales.stride_token | scales.stride_head;
@@ -218,6 +207,9 @@ class PackedRing : public DecodeRing<Traits> {
         reinterpret_cast<uint64_t>(scales.data) | static_cast<uint64_t>(of_scales * kSize);
     return Traits::kScaleWords >= 2 && scales.dim * kSize == 8 && (ends & 7) == 0 && all >> 32 == 0;
   }
+
+  int slot_ = 0;  // of the stage that is read, and where the next one goes
+  bool plain_;
 };
 
 /// The ring of a warp that streams.

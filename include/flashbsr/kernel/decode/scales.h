@@ -63,18 +63,9 @@ struct DecodeScaleOffsets<Traits, true> {
   int64_t v_scale_offsets[Traits::kStageRows];
 };
 
-/// What there are no registers for beside packed codes.
-template <class Traits, bool = Traits::kTogether>
-struct DecodeNotes {};
-template <class Traits>
-struct DecodeNotes<Traits, true> {
-  alignas(16) int turn;  ///< of the queue's items
-  int plain;             ///< rows and scales may be copied in runs (packed_loader.h)
-};
-
 /// Where a warp's next rows are, in shared memory.
 template <class Traits>
-struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits>, DecodeNotes<Traits> {
+struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits> {
   DecodeOffsets offsets[Traits::kStageRows];  // of the stage that is being copied
   int32_t pages[2][Traits::kStageRows];       // of it and the one after it
 };

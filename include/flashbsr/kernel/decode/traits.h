@@ -105,9 +105,7 @@ struct DecodeTraits {
                                                         : 1;
   /// Those of a warp's stages, and where the next ones of V are.
   static constexpr int kScaleBytes =
-      kTokenScales ? kStageRows * (2 * kStages * kScaleWords * 4 + (kTogether ? 0 : 8)) +
-                         (kTogether ? 16 : 0)
-                   : 0;
+      kTokenScales ? kStageRows * (2 * kStages * kScaleWords * 4 + (kTogether ? 0 : 8)) : 0;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;

@@ -59,9 +59,6 @@ class BoxRing {
     next_batch();
   }
 
-  /// The turn that was begun last.
-  FLASHBSR_DEVICE int turn() const { return turn_; }
-
   /// Asks for the next stage's K; nothing after the last.
   FLASHBSR_DEVICE void produce_keys() {
     __syncwarp();  // all have read what lay there
