@@ -63,7 +63,6 @@ class CudaBackend final : public api::Backend {
   const KernelRow* kernel_for(const Need& need);
   const KernelRow* dense_kernel(Need& need, const Batch& batch);
   Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
-  bool goes_in_pairs(const Batch& batch, int group, double rows) const;
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
   /// Whether replays follow later plans: then all runs share one plan in memory.
@@ -142,7 +141,7 @@ Workers CudaBackend::limits(const Batch& batch) {
             .masked = batch.masked,
             .scaled = batch.scaled,
             .half_scales = batch.scaled && half_scales_,
-            .pairs = goes_in_pairs(batch, group, rows),
+            .pairs = !head_scales_ && pay_together(o_, batch, rows, info_.sm_count),
             .latent = o_.latent,
             .places = batch.places,
             .sigmoid = o_.activation == Activation::kSigmoid,
@@ -202,24 +201,6 @@ Workers CudaBackend::limits(const Batch& batch) {
   kv_ = batch.kv;
   v_ = batch.v;
   return limits;
-}
-
-/// Whether a tile holds the rows of two KV heads, on average, and they are read faster together. A
-/// token of a head then takes 1.2 ns less, 0.3 where heads lie apart; but with fewer pairs than SMs
-/// there are merges, which take 2.5 us (docs/kernels/decode.md). Scales of each head, beside those
-/// of tokens, these kernels do not know.
-bool CudaBackend::goes_in_pairs(const Batch& batch, int group, double rows) const {
-  constexpr int64_t kWorthAMerge = 2000, kWorthItApart = 9000;  // tokens of a head, for each SM
-  if (!batch.scaled || !is_packed(batch.kv) || o_.shape.num_kv_heads % 2 ||
-      kNarrowRows % (2 * group) || 2 * rows > kNarrowRows || batch.per_head || head_scales_) {
-    return false;
-  }
-  if (batch.requests * o_.shape.num_kv_heads / 2 >= info_.sm_count) return true;
-  if (!batch.lengths) return !o_.hnd;
-  int64_t tokens = 0;
-  for (const Request& r : *batch.lengths) tokens += r.kv_len;
-  return tokens * o_.shape.num_kv_heads >=
-         (o_.hnd ? kWorthItApart : kWorthAMerge) * info_.sm_count;
 }
 
 /// @param k, v  what the kernel reads

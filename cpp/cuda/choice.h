@@ -10,6 +10,7 @@
 
 #include <flashbsr/core/dtype.h>
 
+#include "api/backend.h"
 #include "api/options.h"
 #include "driver.h"
 #include "registry.h"
@@ -54,6 +55,12 @@ inline constexpr std::string_view kPairsFamily = "decode_pairs";
 
 /// Most packed rows of a narrow item (plan/mixture.h).
 inline constexpr int kNarrowRows = 8;
+
+/// Whether a tile holds the rows of two KV heads of packed codes, `rows` of each on average, and
+/// they are read faster together (docs/kernels/decode.md). Scales of every head, beside those of
+/// tokens, such kernels do not know.
+bool pay_together(const api::AttentionOptions& options, const api::Batch& batch, double rows,
+                  int sms);
 
 /// The kernel that choose_kernel would give; null where there is none. For a mixed batch one of
 /// family "mixed" only.
