@@ -83,15 +83,10 @@ void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& 
     std::copy_n(args.kv_indices, args.header->num_kv_indices,
                 copy.begin() + args.header->off_kv_indices);
   }
-  const auto run = [&](const flashbsr::Params& params) {
+  fake::attend_pairs(args, [&](const flashbsr::Params& params) {
     engine.run(flashbsr::PlanView{copy.data()}, params,
                sigmoid ? flashbsr::Activation::kSigmoid : flashbsr::Activation::kSoftmax);
-  };
-  if (args.header->heads_of_item == 2) {
-    fake::attend_pairs(args, run);
-  } else {
-    run(args.params);
-  }
+  });
   for (int64_t i = 0; i < flashbsr::num_counters(*args.header); ++i) {
     if (args.counters[i] != 0) std::abort();  // must be zero before a kernel
   }

@@ -21,11 +21,12 @@ inline flashbsr::Params every_second(flashbsr::Params p, int first) {
   return p;
 }
 
-/// Calls run(params) for the first heads of all pairs and for the second. All rows meet both; each
-/// keeps what its own head gave.
+/// Calls run(params), or where items read pairs of heads, for the first heads of all pairs and for
+/// the second. All rows meet both; each keeps what its own head gave.
 template <class Run>
 void attend_pairs(const flashbsr::KernelArgs& args, const Run& run) {
   const flashbsr::Params& p = args.params;
+  if (args.header->heads_of_item == 1) return run(p);
   const int32_t group = args.header->group_size;
   const size_t bytes = static_cast<size_t>(p.out.dim) * flashbsr::dtype_size(p.out.dtype);
   struct Row {
