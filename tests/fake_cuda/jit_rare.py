@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("fake_torch", "wishes")
     ("shape", "kind", "name"),
     [
         (DECODE, {}, "decode_scaled_sm90_d64_i8_r8_plain"),
+        (DECODE, {}, "decode_pairs_sm90_d64_i4_r8_plain"),
         (PREFILL, {}, "hopper_scaled_sm90a_d64_bf16xi8_r192_plain"),
         (DECODE, {"logits_soft_cap": 30.0}, "decode_sm90_d64_f16_r8_standard"),
         (PREFILL, {"pos_encoding_mode": "ALIBI"}, "hopper_sm90a_d64_f16_r192_alibi"),
@@ -34,8 +35,11 @@ def test_rare_rows_have_the_source_of_the_build(
 ) -> None:
     """With FLASHBSR_KERNELS=common they are asked for under their name, otherwise never."""
     rows = {row["name"]: row for row in flashbsr._core.cuda_kernels()}
-    if "scaled" in name:
-        types = {"q_dtype": "bfloat16", "kv_dtype": "int8"}
+    if "xi8" in name or "_i" in name:
+        types: dict[str, Any] = {"q_dtype": "bfloat16", "kv_dtype": "int8"}
+        if "pairs" in name:  # of so few requests under a capacity
+            room = {"max_batch_size": 3, "max_q_tokens": 3, "max_kv_len": 400}
+            types = {"q_dtype": "bfloat16", "kv_dtype": "int4"} | room
         batch: Any = flashbsr.Ragged([0, *np.cumsum(shape[1] or [1, 1, 1])], [0, 9, 18, 400])
     else:
         types, batch = {"kv_dtype": "float16"}, World.batch(*shape[:2])
