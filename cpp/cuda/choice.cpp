@@ -31,8 +31,9 @@ constexpr Tile kFastTile = {"hopper_fast", 192};
 constexpr int kFastFrom = 64;
 /// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
 /// takes several tiles of few.
+constexpr Tile kFewScaledTile = {"decode_scaled", 8};
 constexpr Tile kScaledTiles[] = {{kPairsFamily.data(), 8},
-                                 {"decode_scaled", 8},
+                                 kFewScaledTile,
                                  {"hopper_scaled", 192},
                                  {"prefill_scaled", 64},
                                  {"prefill_scaled", 128}};
@@ -233,11 +234,11 @@ const KernelRow* try_latent(Source source, const Need& need, const DeviceInfo& d
 KernelQuery nearest_query(const Need& need) {
   const bool fa3 = need.family == api::Family::kFa3 || need.q == DType::kE4M3;
   if (need.scaled) {
-    return {.family = kScaledTiles[1].family,
+    return {.family = kFewScaledTile.family,
             .head_dim = need.head_dim_qk,
             .head_dim_vo = need.head_dim_vo,
             .kv = kv_name(need.kv),
-            .rows = kScaledTiles[1].rows,
+            .rows = kFewScaledTile.rows,
             .variant = variant_name(need)};
   }
   return {.family = fa3 ? "hopper" : "prefill",
@@ -274,6 +275,8 @@ bool pay_together(const api::AttentionOptions& options, const api::Batch& batch,
   const int64_t heads = options.shape.num_kv_heads, group = options.shape.num_qo_heads / heads;
   const bool whole = heads % 2 == 0 && kNarrowRows % (2 * group) == 0 && 2 * rows <= kNarrowRows;
   if (!batch.scaled || !is_packed(batch.kv) || batch.per_head || !whole) return false;
+  // Fixed splits promise that a request's bits do not depend on its batch: nor may the kernel.
+  if (options.split.fixed_size > 0) return !options.hnd;
   if (batch.requests * heads / 2 >= sms) return true;
   // With fewer pairs than SMs there are merges, which take 2.5 us. A token of a head takes 1.2 ns
   // less, and 0.3 where heads lie apart.

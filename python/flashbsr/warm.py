@@ -28,6 +28,8 @@ from .variant.variant import Variant
 
 __all__ = ["load_spec", "run", "warm"]
 
+_FEW, _MANY = 4, 1024  # query tokens that KV heads are read in pairs for, and requests
+
 
 def warm(
     spec: AttentionSpec,
@@ -63,17 +65,29 @@ def warm(
     names = []
     for q_len in q_lens if is_cuda(task.backend) else q_lens[:1]:
         attention = Attention(spec, task)
-        rows = np.array([0, q_len])
-        layout: Layout = Ragged(rows, rows)
-        if page_size:
-            length = np.array([min(q_len, page_size)])
-            one = np.array([0, 1])
-            layout = Paged(rows, one, np.zeros(1, np.int32), kv_lens=length, page_size=page_size)
-        attention.plan(layout)
-        if not is_cuda(task.backend):
-            _run_once(attention, spec.variant, task, q_len, page_size)
-        names.append(attention._engine.kernel_name())
-    return names
+        for count in _batch_sizes(task, q_len):
+            attention.plan(_layout(count, q_len, page_size))
+            if not is_cuda(task.backend):
+                _run_once(attention, spec.variant, task, q_len, page_size)
+            names.append(attention._engine.kernel_name())
+    return list(dict.fromkeys(names))
+
+
+def _batch_sizes(task: TaskInfo, q_len: int) -> tuple[int, ...]:
+    """Give as many requests as decide about a kernel: of packed codes large batches have another."""
+    packed = any(str(dtype) in PACKED for dtype in kv_dtypes(task.kv_dtype))
+    one_kernel = not is_cuda(task.backend) or task.max_batch_size is not None
+    return (1,) if one_kernel or not packed or q_len > _FEW else (1, _MANY)
+
+
+def _layout(count: int, q_len: int, page_size: int | None) -> Layout:
+    """Requests of as many keys as queries, or of one page."""
+    rows = np.arange(count + 1) * q_len
+    if not page_size:
+        return Ragged(rows, rows)
+    lengths = np.full(count, min(q_len, page_size))
+    pages = np.zeros(count, np.int32)
+    return Paged(rows, np.arange(count + 1), pages, kv_lens=lengths, page_size=page_size)
 
 
 def _run_once(

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flashbsr
 import numpy as np
 import pytest
+from flashbsr.warm import warm
 
 
 def planned(
@@ -69,6 +71,33 @@ def test_when_heads_go_in_pairs() -> None:
     room = {"max_batch_size": 4, "max_q_tokens": 4, "max_kv_len": 1 << 20}
     assert pairs(**room)
     assert not pairs(**room, kv_layout="HND")
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_fixed_splits_have_one_kernel_whatever_the_batch(kv_layout: str) -> None:
+    names = set()
+    for count, kv_len in ((1, 16), (1, 1 << 20), (64, 8192), (2000, 16)):
+        attention = flashbsr.Attention(
+            flashbsr.AttentionSpec(),
+            flashbsr.TaskInfo(
+                32, 8, 128, q_dtype="bfloat16", kv_dtype="int4", backend="cuda",
+                kv_layout=kv_layout, fixed_split_size=512,
+            ),
+        )  # fmt: skip
+        attention.plan(flashbsr.Ragged(None, np.arange(count + 1) * kv_len))
+        names.add(attention._engine.kernel_name().split("_sm90")[0])
+    assert names == {"decode_pairs" if kv_layout == "NHD" else "decode_scaled"}
+
+
+def test_both_kernels_are_warmed() -> None:
+    task = flashbsr.TaskInfo(32, 8, 128, q_dtype="bfloat16", kv_dtype="int4", backend="cuda")
+    for page_size in (None, 16):
+        names = warm(flashbsr.AttentionSpec(), task, [1], page_size)
+        assert [name.split("_sm90")[0] for name in names] == ["decode_scaled", "decode_pairs"]
+    room = {"max_batch_size": 8, "max_q_tokens": 8, "max_kv_len": 64}
+    task = dataclasses.replace(task, **room)
+    (name,) = warm(flashbsr.AttentionSpec(), task, [1], 16)
+    assert name.startswith("decode_pairs_")
 
 
 def test_no_pairs_of_codes_in_bytes() -> None:
