@@ -14,7 +14,9 @@ from typing import Any
 import cases
 import ml_dtypes
 import numpy as np
+import reference
 from cases import Case, Problem
+from reference import Variant
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -160,3 +162,17 @@ def build(case: Case, k_kind: Kind, v_kind: Kind) -> Coded:
         (k_kind.dtype, v_kind.dtype),
         options,
     )
+
+
+def assert_attends(
+    out: np.ndarray,
+    q: np.ndarray,
+    kv: tuple[np.ndarray, np.ndarray],
+    page_lists: list[np.ndarray],
+    length: int,
+) -> None:
+    """Hold a token of each request to float64 over `length` tokens of its pages [..., H, D]."""
+    for i, pages in enumerate(page_lists):
+        keys, values = (x[pages].reshape(-1, *x.shape[2:])[:length] for x in kv)
+        state = reference.attend(q[i : i + 1], keys, values, Variant())
+        np.testing.assert_allclose(out[i].astype(np.float64), state.out[0], atol=2e-2)

@@ -74,14 +74,14 @@ def warm(
 
 
 def _batch_sizes(task: TaskInfo, q_len: int) -> tuple[int, ...]:
-    """Give as many requests as decide about a kernel: of packed codes large batches have another."""
+    """Say how many requests decide about a kernel: many of packed codes have another than one."""
     packed = any(str(dtype) in PACKED for dtype in kv_dtypes(task.kv_dtype))
     one_kernel = not is_cuda(task.backend) or task.max_batch_size is not None
     return (1,) if one_kernel or not packed or q_len > _FEW else (1, _MANY)
 
 
 def _layout(count: int, q_len: int, page_size: int | None) -> Layout:
-    """Requests of as many keys as queries, or of one page."""
+    """Make requests of as many keys as queries, or of one page."""
     rows = np.arange(count + 1) * q_len
     if not page_size:
         return Ragged(rows, rows)

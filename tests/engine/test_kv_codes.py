@@ -33,6 +33,7 @@ from kv_codes import (
     KINDS,
     NVFP4,
     Kind,
+    assert_attends,
     build,
     decode,
     encode,
@@ -183,14 +184,7 @@ def test_shared_prefixes_and_levels() -> None:
     out = attention.run(q, (k, v), k_scale=ks, v_scale=vs)
     keys, values = decode(k, ks, INT8), decode(v, vs, INT8)
     length = (shared + own) * size - 3
-    for i, own_pages in enumerate(lists):
-        state = reference.attend(
-            q[i : i + 1],
-            keys[own_pages].reshape(-1, heads, dim)[:length],
-            values[own_pages].reshape(-1, heads, dim)[:length],
-            Variant(),
-        )
-        np.testing.assert_allclose(out[i].astype(np.float64), state.out[0], atol=2e-2)
+    assert_attends(out, q, (keys, values), lists, length)
     assert attention.explain().kv_bytes == (shared * size + count * (own * size - 3)) * heads * 128
 
 

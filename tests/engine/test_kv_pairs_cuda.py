@@ -16,7 +16,7 @@ import pytest
 import reference
 from cases import BF16, DECODE, F16, Case
 from harness import DEVICES, Device, attention_for
-from kv_codes import INT4, INT4_32, INT4_64, NVFP4, Kind, build, decode, encode
+from kv_codes import INT4, INT4_32, INT4_64, NVFP4, Kind, assert_attends, build, decode, encode
 from reference import Variant
 from test_kv_codes_cuda import LONG, moved, run
 
@@ -191,11 +191,4 @@ def test_shared_prefixes(gpu: Device, kind: Kind) -> None:
     assert attention.explain().kernel.startswith("decode_pairs_")
     assert attention.plan_info.header.num_shared
     keys, values = decode(k, k_scale, kind), decode(v, v_scale, kind)
-    for i, own_pages in enumerate(lists):
-        state = reference.attend(
-            q[i : i + 1],
-            keys[own_pages].reshape(-1, heads, dim)[:length],
-            values[own_pages].reshape(-1, heads, dim)[:length],
-            Variant(),
-        )
-        np.testing.assert_allclose(out[i].astype(np.float64), state.out[0], atol=2e-2)
+    assert_attends(out, q, (keys, values), lists, length)
