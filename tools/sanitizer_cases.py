@@ -40,6 +40,7 @@ TOKENS = {
     ("decode", 16): (4, 3, 4, 3),
     ("decode_scaled", 8): (1, 1, 1, 1),
     ("decode_pairs", 8): (1, 1, 1, 1),
+    ("decode_pairs_gather", 8): (1, 1, 1, 1),
     ("prefill", 128): MANY,
     ("prefill_scaled", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
@@ -111,8 +112,8 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return x.to(getattr(torch, dtype)).to(DEVICE)
 
 
-def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool) -> tuple[Any, Any]:
-    """K or V, and where it is codes, their scales."""
+def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool, group: int = 32) -> tuple[Any, Any]:
+    """K or V, and where it is codes, their scales, of `group` for int4."""
     if dtype == "fp8_ds_mla":
         rows = np.zeros((1, int(np.prod(shape[:-1])), 656), np.uint8)
         slots = np.arange(rows.shape[1])
@@ -124,7 +125,7 @@ def cache_of(shape: tuple[int, ...], dtype: str, scaled: bool) -> tuple[Any, Any
     scales = shape[:-1]
     if dtype in ("int4", "nvfp4"):
         *rows, dim = shape
-        scales = (*rows, dim // (32 if dtype == "int4" else 16))
+        scales = (*rows, dim // (group if dtype == "int4" else 16))
         codes = integers(np.random.default_rng(2).integers(0, 256, (*rows, dim // 2), np.uint8))
     elif dtype == "int8":
         codes = integers(np.random.default_rng(2).integers(-127, 128, shape, np.int8))
@@ -177,7 +178,8 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     v_dtype = TYPES[v_type or k_type]
     if kv_dtype.startswith("float8") and family not in HOPPER:
         q_dtype = "bfloat16" if page_size else "float16"
-    scaled = family.endswith(("_scaled", "_pairs"))
+    pairs = family.startswith("decode_pairs")
+    scaled = family.endswith("_scaled") or pairs
     if scaled and not q_type:
         q_dtype = "bfloat16" if page_size else "float16"
     # Smaller dims than the kernel's are padded by it; with RoPE inside they may not be.
@@ -194,7 +196,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     backend = {"cuda": "fa3" if family in HOPPER else "fa2"}.get(DEVICE, DEVICE)
     # Under a capacity latents do not merge within clusters.
     capacity = (levels and not shares_mixed) or (latent and "window_left" in spec)
-    capacity |= family == "decode_pairs"  # so few requests read one head at a time otherwise
+    capacity |= pairs  # so few requests read one head at a time otherwise
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
     asked = ((asked and not capacity) or latent) and DEVICE != "cpu"
@@ -248,8 +250,9 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     else:
         shape = (sum(kv_lens), kv_heads)
         attention.plan(flashbsr.Ragged(qo_indptr, offsets(kv_lens)), **masks)
-    kv, k_scale = cache_of((*shape, dim), kv_dtype, scaled)
-    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), v_dtype, scaled)
+    group = 64 if family == "decode_pairs" else 32  # boxes have two scales of a head
+    kv, k_scale = cache_of((*shape, dim), kv_dtype, scaled, group)
+    v, v_scale = (None, None) if latent else cache_of((*shape, dim_vo), v_dtype, scaled, group)
     kv = kv if latent else (kv, v)
     lse = spec.get("activation") != "sigmoid"
     # initcheck does not follow bulk stores, by which this family writes: NaN until it wrote.
@@ -374,9 +377,9 @@ OPS: dict[str, Callable[[], None]] = {
 }
 
 
-def page_sizes(family: str) -> tuple[int | None, ...]:
+def page_sizes(family: str, head_dim: int) -> tuple[int | None, ...]:
     """Of the problems of a family; None is ragged."""
-    if family == "mixed_gather":
+    if family == "mixed_gather" or (family == "decode_pairs_gather" and head_dim == 128):
         return (GATHERED,)
     gathers = family in HOPPER and family != "mixed"
     return (None, PAGE_SIZE, *[GATHERED] * gathers)
@@ -393,11 +396,11 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
         return []
     if kernel["family"] == "hopper_scaled" and kernel["kv"] in ("f16", "bf16"):
         types = "int4", TYPES[kernel["kv"]]
-        ran = {dense_pages(*types, kernel["head_dim"], n) for n in page_sizes("hopper_scaled")}
+        ran = {dense_pages(*types, kernel["head_dim"], n) for n in page_sizes("hopper_scaled", 128)}
         return sorted(ran - {kernel["name"]})
     others = []
     for spec in SPECS[kernel["variant"]]:
-        for page_size in page_sizes(kernel["family"]):
+        for page_size in page_sizes(kernel["family"], kernel["head_dim"]):
             rope = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
             if rope and not rotates(kernel, page_size):
                 continue

@@ -171,7 +171,7 @@ Workers CudaBackend::limits(const Batch& batch) {
     if (!same || !usual || same->head_dim != usual->head_dim) need = any;
   }
   const KernelRow* found = kernel_for(need);
-  if (found && found->copies == KvCopies::kBoxes && (gathers_ || !kv_box(*found, batch.page_run))) {
+  if (found && found->copies == KvCopies::kBoxes && (gathers_ || !may_box(*found, batch, o_))) {
     need.gathers = true;
     found = kernel_for(need);
   }
@@ -226,7 +226,7 @@ const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
   if (!dense || (coded && fine_scales_)) return nullptr;
   need = *dense;
   const KernelRow* row = kernel_for(need);
-  if (row && row->copies == KvCopies::kBoxes && !kv_box(*row, batch.page_run)) {
+  if (row && row->copies == KvCopies::kBoxes && !may_box(*row, batch, o_)) {
     need.gathers = true;
     row = kernel_for(need);
   }
@@ -452,6 +452,8 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
       .cluster = max_of(header.cluster_parts, 1)};
   if (is_hopper(*kernel_)) {
     launch(*kernel_, where, hopper_args(args, *kernel_, header, maps_));
+  } else if (takes_pair_boxes(*kernel_)) {
+    launch(*kernel_, where, pair_args(args, *kernel_, header, maps_));
   } else {
     launch(*kernel_, where, args);
   }

@@ -32,11 +32,9 @@ constexpr int kFastFrom = 64;
 /// Codes with scales of every token, Hopper's in float32 alone. What has no kernel of more rows
 /// takes several tiles of few.
 constexpr Tile kFewScaledTile = {"decode_scaled", 8};
-constexpr Tile kScaledTiles[] = {{kPairsFamily.data(), 8},
-                                 kFewScaledTile,
-                                 {"hopper_scaled", 192},
-                                 {"prefill_scaled", 64},
-                                 {"prefill_scaled", 128}};
+constexpr Tile kScaledTiles[] = {{kPairsFamily.data(), 8}, {kPairsGatherFamily.data(), 8},
+                                 kFewScaledTile,           {"hopper_scaled", 192},
+                                 {"prefill_scaled", 64},   {"prefill_scaled", 128}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB. Of codes they have 16 rows.
@@ -97,6 +95,9 @@ enum class Source { kBuild, kProvider };
 /// Whether the row has the shared memory and turns q and k as RoPE asks.
 bool serves(const KernelRow& row, const Need& need, const DeviceInfo& device) {
   if (row.shape.smem_bytes > device.max_smem_per_block) return false;
+  // A box of two heads has no padding between them.
+  const bool fits = need.head_dim_qk == row.head_dim && need.head_dim_vo == row.head_dim;
+  if (takes_pair_boxes(row) && !fits) return false;
   // Padding moves the halves of a head apart. Another family may have the head dim itself.
   return !need.rotates || row.family[0] == 'p' || row.head_dim == need.head_dim_qk;
 }
@@ -167,7 +168,8 @@ const KernelRow* try_tile(Source source, const Tile& tile, const Need& need,
   // How many keys of a share a query sees all kernels know, but where these are only those that
   // stream.
   if (need.places && tile.family[0] != 'd') return nullptr;
-  if (tile.family == kPairsFamily && !need.pairs) return nullptr;
+  if (tile.family == kPairsFamily && (!need.pairs || need.gathers)) return nullptr;
+  if (tile.family == kPairsGatherFamily && !need.pairs) return nullptr;
   if (need.v != need.kv && !serves_two_types(tile)) return nullptr;
   if (need.rotates && !can_rotate(tile, need)) return nullptr;
   if (hopper && need.half_scales) return nullptr;

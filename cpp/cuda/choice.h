@@ -50,8 +50,9 @@ struct Need {
   bool operator==(const Need&) const = default;
 };
 
-/// Decode of packed codes, two KV heads at once.
+/// Decode of packed codes, two KV heads at once: in boxes, and where TMA does not copy them.
 inline constexpr std::string_view kPairsFamily = "decode_pairs";
+inline constexpr std::string_view kPairsGatherFamily = "decode_pairs_gather";
 
 /// Most packed rows of a narrow item (plan/mixture.h).
 inline constexpr int kNarrowRows = 8;
@@ -75,8 +76,10 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
 /// KV heads of an item.
 inline int heads_of_item(const KernelRow& row) {
-  return std::string_view(row.family) == kPairsFamily ? 2 : 1;
+  return std::string_view(row.family).starts_with(kPairsFamily) ? 2 : 1;
 }
+/// Boxes of K, V and scales of two heads.
+inline bool takes_pair_boxes(const KernelRow& row) { return row.family == kPairsFamily; }
 inline bool is_mixed(const KernelRow& row) { return row.family[0] == 'm'; }
 /// Of sm_90a, or from sm_80 on.
 inline bool is_latent(const KernelRow& row) { return row.family[0] == 'l'; }

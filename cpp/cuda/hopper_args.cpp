@@ -81,6 +81,45 @@ KvMaps kv_maps(const Params& p, const KernelRow& row, const PlanHeader& header, 
   return {box, cache_map(maps.k, k, paged, box), cache_map(maps.v, v, paged, box)};
 }
 
+/// K, V and their scales in boxes of two heads and 16 tokens.
+struct PairMaps {
+  const TensorMap* k = nullptr;
+  const TensorMap* v = nullptr;
+  const TensorMap* k_scales = nullptr;
+  const TensorMap* v_scales = nullptr;
+
+  bool all() const { return k && v && k_scales && v_scales; }
+};
+
+/// @param row_bytes  of a head, and from one to the next
+const TensorMap* pair_map(MapCache& cache, const PagedView& a, int64_t row_bytes, bool paged,
+                          int64_t tokens) {
+  const int64_t size = dtype_size(a.dtype);
+  if (a.stride_head * size != row_bytes) return nullptr;
+  const MapDim heads{a.heads * row_bytes, 1, 2 * row_bytes}, none{1, 0, 1};
+  if (!paged) {
+    return cache.find(a.data, DType::kI8,
+                      {heads, {a.pages, a.stride_page * size, tokens}, none, none});
+  }
+  return cache.find(a.data, DType::kI8,
+                    {heads,
+                     {a.page_size, a.stride_token * size, tokens},
+                     {a.pages, a.stride_page * size, 1},
+                     none});
+}
+
+PairMaps pair_maps(const Params& p, const KernelRow& row, const PlanHeader& header,
+                   HopperMaps& maps) {
+  constexpr int64_t kScaleBytes = 8;  // of a head: a box has 16 bytes of a token at least
+  const bool paged = header.flags & kPlanPaged;
+  const auto of = [&](const PagedView& scales) { return scales.dim * dtype_size(scales.dtype); };
+  if (of(p.k_scales) != kScaleBytes || of(p.v_scales) != kScaleBytes) return {};
+  const int64_t bytes = row_bytes(p.k.dtype, row.head_dim), tokens = row.shape.kv_tile;
+  return {pair_map(maps.k, p.k, bytes, paged, tokens), pair_map(maps.v, p.v, bytes, paged, tokens),
+          pair_map(maps.k_scales, p.k_scales, kScaleBytes, paged, tokens),
+          pair_map(maps.v_scales, p.v_scales, kScaleBytes, paged, tokens)};
+}
+
 /// Bytes from one page, or token of a page, to the next; of one there is no next.
 int64_t step_of(const PagedView& a, int64_t stride, int64_t extent) {
   return extent > 1 ? stride * dtype_size(a.dtype) : 0;
@@ -113,6 +152,7 @@ void set_gather(HopperArgs& args, const KernelRow& row) {
 
 int64_t kv_box(const KernelRow& row, int64_t run, bool rotates) {
   int64_t box = run ? std::gcd<int64_t>(run, row.shape.kv_tile) : row.shape.kv_tile;
+  if (takes_pair_boxes(row)) return box == row.shape.kv_tile ? box : 0;
   if (is_mixed(row)) box = std::gcd<int64_t>(box, kNarrowBoxTokens);
   // The types of Q and of K and V, where they are not the same.
   const bool widens = std::string_view(row.kv).find('x') != std::string_view::npos;
@@ -121,8 +161,14 @@ int64_t kv_box(const KernelRow& row, int64_t run, bool rotates) {
   return box >= least ? box : 0;
 }
 
+bool may_box(const KernelRow& row, const api::Batch& batch, const api::AttentionOptions& options) {
+  if (takes_pair_boxes(row) && options.hnd) return false;  // heads lie apart
+  return kv_box(row, batch.page_run) > 0;
+}
+
 bool takes_boxes(const Params& params, const KernelRow& row, const PlanHeader& header,
                  HopperMaps& maps) {
+  if (takes_pair_boxes(row)) return pair_maps(params, row, header, maps).all();
   const KvMaps found = kv_maps(params, row, header, false, maps);
   return found.k && found.v;
 }
@@ -143,10 +189,12 @@ const TensorMap* MapCache::find(const void* data, DType type, const MapDim (&dim
     const int64_t bytes = dims[i].extent > 1 ? dims[i].stride * dtype_size(type) : kLineBytes;
     strides[i - 1] = static_cast<cuuint64_t>(bytes);
   }
+  const int64_t line = dims[0].box * dtype_size(type);
   taken_ =
       api().tensor_map_encode_tiled(
           reinterpret_cast<CUtensorMap*>(&map_), data_type(type), kRank, const_cast<void*>(data),
-          extents, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+          extents, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+          line == kLineBytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   data_ = data;
   type_ = type;
@@ -196,6 +244,18 @@ HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanH
     return args;
   }
   set_gather(args, row);
+  return args;
+}
+
+PairArgs pair_args(const KernelArgs& base, const KernelRow& row, const PlanHeader& header,
+                   HopperMaps& maps) {
+  const PairMaps found = pair_maps(base.params, row, header, maps);
+  PairArgs args;
+  args.base = base;
+  args.k = *found.k;
+  args.v = *found.v;
+  args.k_scales = *found.k_scales;
+  args.v_scales = *found.v_scales;
   return args;
 }
 

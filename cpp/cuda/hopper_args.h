@@ -1,11 +1,13 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a Hopper kernel is launched with: the arrays as its copy engine sees them.
+// What kernels of sm_90 are launched with: the arrays as its copy engine sees them.
 #pragma once
 
 #include <flashbsr/core/launch.h>
 
+#include "api/backend.h"
+#include "api/options.h"
 #include "registry.h"
 
 namespace flashbsr::cuda {
@@ -39,6 +41,7 @@ class MapCache {
 /// Of the last run.
 struct HopperMaps {
   MapCache q, q_token, k, v, out;
+  MapCache k_scales, v_scales;
 };
 
 /// KV tokens of a box of K and V, of which a tile of the kernel takes several; 0: boxes do not
@@ -46,6 +49,9 @@ struct HopperMaps {
 /// @param run      tokens that are: of all pages, 0: ragged KV (page_run)
 /// @param rotates  a kernel that can copy K and V in either way rotates them, too
 int64_t kv_box(const KernelRow& row, int64_t run, bool rotates = false);
+
+/// Whether boxes may serve, as far as a plan knows.
+bool may_box(const KernelRow& row, const api::Batch& batch, const api::AttentionOptions& options);
 
 /// Whether TMA copies the run's K and V. Where it does not, a kernel has to gather them.
 bool takes_boxes(const Params& params, const KernelRow& row, const PlanHeader& header,
@@ -55,5 +61,9 @@ bool takes_boxes(const Params& params, const KernelRow& row, const PlanHeader& h
 /// Error(kUnsupported) where the driver refuses Q.
 HopperArgs hopper_args(const KernelArgs& base, const KernelRow& row, const PlanHeader& header,
                        HopperMaps& maps);
+
+/// What decode_pairs is launched with.
+PairArgs pair_args(const KernelArgs& base, const KernelRow& row, const PlanHeader& header,
+                   HopperMaps& maps);
 
 }  // namespace flashbsr::cuda

@@ -8,6 +8,7 @@ Held to float64 over what the codes mean; slots of no request have garbage, thei
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,30 @@ def moved(gpu: Device, x: Any) -> Any:
     return gpu.put(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
 
 
+def dense(gpu: Device, x: Any) -> Any:
+    """To the device, without room between rows: as caches are."""
+    if isinstance(x, tuple):
+        return tuple(dense(gpu, part) for part in x)
+    if not isinstance(x, np.ndarray):
+        return x
+    return gpu.put(np.ascontiguousarray(x).reshape(-1)).reshape(x.shape)
+
+
 def run(
-    gpu: Device, case: Case, kind: Kind, *others: Kind, backend: str = "", **task: Any
+    gpu: Device,
+    case: Case,
+    kind: Kind,
+    *others: Kind,
+    backend: str = "",
+    place: Callable[[Device, Any], Any] = moved,
+    **task: Any,
 ) -> tuple[np.ndarray, np.ndarray, str]:
     coded = build(gpu.adapt(case), kind, *(others or [kind]))
     problem = coded.problem
     attention = attention_for(problem, backend or gpu.backend, kv_dtype=coded.kv_dtype, **task)
     problem.plan(attention)
-    q, kv = gpu.put(problem.q), moved(gpu, coded.kv)
-    options = {name: moved(gpu, x) for name, x in coded.options.items()}
+    q, kv = gpu.put(problem.q), place(gpu, coded.kv)
+    options = {name: place(gpu, x) for name, x in coded.options.items()}
     found = []
     for _ in range(2):
         out, lse = map(gpu.put, problem.new_outputs())

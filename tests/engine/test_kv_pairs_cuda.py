@@ -18,7 +18,7 @@ from cases import BF16, DECODE, F16, Case
 from harness import DEVICES, Device, attention_for
 from kv_codes import INT4, INT4_32, INT4_64, NVFP4, Kind, assert_attends, build, decode, encode
 from reference import Variant
-from test_kv_codes_cuda import LONG, moved, run
+from test_kv_codes_cuda import LONG, dense, moved, run
 
 GPUS = [device for device in DEVICES if device.is_cuda]
 if not GPUS:
@@ -40,7 +40,16 @@ def family(gpu: Device, case: Case, kind: Kind, **task: Any) -> str:
         "max_q_tokens": max(sum(case.q_lens), 1),
         "max_kv_len": 2 * max(case.kv_lens),  # bounds are longer
     }
-    return "_".join(run(gpu, case, kind, **room, **task)[2].split("_")[:2])
+    return run(gpu, case, kind, **room, **task)[2].partition("_d")[0]
+
+
+def assert_pairs(gpu: Device, case: Case, kind: Kind, *, place: Any = dense, **task: Any) -> None:
+    """Run the case; boxes are of 16 tokens, with two scales of a head, on 9.0."""
+    name = family(gpu, case, kind, place=place, **task)
+    boxes = name.endswith("_sm90") and case.dims == (128, 128) and kind in (INT4_64, NVFP4)
+    boxes &= case.kv_layout == "NHD" and (case.layout == "ragged" or case.page_size % 16 == 0)
+    boxes &= place is dense  # otherwise heads lie apart
+    assert name.rpartition("_sm")[0] == ("decode_pairs" if boxes else "decode_pairs_gather")
 
 
 @everywhere
@@ -49,7 +58,7 @@ def family(gpu: Device, case: Case, kind: Kind, **task: Any) -> str:
 @pytest.mark.parametrize("dim", [64, 128])
 def test_groups(gpu: Device, dim: int, heads: tuple[int, int], kind: Kind) -> None:
     case = dataclasses.replace(ONE, heads=heads, dims=(dim, dim))
-    assert family(gpu, case, kind) == "decode_pairs"
+    assert_pairs(gpu, case, kind)
 
 
 @everywhere
@@ -58,7 +67,7 @@ def test_what_makes_no_pairs(gpu: Device, heads: tuple[int, int]) -> None:
     """An odd number of heads; rows that are no half of a tile's, or more."""
     for kind in (INT4_64, NVFP4):
         case = dataclasses.replace(ONE, heads=heads, dims=(128, 128))
-        assert family(gpu, case, kind) == "decode_scaled"
+        assert family(gpu, case, kind).startswith("decode_scaled_")
 
 
 @everywhere
@@ -76,19 +85,45 @@ def test_tokens(
             "tokens", q_lens, (300, 21, 40, 77), heads=heads, dims=(dim, dim), variant=variant,
             layout="paged", dtypes=BF16,
         )  # fmt: skip
-        assert family(gpu, case, kind) == "decode_pairs"
+        assert_pairs(gpu, case, kind)
 
 
 @everywhere
 @of_each_kind
 @pytest.mark.parametrize("layout", ["ragged", "paged", "table", "bounds"])
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 48, 64])
 def test_layouts(gpu: Device, page_size: int, layout: str, kind: Kind) -> None:
     for heads in ((8, 8), (8, 2)):
         case = dataclasses.replace(
             ONE, heads=heads, dims=(128, 128), layout=layout, page_size=page_size
         )
-        assert family(gpu, case, kind) == "decode_pairs"
+        for place in (dense, moved):
+            assert_pairs(gpu, case, kind, place=place)
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [INT4_64, NVFP4], ids=str)
+@pytest.mark.parametrize("page_size", [16, 32])
+def test_long_queues(gpu: Device, page_size: int, kind: Kind) -> None:
+    """Several batches of an item's stages; items behind it, some without a stage of a warp."""
+    lens = (9000, 1, 17, 0, 6400, 191, 192, 193, 3000)
+    for window in (-1, 150, 7000):
+        case = Case(
+            "long", (1,) * len(lens), lens, heads=(4, 2), dims=(128, 128), layout="paged",
+            page_size=page_size, variant=Variant(causal=True, window_left=window), dtypes=BF16,
+        )  # fmt: skip
+        for task in ({}, {"disable_split_kv": True}):
+            assert_pairs(gpu, case, kind, **task)
+
+
+@everywhere
+def test_more_items_than_a_turn_has(gpu: Device) -> None:
+    """A queue's items are in shared memory 128 at a time."""
+    lens = tuple(int(n) for n in np.random.default_rng(5).integers(0, 40, 1060))
+    case = dataclasses.replace(
+        ONE, q_lens=(1,) * len(lens), kv_lens=lens, heads=(32, 32), dims=(128, 128)
+    )
+    assert_pairs(gpu, case, NVFP4)
 
 
 @everywhere
@@ -109,8 +144,8 @@ def test_split_requests(gpu: Device, kind: Kind) -> None:
             case = dataclasses.replace(
                 LONG, q_lens=(1, 1, 1), heads=heads, dtypes=dtypes, layout="paged", decode=True
             )
-            assert family(gpu, case, kind) == "decode_pairs"
-            assert family(gpu, case, kind, fixed_split_size=512) == "decode_pairs"
+            assert_pairs(gpu, case, kind)
+            assert_pairs(gpu, case, kind, fixed_split_size=512)
 
 
 @everywhere
@@ -120,7 +155,7 @@ def test_split_requests(gpu: Device, kind: Kind) -> None:
 ], ids=str)  # fmt: skip
 def test_variants(gpu: Device, options: dict[str, object], kind: Kind) -> None:
     case = dataclasses.replace(ONE, heads=(8, 2), dims=(128, 128), **options)
-    assert family(gpu, case, kind) == "decode_pairs"
+    assert_pairs(gpu, case, kind)
 
 
 @everywhere
@@ -129,7 +164,7 @@ def test_scales_of_heads_beside_those_of_tokens(gpu: Device, kind: Kind) -> None
     """A merge of two heads' rows knows of no scale of each: one head at a time."""
     for case in (ONE, dataclasses.replace(LONG, q_lens=(1, 1, 1), dtypes=BF16)):
         case = dataclasses.replace(case, heads=(8, 2), dims=(128, 128), scales="head")
-        assert family(gpu, case, kind) == "decode_scaled"
+        assert family(gpu, case, kind).startswith("decode_scaled_")
 
 
 @everywhere
@@ -149,8 +184,8 @@ def test_a_scale_that_is_nan(gpu: Device, kind: Kind, side: str) -> None:
         if hurt:
             page, slot = problem.kv_indices[problem.kv_indptr[1]], 5
             options[side][page, slot, 1] = np.nan
-        options = {name: moved(gpu, x) for name, x in options.items()}
-        out = attention.run(gpu.put(problem.q), moved(gpu, coded.kv), **options)
+        options = {name: dense(gpu, x) for name, x in options.items()}
+        out = attention.run(gpu.put(problem.q), dense(gpu, coded.kv), **options)
         found.append(gpu.get(out).astype(np.float32))
     assert attention.explain().kernel.startswith("decode_pairs_")
     well, ill = found

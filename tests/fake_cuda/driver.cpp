@@ -291,6 +291,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     state().last_path = static_cast<int>(args.path);
     state().last_box = args.box_tokens;
   }
+  if (!fake::pairs_consistent(name, params[0])) return CUDA_ERROR_INVALID_VALUE;
   if (hopper || older) {
     const auto args = *static_cast<const flashbsr::KernelArgs*>(params[0]);  // they begin with it
     state().last_pages = args.kv_indices;

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("fake_torch", "wishes")
     ("shape", "kind", "name"),
     [
         (DECODE, {}, "decode_scaled_sm90_d64_i8_r8_plain"),
-        (DECODE, {}, "decode_pairs_sm90_d64_i4_r8_plain"),
+        (DECODE, {}, "decode_pairs_gather_sm90_d64_i4_r8_plain"),
         (PREFILL, {}, "hopper_scaled_sm90a_d64_bf16xi8_r192_plain"),
         (DECODE, {"logits_soft_cap": 30.0}, "decode_sm90_d64_f16_r8_standard"),
         (PREFILL, {"pos_encoding_mode": "ALIBI"}, "hopper_sm90a_d64_f16_r192_alibi"),

@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <string>
 #include <utility>
 
 #include <flashbsr/core/launch.h>
@@ -48,7 +49,8 @@ inline uint64_t element_bytes(CUtensorMapDataType type) {
   }
 }
 
-/// The limits of an array and of a box. Interleaved layouts and other swizzles are not used here.
+/// The limits of an array and of a box. Whole lines are swizzled. Interleaved layouts and other
+/// swizzles are not used here.
 inline bool encode(CUtensorMap* map, CUtensorMapDataType type, uint32_t rank, void* address,
                    const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
                    const cuuint32_t* steps, CUtensorMapInterleave interleave,
@@ -56,8 +58,10 @@ inline bool encode(CUtensorMap* map, CUtensorMapDataType type, uint32_t rank, vo
   const uint64_t bytes = element_bytes(type), at = reinterpret_cast<uint64_t>(address);
   bool ok = rank == kRank && bytes != 0 && reinterpret_cast<uint64_t>(map) % 64 == 0 &&
             address != nullptr && at % 16 == 0 && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
-            swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * bytes <= 128 &&
-            box[0] * bytes % 16 == 0 && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+            swizzle ==
+                (box[0] * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE) &&
+            box[0] * bytes <= 128 && box[0] * bytes % 16 == 0 &&
+            fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
   for (int i = 0; ok && i < kRank; ++i) {
     ok = extents[i] >= 1 && extents[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256 &&
          steps[i] >= 1 && steps[i] <= 8;
@@ -130,6 +134,40 @@ inline bool consistent(const flashbsr::HopperArgs& args) {
   if ((args.path == flashbsr::KvPath::kPaged) != (base.kv_indices != nullptr)) return false;
   return leads_to(args.k, p.k, args.path, args.box_tokens) &&
          leads_to(args.v, p.k_tail.dim ? p.k_tail : p.v, args.path, args.box_tokens);
+}
+
+/// Whether a map of two heads' rows of bytes leads to the view's rows.
+inline bool leads_to_pairs(const flashbsr::TensorMap& encoded, const flashbsr::PagedView& view,
+                           int64_t row_bytes, bool paged) {
+  const EncodedMap& map = read(encoded);
+  if (map.magic != kTensorMapMagic || map.box[0] != 2 * row_bytes ||
+      map.extent[0] != static_cast<uint64_t>(view.heads * row_bytes) ||
+      map.box[1] * map.box[2] * map.box[3] != 16) {
+    return false;
+  }
+  for (const int64_t page : {int64_t{0}, view.pages - 1}) {
+    for (const int slot : {0, view.page_size - 1}) {
+      for (const int head : {0, view.heads - 1}) {
+        const char* found = map.at(static_cast<uint64_t>(head * row_bytes),
+                                   static_cast<uint64_t>(paged ? slot : page),
+                                   static_cast<uint64_t>(paged ? page : 0), 0);
+        if (found != view.row(page, slot, head)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// What the launch of decode_pairs must hold; of others nothing.
+inline bool pairs_consistent(const std::string& name, const void* launched) {
+  if (!name.starts_with("decode_pairs_sm90")) return true;
+  const auto& args = *static_cast<const flashbsr::PairArgs*>(launched);
+  const flashbsr::Params& p = args.base.params;
+  const bool paged = args.base.kv_indices != nullptr;
+  return leads_to_pairs(args.k, p.k, p.k.dim / 2, paged) &&
+         leads_to_pairs(args.v, p.v, p.v.dim / 2, paged) &&
+         leads_to_pairs(args.k_scales, p.k_scales, 8, paged) &&
+         leads_to_pairs(args.v_scales, p.v_scales, 8, paged);
 }
 
 }  // namespace fake

@@ -154,6 +154,15 @@ struct HopperArgs {
   int32_t cluster = 1;       ///< blocks that merge among themselves: PlanHeader::cluster_parts
 };
 
+/// What decode of two KV heads of packed codes gets, whose stages come by TMA. A token's heads
+/// follow each other in memory, and boxes are two of them by 16 tokens.
+struct PairArgs {
+  KernelArgs base;
+  TensorMap k, v;      ///< (byte of a token's heads, token of the page, page); ragged: one page
+  TensorMap k_scales;  ///< the same
+  TensorMap v_scales;
+};
+
 /// `header` is the host's copy of the plan at `plan` in device memory.
 FLASHBSR_FN KernelArgs kernel_args(const Params& params, const PlanHeader& header,
                                    const int32_t* plan, int32_t* counters) {

@@ -16,6 +16,13 @@ FLASHBSR_DEVICE int32_t thread_index() {
   return r;
 }
 
+/// x. What is made of it is worked out here, and not ahead of a loop, in registers that something
+/// else needs.
+FLASHBSR_DEVICE int32_t not_ahead(int32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// Waits until `threads` threads of the block have come to barrier `id` (1 to 15), arrivals of
 /// named_barrier_arrive included. Orders shared memory accesses among them.
 FLASHBSR_DEVICE void named_barrier_sync(int id, int threads) {

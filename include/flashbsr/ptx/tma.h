@@ -70,6 +70,15 @@ FLASHBSR_DEVICE void tma_load_once(uint32_t dst, const TensorMap& map, uint32_t 
       : "memory");
 }
 
+/// Asks L2 for a box: a hint that needs no ordering.
+FLASHBSR_DEVICE void tma_prefetch(const TensorMap& map, int32_t x, int32_t y, int32_t z,
+                                  int32_t w) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x),
+      "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 /// The other way: a box from shared memory to the array; what lies outside of it is not written.
 FLASHBSR_DEVICE void tma_store(const TensorMap& map, uint32_t src, int32_t x, int32_t y, int32_t z,
                                int32_t w) {

@@ -72,6 +72,7 @@ template <class Traits>
 FLASHBSR_DEVICE void leave_state(const DecodeShared<Traits>& shared, DecodeState<Traits>& state,
                                  int row_count, int warp, int lane, int item_count) {
   using State = DecodeState<Traits>;
+  if constexpr (Traits::kBoxes) lane = ptx::not_ahead(lane);
   const int g = lane >> 2, t = lane & 3;
   if (item_count > 0) ptx::mbarrier_wait<Traits::kArch>(shared.empty(), (item_count - 1) & 1);
 #pragma unroll

@@ -13,6 +13,7 @@
 #include <flashbsr/kernel/begin.h>
 #include <flashbsr/kernel/decode/epilogue.h>
 #include <flashbsr/kernel/decode/packed_loader.h>
+#include <flashbsr/kernel/decode/pair_boxes.h>
 
 namespace flashbsr {
 
@@ -59,6 +60,10 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
 #pragma unroll 1
   for (int turn = 0; turn * Traits::kItems < length(); ++turn) {
     const int done = turn * Traits::kItems, count = min_of(Traits::kItems, length() - done);
+    // Beside boxes of packed codes there is no register for their number.
+    const auto is_one = [&](int i) {
+      return i < (Traits::kBoxes ? min_of(Traits::kItems, length() - done) : count);
+    };
     // Nobody needs the items before.
     if (turn > 0) ptx::named_barrier_sync(shared.all_barrier(), Traits::kThreads);
     ring.begin(count, turn == 0 ? 1 : 0, turn, turn == 0 && args.overlap == Overlap::kPrologue);
@@ -71,7 +76,7 @@ FLASHBSR_DEVICE void stream(const KernelArgs& args, const DecodeShared<Traits>& 
     }
     if (turn == 0 && early) ptx::wait_for_prerequisites<Traits::kArch>();
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; is_one(i); ++i) {
       const DecodeItem& item = shared.items()[i];
       const int number = done + i;
       ptx::mbarrier_wait<Traits::kArch>(shared.ready_barrier(number & 1), number >> 1 & 1);
@@ -159,9 +164,14 @@ FLASHBSR_DEVICE void begin_decode(const KernelArgs& args, const DecodeShared<Tra
   ptx::mbarrier_init(shared.ready_barrier(1), 32);
 }
 
-template <class Traits, class Variant>
+FLASHBSR_DEVICE const KernelArgs& base_of(const KernelArgs& args) { return args; }
+FLASHBSR_DEVICE const KernelArgs& base_of(const PairArgs& args) { return args.base; }
+
+/// @tparam Args  KernelArgs, or of Traits::kBoxes PairArgs
+template <class Traits, class Variant, class Args>
   requires AttentionVariant<Variant, ThreadMath>
-FLASHBSR_DEVICE void decode(const KernelArgs& args) {
+FLASHBSR_DEVICE void decode(const Args& all) {
+  const KernelArgs& args = base_of(all);
   extern __shared__ __align__(1024) char flashbsr_shared[];
   const DecodeShared<Traits> shared{flashbsr_shared};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -177,6 +187,9 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   let_next_start<Traits::kArch>(args);
   const int begin = args.queue_indptr[blockIdx.x], end = args.queue_indptr[blockIdx.x + 1];
   if (threadIdx.x == 0) begin_decode(args, shared, static_cast<int>(blockIdx.x));
+  if constexpr (Traits::kBoxes) {
+    if (lane == 0 && warp < Traits::kWarps) PairRing<Traits>::init_barriers(shared.rows(warp));
+  }
   __syncthreads();
   if (begin == end) {
     ptx::wait_for_prerequisites<Traits::kArch>();
@@ -184,6 +197,9 @@ FLASHBSR_DEVICE void decode(const KernelArgs& args) {
   }
   if (warp >= Traits::kWarps) {
     epilogue<Traits, Variant>(args, shared, begin, end, threadIdx.x - 32 * Traits::kWarps);
+  } else if constexpr (Traits::kBoxes) {
+    PairRing<Traits> ring(all, shared, warp, lane);
+    stream<Traits, Variant>(args, shared, ring, begin, end, warp, lane);
   } else {
     typename RingOf<Traits>::Type ring(args, shared.items(), shared.ring(warp), shared.rows(warp),
                                        shared.staged(), warp, lane);

@@ -32,6 +32,8 @@ template <class Traits, int kRun>
 class PackedScales {
  public:
   static constexpr int kWords = Traits::kHeadDim / 32 / kRun;
+  /// From those of a token to the next one's.
+  static constexpr int kStride = Traits::kScaleWords * (Traits::kBoxes ? Traits::kHeads : 1);
 
   FLASHBSR_DEVICE explicit PackedScales(const float* at) : at_(at) {
     if constexpr (kWords == 2) pair_ = *reinterpret_cast<const uint2*>(at);
@@ -51,7 +53,7 @@ class PackedScales {
 template <class Traits, class F>
 FLASHBSR_DEVICE void with_packed_run(int groups, const F& f) {
   constexpr int kChunks = Traits::kHeadDim / 32;
-  if constexpr (Traits::kKv == DType::kI4) {
+  if constexpr (Traits::kKv == DType::kI4 && !Traits::kBoxes) {
     if (groups == kChunks) return f.template operator()<1>();
   }
   f.template operator()<2>();
@@ -119,8 +121,8 @@ class PackedKeys<Traits, kRun, DType::kE2M1> {
 template <class Traits, int kRun, DType = Traits::kKv>
 class PackedValues {
   static_assert(Traits::kValueUnit == ptx::kBf16CodeUnit);
-  static constexpr int kStride = Traits::kScaleWords;
   using Scales = PackedScales<Traits, kRun>;
+  static constexpr int kStride = Scales::kStride;
 
  public:
   static constexpr int kOperands = Scales::kWords;  ///< that weights make, one for each run
@@ -168,8 +170,8 @@ class PackedValues {
 template <class Traits, int kRun>
 class PackedValues<Traits, kRun, DType::kE2M1> {
   static_assert(Traits::kValueUnit == ptx::kE2M1Unit<DType::kF16> && kRun == 2);
-  static constexpr int kStride = Traits::kScaleWords;
   using Scales = PackedScales<Traits, 2>;
+  static constexpr int kStride = Scales::kStride;
 
  public:
   static constexpr int kOperands = 1;
@@ -211,20 +213,47 @@ class PackedValues<Traits, kRun, DType::kE2M1> {
   uint32_t of_chunks_[2][2];  // of the current two, each of two tokens
 };
 
-/// Logits of a stage, over Traits::kKeyUnit: s[u] of tokens 16 u to 16 u + 15.
-/// @param scales  [tokens][Traits::kScaleWords]
+/// Tile `u` of a stage, 16 tokens of a head: those of the first head, then those of the second.
+template <class Traits>
+struct PackedTile {
+  static constexpr int kOfHead = Traits::kBoxes ? Traits::kKvTile / 16 : Traits::kStageRows / 16;
+  int u;
+
+  /// A lane's address for ldmatrix, of chunks 2 i and 2 i + 1.
+  /// @param at  the stage; of boxes the lane's place in it (pair_boxes.h), which makes all
+  /// addresses,
+  ///            since chunks change places by their bits
+  FLASHBSR_DEVICE uint32_t row(uint32_t at, int lane, int i) const {
+    if constexpr (Traits::kBoxes) {
+      return (at + u % kOfHead * 16 * Traits::kTokenBytes) ^
+             (u / kOfHead * Traits::kRowBytes + 32 * i);
+    }
+    return at + decode_tile_offset<Traits>(16 * u + (lane & 15), 2 * i + (lane >> 4));
+  }
+  /// The scales of its first token.
+  template <int kRun>
+  FLASHBSR_DEVICE const float* scales(const float* stage) const {
+    constexpr int kStride = PackedScales<Traits, kRun>::kStride;
+    return stage + u % kOfHead * 16 * kStride + u / kOfHead * Traits::kScaleWords;
+  }
+};
+
+/// Logits of a stage, over Traits::kKeyUnit: s[u] of tile u.
+/// @param scales  of the stage
 template <class Traits, int kRun, int kSubTiles, int kTiles>
-FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t tile,
+FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t keys,
                                    const float* scales, int lane,
                                    float (&s)[kSubTiles][kTiles][4]) {
   using Keys = PackedKeys<Traits, kRun>;
-  constexpr int kWords = Traits::kScaleWords, kChunks = Traits::kHeadDim / 32;
+  constexpr int kStride = PackedScales<Traits, kRun>::kStride, kChunks = Traits::kHeadDim / 32;
+  using Tile = PackedTile<Traits>;
   // Two tiles of tokens by turns: their chains of products do not wait for each other.
 #pragma unroll
   for (int u = 0; u < kSubTiles; u += 2) {
-    const float* of_token = scales + (16 * u + (lane >> 2)) * kWords;
-    Keys low[2] = {Keys(of_token, lane), Keys(of_token + 16 * kWords, lane)};
-    Keys high[2] = {Keys(of_token + 8 * kWords, lane), Keys(of_token + 24 * kWords, lane)};
+    const float* of_token = Tile{u}.template scales<kRun>(scales) + (lane >> 2) * kStride;
+    const float* of_other = Tile{u + 1}.template scales<kRun>(scales) + (lane >> 2) * kStride;
+    Keys low[2] = {Keys(of_token, lane), Keys(of_other, lane)};
+    Keys high[2] = {Keys(of_token + 8 * kStride, lane), Keys(of_other + 8 * kStride, lane)};
     float sum[2][kTiles][4];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -264,8 +293,7 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
       uint32_t raw[2][4];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        const int row = 16 * (u + w) + (lane & 15);
-        ptx::ldmatrix_x4(raw[w], tile + decode_tile_offset<Traits>(row, 2 * i + (lane >> 4)));
+        ptx::ldmatrix_x4(raw[w], Tile{u + w}.row(keys, lane, i));
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -276,20 +304,22 @@ FLASHBSR_DEVICE void packed_scores(const DecodeQuery<Traits>& query, uint32_t ti
   }
 }
 
-/// O += V^T P^T of a stage, over Traits::kValueUnit, with weights p[u] of tokens 16 u to 16 u + 15
-/// as DecodeMath has them. Values of one of two heads meet the weights of that head's rows, and
+/// O += V^T P^T of a stage, over Traits::kValueUnit, with weights p[u] of tile u of either head, as
+/// DecodeMath has them. Values of one of two heads meet the weights of that head's rows, and
 /// zeros in place of the others': O has all rows at once.
 /// @param second  whether this lane's column of operands, g, is a row of the second head
 template <class Traits, int kRun, int kSubTiles, int kTiles>
-FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane, bool second,
+FLASHBSR_DEVICE void packed_values(uint32_t values, const float* scales, int lane, bool second,
                                    const float (&p)[kSubTiles][kTiles][4],
                                    float (&o)[Traits::kHeadDim / 16][kTiles][4]) {
   using Values = PackedValues<Traits, kRun>;
-  constexpr int kChunks = Traits::kHeadDim / 32, kBlock = 16 * Traits::kScaleWords;
+  constexpr int kChunks = Traits::kHeadDim / 32;
 #pragma unroll
   for (int u = 0; u < Traits::kHeads * kSubTiles; ++u) {
     uint32_t b[Values::kOperands][kTiles][2];
-    Values::weights(scales + u * kBlock, lane, p[u % kSubTiles], b);
+    const PackedTile<Traits> from{u};
+    const float* of_tile = from.template scales<kRun>(scales);
+    Values::weights(of_tile, lane, p[u % kSubTiles], b);
     if constexpr (Traits::kHeads == 2) {
       const uint32_t mine = second == (u >= kSubTiles) ? ~0u : 0u;
 #pragma unroll
@@ -301,19 +331,18 @@ FLASHBSR_DEVICE void packed_values(uint32_t tile, const float* scales, int lane,
         }
       }
     }
-    Values values(scales + u * kBlock, lane);
+    Values codes(of_tile, lane);
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {
       uint32_t raw[4];
-      const int row = 16 * u + (lane & 15);
-      ptx::ldmatrix_x4_trans(raw, tile + decode_tile_offset<Traits>(row, 2 * i + (lane >> 4)));
+      ptx::ldmatrix_x4_trans(raw, from.row(values, lane, i));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int chunk = 2 * i + h;
-        if (chunk % kRun == 0) values.begin(chunk);
+        if (chunk % kRun == 0) codes.begin(chunk);
         uint32_t a[4], c[4];
-        values.widen(raw[2 * h], 0, chunk, a);
-        values.widen(raw[2 * h + 1], 1, chunk, c);
+        codes.widen(raw[2 * h], 0, chunk, a);
+        codes.widen(raw[2 * h + 1], 1, chunk, c);
         const uint32_t first[4] = {a[0], a[1], c[0], c[1]}, second[4] = {a[2], a[3], c[2], c[3]};
         const int run = Values::kOperands == 1 ? 0 : chunk / kRun;
 #pragma unroll

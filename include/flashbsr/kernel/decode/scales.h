@@ -13,15 +13,16 @@
 namespace flashbsr {
 
 /// Where 16-byte chunk `chunk` of row `row` lies in a tile of shared memory: rows of 128 bytes
-/// (64 or 32 for shorter ones), chunks exchanged so that ldmatrix meets every bank once.
+/// (64 or 32 for shorter ones), chunks exchanged so that ldmatrix meets every bank once. TMA's
+/// swizzle of 128 bytes is the same.
 template <class Traits>
 FLASHBSR_DEVICE uint32_t decode_tile_offset(int row, int chunk) {
-  if constexpr (Traits::kRowBytes >= 128) {
+  if constexpr (Traits::kTokenBytes >= 128) {
     return (chunk >> 3) * (Traits::kStageRows * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
-  } else if constexpr (Traits::kRowBytes == 64) {
+  } else if constexpr (Traits::kTokenBytes == 64) {
     return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
   } else {
-    static_assert(Traits::kRowBytes == 32);
+    static_assert(Traits::kTokenBytes == 32);
     return row * 32 + ((chunk ^ ((row >> 2) & 1)) << 4);
   }
 }
@@ -51,8 +52,9 @@ template <class Traits, bool = Traits::kTokenScales>
 struct DecodeScales {};
 template <class Traits>
 struct DecodeScales<Traits, true> {
-  alignas(16) float k_scales[Traits::kStages][Traits::kStageRows][Traits::kScaleWords];
-  alignas(16) float v_scales[Traits::kStages][Traits::kStageRows][Traits::kScaleWords];
+  static constexpr int kAlign = Traits::kBoxes ? 128 : 16;  // as TMA wants it
+  alignas(kAlign) float k_scales[Traits::kStages][Traits::kStageRows][Traits::kScaleWords];
+  alignas(kAlign) float v_scales[Traits::kStages][Traits::kStageRows][Traits::kScaleWords];
 };
 
 /// Where those of V are, in scales, of the stage that is being copied: where K is copied before it.
@@ -64,10 +66,22 @@ struct DecodeScaleOffsets<Traits, true> {
 };
 
 /// Where a warp's next rows are, in shared memory.
-template <class Traits>
+template <class Traits, bool = Traits::kBoxes>
 struct DecodeRows : DecodeScales<Traits>, DecodeScaleOffsets<Traits> {
   DecodeOffsets offsets[Traits::kStageRows];  // of the stage that is being copied
   int32_t pages[2][Traits::kStageRows];       // of it and the one after it
+};
+/// Of a stage in boxes: coordinates in their arrays.
+struct alignas(16) PairBox {
+  int32_t page;
+  int32_t token;
+  int32_t codes, scales;  ///< bytes of a token before the heads'
+};
+/// Of boxes: where those of two batches of stages are, and the barriers of the ring's stages.
+template <class Traits>
+struct DecodeRows<Traits, true> : DecodeScales<Traits> {
+  PairBox boxes[2][32];
+  uint64_t full[Traits::kStages];  // completed when they have arrived
 };
 
 /// Scales of a token's row of packed codes to `to`, zeros where not `inside`. Two words at once

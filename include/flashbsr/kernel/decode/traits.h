@@ -6,6 +6,7 @@
 #pragma once
 
 #include <flashbsr/core/dtype.h>
+#include <flashbsr/core/launch.h>
 #include <flashbsr/core/math.h>
 #include <flashbsr/core/plan.h>
 
@@ -42,14 +43,17 @@ enum class DecodeHost { kBlock, kWarpgroup };
 /// @tparam rows      packed rows of an item, 8 or 16
 /// @tparam scaled    K and V have scales of every token and head: logits take K's, weights V's
 /// @tparam heads     KV heads of an item, 1 or 2: its rows are those of both. Of packed codes
+/// @tparam copies    kBoxes: stages come by TMA, K, V and scales of two heads at once
 template <int arch, int head_dim, DType kv, int rows, int stages = 2,
-          DecodeHost host = DecodeHost::kBlock, bool scaled = false, int heads = 1>
+          DecodeHost host = DecodeHost::kBlock, bool scaled = false, int heads = 1,
+          KvCopies copies = KvCopies::kRows>
 struct DecodeTraits {
   static constexpr int kArch = arch;
   static constexpr int kHeadDim = head_dim;
   static constexpr DType kKv = kv;
   static constexpr int kRows = rows;
   static constexpr int kHeads = heads;
+  static constexpr bool kBoxes = copies == KvCopies::kBoxes;
 
   /// Elements of a byte, which are widened on their way to the tensor cores.
   static constexpr bool kBytes = dtype_size(kv) == 1 && !is_packed(kv);
@@ -61,6 +65,7 @@ struct DecodeTraits {
   static constexpr bool kTogether = kPacked;
   static_assert(scaled || (kv != DType::kI8 && !kPacked));
   static_assert(heads == 1 || (heads == 2 && kPacked && rows == 8));
+  static_assert(!kBoxes || (heads == 2 && head_dim == 128 && arch >= 90));
 
   /// What the tensor cores multiply with Q: all codes are exact in fp16, and take fewest
   /// instructions to it.
@@ -95,17 +100,24 @@ struct DecodeTraits {
   static constexpr int kStageRows =
       kPacked ? min_of(64, 2048 / kRowBytes) : max_of(16, 4096 / kRowBytes);
   static constexpr int kKvTile = kStageRows / heads;  ///< tokens of a stage
+  /// Of a token in a tile: in boxes heads lie side by side, otherwise one's tokens behind
+  /// another's.
+  static constexpr int kTokenBytes = kBoxes ? kRowBytes * heads : kRowBytes;
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kStageRows * kRowBytes;
   /// Bytes of a scale, and words of those of a row of K or V at most: int4 has one for 32 codes or
-  /// more, NVFP4 one for 16.
+  /// more, NVFP4 one for 16. In boxes two words, since a box has 16 bytes of a token at least.
   static constexpr int kScaleSize = kv == DType::kE2M1 ? 1 : 4;
-  static constexpr int kScaleWords = kv == DType::kE2M1 ? head_dim / 64
-                                     : kPacked          ? head_dim / 32
-                                                        : 1;
+  static constexpr int kScaleWords = kBoxes               ? 2
+                                     : kv == DType::kE2M1 ? head_dim / 64
+                                     : kPacked            ? head_dim / 32
+                                                          : 1;
   /// Those of a warp's stages, and where the next ones of V are.
   static constexpr int kScaleBytes =
       kTokenScales ? kStageRows * (2 * kStages * kScaleWords * 4 + (kTogether ? 0 : 8)) : 0;
+  /// Beside a warp's ring: scales, and where rows to copy are, or the barriers of boxes.
+  static constexpr int kRowsBytes = kBoxes ? round_up(kScaleBytes + 2 * 32 * 16 + 8 * kStages, 128)
+                                           : kStageRows * (16 + 8) + kScaleBytes;
 
   /// Items that fit in shared memory at once; a longer queue is worked off in turns.
   static constexpr int kItems = arch >= 90 && stages == 2 && kOwnsBlock ? 128 : 32;
@@ -121,8 +133,8 @@ struct DecodeTraits {
   // warp][its maxima and sums][items][barriers][barriers of rings that are filled by TMA]
   static constexpr int kReadyOffset = kWarps * kStages * kStageBytes;
   static constexpr int kReadyBytes = 16 * head_dim * (rows / 8) + 12 * rows + 16;
-  static constexpr int kRowsOffset = kReadyOffset + 2 * kReadyBytes;
-  static constexpr int kStateOffset = kRowsOffset + kWarps * (kStageRows * (16 + 8) + kScaleBytes);
+  static constexpr int kRowsOffset = round_up(kReadyOffset + 2 * kReadyBytes, kBoxes ? 128 : 16);
+  static constexpr int kStateOffset = kRowsOffset + kWarps * kRowsBytes;
   static constexpr int kSumsOffset = kStateOffset + kWarps * rows * head_dim * 4;
   static constexpr int kItemsOffset = kSumsOffset + kWarps * rows * 8;
   static constexpr int kBarrierOffset =
