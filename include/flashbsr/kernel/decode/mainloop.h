@@ -29,8 +29,8 @@ class DecodeMath {
       : args_(args), variant_(args.params), g_(lane >> 2), t_(lane & 3), lane_(lane) {}
 
   FLASHBSR_DEVICE void begin(const DecodeItem& item, const DecodeReady<Traits>& ready) {
-    ready_ = &ready;
     whole_ = ready.whole;
+    visible_ = ready.visible;
     if (variant_.masks_logits()) {
       const int32_t masked = variant_.mask_begin(args_.requests[item.request]);
       whole_.end = min_of(whole_.end, masked);
@@ -60,9 +60,7 @@ class DecodeMath {
       if constexpr (Traits::kTokenScales) scale_logits(ring.key_scales(), s);
     }
     ring.produce_keys();
-    // Beside boxes of packed codes, which go without masks, there are no registers for it.
-    const Span whole = Traits::kBoxes ? ready_->whole : whole_;
-    const bool cut = position < whole.begin || position + Traits::kKvTile > whole.end;
+    const bool cut = position < whole_.begin || position + Traits::kKvTile > whole_.end;
     const bool hooks = !Variant::use_softmax || variant_.transforms_logits();
     if (cut || hooks) {
       masked(item, position, s);
@@ -219,7 +217,7 @@ class DecodeMath {
       for (int i = 0; i < 2; ++i) {
         const int row = min_of(8 * n + 2 * t_ + i, item.row_count - 1);
         const int packed = item.row_begin + row, token = args_.group.quotient(packed);
-        const Span visible = ready_->visible[row];
+        const Span visible = visible_[row];
         const int head = q_head(item, packed, token);
 #pragma unroll
         for (int u = 0; u < kSubTiles; ++u) {
@@ -400,8 +398,8 @@ class DecodeMath {
   const int g_;
   const int t_;
   const int lane_;
-  Span whole_;  ///< what every row sees
-  const DecodeReady<Traits>* ready_ = nullptr;
+  Span whole_;                     ///< what every row sees
+  const Span* visible_ = nullptr;  ///< what each does
   float scale_[kTiles][2];
 };
 

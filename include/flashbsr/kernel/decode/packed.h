@@ -23,6 +23,7 @@
 #include <flashbsr/kernel/decode/query.h>
 #include <flashbsr/ptx/codes.h>
 #include <flashbsr/ptx/mma.h>
+#include <flashbsr/ptx/shared.h>
 
 namespace flashbsr {
 
@@ -36,7 +37,13 @@ class PackedScales {
   static constexpr int kStride = Traits::kScaleWords * (Traits::kBoxes ? Traits::kHeads : 1);
 
   FLASHBSR_DEVICE explicit PackedScales(const float* at) : at_(at) {
-    if constexpr (kWords == 2) pair_ = *reinterpret_cast<const uint2*>(at);
+    if constexpr (Traits::kBoxes) {
+      // Not both heads' at once, which the compiler would read together: there are no registers.
+      const float2 pair = ptx::load_shared_pair(ptx::shared_address(at));
+      pair_ = {float_bits(pair.x), float_bits(pair.y)};
+    } else if constexpr (kWords == 2) {
+      pair_ = *reinterpret_cast<const uint2*>(at);
+    }
   }
   FLASHBSR_DEVICE uint32_t word(int i) const {
     if constexpr (kWords == 2) return i == 0 ? pair_.x : pair_.y;
