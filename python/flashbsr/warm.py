@@ -65,19 +65,25 @@ def warm(
     names = []
     for q_len in q_lens if is_cuda(task.backend) else q_lens[:1]:
         attention = Attention(spec, task)
-        for count in _batch_sizes(task, q_len):
-            attention.plan(_layout(count, q_len, page_size))
+        for count, size in _batches(task, q_len, page_size):
+            attention.plan(_layout(count, q_len, size))
             if not is_cuda(task.backend):
                 _run_once(attention, spec.variant, task, q_len, page_size)
             names.append(attention._engine.kernel_name())
     return list(dict.fromkeys(names))
 
 
-def _batch_sizes(task: TaskInfo, q_len: int) -> tuple[int, ...]:
-    """Say how many requests decide about a kernel: many of packed codes have another than one."""
+def _batches(task: TaskInfo, q_len: int, page_size: int | None) -> list[tuple[int, int | None]]:
+    """List numbers of requests and page sizes that decide about a kernel.
+
+    Many requests of packed codes have another than one. Rows of theirs that the copy engine does
+    not take, by their scales or their order, have the kernel of pages of one token.
+    """
     packed = any(str(dtype) in PACKED for dtype in kv_dtypes(task.kv_dtype))
-    one_kernel = not is_cuda(task.backend) or task.max_batch_size is not None
-    return (1,) if one_kernel or not packed or q_len > _FEW else (1, _MANY)
+    if not is_cuda(task.backend) or not packed or q_len > _FEW:
+        return [(1, page_size)]
+    counts = (1,) if task.max_batch_size is not None else (1, _MANY)
+    return [(count, size) for size in (page_size, 1) for count in counts]
 
 
 def _layout(count: int, q_len: int, page_size: int | None) -> Layout:

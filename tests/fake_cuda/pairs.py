@@ -89,15 +89,18 @@ def test_fixed_splits_have_one_kernel_whatever_the_batch(kv_layout: str) -> None
     assert names == {"decode_pairs" if kv_layout == "NHD" else "decode_scaled"}
 
 
-def test_both_kernels_are_warmed() -> None:
+def test_all_kernels_are_warmed() -> None:
     task = flashbsr.TaskInfo(32, 8, 128, q_dtype="bfloat16", kv_dtype="int4", backend="cuda")
     for page_size in (None, 16):
         names = warm(flashbsr.AttentionSpec(), task, [1], page_size)
-        assert [name.split("_sm90")[0] for name in names] == ["decode_scaled", "decode_pairs"]
+        families = [name.split("_sm90")[0] for name in names]
+        assert families == ["decode_scaled", "decode_pairs", "decode_pairs_gather"]
     room = {"max_batch_size": 8, "max_q_tokens": 8, "max_kv_len": 64}
     task = dataclasses.replace(task, **room)
-    (name,) = warm(flashbsr.AttentionSpec(), task, [1], 16)
-    assert name.startswith("decode_pairs_")
+    names = warm(flashbsr.AttentionSpec(), task, [1], 16)
+    assert [name.split("_sm90")[0] for name in names] == ["decode_pairs", "decode_pairs_gather"]
+    (name,) = warm(flashbsr.AttentionSpec(), task, [1], 1)
+    assert name.startswith("decode_pairs_gather_")
 
 
 def test_no_pairs_of_codes_in_bytes() -> None:
