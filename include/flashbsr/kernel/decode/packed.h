@@ -227,9 +227,8 @@ struct PackedTile {
   int u;
 
   /// A lane's address for ldmatrix, of chunks 2 i and 2 i + 1.
-  /// @param at  the stage; of boxes the lane's place in it (pair_boxes.h), which makes all
-  /// addresses,
-  ///            since chunks change places by their bits
+  /// @param at  the stage; of boxes the lane's place in it (pair_boxes.h), of which chunks, that
+  ///            change places by their bits, make all addresses
   FLASHBSR_DEVICE uint32_t row(uint32_t at, int lane, int i) const {
     if constexpr (Traits::kBoxes) {
       return (at + u % kOfHead * 16 * Traits::kTokenBytes) ^

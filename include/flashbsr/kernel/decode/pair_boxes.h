@@ -72,9 +72,8 @@ class PairRing {
     state_ ^= (state_ & 1) << 1;
     return lane_row_ + slot() * Traits::kStageBytes;
   }
-  /// @param cut  some tokens may not be the item's. Their weights are zeros, and their scales
-  /// become
-  ///             such: 0 x NaN is NaN
+  /// @param cut  some tokens may not be the item's: their scales become zeros as their weights are,
+  ///             since 0 x NaN is NaN
   FLASHBSR_DEVICE uint32_t wait_for_values(const DecodeItem& item, int32_t position, bool cut) {
     if (cut) clean(item.kv_begin - position, item.kv_end - position);
     return lane_row_ + slot() * Traits::kStageBytes + kValues;

@@ -100,8 +100,7 @@ struct DecodeTraits {
   static constexpr int kStageRows =
       kPacked ? min_of(64, 2048 / kRowBytes) : max_of(16, 4096 / kRowBytes);
   static constexpr int kKvTile = kStageRows / heads;  ///< tokens of a stage
-  /// Of a token in a tile: in boxes heads lie side by side, otherwise one's tokens behind
-  /// another's.
+  /// Of a token in a tile: in boxes heads lie side by side, otherwise one behind the other.
   static constexpr int kTokenBytes = kBoxes ? kRowBytes * heads : kRowBytes;
   static constexpr int kStages = stages;
   static constexpr int kStageBytes = 2 * kStageRows * kRowBytes;
