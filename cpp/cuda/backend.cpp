@@ -400,8 +400,9 @@ bool CudaBackend::serves(const Params& params, void*) {
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;
   if (!dense_ && kernel_->copies == KvCopies::kBoxes &&
       !takes_boxes(params, *kernel_, host_.plan.header(), maps_)) {
-    gathers_ = true;
-    return false;
+    gathers_ = need_.gathers = true;
+    if (!takes_pair_boxes(*kernel_)) return false;
+    kernel_ = &choose_kernel(need_, info_);  // for the same plan, in a capture too
   }
   return true;
 }

@@ -10,7 +10,10 @@ from typing import Any
 import flashbsr
 import numpy as np
 import pytest
+import torch
 from flashbsr.warm import warm
+
+from fake_cuda.fake import Driver, FakeTorch
 
 
 def planned(
@@ -121,3 +124,46 @@ def test_the_workspace_of_a_capacity_holds_every_plan() -> None:
         attention.plan(flashbsr.Ragged(np.arange(count + 1), lens))
         assert attention.workspace_size() == room
         assert attention.plan_info.header.num_partial_rows <= header.max_partial_rows
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_arrays_decide_in_a_capture(driver: Driver, fake_torch: FakeTorch, apart: bool) -> None:
+    """Rows of scales that lie apart are no boxes, which the first run says. Others are replayed."""
+    rng = np.random.default_rng(7)
+    pages, size, heads, dim = 30, 16, (8, 2), 128
+    q = rng.standard_normal((4, heads[0], dim)).astype(np.float32)
+    codes = rng.integers(0, 256, (2, pages, size, heads[1], dim // 2), np.uint8)
+    scales = rng.random((2, pages, size, heads[1], 4 if apart else 2)).astype(np.float32)[..., :2]
+    room = {"max_batch_size": 4, "max_q_tokens": 4, "max_kv_pages": pages}
+    task = {"q_dtype": "float16", "kv_dtype": "int4"}
+    spec = flashbsr.AttentionSpec()
+    attention = flashbsr.Attention(
+        spec, flashbsr.TaskInfo(*heads, dim, backend="cuda", **task, **room)
+    )
+    on_cpu = flashbsr.Attention(spec, flashbsr.TaskInfo(*heads, dim, backend="cpu", **task))
+    queries, out = (torch.from_numpy(x).half() for x in (q, np.zeros_like(q)))
+    k, v, k_scale, v_scale = (torch.from_numpy(x) for x in (*codes, *scales))
+    fake_torch.current = stream = driver.stream()
+    graph = None
+    for lens in ([100, 7, 160, 33], [1, 90, 0, 64], [16, 16, 130, 2]):
+        counts = [-(-n // size) for n in lens]
+        layout = flashbsr.Paged(
+            None, np.cumsum([0, *counts]), rng.permutation(pages)[: sum(counts)], page_size=size,
+            kv_lens=np.array(lens),
+        )  # fmt: skip
+        attention.plan(layout)
+        if graph is None:
+            assert attention._engine.kernel_name().startswith("decode_pairs_sm90_")
+            driver.drain()  # the plan is copied on another stream
+            with driver.capture(stream) as graph:
+                attention.run(queries, (k, v), out=out, k_scale=k_scale, v_scale=v_scale)
+            assert ("_gather_" in driver.kernel) == apart
+        driver.replay(graph, stream)
+        driver.synchronize(stream)
+        on_cpu.plan(layout)
+        expected = on_cpu.run(
+            q.astype(np.float16), tuple(codes), k_scale=scales[0], v_scale=scales[1]
+        )
+        np.testing.assert_allclose(
+            out.numpy().astype(np.float32), expected.astype(np.float32), rtol=1e-2, atol=1e-2
+        )
