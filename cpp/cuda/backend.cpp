@@ -331,6 +331,7 @@ std::shared_ptr<Captured> CudaBackend::hold_own(const Capture& capture) {
     captured_ = held;
   }
   if (holding_ != capture.id) {
+    plans_->wait();
     pin(capture, own_, held);
     holding_ = capture.id;
     order_in_capture_.restart();

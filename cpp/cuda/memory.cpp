@@ -95,10 +95,20 @@ void Staging::read(CUstream stream) {
   check(api().event_record(halves_[turn_].read.get(), stream), "cuEventRecord of pinned memory");
 }
 
+void Staging::wait() {
+  Event& read = halves_[turn_].read;
+  if (read.exists()) check(api().event_synchronize(read.get()), "cuEventSynchronize of a copy");
+}
+
 int32_t* PinnedPlans::next(int64_t words) {
   const ContextGuard context(device_);
   const RelaxedCapture relaxed;
   return reinterpret_cast<int32_t*>(staging_.next(4 * words));
+}
+
+void PinnedPlans::wait() {
+  const RelaxedCapture relaxed;
+  staging_.wait();
 }
 
 void PinnedPlans::copy_at_once(CUdeviceptr to, int64_t bytes, CUstream stream) {

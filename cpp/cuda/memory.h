@@ -75,6 +75,8 @@ class Staging {
   void copy(CUdeviceptr to, int64_t bytes, CUstream stream);
   /// Instead: the work on `stream` up to here reads the buffer where it is.
   void read(CUstream stream);
+  /// Until the last copy has been made.
+  void wait();
   /// That of the last next().
   const char* last() const { return halves_[turn_].memory; }
 
@@ -99,7 +101,10 @@ class PinnedPlans final : public PlanMemory {
   int32_t* next(int64_t words) override;
   /// Copies the first bytes of the last plan.
   void copy(CUdeviceptr to, int64_t bytes, CUstream stream) { staging_.copy(to, bytes, stream); }
-  /// And waits, beside a copy on another stream that may be under way.
+  /// Until the last plan is there: who replays a graph is not known to wait for the stream of its
+  /// copy.
+  void wait();
+  /// Copies and waits, beside a copy on another stream that may be under way.
   void copy_at_once(CUdeviceptr to, int64_t bytes, CUstream stream);
 
  private:
