@@ -71,7 +71,7 @@ class ItemKernel {
   /// Whether products of few rows with K, or with V, are those of integers.h.
   bool integer_keys() const { return kIntegers && fold_.keys && in_integers(p_.k, p_.k_scales); }
   bool integer_values() const {
-    return kIntegerValues && fold_.values && in_integers(p_.v, p_.v_scales);
+    return kIntegers && fold_.values && in_integers(p_.v, p_.v_scales);
   }
 
   /// Loads Q. The tile before the first is empty.
@@ -88,14 +88,14 @@ class ItemKernel {
     if (count <= 0) return false;
     locate(p_, plan_, request_, item_.kv_head, begin, count, tile_);
     if (p_.k_tail.dim) join_keys<Op>(p_, plan_, request_, item_.kv_head, tile_, joined_);
-    if (p_.k_scales.data) {
-      locate_scales(p_.k_scales, p_.k.dtype, plan_, request_, item_.kv_head, tile_, tile_.k_scale,
-                    fold_.keys ? fold_.k_scale : nullptr);
-    }
-    if (p_.v_scales.data) {
-      locate_scales(p_.v_scales, p_.v.dtype, plan_, request_, item_.kv_head, tile_, tile_.v_scale,
-                    fold_.values ? fold_.v_scale : nullptr);
-    }
+    const auto find_scales = [&](const PagedView& x, const PagedView& scales, bool folded,
+                                 const char** rows, const FoldedScales& to) {
+      if (!scales.data) return;
+      locate_scales(scales, plan_, request_, item_.kv_head, tile_,
+                    !folded || is_packed(x.dtype) ? rows : nullptr, folded ? to : FoldedScales{});
+    };
+    find_scales(p_.k, p_.k_scales, fold_.keys, tile_.k_scale, fold_.k);
+    find_scales(p_.v, p_.v_scales, fold_.values, tile_.v_scale, fold_.v);
     return true;
   }
 
@@ -140,6 +140,7 @@ class ItemKernel {
       const Row& row = mem_.row[r];
       float* o = mem_.o + static_cast<int64_t>(r) * dv_padded_;
       float lse = 0;
+      if (zipped()) unzip_columns(o, dv_padded_);
       if (softmax()) {
         const float sum = reduce_add(mem_.sum[r]);
         lse = sum == 0 ? -infinity() : row.max + __builtin_log2f(sum);
@@ -158,23 +159,22 @@ class ItemKernel {
 
  private:
   static constexpr bool kIntegers = kHasIntegers && Op::kPerWord == 2;
-  static constexpr bool kIntegerValues = kHasIntegerValues && kIntegers;
 
   void multiply_integer_keys() {
     if constexpr (kIntegers) {
       with_integers(p_.k.dtype, [&]<DType T>() {
-        score_integers<T>(key_rows(), tile_.count, fold_.k_scale, kKvTile, item_.row_count,
+        score_integers<T>(key_rows(), tile_.count, fold_.k.scale, kKvTile, item_.row_count,
                           integers_, mem_.s, kKvTile);
       });
     }
   }
 
   void multiply_integer_values() {
-    if constexpr (kIntegerValues) {
+    if constexpr (kIntegers) {
       with_integers(p_.v.dtype, [&]<DType T>() {
         int8_t* v = reinterpret_cast<int8_t*>(mem_.vp);
         interleave_values<T>(value_rows(), tile_.count, v);
-        accumulate_integers<T>(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v_scale, kKvTile,
+        accumulate_integers<T>(value_rows(), tile_.count, mem_.s, kKvTile, fold_.v.scale, kKvTile,
                                item_.row_count, v, integers_, mem_.o, dv_padded_);
       });
     }
@@ -242,13 +242,27 @@ class ItemKernel {
       }
       if (rotates()) rope_row(staged, p_.q.dim, position(row), p_.rope);
       words_from_float<Op>(staged, p_.q.dim, reinterpret_cast<char*>(mem_.q + r * q_ld_));
-      if constexpr (kIntegers) {
-        if (integer_keys() && item_.row_count <= kFewRows) {
-          split_query(staged, p_.q.dim, r, item_.row_count, integers_);
-        }
-      }
+      if (item_.row_count <= kFewRows) put_among_few(staged, r);
     }
     std::memset(mem_.o, 0, static_cast<size_t>(item_.row_count) * dv_padded_ * 4);
+  }
+
+  /// What products with codes want of a query row besides.
+  void put_among_few(const float* x, int32_t r) {
+    if constexpr (Op::kPerWord == 2) {
+      if (keys_.dtype == DType::kI8 && in_place<Op>(keys_)) {
+        swap_queries(x, p_.q.dim, mem_.q + r * q_ld_);
+      }
+    }
+    if constexpr (kIntegers) {
+      if (integer_keys()) split_query(x, p_.q.dim, r, item_.row_count, integers_);
+    }
+  }
+
+  /// Whether columns of O are in the order of the values' codes.
+  bool zipped() const {
+    return Op::kPerWord == 2 && item_.row_count <= kFewRows && v_.dtype == DType::kI4 &&
+           in_place<Op>(v_) && !integer_values();
   }
 
   int32_t position(const Row& row) const { return first_position_ + row.token; }

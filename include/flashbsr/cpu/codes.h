@@ -44,15 +44,6 @@ FLASHBSR_FN void unpack_codes(const char* bytes, IntV& even, IntV& odd) {
   odd = reinterpret_cast<IntV>(both >> 4);
 }
 
-/// Lanes of two vectors by turns.
-FLASHBSR_FN void store_zipped(float* dst, FloatV even, FloatV odd) {
-  [&]<int... I>(Lanes<I...>) __attribute__((always_inline)) {
-    store(dst, __builtin_shufflevector(even, odd, (I / 2 + I % 2 * kLanes)...));
-    store(dst + kLanes,
-          __builtin_shufflevector(even, odd, (kLanes / 2 + I / 2 + I % 2 * kLanes)...));
-  }(LaneSequence{});
-}
-
 /// 16 codes in order, from 8 bytes.
 #if defined(__AVX2__)
 FLASHBSR_FN __m128i unpack_16(const char* bytes) {
@@ -159,18 +150,36 @@ __attribute__((noinline)) void codes_to_float(const Operand& o, int i, float* ro
   }
 }
 
-/// Scales of `count` tokens that lie `step` bytes apart, as they are folded into logits and
-/// weights: that of group g of token i goes to out[g * stride + i].
-FLASHBSR_FN void load_scales(const PagedView& scales, bool with_zero, const char* first,
-                             int64_t step, int count, int stride, float* out) {
-  for (int g = 0; g < scales.dim; ++g, out += stride) {
+/// Scales of every token as they are folded into logits and weights: [groups][`stride`].
+struct FoldedScales {
+  float* scale;
+  uint16_t* lift;  ///< of int4: 16 less a zero point (code_pairs)
+  int stride;
+
+  FoldedScales from(int token) const {
+    return {scale + token, lift ? lift + token : nullptr, stride};
+  }
+};
+
+/// Those of `count` tokens that lie `step` bytes apart.
+FLASHBSR_FN void load_scales(const PagedView& scales, const char* first, int64_t step, int count,
+                             FoldedScales out) {
+  for (int g = 0; g < scales.dim; ++g) {
     const char* at = first;
-    if (scales.dtype == DType::kF32) {
-      const uint32_t mask = with_zero ? ~15u : ~0u;
+    float* const to = out.scale + g * out.stride;
+    if (out.lift) {
+      uint16_t* const lift = out.lift + g * out.stride;
       at += g * 4;
-      for (int i = 0; i < count; ++i, at += step) out[i] = bits_float(load<uint32_t>(at) & mask);
+      for (int i = 0; i < count; ++i, at += step) {
+        const uint32_t packed = load<uint32_t>(at);
+        to[i] = bits_float(packed & ~15u);
+        lift[i] = static_cast<uint16_t>(16 - (packed & 15u));
+      }
+    } else if (scales.dtype == DType::kF32) {
+      at += g * 4;
+      for (int i = 0; i < count; ++i, at += step) to[i] = bits_float(load<uint32_t>(at));
     } else {
-      for (int i = 0; i < count; ++i, at += step) out[i] = scale_at(scales, at, g);
+      for (int i = 0; i < count; ++i, at += step) to[i] = scale_at(scales, at, g);
     }
   }
 }

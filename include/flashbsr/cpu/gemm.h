@@ -40,6 +40,25 @@ struct Bf16Op {
   FLASHBSR_FN static FloatV mac(FloatV acc, FloatV a, FloatV b) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
+
+  /// Two codes of four bits, the low ones of a word's halves, as a pair of bf16. `lifts` are 16
+  /// less their zero points, so that their sums find the integers from -16 to 15 in a table.
+  FLASHBSR_FN static FloatV code_pairs(UintV codes, UintV lifts) {
+    struct alignas(64) Table {
+      uint16_t at[2 * kLanes];
+    };
+    static constexpr Table kIntegers = [] {
+      Table table{};
+      for (int i = 0; i < 2 * kLanes; ++i) {
+        const auto number = static_cast<float>(i - kLanes);
+        table.at[i] = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, number) >> 16);
+      }
+      return table;
+    }();
+    const UintV index = (codes & 0x000f000fu) + lifts;
+    return reinterpret_cast<FloatV>(_mm512_permutexvar_epi16(reinterpret_cast<__m512i>(index),
+                                                             _mm512_load_si512(kIntegers.at)));
+  }
 };
 #endif
 

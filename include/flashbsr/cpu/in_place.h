@@ -26,7 +26,8 @@ FLASHBSR_FN bool is_read_in_place(DType t) {
 #else
   const bool half = false;
 #endif
-  return Op::kPerWord == 1 && (half || t == DType::kBF16 || t == DType::kI8);
+  if (t == DType::kI8) return true;
+  return Op::kPerWord == 1 ? half || t == DType::kBF16 : t == DType::kI4;
 }
 
 /// Whether rows of `x` are whole vectors of such a type.
@@ -38,33 +39,84 @@ FLASHBSR_FN bool in_place(const PagedView& x) {
 /// Calls f.template operator()<T>() for one of these types.
 template <class Op, class F>
 FLASHBSR_FN void with_row_type(DType t, const F& f) {
+  if (t == DType::kI8) return f.template operator()<DType::kI8>();
   if constexpr (Op::kPerWord == 1) {
     if (t == DType::kBF16) return f.template operator()<DType::kBF16>();
     if (t == DType::kF16) return f.template operator()<DType::kF16>();
-    if (t == DType::kI8) return f.template operator()<DType::kI8>();
+  } else {
+    if (t == DType::kI4) return f.template operator()<DType::kI4>();
   }
   f.template operator()<kWordType<Op>>();
 }
 
-/// Words [at, at + kLanes) of a row.
+/// Words of pairs of bf16, from floats that are bf16 exactly.
+FLASHBSR_FN FloatV bf16_pairs(FloatV low, FloatV high) {
+  return as_float(bits(low) >> 16 | bits(high));
+}
+
+/// Rows of K or V, one for each token.
+struct TokenRows {
+  const char* const* at;
+  const uint16_t* lift;  ///< of int4: 16 less the zero point, in one group of dims
+
+  FLASHBSR_FN const char* operator[](int i) const { return at[i]; }
+};
+
+/// Words [at, at + kLanes) of a row. Of int8 each has two elements that lie 16 apart, as
+/// swap_queries() has those of Q.
 template <class Op, DType T>
-FLASHBSR_FN FloatV row_words(const char* row, int64_t at) {
-  if constexpr (Op::kPerWord == 2) return load(row + at * 4);
-  return load_as<T>(row + at * dtype_size(T));
+FLASHBSR_FN FloatV row_words(const TokenRows& rows, int i, int64_t at) {
+  if constexpr (Op::kPerWord == 1) {
+    return load_as<T>(rows[i] + at * dtype_size(T));
+  } else if constexpr (T == DType::kI8) {
+    return bf16_pairs(load_as<T>(rows[i] + at * 2), load_as<T>(rows[i] + at * 2 + kLanes));
+  } else if constexpr (T == DType::kI4) {
+    const UintV codes = widen8(rows[i] + at);
+    return Op::code_pairs(codes | codes << 12, UintV{} + rows.lift[i] * 0x10001u);
+  } else {
+    return load(rows[i] + at * 4);
+  }
+}
+
+/// A row of Q for K of int8.
+FLASHBSR_FN void swap_queries(const float* q, int dim, float* words) {
+  for (int d = 0; d < dim; d += 2 * kLanes) {
+    const UintV low = __builtin_convertvector(to_bf16(load(q + d)), UintV);
+    const UintV high = __builtin_convertvector(to_bf16(load(q + d + kLanes)), UintV);
+    store(words + d / 2, low | high << 16);
+  }
 }
 
 /// B in place: rows of elements, kPerWord of them to a row of words; `at` is the first element.
 template <class Op, DType T = kWordType<Op>>
 struct RowsB {
-  static constexpr bool kOddVecs = Op::kPerWord == 1;  ///< pairs are zipped two vectors at a time
-  const char* const* rows;
+  /// Others have two vectors of columns at a time.
+  static constexpr bool kOddVecs = Op::kPerWord == 1 || T == DType::kI8;
+  TokenRows rows;
   int64_t at;
 
   template <int kVecs>
   FLASHBSR_FN void load_row(int k, FloatV (&out)[kVecs]) const {
     if constexpr (Op::kPerWord == 1) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) out[v] = row_words<Op, T>(rows[k], at + v * kLanes);
+      for (int v = 0; v < kVecs; ++v) out[v] = row_words<Op, T>(rows, k, at + v * kLanes);
+    } else if constexpr (T == DType::kI8) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        const int64_t byte = at + v * kLanes;
+        out[v] = bf16_pairs(load_as<T>(rows[2 * k] + byte), load_as<T>(rows[2 * k + 1] + byte));
+      }
+    } else if constexpr (T == DType::kI4) {
+      // Columns of even elements, then of odd ones.
+      static_assert(kVecs % 2 == 0);
+      const UintV lifts = UintV{} + load<uint32_t>(rows.lift + 2 * k);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v += 2) {
+        const int64_t byte = (at + v * kLanes) / 2;
+        const UintV codes = widen8(rows[2 * k] + byte) | widen8(rows[2 * k + 1] + byte) << 16;
+        out[v] = Op::code_pairs(codes, lifts);
+        out[v + 1] = Op::code_pairs(codes >> 4, lifts);
+      }
     } else {
       static_assert(kVecs % 2 == 0);
 #pragma GCC unroll 4
@@ -77,6 +129,13 @@ struct RowsB {
   FLASHBSR_FN void skip(int vecs) { at += vecs * kLanes; }
 };
 
+/// Columns of a product with RowsB of int4, in the order of the elements.
+FLASHBSR_FN void unzip_columns(float* columns, int64_t count) {
+  for (int64_t c = 0; c < count; c += 2 * kLanes) {
+    store_zipped(columns + c, load(columns + c), load(columns + c + kLanes));
+  }
+}
+
 /// Tokens that dot_block takes are a multiple of this.
 inline constexpr int kDotTokens = 4;
 
@@ -88,15 +147,15 @@ inline constexpr int kDotColumns = kBlockVecs == 4 || kRows == 1 ? 4 : 2;
 /// S[r, t] = q_r . k_t over words [begin, end) of rows in place: for so few query rows that
 /// transposing K would cost more than the horizontal sums do.
 template <class Op, DType T, int kRows>
-__attribute__((noinline)) void dot_block(const float* q, int64_t ldq, const char* const* keys,
-                                         int tokens, int begin, int end, float* s, int64_t lds) {
+__attribute__((noinline)) void dot_block(const float* q, int64_t ldq, TokenRows keys, int tokens,
+                                         int begin, int end, float* s, int64_t lds) {
   constexpr int kColumns = kDotColumns<kRows>;
   for (int t = 0; t < tokens; t += kColumns) {
     FloatV acc[kRows][kColumns] = {};
     for (int w = begin; w < end; w += kLanes) {
       FloatV kv[kColumns];
 #pragma GCC unroll 4
-      for (int i = 0; i < kColumns; ++i) kv[i] = row_words<Op, T>(keys[t + i], w);
+      for (int i = 0; i < kColumns; ++i) kv[i] = row_words<Op, T>(keys, t + i, w);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const FloatV qv = load(q + r * ldq + w);

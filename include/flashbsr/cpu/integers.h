@@ -1,21 +1,18 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of few query rows with int8 and int4 codes as integers, by what the level has: tiles
-// (AMX), or dot products of four bytes (VNNI). Both give the same names.
+// Products of few query rows with int8 and int4 codes as integers, where the level has tiles (AMX).
 #pragma once
 
 #if defined(__AMX_INT8__)
 #include <flashbsr/cpu/tiles.h>
-#elif defined(__AVX512VNNI__)
-#include <flashbsr/cpu/dots.h>
 #else
-#include <flashbsr/cpu/digits.h>
+#include <flashbsr/cpu/codes.h>
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-inline constexpr bool kHasIntegers = false, kHasIntegerValues = false;
+inline constexpr bool kHasIntegers = false;
 
 FLASHBSR_FN bool in_integers(const PagedView&, const PagedView&) { return false; }
 inline void begin_tiles() {}

@@ -80,23 +80,23 @@ FLASHBSR_FN void locate(const Params& p, const PlanView& plan, const Request& re
 }
 
 /// The scales of K or V of a located tile: for whoever reads rows with their scales or zero points
-/// where they are (`rows`), and for logits or weights, with zeros up to a whole vector (`folded`,
-/// [groups][kKvTile], or null).
-FLASHBSR_FN void locate_scales(const PagedView& scales, DType codes, const PlanView& plan,
+/// where they are (`rows`, or null), and for logits or weights, with zeros up to a whole vector
+/// (`folded`, without a place for scales: none).
+FLASHBSR_FN void locate_scales(const PagedView& scales, const PlanView& plan,
                                const Request& request, int32_t kv_head, const KvTile& tile,
-                               const char** rows, float* folded) {
+                               const char** rows, const FoldedScales& folded) {
   const int64_t step = token_step(plan, scales);
   for_each_run(plan, request, tile.begin, tile.count, [&](int i, int64_t page, int slot, int run) {
     const char* first = scales.row(page, 0, kv_head) + slot * step;
-    if (!folded || is_packed(codes)) place_rows(rows + i, first, step, run);
-    if (folded) {
-      load_scales(scales, codes == DType::kI4, first, step, run, kKvTile, folded + i);
-    }
+    if (rows) place_rows(rows + i, first, step, run);
+    if (folded.scale) load_scales(scales, first, step, run, folded.from(i));
   });
-  if (!folded) return;
+  if (!folded.scale) return;
   for (int g = 0; g < scales.dim; ++g) {
-    float* at = folded + g * kKvTile;
-    for (int i = tile.count; i < round_up(tile.count, kLanes); ++i) at[i] = 0;
+    for (int i = tile.count; i < round_up(tile.count, kLanes); ++i) {
+      folded.scale[g * folded.stride + i] = 0;
+      if (folded.lift) folded.lift[g * folded.stride + i] = 16;
+    }
   }
 }
 

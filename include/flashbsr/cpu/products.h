@@ -48,20 +48,21 @@ class Products {
       }
       const int tokens = round_up(count, kDotTokens);
       for (int i = count; i < tokens; ++i) tile.k[first + i] = mem_.zeros;
-      const auto dot = [&](int begin, int end, float* s) {
+      const auto dot = [&](int g, int begin, int end, float* s) {
+        const TokenRows at = rows_of(tile.k, fold_.k, g, first);
         for_each_block([&](int32_t r, int rows) {
           with_row_type<Op>(type, [&]<DType T>() {
-            blocks_.template in_place<T>().dot[rows - 1](mem_.q + r * q_ld_, q_ld_, tile.k + first,
-                                                         tokens, begin, end,
-                                                         s + r * kKvTile + first, kKvTile);
+            blocks_.template in_place<T>().dot[rows - 1](mem_.q + r * q_ld_, q_ld_, at, tokens,
+                                                         begin, end, s + r * kKvTile + first,
+                                                         kKvTile);
           });
         });
       };
       const int words = static_cast<int>(q_ld_);
-      if (!fold_.keys) return dot(0, words, mem_.s);
+      if (!fold_.keys) return dot(0, 0, words, mem_.s);
       const int group = words / p_.k_scales.dim;
       for (int g = 0; g < p_.k_scales.dim; ++g) {
-        dot(g * group, (g + 1) * group, fold_.part);
+        dot(g, g * group, (g + 1) * group, fold_.part);
         add_group(g, rows_, first / kLanes, ceil_div(first + count, kLanes));
       }
     });
@@ -80,6 +81,7 @@ class Products {
       const int tokens = round_up(count, Op::kPerWord);
       for (int i = count; i < tokens; ++i) tile.v[first + i] = mem_.zeros;
       for_each_value_group([&](int g, int column, int columns) {
+        const TokenRows at = rows_of(tile.v, fold_.v, g, first);
         for_each_block([&](int32_t r, int rows) {
           if (fold_.values) {
             weigh(g, r, rows, first / kLanes, ceil_div(first + count, kLanes));
@@ -87,7 +89,7 @@ class Products {
           with_row_type<Op>(type, [&]<DType T>() {
             blocks_.template in_place<T>().outputs.run({mem_.p + r * kLd + first / Op::kPerWord,
                                                         kLd,
-                                                        {tile.v + first, column},
+                                                        {at, column},
                                                         mem_.o + r * dv_padded_ + column,
                                                         dv_padded_,
                                                         tokens / Op::kPerWord},
@@ -140,9 +142,14 @@ class Products {
  private:
   static constexpr int64_t kLd = kKvTile / Op::kPerWord;  ///< words of a row of weights
 
+  /// A tile's rows from token `first` on, for products with group `g` of their dims.
+  static TokenRows rows_of(const char* const* rows, const FoldedScales& scales, int g, int first) {
+    return {rows + first, scales.lift ? scales.lift + g * kKvTile + first : nullptr};
+  }
+
   /// Logits of `rows` rows take the scales of one group of K's dims.
   void add_group(int g, int rows, int vec_begin, int vec_end) const {
-    const float* scale = fold_.k_scale + g * kKvTile;
+    const float* scale = fold_.k.scale + g * kKvTile;
     for (int r = 0; r < rows; ++r) {
       for (int c = vec_begin * kLanes; c < vec_end * kLanes; c += kLanes) {
         const FloatV x = load(fold_.part + r * kKvTile + c) * load(scale + c);
@@ -153,7 +160,7 @@ class Products {
 
   /// Weights of rows, which softmax left in `s`, take the scales of one group of V's dims.
   void weigh(int g, int first, int rows, int vec_begin, int vec_end) const {
-    const float* scale = fold_.v_scale + g * kKvTile;
+    const float* scale = fold_.v.scale + g * kKvTile;
     for (int r = first; r < first + rows; ++r) {
       for (int v = vec_begin; v < vec_end; ++v) {
         store_weights<Op>(mem_.p + r * kLd, v,

@@ -69,17 +69,27 @@ struct Scratch {
 /// Memory for scales of every token, of an item whose K or V have them.
 struct Folding {
   bool keys, values;  ///< whose scales are multiplied into logits and weights
-  float* k_scale;     ///< [groups][kKvTile]
-  float* v_scale;     ///< [groups][kKvTile]
+  FoldedScales k, v;  ///< kKvTile tokens apart
   float* part;        ///< [kFewRows][kKvTile] logits of one group
-  int64_t bytes;
+  int64_t bytes = 0;
 
   Folding(char* base, const Params& p)
       : keys(folds(p.k, p.k_scales)), values(folds(p.v, p.v_scales)) {
-    k_scale = reinterpret_cast<float*>(base);
-    v_scale = k_scale + (keys ? p.k_scales.dim * kKvTile : 0);
-    part = v_scale + (values ? p.v_scales.dim * kKvTile : 0);
-    bytes = reinterpret_cast<char*>(part + (keys ? kFewRows * kKvTile : 0)) - base;
+    const auto take = [&](bool needed, int64_t size) {
+      char* at = base + bytes;
+      bytes += needed ? round_up<int64_t>(size, 64) : 0;
+      return at;
+    };
+    const auto scales = [&](bool folded, const PagedView& x, const PagedView& of) -> FoldedScales {
+      const bool lifted = folded && x.dtype == DType::kI4;
+      const int64_t count = int64_t{of.dim} * kKvTile;
+      float* const scale = reinterpret_cast<float*>(take(folded, count * 4));
+      uint16_t* const lift = reinterpret_cast<uint16_t*>(take(lifted, count * 2));
+      return {scale, lifted ? lift : nullptr, kKvTile};
+    };
+    k = scales(keys, p.k, p.k_scales);
+    v = scales(values, p.v, p.v_scales);
+    part = reinterpret_cast<float*>(take(keys, int64_t{kFewRows} * kKvTile * 4));
   }
 };
 

@@ -152,6 +152,15 @@ FLASHBSR_FN void interleave16(const char* a, const char* b, FloatV& first, Float
   second = reinterpret_cast<FloatV>(high);
 }
 
+/// Lanes of two vectors by turns.
+FLASHBSR_FN void store_zipped(float* dst, FloatV even, FloatV odd) {
+  [&]<int... I>(Lanes<I...>) __attribute__((always_inline)) {
+    store(dst, __builtin_shufflevector(even, odd, (I / 2 + I % 2 * kLanes)...));
+    store(dst + kLanes,
+          __builtin_shufflevector(even, odd, (kLanes / 2 + I / 2 + I % 2 * kLanes)...));
+  }(LaneSequence{});
+}
+
 using FloatV4 = float __attribute__((vector_size(16)));
 
 /// The sums of four vectors. Adjacent lanes are added by zipping within 128 bits, twice; then the

@@ -18,7 +18,7 @@
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
 
-inline constexpr bool kHasIntegers = true, kHasIntegerValues = true;
+inline constexpr bool kHasIntegers = true;
 inline constexpr int kTileRows = 16, kTileDims = kChunkDims, kTileBytes = kTileRows * kTileDims;
 
 /// Whether products with these rows are made in tiles.
