@@ -28,9 +28,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
   flashbsr_level(avx2 ${avx2})
   flashbsr_level(avx512 ${avx512})
-  # Every processor that multiplies bf16 has VNNI, too.
-  flashbsr_level(avx512_bf16 ${avx512} -mavx512bf16 -mavx512vnni)
-  flashbsr_level(avx512_amx ${avx512} -mavx512bf16 -mavx512vnni -mamx-tile -mamx-int8)
+  flashbsr_level(avx512_bf16 ${avx512} -mavx512bf16)
+  flashbsr_level(avx512_amx ${avx512} -mavx512bf16 -mamx-tile -mamx-int8)
 endif()
 
 function(flashbsr_compile_options target)

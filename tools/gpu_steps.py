@@ -105,7 +105,8 @@ def tests(limit: float, jobs: int) -> dict[str, Any]:
     command += ["-W", "default", "--timeout", "120", "--timeout-method", "thread"]
     command += ["-p", "no:cacheprovider"]
     if importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(jobs or os.cpu_count() or 1)]
+        # Whoever is done takes over: the last of a file of slow tests stood in one queue.
+        command += ["-n", str(jobs or os.cpu_count() or 1), "--dist", "worksteal"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         done = run(

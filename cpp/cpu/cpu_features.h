@@ -18,7 +18,6 @@ namespace flashbsr::cpu {
 struct CpuidWords {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;
-  uint32_t leaf7_ecx = 0;
   uint32_t leaf7_edx = 0;
   uint32_t leaf7_1_eax = 0;
   uint32_t xcr0 = 0;  ///< registers that the operating system saves; 0: it does not say (OSXSAVE)
@@ -28,8 +27,8 @@ struct CpuidWords {
 struct CpuFeatures {
   bool avx2 = false;  ///< with FMA and F16C
   bool avx512 = false;
-  bool avx512_bf16 = false;  ///< and dot products of bytes (VNNI)
-  bool avx512_amx = false;   ///< tiles of int8; may_use_tiles() too
+  bool avx512_bf16 = false;
+  bool avx512_amx = false;  ///< tiles of int8; may_use_tiles() too
 };
 
 constexpr CpuFeatures features_of(const CpuidWords& words) {
@@ -42,7 +41,7 @@ constexpr CpuFeatures features_of(const CpuidWords& words) {
   f.avx2 = all(words.xcr0, 1, 2) && all(words.leaf1_ecx, 12, 28, 29) && all(words.leaf7_ebx, 5);
   // Masks and both halves of ZMM are saved; F, DQ, BW, VL.
   f.avx512 = f.avx2 && all(words.xcr0, 5, 6, 7) && all(words.leaf7_ebx, 16, 17, 30, 31);
-  f.avx512_bf16 = f.avx512 && all(words.leaf7_1_eax, 5) && all(words.leaf7_ecx, 11);
+  f.avx512_bf16 = f.avx512 && all(words.leaf7_1_eax, 5);
   // Tiles and their shapes are saved; tiles, int8 in them.
   f.avx512_amx = f.avx512_bf16 && all(words.xcr0, 17, 18) && all(words.leaf7_edx, 24, 25);
   return f;
@@ -57,7 +56,6 @@ inline CpuidWords read_cpuid() {
   if (ecx >> 27 & 1) asm volatile("xgetbv" : "=a"(words.xcr0), "=d"(edx) : "c"(0));
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return words;
   words.leaf7_ebx = ebx;
-  words.leaf7_ecx = ecx;
   words.leaf7_edx = edx;
   const uint32_t subleaves = eax;
   if (subleaves >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) words.leaf7_1_eax = eax;

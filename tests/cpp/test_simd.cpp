@@ -311,10 +311,10 @@ void expect_gemm(int rows, int vecs, int k, bool accumulate) {
     ASSERT_EQ(actual, expected) << rows << " rows, " << vecs << " vectors, k = " << k;
   };
   run(PackedB<F32Op>{b.data(), ldb}, 0);
-  run(RowsB<F32Op>{rows_of_b.data(), offset}, offset);
+  run(RowsB<F32Op>{{rows_of_b.data(), nullptr}, offset}, offset);
   for_each_row_type([&]<DType T>() {
     const Rows<T> elements(b, k, ldb);
-    run(RowsB<F32Op, T>{elements.rows.data(), offset}, offset);
+    run(RowsB<F32Op, T>{{elements.rows.data(), nullptr}, offset}, offset);
   });
 }
 
@@ -366,7 +366,91 @@ TEST(Gemm, PairsOfBf16InPlaceAndPacked) {
     ASSERT_EQ(actual, expected);
   };
   run(PackedB<Bf16Op>{packed.data(), kCols});
-  run(RowsB<Bf16Op>{rows.data(), 0});
+  run(RowsB<Bf16Op>{{rows.data(), nullptr}, 0});
+}
+
+// Rows of random codes; those of int4 have zero points.
+template <DType T>
+struct Codes {
+  std::vector<char> memory;
+  std::vector<const char*> rows;
+  std::vector<uint16_t> lifts;
+  int64_t bytes;
+
+  Codes(int count, int dim) : bytes(row_bytes(T, dim)) {
+    std::mt19937 random(9);
+    memory.resize(count * bytes);
+    for (char& byte : memory) byte = static_cast<char>(random());
+    for (int i = 0; i < count; ++i) {
+      rows.push_back(memory.data() + i * bytes);
+      lifts.push_back(static_cast<uint16_t>(T == DType::kI4 ? 1 + random() % 16 : 16));
+    }
+    rows[0] = memory.data() + (count - 1) * bytes;  // out of order
+  }
+
+  TokenRows in_place() const { return {rows.data(), T == DType::kI4 ? lifts.data() : nullptr}; }
+  float operator()(int row, int d) const {
+    if (T == DType::kI8) return static_cast<signed char>(rows[row][d]);
+    return static_cast<float>(static_cast<int>(packed_code(rows[row], d)) + lifts[row] - 16);
+  }
+};
+
+template <class F>
+void for_each_code_type(const F& f) {
+  f.template operator()<DType::kI8>();
+  f.template operator()<DType::kI4>();
+}
+
+TEST(Gemm, CodesInPlace) {
+  for_each_code_type([]<DType T>() {
+    constexpr int kWords = 5, kCols = 8 * kLanes, kFirst = 2 * kLanes;
+    const Codes<T> b(2 * kWords, kFirst + kCols);
+    for (int rows = 1; rows <= kBlockRows; ++rows) {
+      const std::vector<float> a = random_integers(rows * 2 * kWords, 4);
+      std::vector<float> words(rows * kWords), expected(rows * kCols), actual(rows * kCols, 1.0f);
+      row_from_float<DType::kBF16>(a.data(), reinterpret_cast<char*>(words.data()),
+                                   rows * 2 * kWords);
+      for (int i = 0; i < rows * kCols; ++i) {
+        expected[i] = 1.0f;
+        for (int l = 0; l < 2 * kWords; ++l) {
+          expected[i] += a[i / kCols * 2 * kWords + l] * b(l, kFirst + i % kCols);
+        }
+      }
+      gemm_blocks<Bf16Op, true, RowsB<Bf16Op, T>>().run(
+          {words.data(), kWords, {b.in_place(), kFirst}, actual.data(), kCols, kWords}, rows,
+          kCols / kLanes);
+      if (T == DType::kI4) unzip_columns(actual.data(), rows * kCols);
+      ASSERT_EQ(actual, expected) << rows << " rows of " << dtype_name(T);
+    }
+  });
+}
+
+TEST(Dot, CodesInPlace) {
+  for_each_code_type([]<DType T>() {
+    constexpr int kDim = 6 * kLanes, kTokens = 2 * kDotTokens, kBegin = kLanes;
+    const Codes<T> keys(kTokens, kDim);
+    for (int rows = 1; rows <= kBlockRows; ++rows) {
+      const std::vector<float> q = random_integers(rows * kDim, 8);
+      std::vector<float> words(rows * kDim / 2), s(rows * kTokens);
+      for (int r = 0; r < rows; ++r) {
+        float* const to = &words[r * kDim / 2];
+        if (T == DType::kI8) {
+          swap_queries(&q[r * kDim], kDim, to);
+        } else {
+          row_from_float<DType::kBF16>(&q[r * kDim], reinterpret_cast<char*>(to), kDim);
+        }
+      }
+      kBlocks<Bf16Op>.template in_place<T>().dot[rows - 1](
+          words.data(), kDim / 2, keys.in_place(), kTokens, kBegin, kDim / 2, s.data(), kTokens);
+      for (int i = 0; i < rows * kTokens; ++i) {
+        float expected = 0;
+        for (int d = 2 * kBegin; d < kDim; ++d) {
+          expected += q[i / kTokens * kDim + d] * keys(i % kTokens, d);
+        }
+        ASSERT_EQ(s[i], expected) << dtype_name(T) << " row " << i / kTokens;
+      }
+    }
+  });
 }
 #endif
 
@@ -377,8 +461,8 @@ void expect_dots(int begin, int count) {
   const std::vector<float> q = random_integers(count * kWords, 8);
   const Rows<T> elements(keys, kTokens, kWords);
   std::vector<float> s(count * kStride, 99.0f);
-  kBlocks<F32Op>.template in_place<T>().dot[count - 1](q.data(), kWords, elements.rows.data(),
-                                                       kTokens, begin, kWords, s.data(), kStride);
+  kBlocks<F32Op>.template in_place<T>().dot[count - 1](
+      q.data(), kWords, {elements.rows.data(), nullptr}, kTokens, begin, kWords, s.data(), kStride);
   for (int r = 0; r < count; ++r) {
     for (int t = 0; t < kStride; ++t) {
       float expected = t < kTokens ? 0.0f : 99.0f;

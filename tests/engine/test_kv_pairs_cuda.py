@@ -104,16 +104,16 @@ def test_layouts(gpu: Device, page_size: int, layout: str, kind: Kind) -> None:
 @everywhere
 @pytest.mark.parametrize("kind", [INT4_64, NVFP4], ids=str)
 @pytest.mark.parametrize("page_size", [16, 32])
-def test_long_queues(gpu: Device, page_size: int, kind: Kind) -> None:
+@pytest.mark.parametrize("window", [-1, 150, 7000])
+def test_long_queues(gpu: Device, window: int, page_size: int, kind: Kind) -> None:
     """Several batches of an item's stages; items behind it, some without a stage of a warp."""
     lens = (9000, 1, 17, 0, 6400, 191, 192, 193, 3000)
-    for window in (-1, 150, 7000):
-        case = Case(
-            "long", (1,) * len(lens), lens, heads=(4, 2), dims=(128, 128), layout="paged",
-            page_size=page_size, variant=Variant(causal=True, window_left=window), dtypes=BF16,
-        )  # fmt: skip
-        for task in ({}, {"disable_split_kv": True}):
-            assert_pairs(gpu, case, kind, **task)
+    case = Case(
+        "long", (1,) * len(lens), lens, heads=(4, 2), dims=(128, 128), layout="paged",
+        page_size=page_size, variant=Variant(causal=True, window_left=window), dtypes=BF16,
+    )  # fmt: skip
+    for task in ({}, {"disable_split_kv": True}):
+        assert_pairs(gpu, case, kind, **task)
 
 
 @everywhere
@@ -138,14 +138,16 @@ def test_when_heads_go_in_pairs_by_themselves(gpu: Device, kind: Kind) -> None:
 
 @everywhere
 @of_each_kind
-def test_split_requests(gpu: Device, kind: Kind) -> None:
-    for dtypes in (BF16, F16):
-        for heads in ((4, 4), (8, 4), (8, 2)):
-            case = dataclasses.replace(
-                LONG, q_lens=(1, 1, 1), heads=heads, dtypes=dtypes, layout="paged", decode=True
-            )
-            assert_pairs(gpu, case, kind)
-            assert_pairs(gpu, case, kind, fixed_split_size=512)
+@pytest.mark.parametrize("dtypes", [BF16, F16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 4), (8, 2)], ids=str)
+def test_split_requests(
+    gpu: Device, heads: tuple[int, int], dtypes: tuple[str, ...], kind: Kind
+) -> None:
+    case = dataclasses.replace(
+        LONG, q_lens=(1, 1, 1), heads=heads, dtypes=dtypes, layout="paged", decode=True
+    )
+    assert_pairs(gpu, case, kind)
+    assert_pairs(gpu, case, kind, fixed_split_size=512)
 
 
 @everywhere
