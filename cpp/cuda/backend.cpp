@@ -223,7 +223,7 @@ Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType k
 const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
   const bool coded = batch.kv != DType::kE2M1;
   const std::optional<Need> dense = dense_need(o_, need, batch);
-  if (!dense || (coded && fine_scales_)) return nullptr;
+  if (!dense || info_.cc < 80 || (coded && fine_scales_)) return nullptr;
   need = *dense;
   const KernelRow* row = kernel_for(need);
   if (row && row->copies == KvCopies::kBoxes && !may_box(*row, batch, o_)) {

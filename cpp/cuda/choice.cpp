@@ -251,6 +251,16 @@ KernelQuery nearest_query(const Need& need) {
           .variant = variant_name(need)};
 }
 
+/// Codes that no kernel reads, in this build or another.
+[[noreturn]] void refuse_codes(const Need& need, const DeviceInfo& device) {
+  throw Error(ErrorCode::kUnsupported, "kv_dtype",
+              std::string(dtype_name(need.kv)) + " and " + dtype_name(need.v) + " codes for q in " +
+                  dtype_name(need.q) + ", head_dim " + std::to_string(need.head_dim_qk) + " and " +
+                  std::to_string(need.head_dim_vo) + " of v on sm_" + std::to_string(device.cc),
+              "head dims up to 128 on a GPU, and K and V of one type on compute capability 7.5; "
+              "backend='cpu' has all");
+}
+
 const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& device) {
   if (need.latent) return try_latent(source, need, device);
   if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom && !need.scaled) {
@@ -341,6 +351,8 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
                     : "compute capability 8.0 or later (7.5: float16), 9.0 for backend='fa3' and "
                       "float8 queries; backend='cpu' runs every variant");
   }
+  if (need.scaled && max_of(need.head_dim_qk, need.head_dim_vo) > 128) refuse_codes(need, device);
+  if (need.scaled && need.v != need.kv) refuse_codes(need, device);
   return find(nearest_query(need), device.cc);
 }
 

@@ -94,10 +94,21 @@ Found find_decode_scaled(const TemplateQuery& q, int cc) {
   return with_codes(q.kv, [&]<DType kKv>() { return scaled_row<kKv>(q, cc); });
 }
 
+/// K and V of one type: a thread keeps as much of a tile of both.
+Found turing_scaled(const TemplateQuery& q) {
+  const int dim = max_of(q.head_dim, q.head_dim_vo);
+  if (q.v != q.kv || dim > 128) return {};
+  return with_codes(q.kv, [&]<DType kKv>() -> Found {
+    if (dim <= 64) return row_of<sm75::ScaledPrefillTraits<64, kKv, 64>>(75, false, 64, 64);
+    return row_of<sm75::ScaledPrefillTraits<128, kKv, 64>>(75, false, 128, 128);
+  });
+}
+
 /// Rows are rewritten in their tiles where a variant has hooks of them: codes have no room for
 /// that.
 Found find_prefill_scaled(const TemplateQuery& q, int cc) {
-  if (q.rows != 64 || q.q == DType::kE4M3 || q.row_hooks || cc < 80) return {};
+  if (q.rows != 64 || q.q == DType::kE4M3 || q.row_hooks || cc < 75) return {};
+  if (cc < 80) return turing_scaled(q);
   const auto row = [&]<DType kKv, DType kV>() -> Found {
     const int dim = max_of(q.head_dim, q.head_dim_vo);
     if (dim <= 64) {
@@ -118,9 +129,15 @@ Found find_prefill(const TemplateQuery& q, int cc) {
   // Rows are rewritten in their tiles: float8 has no room for that, and sm_75 none for outputs.
   if (q.row_hooks && (cc < 80 || dtype_size(q.kv) == 1)) return {};
   if (cc < 80) {
-    if (q.kv != DType::kF16 || q.q != DType::kF16) return {};
-    return with_dim(q, [&]<int kDim>() -> Found {
-      return row_of<sm75::PrefillTraits<kDim, DType::kF16, 64>>(75, false, kDim, kDim);
+    return with_one_of<DType::kF16, DType::kE4M3, DType::kE5M2>(q.kv, [&]<DType kKv>() -> Found {
+      if (kKv == DType::kF16 && q.q != kKv) return {};
+      return with_dim(q, [&]<int kDim>() -> Found {
+        if constexpr (kKv != DType::kF16 && kDim > 128) {
+          return {};
+        } else {
+          return row_of<sm75::PrefillTraits<kDim, kKv, 64>>(75, false, kDim, kDim);
+        }
+      });
     });
   }
   return with_kv(q.kv, [&]<DType kKv>() {

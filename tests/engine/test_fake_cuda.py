@@ -72,6 +72,11 @@ torch = framework("torch")
             {"FAKE_CUDA_SMS": "132"},
         ),
         (["engine/test_kv_codes_cuda.py", "engine/test_kv_codes_ends_cuda.py"], "cuda", {}),
+        (
+            ["fake_cuda/turing.py", "engine/test_kv_codes_cuda.py"],
+            "codes or layouts or split or kernel or hooks or says_so or float8",
+            {"FAKE_CUDA_CAPABILITY": "75"},
+        ),
         (["engine/test_kv_codes_two_types_cuda.py"], "arrays or layouts or split", {}),
         (
             ["engine/test_kv_pairs_cuda.py"],
@@ -119,6 +124,7 @@ torch = framework("torch")
         "latent",
         "latent, eight bits",
         "ends of codes",
+        "codes, 7.5",
         "codes of two types",
         "pairs of heads",
         "float8 outputs",

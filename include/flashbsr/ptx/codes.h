@@ -114,8 +114,13 @@ FLASHBSR_DEVICE uint32_t int4_minus_f16(uint32_t scale) {
   return fma2<DType::kF16>(twice_low(scale & 15u), 0xf800f800u, 0x80008000u);  // x -2^15
 }
 
-/// Eight int4 codes of one zero point to four pairs of fp16 over kF16CodeUnit: pair i is codes i
-/// and i + 4.
+/// The same where the upper halves of words have the zero point of another scale.
+FLASHBSR_DEVICE uint32_t int4_minus_f16(uint32_t low, uint32_t high) {
+  return fma2<DType::kF16>(permute_bytes(low, high, 0x5410) & 0x000f000fu, 0xf800f800u,
+                           0x80008000u);
+}
+
+/// Eight int4 codes to four pairs of fp16 over kF16CodeUnit: pair i is codes i and i + 4.
 FLASHBSR_DEVICE void int4_to_f16(uint32_t word, uint32_t minus, uint32_t (&pairs)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {

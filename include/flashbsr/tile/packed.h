@@ -30,7 +30,8 @@ template <int kArch, int kHeadDim>
 struct PackedCodes<kArch, kHeadDim, DType::kI4> {
   static constexpr bool kByProducts = true;
   static constexpr int kWords = kHeadDim / 32;
-  static constexpr float kKeyUnit = ptx::kF16CodeUnit, kValueUnit = ptx::kBf16CodeUnit;
+  static constexpr float kKeyUnit = ptx::kF16CodeUnit;
+  static constexpr float kValueUnit = kArch < 80 ? ptx::kF16CodeUnit : ptx::kBf16CodeUnit;
 
   FLASHBSR_DEVICE static int word_of(int chunk, int groups) {
     return chunk * groups / (kHeadDim / 32);
@@ -42,7 +43,12 @@ struct PackedCodes<kArch, kHeadDim, DType::kI4> {
   /// Of two tokens.
   FLASHBSR_DEVICE static void widen_values(uint32_t codes, float first, float second, int, int32_t,
                                            uint32_t (&pairs)[4]) {
-    ptx::int4_to_bf16(codes, ptx::int4_minus_bf16(float_bits(first), float_bits(second)), pairs);
+    const uint32_t x = float_bits(first), y = float_bits(second);
+    if constexpr (kArch < 80) {
+      ptx::int4_to_f16(codes, ptx::int4_minus_f16(x, y), pairs);
+    } else {
+      ptx::int4_to_bf16(codes, ptx::int4_minus_bf16(x, y), pairs);
+    }
   }
 };
 

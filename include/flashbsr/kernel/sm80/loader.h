@@ -99,6 +99,11 @@ class KvLoader {
         thread_(thread),
         offset_(Swizzle<kRowBytes>::offset(Shape::row(thread), Shape::chunk(thread))) {}
 
+  /// Whether a thread has no share of a tile.
+  FLASHBSR_DEVICE static bool is_idle(int32_t thread) {
+    return Shape::kShort && Shape::row(thread) >= kTokens;
+  }
+
   /// Notes what all rows of the item have in common; a barrier follows.
   FLASHBSR_DEVICE static void describe_sources(const KernelArgs& args, const Task& task,
                                                const BlockState& state, int32_t thread) {
@@ -184,6 +189,12 @@ class KvLoader {
                                     uint32_t slot, const Copy& copy) const {
     visit<ValueShape, kValueRowBytes>(rows_ + slot * kNotes + kTokens, value_offset(),
                                       args.params.v.dim, task.item.kv_end - first, copy);
+  }
+
+  /// Where the scales of the tile noted in `slot` are: those of K's token `n`, and from kTokens on
+  /// of V's.
+  FLASHBSR_DEVICE const char* scales(uint32_t slot, int32_t n) const {
+    return rows_[slot * kNotes + 2 * kTokens + n];
   }
 
   /// Copies the scales of the tile noted in `slot`, of which `count` tokens are the item's. Others
