@@ -254,8 +254,8 @@ KernelQuery nearest_query(const Need& need) {
 /// Codes that no kernel reads, in this build or another.
 [[noreturn]] void refuse_codes(const Need& need, const DeviceInfo& device) {
   throw Error(ErrorCode::kUnsupported, "kv_dtype",
-              std::string(dtype_name(need.kv)) + " and " + dtype_name(need.v) + " codes for q in " +
-                  dtype_name(need.q) + ", head_dim " + std::to_string(need.head_dim_qk) + " and " +
+              std::string(dtype_name(need.kv)) + " and " + dtype_name(need.v) +
+                  " codes, head_dim " + std::to_string(need.head_dim_qk) + " and " +
                   std::to_string(need.head_dim_vo) + " of v on sm_" + std::to_string(device.cc),
               "head dims up to 128 on a GPU, and K and V of one type on compute capability 7.5; "
               "backend='cpu' has all");
