@@ -369,28 +369,39 @@ TEST(Gemm, PairsOfBf16InPlaceAndPacked) {
   run(RowsB<Bf16Op>{{rows.data(), nullptr}, 0});
 }
 
-// Rows of random codes; those of int4 have zero points.
+// Rows of random codes; those of int4 have zero points, those of NVFP4 scales.
 template <DType T>
 struct Codes {
-  std::vector<char> memory;
-  std::vector<const char*> rows;
+  std::vector<char> memory, scale_memory;
+  std::vector<const char*> rows, scales;
   std::vector<uint16_t> lifts;
   int64_t bytes;
 
-  Codes(int count, int dim) : bytes(row_bytes(T, dim)) {
+  Codes(int count, int dim) : scale_memory(count * dim / 16), bytes(row_bytes(T, dim)) {
     std::mt19937 random(9);
     memory.resize(count * bytes);
     for (char& byte : memory) byte = static_cast<char>(random());
+    // From 2^-3 to 2^3 times 1 to 1.875, of either sign: sums stay exact.
+    for (char& byte : scale_memory)
+      byte = static_cast<char>((32 + random() % 48) | random() % 2 << 7);
     for (int i = 0; i < count; ++i) {
       rows.push_back(memory.data() + i * bytes);
+      scales.push_back(scale_memory.data() + i * dim / 16);
       lifts.push_back(static_cast<uint16_t>(T == DType::kI4 ? 1 + random() % 16 : 16));
     }
-    rows[0] = memory.data() + (count - 1) * bytes;  // out of order
+    rows[0] = rows[count - 1];  // out of order
+    scales[0] = scales[count - 1];
   }
 
-  TokenRows in_place() const { return {rows.data(), T == DType::kI4 ? lifts.data() : nullptr}; }
+  TokenRows in_place() const {
+    return {rows.data(), T == DType::kI4 ? lifts.data() : nullptr, scales.data()};
+  }
   float operator()(int row, int d) const {
     if (T == DType::kI8) return static_cast<signed char>(rows[row][d]);
+    if (T == DType::kE2M1) {
+      const float scale = e4m3_to_float(static_cast<uint8_t>(scales[row][d / 16]));
+      return e2m1_to_float(packed_code(rows[row], d)) * scale;
+    }
     return static_cast<float>(static_cast<int>(packed_code(rows[row], d)) + lifts[row] - 16);
   }
 };
@@ -399,6 +410,14 @@ template <class F>
 void for_each_code_type(const F& f) {
   f.template operator()<DType::kI8>();
   f.template operator()<DType::kI4>();
+  f.template operator()<DType::kE2M1>();
+}
+
+TEST(Codes, HalvesOfEveryScale) {
+  for (int i = 0; i < 256; ++i) {
+    const uint8_t code = static_cast<uint8_t>(i);
+    expect_same(half_e4m3(code), 0.5f * e4m3_to_float(code), "e4m3 code " + std::to_string(i));
+  }
 }
 
 TEST(Gemm, CodesInPlace) {
@@ -419,7 +438,7 @@ TEST(Gemm, CodesInPlace) {
       gemm_blocks<Bf16Op, true, RowsB<Bf16Op, T>>().run(
           {words.data(), kWords, {b.in_place(), kFirst}, actual.data(), kCols, kWords}, rows,
           kCols / kLanes);
-      if (T == DType::kI4) unzip_columns(actual.data(), rows * kCols);
+      if (is_packed(T)) unzip_columns(actual.data(), rows * kCols);
       ASSERT_EQ(actual, expected) << rows << " rows of " << dtype_name(T);
     }
   });

@@ -261,7 +261,7 @@ class ItemKernel {
 
   /// Whether columns of O are in the order of the values' codes.
   bool zipped() const {
-    return Op::kPerWord == 2 && item_.row_count <= kFewRows && v_.dtype == DType::kI4 &&
+    return Op::kPerWord == 2 && item_.row_count <= kFewRows && is_packed(v_.dtype) &&
            in_place<Op>(v_) && !integer_values();
   }
 

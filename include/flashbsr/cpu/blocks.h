@@ -39,7 +39,7 @@ template <class Op>
 using Blocks =
     std::conditional_t<Op::kPerWord == 1,
                        BlocksOfTypes<Op, DType::kF32, DType::kBF16, DType::kF16, DType::kI8>,
-                       BlocksOfTypes<Op, DType::kBF16, DType::kI8, DType::kI4>>;
+                       BlocksOfTypes<Op, DType::kBF16, DType::kI8, DType::kI4, DType::kE2M1>>;
 
 /// Naming it compiles them.
 template <class Op>

@@ -41,6 +41,12 @@ struct Bf16Op {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 
+  /// Twice what codes of e2m1 mean, those in the low bits of words.
+  FLASHBSR_FN static FloatV twice_e2m1(UintV codes) {
+    const FloatV twice = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
+    return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(codes), twice);
+  }
+
   /// Two codes of four bits, the low ones of a word's halves, as a pair of bf16. `lifts` are 16
   /// less their zero points, so that their sums find the integers from -16 to 15 in a table.
   FLASHBSR_FN static FloatV code_pairs(UintV codes, UintV lifts) {

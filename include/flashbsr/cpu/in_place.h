@@ -27,7 +27,7 @@ FLASHBSR_FN bool is_read_in_place(DType t) {
   const bool half = false;
 #endif
   if (t == DType::kI8) return true;
-  return Op::kPerWord == 1 ? half || t == DType::kBF16 : t == DType::kI4;
+  return Op::kPerWord == 1 ? half || t == DType::kBF16 : is_packed(t);
 }
 
 /// Whether rows of `x` are whole vectors of such a type.
@@ -45,6 +45,7 @@ FLASHBSR_FN void with_row_type(DType t, const F& f) {
     if (t == DType::kF16) return f.template operator()<DType::kF16>();
   } else {
     if (t == DType::kI4) return f.template operator()<DType::kI4>();
+    if (t == DType::kE2M1) return f.template operator()<DType::kE2M1>();
   }
   f.template operator()<kWordType<Op>>();
 }
@@ -54,12 +55,40 @@ FLASHBSR_FN FloatV bf16_pairs(FloatV low, FloatV high) {
   return as_float(bits(low) >> 16 | bits(high));
 }
 
+/// Half of what a scale of e4m3 means.
+FLASHBSR_FN float half_e4m3(uint8_t scale) {
+  struct Table {
+    float at[256];
+  };
+  static constexpr Table kHalves = [] {
+    Table table{};
+    for (uint32_t i = 0; i < 256; ++i) {
+      const uint32_t exponent = i >> 3 & 15, mantissa = i & 7;
+      // 2^(e - 7) (1 + m / 8), below that m 2^-9; here half of it.
+      float x = exponent ? __builtin_bit_cast(float, (exponent + 119) << 23 | mantissa << 20)
+                         : static_cast<float>(mantissa) / 1024.0f;
+      if ((i & 127) == 127) x = __builtin_nanf("");
+      table.at[i] = i & 128 ? -x : x;
+    }
+    return table;
+  }();
+  return kHalves.at[scale];
+}
+
 /// Rows of K or V, one for each token.
 struct TokenRows {
   const char* const* at;
-  const uint16_t* lift;  ///< of int4: 16 less the zero point, in one group of dims
+  const uint16_t* lift = nullptr;       ///< of int4: 16 less the zero point, in one group of dims
+  const char* const* scales = nullptr;  ///< of NVFP4: e4m3 of each 16 dims
 
   FLASHBSR_FN const char* operator[](int i) const { return at[i]; }
+  /// Of row `i`: halves of the scales of 32 dims from `dim` on, as 16 words have them.
+  FLASHBSR_FN FloatV halves(int i, int64_t dim) const {
+    const char* const of = scales[i] + dim / 16;
+    const float low = half_e4m3(static_cast<uint8_t>(of[0]));
+    const float high = half_e4m3(static_cast<uint8_t>(of[1]));
+    return select(iota() < kLanes / 2, splat(low), splat(high));
+  }
 };
 
 /// Words [at, at + kLanes) of a row. Of int8 each has two elements that lie 16 apart, as
@@ -73,6 +102,10 @@ FLASHBSR_FN FloatV row_words(const TokenRows& rows, int i, int64_t at) {
   } else if constexpr (T == DType::kI4) {
     const UintV codes = widen8(rows[i] + at);
     return Op::code_pairs(codes | codes << 12, UintV{} + rows.lift[i] * 0x10001u);
+  } else if constexpr (T == DType::kE2M1) {
+    const UintV codes = widen8(rows[i] + at);
+    const FloatV scale = rows.halves(i, at * 2);
+    return bf16_pairs(Op::twice_e2m1(codes) * scale, Op::twice_e2m1(codes >> 4) * scale);
   } else {
     return load(rows[i] + at * 4);
   }
@@ -117,6 +150,17 @@ struct RowsB {
         out[v] = Op::code_pairs(codes, lifts);
         out[v + 1] = Op::code_pairs(codes >> 4, lifts);
       }
+    } else if constexpr (T == DType::kE2M1) {
+      static_assert(kVecs % 2 == 0);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v += 2) {
+        const int64_t first = at + v * kLanes;
+        const UintV low = widen8(rows[2 * k] + first / 2),
+                    high = widen8(rows[2 * k + 1] + first / 2);
+        const FloatV x = rows.halves(2 * k, first), y = rows.halves(2 * k + 1, first);
+        out[v] = bf16_pairs(Op::twice_e2m1(low) * x, Op::twice_e2m1(high) * y);
+        out[v + 1] = bf16_pairs(Op::twice_e2m1(low >> 4) * x, Op::twice_e2m1(high >> 4) * y);
+      }
     } else {
       static_assert(kVecs % 2 == 0);
 #pragma GCC unroll 4
@@ -129,7 +173,7 @@ struct RowsB {
   FLASHBSR_FN void skip(int vecs) { at += vecs * kLanes; }
 };
 
-/// Columns of a product with RowsB of int4, in the order of the elements.
+/// Columns of a product with RowsB of packed codes, in the order of the elements.
 FLASHBSR_FN void unzip_columns(float* columns, int64_t count) {
   for (int64_t c = 0; c < count; c += 2 * kLanes) {
     store_zipped(columns + c, load(columns + c), load(columns + c + kLanes));

@@ -47,9 +47,11 @@ class Products {
                        reinterpret_cast<char*>(mem_.kt));
       }
       const int tokens = round_up(count, kDotTokens);
-      for (int i = count; i < tokens; ++i) tile.k[first + i] = mem_.zeros;
+      for (int i = count; i < tokens; ++i) {
+        tile.k[first + i] = tile.k_scale[first + i] = mem_.zeros;
+      }
       const auto dot = [&](int g, int begin, int end, float* s) {
-        const TokenRows at = rows_of(tile.k, fold_.k, g, first);
+        const TokenRows at = rows_of(tile.k, tile.k_scale, fold_.k, g, first);
         for_each_block([&](int32_t r, int rows) {
           with_row_type<Op>(type, [&]<DType T>() {
             blocks_.template in_place<T>().dot[rows - 1](mem_.q + r * q_ld_, q_ld_, at, tokens,
@@ -79,9 +81,11 @@ class Products {
                        reinterpret_cast<char*>(mem_.vp));
       }
       const int tokens = round_up(count, Op::kPerWord);
-      for (int i = count; i < tokens; ++i) tile.v[first + i] = mem_.zeros;
+      for (int i = count; i < tokens; ++i) {
+        tile.v[first + i] = tile.v_scale[first + i] = mem_.zeros;
+      }
       for_each_value_group([&](int g, int column, int columns) {
-        const TokenRows at = rows_of(tile.v, fold_.v, g, first);
+        const TokenRows at = rows_of(tile.v, tile.v_scale, fold_.v, g, first);
         for_each_block([&](int32_t r, int rows) {
           if (fold_.values) {
             weigh(g, r, rows, first / kLanes, ceil_div(first + count, kLanes));
@@ -143,8 +147,10 @@ class Products {
   static constexpr int64_t kLd = kKvTile / Op::kPerWord;  ///< words of a row of weights
 
   /// A tile's rows from token `first` on, for products with group `g` of their dims.
-  static TokenRows rows_of(const char* const* rows, const FoldedScales& scales, int g, int first) {
-    return {rows + first, scales.lift ? scales.lift + g * kKvTile + first : nullptr};
+  static TokenRows rows_of(const char* const* rows, const char* const* scales,
+                           const FoldedScales& folded, int g, int first) {
+    const uint16_t* const lift = folded.lift ? folded.lift + g * kKvTile + first : nullptr;
+    return {rows + first, lift, scales + first};
   }
 
   /// Logits of `rows` rows take the scales of one group of K's dims.
