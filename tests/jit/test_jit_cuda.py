@@ -32,6 +32,8 @@ WISHES = {
         Wish("wide_decode90", "decode", "sm90", "sm_90", 512, 512, BF16, E4M3, 8, "custom"),
         Wish("wide_decode80", "decode", "sm80", "sm_80", 512, 512, F16, F16, 8, "custom"),
         Wish("turing", "prefill", "sm75", "sm_75", 64, 64, F16, F16, 64, "custom"),
+        Wish("turing8", "prefill", "sm75", "sm_75", 128, 128, F16, E4M3, 64, "custom"),
+        Wish("turing4", "prefill_scaled", "sm75", "sm_75", 128, 128, F16, "int4", 64, "custom"),
     )
 }
 # Every hook of logits, an array and a number, and no word about hosts and devices.
