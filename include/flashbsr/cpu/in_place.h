@@ -16,8 +16,8 @@ inline namespace FLASHBSR_CPU_ISA {
 template <class Op>
 inline constexpr DType kWordType = Op::kPerWord == 2 ? DType::kBF16 : DType::kF32;
 
-/// Types that become words in a register. Those of one or two instructions: of float8, which takes
-/// ten, rows are converted once for all that multiply them.
+/// Types that become words in a register, by a few instructions: of float8, which takes ten, rows
+/// are converted once for all that multiply them.
 template <class Op>
 FLASHBSR_FN bool is_read_in_place(DType t) {
   if (t == kWordType<Op>) return true;
