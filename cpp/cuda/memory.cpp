@@ -96,8 +96,10 @@ void Staging::read(CUstream stream) {
 }
 
 void Staging::wait() {
-  Event& read = halves_[turn_].read;
-  if (read.exists()) check(api().event_synchronize(read.get()), "cuEventSynchronize of a copy");
+  for (Half& half : halves_) {
+    if (!half.read.exists()) continue;
+    check(api().event_synchronize(half.read.get()), "cuEventSynchronize of a copy");
+  }
 }
 
 int32_t* PinnedPlans::next(int64_t words) {

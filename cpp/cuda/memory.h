@@ -75,7 +75,7 @@ class Staging {
   void copy(CUdeviceptr to, int64_t bytes, CUstream stream);
   /// Instead: the work on `stream` up to here reads the buffer where it is.
   void read(CUstream stream);
-  /// Until the last copy has been made.
+  /// Until all copies have been made: the last one's buffer need not be that of the last next().
   void wait();
   /// That of the last next().
   const char* last() const { return halves_[turn_].memory; }

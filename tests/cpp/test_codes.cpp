@@ -11,16 +11,10 @@
 
 #include <flashbsr/cpu/blocks.h>
 
+#include "random_integers.h"
+
 namespace flashbsr::cpu {
 namespace {
-
-std::vector<float> random_integers(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_int_distribution<int> small(-4, 4);
-  std::vector<float> out(n);
-  for (float& x : out) x = static_cast<float>(small(random));
-  return out;
-}
 
 // Rows of random codes; those of int4 have zero points, those of NVFP4 scales.
 template <DType T>

@@ -15,6 +15,8 @@
 #include <flashbsr/cpu/math.h>
 #include <flashbsr/cpu/transpose.h>
 
+#include "random_integers.h"
+
 namespace flashbsr::cpu {
 namespace {
 
@@ -256,15 +258,6 @@ TEST(Transpose, SquareOfWords) {
   for (int i = 0; i < kLanes; ++i) {
     for (int j = 0; j < kLanes; ++j) EXPECT_EQ(out[i * 24 + j], in[j * 40 + 3 + i]);
   }
-}
-
-// Small integers: every order of sums is exact.
-std::vector<float> random_integers(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_int_distribution<int> small(-4, 4);
-  std::vector<float> out(n);
-  for (float& x : out) x = static_cast<float>(small(random));
-  return out;
 }
 
 // Small integers as elements of another type, in rows.
