@@ -209,8 +209,7 @@ class KvLoader {
           ptx::shared_address(token_scales_ + (slot * 2 * kTokens + thread) * kWords);
       // No copy has two bytes: of a half the word comes that has it, which never reaches beyond the
       // memory. settle_scales() takes the half.
-      const uint64_t from =
-          reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]) & ~uint64_t{3};
+      const uint64_t from = reinterpret_cast<uint64_t>(scales(slot, thread)) & ~uint64_t{3};
       const int32_t bytes = thread < kTokens ? p.k_scales.dim * Traits::kScaleSize
                                              : p.v_scales.dim * Traits::kValueScaleSize;
 #pragma unroll
@@ -231,7 +230,7 @@ class KvLoader {
       if ((thread < kTokens ? p.k_scales : p.v_scales).dtype != DType::kF16) return;
       float& scale = token_scales_[(slot * 2 * kTokens + thread) * Traits::kScaleWords];
       const uint32_t word = float_bits(scale);
-      const auto from = reinterpret_cast<uint64_t>(rows_[slot * kNotes + 2 * kTokens + thread]);
+      const auto from = reinterpret_cast<uint64_t>(scales(slot, thread));
       scale = from & 2 ? ptx::unpack_high<DType::kF16>(word) : ptx::unpack_low<DType::kF16>(word);
     }
   }
