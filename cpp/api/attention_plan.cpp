@@ -266,7 +266,7 @@ Workers Attention::limits_for(const Batch& batch) {
   Workers limits = backend_->limits(batch);
   if (options_.num_workers > 0) limits.wide.num_workers = options_.num_workers;
   // Captured runs hold their launch: it cannot become one of clusters, nor of others.
-  if (options_.capacity.fixed()) std::ranges::fill(limits.wide.cluster_blocks, 0);
+  if (options_.capacity.fixed()) limits.wide.cluster_blocks = {};
   asked_ = batch;
   return limits;
 }

@@ -82,7 +82,7 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
   if (is_mixed(row)) return gpu_mixed_limits(kernel, kNarrowRows);
   if (is_latent(row) && !is_hopper(row)) return gpu_latent_mma_limits(kernel);
   if (is_latent(row)) {
-    std::copy(cluster_blocks.begin(), cluster_blocks.end(), kernel.cluster_blocks);
+    kernel.cluster_blocks = cluster_blocks;
     return row.rows == 16 ? gpu_few_latent_limits(kernel) : gpu_latent_limits(kernel);
   }
   return is_hopper(row) ? gpu_hopper_limits(kernel) : gpu_prefill_limits(kernel);

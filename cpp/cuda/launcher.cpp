@@ -119,7 +119,8 @@ ClusterBlocks cluster_blocks(const KernelRow& row, int device) {
       reinterpret_cast<CUfunction>(state_of(row).kernel.load(std::memory_order_acquire));
   ClusterBlocks blocks{};
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const int size = 2 << i;
+    const int size = kClusterSizes[i];
+    if (!row.takes_clusters_of(size)) continue;
     CUlaunchAttribute attribute = cluster_of(size);
     CUlaunchConfig config{};
     config.gridDimX = static_cast<unsigned>(size);

@@ -4,7 +4,8 @@
 // Loads a kernel when it is first used, once per process, and launches it.
 #pragma once
 
-#include <array>
+#include <flashbsr/plan/limits.h>
+
 #include <type_traits>
 
 #include "driver.h"
@@ -32,10 +33,7 @@ struct Launch {
 /// Error(kCuda) where the driver refuses.
 void prepare(const KernelRow& row, int device);
 
-/// Blocks of a kernel that a device runs at once in clusters of 2, 4, 8 and 16; 0: of that size it
-/// takes none.
-using ClusterBlocks = std::array<int, 4>;
-/// Of a prepared kernel. Four calls of the driver.
+/// Of a prepared kernel, by a call of the driver for each size.
 ClusterBlocks cluster_blocks(const KernelRow& row, int device);
 
 /// Launches a kernel whose parameters are `params`, a pointer to each. An empty grid is nothing to

@@ -7,6 +7,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <flashbsr/core/dtype.h>
 #include <flashbsr/core/launch.h>
@@ -50,6 +51,10 @@ struct KernelRow {
   bool runs_on(int cc) const;
   /// Whether blocks of a cluster may work together (sm90a/cluster_merge.h).
   bool takes_clusters() const { return family[0] == 'l' && exact; }
+  /// And whether `size` of them, at most 16, may: three and six only where 64 rows meet 16 bits.
+  bool takes_clusters_of(int size) const {
+    return takes_clusters() && (16 % size == 0 || std::string_view(family) == "latent");
+  }
   /// "sm_80 sm_90 compute_90"
   std::string targets() const;
 };

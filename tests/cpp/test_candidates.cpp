@@ -20,6 +20,8 @@ namespace flashbsr {
 namespace {
 
 constexpr int kSms = 132;
+/// As its driver says; of three and six what GPCs of 18, 16 and 10 SMs have.
+constexpr ClusterBlocks kBlocksOfH200{132, 129, 120, 126, 120, 112};
 
 using Lengths = std::vector<int32_t>;
 
@@ -278,8 +280,7 @@ TEST(GpuLimits, LatentTilesHaveFewerPartsWhereMergesAreDear) {
 
 TEST(GpuLimits, FewLatentRowsReadAtTheMemorysRate) {
   GpuKernel kernel{.sms = kSms, .rows = 16, .kv_tile = 64, .bytes_per_token = 656};
-  const int32_t blocks[4] = {132, 120, 120, 112};  // of an H200
-  std::copy(blocks, blocks + 4, kernel.cluster_blocks);
+  kernel.cluster_blocks = kBlocksOfH200;
   const DeviceLimits limits = gpu_few_latent_limits(kernel);
   const double read_us = detail::gpu_stream_us(kernel, kernel.bytes_per_token);
   EXPECT_EQ(limits.cost_per_kv, detail::gpu_units(read_us));
@@ -352,7 +353,7 @@ PlanView latent_plan(Planner& planner, const Lengths& lengths, GpuKernel kernel 
 }
 
 TEST(GpuLimits, LatentMergesWithinClusters) {
-  const GpuKernel kernel{.cluster_blocks = {132, 120, 120, 112}};
+  const GpuKernel kernel{.cluster_blocks = kBlocksOfH200};
   for (const Lengths& lengths :
        {Lengths{1024}, Lengths{8192}, Lengths(16, 1024), Lengths{1000, 3, 0, 700, 64}}) {
     Planner planner;
@@ -375,6 +376,16 @@ TEST(GpuLimits, LatentMergesWithinClusters) {
       EXPECT_EQ(at, lengths[static_cast<size_t>(t / 2)]);
     }
   }
+  // 32 tiles are 96 blocks in clusters of three and would be 128 of 120 in those of four; 16 are 96
+  // in clusters of six.
+  const auto parts_of = [&](int requests) {
+    Planner planner;
+    return latent_plan(planner, Lengths(static_cast<size_t>(requests), 1024), kernel)
+        .header()
+        .cluster_parts;
+  };
+  EXPECT_EQ(parts_of(16), 3);
+  EXPECT_EQ(parts_of(8), 6);
   Planner planner;
   EXPECT_EQ(latent_plan(planner, Lengths(64, 8192), kernel).header().policy, kPolicyWhole);
   EXPECT_NE(latent_plan(planner, Lengths{1024}).header().policy, kPolicyCluster);

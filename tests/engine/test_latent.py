@@ -185,6 +185,25 @@ def test_parts_that_lengths_leave_empty(
     assert device.get(lse).tobytes() == device.get(again[1]).tobytes()
 
 
+@pytest.mark.parametrize("requests", [1, 3, 6, 8, 10, 16, 21, 32])
+def test_clusters_of_any_size(requests: int, device: Device) -> None:
+    """Tiles of 64 rows in 16 to 2 parts, in 6 and 3 among them, with and without keys."""
+    if device.backend != "cuda":
+        pytest.skip("tiles that clusters merge are Hopper's")
+    rng = np.random.default_rng(requests)
+    lens = (0, *rng.integers(800, 1000, requests - 1).tolist()) if requests > 1 else (1000,)
+    b = make((1,) * requests, lens, 128, dtype_of(device))
+    types = {"q_dtype": dtype_of(device), "kv_dtype": dtype_of(device)}
+    attention = engine(device, 128, {}, tile_rows=64, **types)
+    attention.plan(b.layout(64))
+    assert attention.plan_info.policy == "cluster"
+    q, cache = device.put(b.q), device.put(b.cache)
+    out, lse = attention.run(q, cache, return_lse=True)
+    check(device, out, lse, b, {})
+    again = attention.run(q, cache)
+    assert device.get(out).tobytes() == device.get(again).tobytes()
+
+
 def test_shared_prefixes(device: Device) -> None:
     """Requests whose page lists begin alike."""
     b = make((1,), (640,), 16, dtype_of(device))

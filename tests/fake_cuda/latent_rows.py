@@ -12,7 +12,10 @@ import os
 import flashbsr
 import numpy as np
 import pytest
+import torch
 from flashbsr.jit import cuda as jit_cuda
+
+from fake_cuda.fake import Driver
 
 pytestmark = pytest.mark.usefixtures("fake_torch")
 CAPABILITY = os.environ["FAKE_CUDA_CAPABILITY"]
@@ -104,6 +107,25 @@ def test_few_short_requests_have_few_rows(kv: str, names: tuple[str, str]) -> No
         assert kernel(128, 512, 64, "cuda", count, kv_len, kv).startswith(name)
     for heads in (8, 16):
         assert kernel(heads, 512, 64, "cuda", 1, 1024, kv).startswith(few)
+
+
+@pytest.mark.parametrize(("count", "blocks"), [(16, 4), (17, 3), (20, 3), (30, 2)])
+def test_clusters_of_three(driver: Driver, count: int, blocks: int) -> None:
+    """The driver says that 33 of four run at once, 41 of three, 66 of two."""
+    if CAPABILITY != "90":
+        pytest.skip("of Hopper's kernels")
+    task = {"q_dtype": "bfloat16", "kv_dtype": "bfloat16", "head_dim_vo": 512, "latent": True}
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(sm_scale=0.1), flashbsr.TaskInfo(64, 1, 576, backend="cuda", **task)
+    )
+    attention.plan(flashbsr.Ragged(None, np.arange(2 * count + 1, dtype=np.int32) * 1000))
+    attention.run(
+        torch.zeros(2 * count, 64, 576, dtype=torch.bfloat16),
+        torch.zeros(2000 * count, 576, dtype=torch.bfloat16),
+    )
+    driver.drain()
+    assert driver.kernel == "latent_sm90a_d576x512_bf16_r64_plain"
+    assert (driver.cluster, attention.plan_info.policy) == (blocks, "cluster")
 
 
 def test_hopper_has_kernels_of_its_own() -> None:

@@ -14,8 +14,8 @@
 //   tail     whole, but for the shortest tiles, beyond the last full round of all workers: those
 //            in 1/2, 1, 2 or 3 rounds. 20 x 4096 tokens x 8 heads: 128 items whole, the other 32
 //            in 4 parts each
-//   cluster  every tile in 2, 4, 8 or 16 parts, whose blocks are a cluster and merge among
-//            themselves, where a device and a kernel have that
+//   cluster  every tile in 2 to 16 parts (kClusterSizes), whose blocks are a cluster and merge
+//            among themselves, where a device and a kernel have that
 //
 // Their price is the time until the last queue ends, and what comes before and after it:
 //
@@ -156,7 +156,9 @@ class Candidates {
         try_bound(kPolicyEven, 100 / part, even_bound(workers / part));
       }
     }
-    for (int i = 0; i < 4; ++i) try_cluster(2 << i, limits_->cluster_blocks[i]);
+    for (size_t i = 0; i < std::size(kClusterSizes); ++i) {
+      try_cluster(kClusterSizes[i], limits_->cluster_blocks[i]);
+    }
     for (const int32_t percent : kQuotaPercents) {
       try_bound(kPolicyQuota, percent, max_of<int64_t>(quota * percent / 100, 1));
     }

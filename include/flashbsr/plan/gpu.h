@@ -25,7 +25,7 @@ struct GpuKernel {
   double product_time = 1.0;  ///< in that of products of what lies in memory as it is multiplied
   double token_us = 0;  ///< of decode, what a token takes at least, however fast the memory is
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
-  int32_t cluster_blocks[4] = {};     ///< that run at once in clusters of 2, 4, 8 and 16
+  ClusterBlocks cluster_blocks{};
 };
 
 /// Costs are counted in 2^-12 us: the least KV token there is (16 bytes) is two of them on an H200,
@@ -186,7 +186,7 @@ inline DeviceLimits gpu_latent_limits(const GpuKernel& k) {
   limits.idle_merge = limits.sliced_merges = true;
   limits.cost_in_cluster = detail::gpu_units(3.0);
   limits.fewer_rows = 16;
-  for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = k.cluster_blocks[i];
+  limits.cluster_blocks = k.cluster_blocks;
   return limits;
 }
 
@@ -220,7 +220,7 @@ inline DeviceLimits gpu_latent_mma_limits(const GpuKernel& k) {
   limits.cost_per_split = limits.cost_per_shared = detail::gpu_units(2.0 * k.rows / 64);
   limits.cost_of_own_merging = 0;
   limits.fewer_rows = k.rows > 32 ? 32 : 0;
-  for (int i = 0; i < 4; ++i) limits.cluster_blocks[i] = 0;
+  limits.cluster_blocks = {};
   return limits;
 }
 

@@ -35,8 +35,9 @@ struct WeighedRow {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int32_t part = lane + kLanes * i;
-      const uint32_t there = ptx::cluster_address(address, static_cast<uint32_t>(part) & parts - 1);
-      lse[i] = static_cast<uint32_t>(part) < parts ? ptx::load_cluster(there) : -infinity();
+      const bool exists = static_cast<uint32_t>(part) < parts;
+      const uint32_t there = ptx::cluster_address(address, exists ? part : 0);
+      lse[i] = exists ? ptx::load_cluster(there) : -infinity();
     }
     float top = lse[0];
 #pragma unroll
@@ -61,6 +62,48 @@ struct WeighedRow {
   FLASHBSR_DEVICE float weight(float own) const { return end.factor * ptx::exp2(own - from); }
 };
 
+/// The block's share of the dims of O, added up over the parts of a tile.
+/// @param mine  address of the thread's first four floats in every block
+/// @param out   its two rows; null: there is no such row
+template <class Traits, int kParts>
+FLASHBSR_DEVICE void add_parts(uint32_t mine, char* const (&out)[2], const Params& p,
+                               int32_t group) {
+  constexpr int kVectors = Traits::kOutputDims / 8, kThreads = 128 * Traits::kConsumers;
+  // Vectors whose loads are under way at once: 16 loads, or 18.
+  constexpr int kEach = ceil_div(ceil_div(kVectors, kParts), 2);
+  const auto rank = static_cast<int32_t>(ptx::cluster_rank());
+  const int32_t end = (rank + 1) * kVectors / kParts;
+#pragma unroll 1
+  for (int32_t first = rank * kVectors / kParts; first < end; first += kEach) {
+    float x[kEach][kParts][4];
+#pragma unroll
+    for (int v = 0; v < kEach; ++v) {
+      const uint32_t there = mine + min_of(first + v, end - 1) * kThreads * 16;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) ptx::load_cluster(ptx::cluster_address(there, i), x[v][i]);
+    }
+#pragma unroll
+    for (int v = 0; v < kEach; ++v) {
+#pragma unroll
+      for (int i = 1; i < kParts; ++i) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[v][0][k] += x[v][i][k];
+      }
+    }
+    with_output_size(p.out.dtype, [&]<int kSize>() {
+#pragma unroll
+      for (int v = 0; v < kEach; ++v) {
+        if (kVectors % kParts && first + v >= end) break;
+        const int32_t d =
+            group * Traits::kOutputDims + 8 * (first + v) + ptx::thread_index() % 4 * 2;
+        const float low[2] = {x[v][0][0], x[v][0][1]}, high[2] = {x[v][0][2], x[v][0][3]};
+        if (out[0]) store_sized<kSize>(out[0], p.out.dtype, d, p.v.dim, low);
+        if (out[1]) store_sized<kSize>(out[1], p.out.dtype, d, p.v.dim, high);
+      }
+    });
+  }
+}
+
 /// All threads of both consumer warpgroups, in all blocks of the cluster, each block for its part
 /// of one tile; producers come to the first barrier only. `states` is what row_states() says of a
 /// part.
@@ -73,7 +116,7 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
   static_assert(kVectors * kThreads * 16 <= Traits::kStages * Traits::kKeyBytes);
   const Params& p = args.base.params;
   const int32_t thread = ptx::thread_index() - 128, first = first_row(0);
-  const uint32_t parts = static_cast<uint32_t>(args.cluster);  // a power of two
+  const uint32_t parts = static_cast<uint32_t>(args.cluster);
   const uint32_t lses = shared.queries + Traits::kStateOffset;
   const uint32_t mine = shared.keys + thread * 16;
   if (group == 0 && thread % 4 == 0) {
@@ -100,8 +143,6 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
   }
   ptx::cluster_sync();
 
-  const int32_t rank = static_cast<int32_t>(ptx::cluster_rank()),
-                shift = 31 - __clz(static_cast<int>(parts));
   char* out[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -109,38 +150,21 @@ FLASHBSR_DEVICE void merge_in_cluster(const HopperArgs& args, const Shared<Trait
     const RowName row(args.base, tile.item, r);
     const int64_t token = static_cast<int64_t>(tile.request.q_begin) + row.token;
     out[h] = r < tile.item.row_count ? p.out.row(token, row.q_head) : nullptr;
-    if (rank == 0 && group == 0 && thread % 4 == 0 && out[h]) {
+    if (ptx::cluster_rank() == 0 && group == 0 && thread % 4 == 0 && out[h]) {
       write_lse(p, token, row.q_head, end[h].lse);
     }
   }
-  constexpr int kFlight = 16;  // loads
-  float sum[4];
-#pragma unroll 1
-  for (int32_t done = 0; done < kVectors; done += kFlight) {
-    float x[kFlight][4];
-    const auto vector = [&](int i) { return rank * (kVectors >> shift) + (done + i >> shift); };
-    const auto part = [&](int i) { return static_cast<uint32_t>(done + i) & parts - 1; };
-#pragma unroll
-    for (int i = 0; i < kFlight; ++i) {
-      const uint32_t there = mine + vector(i) * kThreads * 16;
-      ptx::load_cluster(ptx::cluster_address(there, part(i)), x[i]);
-    }
-    // Sums in the places of what they end with: the output's type matters to the stores alone.
-#pragma unroll
-    for (int i = 0; i < kFlight; ++i) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) x[i][k] = sum[k] = part(i) ? sum[k] + x[i][k] : x[i][k];
-    }
-    with_output_size(p.out.dtype, [&]<int kSize>() {
-#pragma unroll
-      for (int i = 0; i < kFlight; ++i) {
-        if (part(i) < parts - 1) continue;
-        const int32_t d = group * Traits::kOutputDims + 8 * vector(i) + thread % 4 * 2;
-        const float low[2] = {x[i][0], x[i][1]}, high[2] = {x[i][2], x[i][3]};
-        if (out[0]) store_sized<kSize>(out[0], p.out.dtype, d, p.v.dim, low);
-        if (out[1]) store_sized<kSize>(out[1], p.out.dtype, d, p.v.dim, high);
+  const auto add = [&]<int kParts>() { add_parts<Traits, kParts>(mine, out, p, group); };
+  switch (parts) {
+    case 2: add.template operator()<2>(); break;
+    case 4: add.template operator()<4>(); break;
+    case 8: add.template operator()<8>(); break;
+    case 16: add.template operator()<16>(); break;
+    default:  // consumers beside wideners have no registers for these
+      if constexpr (Traits::kWideners == 0) {
+        if (parts == 3) add.template operator()<3>();
+        if (parts == 6) add.template operator()<6>();
       }
-    });
   }
   ptx::cluster_sync();  // nobody's memory goes before it has been read
 }

@@ -76,6 +76,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       4;  ///< a named barrier: the odd one's Q K comes behind the even one's
   static constexpr int kFitted = 5;  ///< another: both warpgroups have fitted their rows of Q
   static constexpr int kBoth = 256;  ///< threads
+  /// Beside wideners S and weights at once would spill.
+  static constexpr bool kKeepsReferences = !kHasHooks<Variant> && Traits::kWideners == 0;
 
   /// ptxas takes no product whose registers are more than the launch has: beside wideners a half.
   static constexpr int kProducts = Traits::kLaunchRegisters < Traits::kOutputDims / 2 + 32 ? 2 : 1;
@@ -114,9 +116,8 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     for (int32_t i = 0; i < count_; i += 2) {
       multiply_keys<0>(at_, begin_of(i), i + 1 < count_);
       if (i + 2 >= count_) release_queries();
-      const bool grew = Base::soften(begin_of(i), masked(i));
-      Base::pack();
-      hand_over(at_);
+      const bool grew = weigh(at_, i);
+      hand_over();
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);
@@ -138,10 +139,9 @@ class LatentMainloop : public Softmax<Traits, Variant> {
       if (i + 2 >= count_) release_queries();
       if (follow()) Base::rescale();
       multiply_other(at_);
-      const bool grew = Base::soften(begin_of(i), masked(i));
+      const bool grew = weigh(own, i);
       finish_values(true);  // the product is done by now, and the next tile waits for the room
-      Base::pack();
-      hand_over(own);
+      hand_over();
       if (grew) Base::rescale();
       multiply_own(at_);
       finish_values(false);
@@ -246,18 +246,36 @@ class LatentMainloop : public Softmax<Traits, Variant> {
     ptx::wgmma_commit();
   }
 
-  /// Weights to where the tile's tail was, and what they refer to. Every thread says that it has
-  /// written: race detectors see no further, nor that far through named barriers.
-  FLASHBSR_DEVICE void hand_over(const Place& at) {
+  /// S of tile `i` becomes weights, packed, here and where the tile's tail was. True: O must be
+  /// rescaled by shrink_. Where rows see all of it their references stay, if the weights of a warp
+  /// allow it: the other warpgroup waits for maxima, too, and long calls are 3 % shorter without.
+  FLASHBSR_DEVICE bool weigh(const Place& at, int32_t i) {
     const int32_t lane = ptx::thread_index() % 32, warp = ptx::thread_index() % 128 / 32;
     const int32_t row = lane % 16, high = lane / 16;
     const uint32_t base = shared_.values + at.stage * Traits::kValueBytes + (warp * 16 + row) * 128;
-#pragma unroll
-    for (int k = 0; k < Base::kWeightSteps; ++k) {
+    const auto write = [&](int k) {
       ptx::stmatrix_x4(base + (((2 * k + high) ^ (row & 7)) << 4), p[k]);
+    };
+    if constexpr (kKeepsReferences) {
+      if (i > 0 && !masked(i)) {
+        if (__all_sync(0xffffffffu, Base::pack_as_before(write))) {
+          Base::accept();
+          return false;
+        }
+      }
     }
+    const bool grew = Base::soften(begin_of(i), masked(i));
+    Base::pack();
+#pragma unroll
+    for (int k = 0; k < Base::kWeightSteps; ++k) write(k);
+    return grew;
+  }
+
+  /// The other may read the weights, and what they refer to. Every thread says that it has written:
+  /// race detectors see no further, nor that far through named barriers.
+  FLASHBSR_DEVICE void hand_over() {
     __syncwarp();  // all lanes have read the other's
-    if (lane % 4 == 0) {
+    if (ptx::thread_index() % 4 == 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         ptx::store_shared(references_ + 4 * (first_row(0) + 8 * h), __float_as_uint(top[h]));

@@ -180,21 +180,38 @@ class Scores {
   }
 
   /// Whether exponents() are to be tried. The same in all threads.
-  FLASHBSR_DEVICE bool exponents_pay() const { return Exponent::pay(variant_); }
+  FLASHBSR_DEVICE bool exponents_pay() const {
+    return Exponent::pay(variant_) && !(kFoldsKeyScales && scaled_by_head());
+  }
+  /// exponents() multiplies K's scales by the rows' factor and S by both: 20 instructions of a tile
+  /// less than scale_keys() and a factor for each row, where rows have the same.
+  static constexpr bool kFoldsKeyScales =
+      Traits::kTokenScales && !Traits::kSplitsQueries && !kHasHooks<Variant>;
 
   /// S of a tile that all rows see all of becomes exponents of 2.
   /// @param base  minus the rows' references
   FLASHBSR_DEVICE void exponents(int32_t begin, const float (&base)[2]) {
+    if constexpr (kFoldsKeyScales) {
+      const float all = ptx::max(factor[0], factor[1]);  // 0: there is no such row
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      RowLine row{factor[h], base[h]};
-      if constexpr (kHasHooks<Variant>) {
-        const int32_t column = begin + ptx::thread_index() % 4 * 2;
-        if (hooked()) row.factor *= scale_[h];
-        row.slope = factor[h] * row_value_[h];
-        row.offset = column - (tile_->request.kv_len - tile_->request.q_len + token_[h]);
+      for (int i = 0; i < kGroups; ++i) {
+        const float2 x = ptx::load_shared_pair(token_scales + kKeySide + 32 * i);
+        const float by[2] = {x.x * all, x.y * all};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[4 * i + e] = __fmaf_rn(s[4 * i + e], by[e % 2], base[e / 2]);
       }
-      Exponent::apply(variant_, row, 2 * kGroups, [&](int i) -> float& { return at(h, i); });
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        RowLine row{factor[h], base[h]};
+        if constexpr (kHasHooks<Variant>) {
+          const int32_t column = begin + ptx::thread_index() % 4 * 2;
+          if (hooked()) row.factor *= scale_[h];
+          row.slope = factor[h] * row_value_[h];
+          row.offset = column - (tile_->request.kv_len - tile_->request.q_len + token_[h]);
+        }
+        Exponent::apply(variant_, row, 2 * kGroups, [&](int i) -> float& { return at(h, i); });
+      }
     }
   }
   /// Largest sum of a row's weights by exponents() that is right, if `fits` is what fits their

@@ -133,7 +133,7 @@ class Softmax {
     float base[2], more[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
-    scores.scale_keys();
+    if constexpr (!Score::kFoldsKeyScales) scores.scale_keys();
     scores.exponents(begin, base);
 #pragma unroll
     for (int i = 0; i < 4 * Score::kGroups; ++i) {
@@ -156,7 +156,39 @@ class Softmax {
     return fits;
   }
 
-  /// Afterwards, where the whole warpgroup's weights fit.
+  /// The same where S stays as it is, so that a warp whose weights do not fit takes soften() by
+  /// itself: weights are packed, 16 columns at a time.
+  /// @param then  called with the number of each such step
+  template <class Then>
+  FLASHBSR_DEVICE bool pack_as_before(const Then& then) {
+    float base[2], more[2][2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) base[h] = kShift - top[h] * scores.factor[h];
+#pragma unroll
+    for (int k = 0; k < kWeightSteps; ++k) {
+      float w[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int h = i / 2 % 2;
+        w[i] = ptx::exp2(__fmaf_rn(scores.s[8 * k + i], scores.factor[h], base[h]));
+        more[h][i % 2] += w[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[k][i] = ptx::pack2<Traits::kWeightType>(w[2 * i], w[2 * i + 1]);
+      }
+      then(k);
+    }
+    bool fits = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      more_[h] = more[h][0] + more[h][1];
+      fits = fits && (missing(h) || more_[h] < kMostWeight);
+    }
+    return fits;
+  }
+
+  /// Afterwards, where the whole warpgroup's weights fit, or the warp's if S is still there.
   FLASHBSR_DEVICE void accept() {
     sum[0] += more_[0];
     sum[1] += more_[1];
