@@ -29,28 +29,40 @@ inline double memory_bandwidth(int device) {
   return known ? 2e3 * khz * (bits / 8) : 0;
 }
 
-/// Bytes of K and V of a token: as they lie, and where codes are widened, as they are multiplied.
+/// Bytes of K and V of a token: as they lie, and of a byte for each number, as products of 16 bits
+/// would have them.
 struct TokenBytes {
   int32_t stored = 0;
   int32_t multiplied = 0;  ///< 0: the same
   DType codes = DType::kF16;
+  bool scaled = false;
 };
 
 /// @param scaled  K and V are codes with scales of every token
 inline TokenBytes token_bytes(const api::AttentionOptions& o, bool scaled, DType k, DType v) {
   if (o.latent && scaled) return {.stored = PackedLatent::kBytes, .codes = k};
   const int value_dims = o.latent ? 0 : o.head_dim_vo;
-  const bool widened = scaled && dtype_size(k) == 1;
+  const bool widened = !o.latent && dtype_size(k) == 1;
   return {.stored = static_cast<int32_t>(row_bytes(k, o.head_dim_qk) + row_bytes(v, value_dims)),
           .multiplied = widened ? 2 * (o.head_dim_qk + value_dims) : 0,
-          .codes = v == DType::kI4 ? v : k};  // int4 takes longest to widen
+          .codes = v == DType::kI4 ? v : k,  // int4 takes longest to widen
+          .scaled = scaled};
 }
 
-/// Of products over codes, in that of 16 bits (docs/kernels/prefill_scaled.md, H100 and H200).
+/// Of products, in that of 16 bits (docs/kernels/prefill_scaled.md, sm90a_fp8.md; H100 and H200).
 inline double product_time(const KernelRow& row, const TokenBytes& bytes) {
-  // Codes that a pass has widened: of Q and K there are two products, one behind the other.
-  if (bytes.multiplied == 0) return std::string_view(row.family) == "hopper_scaled" ? 1.2 : 1.0;
-  if (is_hopper(row)) return bytes.codes == DType::kI8 ? 1 / 0.736 : 1 / 0.772;
+  const std::string_view family(row.family), types(row.kv);
+  if (is_hopper(row)) {
+    // Of head dim 64 half as many, which take as long as 0.65 of those of 128.
+    const double narrow = row.head_dim != 64 ? 1.0 : bytes.multiplied == 0 ? 1.29 : 1.38;
+    // Codes that a pass has widened: of Q and K there are two products, one behind the other.
+    if (bytes.multiplied == 0) return narrow * (family == "hopper_scaled" ? 1.2 : 1.0);
+    if (bytes.scaled) return narrow / (bytes.codes == DType::kI8 ? 0.75 : 0.772);
+    if (family == "hopper_fast") return 0.86;
+    if (types == "e4m3") return row.head_dim == 128 ? 0.9 : narrow;
+    return narrow / (row.rows == 128 ? 0.82 : 0.85);  // 16-bit Q
+  }
+  if (bytes.multiplied == 0 || !bytes.scaled) return 1.0;
   // Of mma.sync's 385 TFLOP/s over 16 bits.
   return bytes.codes == DType::kI4 ? 385.0 / 200 : bytes.codes == DType::kE2M1 ? 385.0 / 244 : 1.5;
 }
@@ -72,7 +84,7 @@ inline Workers limits_of(const KernelRow& row, const DeviceInfo& info, int group
                    .heads_of_item = heads_of_item(row),
                    .box_tokens = is_hopper(row) ? static_cast<int32_t>(kv_box(row, page_run)) : 0,
                    .bytes_per_token = bytes.stored * heads_of_item(row),
-                   .product_bytes = bytes.multiplied,
+                   .product_bytes = is_decode(row) && !bytes.scaled ? 0 : bytes.multiplied,
                    .state_row_bytes = 4 * row.head_dim_vo,
                    .product_time = product_time(row, bytes),
                    .token_us = token_us(row, bytes)};

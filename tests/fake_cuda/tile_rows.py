@@ -20,7 +20,7 @@ def kernel(count: int, q_len: int, kv_len: int, heads: int = 32, **task: Any) ->
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(causal=True),
         flashbsr.TaskInfo(
-            heads, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16", backend="cuda", **task
+            heads, 8, 128, backend="cuda", **{"q_dtype": "bfloat16", "kv_dtype": "bfloat16"} | task
         ),
     )
     steps = np.arange(count + 1)
@@ -37,6 +37,18 @@ def kernel(count: int, q_len: int, kv_len: int, heads: int = 32, **task: Any) ->
 ])  # fmt: skip
 def test_the_price_decides(count: int, q_len: int, kv_len: int, rows: int) -> None:
     assert kernel(count, q_len, kv_len) == f"hopper_sm90a_d128_bf16_r{rows}_plain"
+
+
+@pytest.mark.parametrize(("count", "q_len", "kv_len", "rows"), [
+    (16, 64, 8192, 128),  # 222 us, in tiles of 192 rows 294
+    (13, 64, 30000, 128),  # 685 and 894
+    (1, 512, 4096, 128),  # 62 and 74
+    (4, 512, 8192, 192),  # 455 and 416
+    (4, 1500, 3000, 192),  # 376 and 355
+])  # fmt: skip
+def test_the_price_decides_over_float8(count: int, q_len: int, kv_len: int, rows: int) -> None:
+    name = kernel(count, q_len, kv_len, kv_dtype="float8_e4m3fn")
+    assert name == f"hopper_sm90a_d128_bf16xe4m3_r{rows}_plain"
 
 
 @pytest.mark.parametrize("task", [
@@ -82,6 +94,49 @@ def test_scales_in_float16_take_the_kernel_that_reads_them(driver: Driver, known
         names.append(driver.kernel.split("_sm")[0])
     # Who has brought float16 once may do so again, perhaps in a graph.
     assert names == ["hopper_scaled", "prefill_scaled", "prefill_scaled"]
+
+
+@pytest.mark.parametrize(("count", "q_len", "kv_len", "heads", "dim", "types", "us"), [
+    (4, 512, 8192, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 405),
+    (1, 512, 8192, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 115),
+    (3, 256, 8192, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 190),
+    (5, 200, 12345, (28, 4), 128, ("bfloat16", "float8_e4m3fn"), 292),
+    (1, 256, 30000, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 204),
+    (16, 64, 8192, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 222),
+    (13, 64, 30000, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 685),
+    (2, 256, 30000, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 390),
+    (4, 1500, 3000, (32, 8), 128, ("bfloat16", "float8_e4m3fn"), 348),
+    (4, 512, 8192, (32, 8), 128, ("float8_e4m3fn", "float8_e4m3fn"), 317),
+    (3, 256, 30000, (32, 8), 128, ("float8_e4m3fn", "float8_e4m3fn"), 509),
+    (5, 200, 12345, (28, 4), 128, ("float8_e4m3fn", "float8_e4m3fn"), 239),
+    (4, 512, 8192, (64, 8), 64, ("bfloat16", "float8_e4m3fn"), 586),
+    (3, 700, 5000, (16, 2), 64, ("bfloat16", "float8_e4m3fn"), 104),
+    (4, 512, 8192, (64, 8), 64, ("bfloat16", "bfloat16"), 511),
+    (1, 512, 8192, (64, 8), 64, ("bfloat16", "bfloat16"), 139),
+    (3, 256, 8192, (64, 8), 64, ("bfloat16", "bfloat16"), 179),
+    (5, 200, 12345, (28, 4), 64, ("bfloat16", "bfloat16"), 177),
+    (16, 64, 8192, (32, 8), 64, ("bfloat16", "bfloat16"), 167),
+    (2, 256, 30000, (32, 8), 64, ("bfloat16", "bfloat16"), 260),
+    (4, 1500, 3000, (32, 8), 64, ("bfloat16", "bfloat16"), 214),
+])  # fmt: skip
+def test_prices_are_what_an_h200_takes(
+    count: int, q_len: int, kv_len: int, heads: tuple[int, int], dim: int,
+    types: tuple[str, str], us: float,
+) -> None:  # fmt: skip
+    """Within 12 %, over float8 and by halves of 128 dims: they decide how a batch is cut."""
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True),
+        flashbsr.TaskInfo(*heads, dim, backend="cuda", q_dtype=types[0], kv_dtype=types[1]),
+    )
+    steps, pages = np.arange(count + 1), -(-kv_len // 16)
+    attention.plan(
+        flashbsr.Paged(
+            steps * q_len, steps * pages, np.arange(count * pages), page_size=16,
+            kv_lens=np.full(count, kv_len),
+        )
+    )  # fmt: skip
+    header = attention.plan_info.header
+    assert header.price / header.units_per_us == pytest.approx(us, rel=0.12)
 
 
 def test_tiles_that_no_kernel_has() -> None:

@@ -124,8 +124,10 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
 /// KB, which whoever is last reads by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
-  // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for; ragged it has none.
-  const double boxes = small && k.box_tokens * 2 >= k.kv_tile ? 0.92 : 1.0;
+  // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for; ragged it has none. Where V
+  // is widened it does not wait for them.
+  const bool waits = small && k.product_bytes == 0;
+  const double boxes = waits && k.box_tokens * 2 >= k.kv_tile ? 0.92 : 1.0;
   const double of_512 = boxes * detail::gpu_products(k);
   const auto pick = [small](double at_128, double at_192) {
     return detail::gpu_units(small ? at_128 : at_192);

@@ -364,6 +364,18 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
         kv_dtype="float8_e4m3fn",
         page_size=16,
     ),
+    *(
+        _short(
+            f"extend-e4m3kv-{batch}x{q_len}",
+            batch,
+            q_len,
+            8192,
+            (),
+            kind="gpu-prefill-fp8",
+            kv_dtype="float8_e4m3fn",
+        )
+        for batch, q_len in ((4, 512), (16, 64))
+    ),
     _short("extend-4x512", 4, 512, 8192, _at_least("tflops", 730.0)),
     _short("verify-16x4", 16, 4, 4096, _at_most("us_scaled", 65.0), quick=True),
     _short("tree-16x8", 16, 8, 4096, _at_most("variant_penalty", 0.05), variant="tree"),
