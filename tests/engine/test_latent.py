@@ -185,6 +185,30 @@ def test_parts_that_lengths_leave_empty(
     assert device.get(lse).tobytes() == device.get(again[1]).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_logits_that_climb(heads: int, dtype: str, device: Device) -> None:
+    """From tile to tile, read from the end, by 2^46 for heads of some warps, by little or nothing
+    for those of others, and down for others: references hold for some rows of a tile, not for all.
+    """
+    b = make((1, 2, 1), (260, 200, 64), heads, dtype)
+    along = np.zeros(LATENT + 64, np.float32)
+    along[::2] = 1.0
+    slope = np.array([2.4, 0.02, -2.4, 0.0, 2.4, 0.5, 0.3, -0.3], np.float32)
+    q = b.q.astype(np.float32) + slope[np.arange(heads) // 16 % 8][None, :, None] * along
+    cache, rows = b.cache.copy(), []
+    for begin, row in zip(b.indptr, b.rows, strict=False):
+        at = np.arange(len(row))
+        climb = (len(row) - at)[:, None] * np.float32(0.01)
+        rows.append((row.astype(np.float32) + climb * along).astype(row.dtype))
+        cache[b.indices[begin + at // 64], at % 64] = rows[-1]
+    b = b._replace(q=q.astype(b.q.dtype), cache=cache, rows=rows)
+    attention = engine(device, heads, {})
+    attention.plan(b.layout(64))
+    out, lse = attention.run(device.put(b.q), device.put(b.cache), return_lse=True)
+    check(device, out, lse, b, {})
+
+
 @pytest.mark.parametrize("requests", [1, 3, 6, 8, 10, 16, 21, 32])
 def test_clusters_of_any_size(requests: int, device: Device) -> None:
     """Tiles of 64 rows in 16 to 2 parts, in 6 and 3 among them, with and without keys."""
