@@ -15,7 +15,7 @@ from pathlib import Path
 HEADER = Path(__file__).parent.parent / "include/flashbsr/ptx/wgmma_shapes.h"
 
 # Columns of an accumulator: KV tiles where A is Q in shared memory, head dims where it is P.
-SCORES = (48, 64, 80, 96, 128)
+SCORES = (48, 64, 80, 96, 112, 128)
 OUTPUTS = (64, 128, 256)
 # Head dims where P is in shared memory, another warpgroup's.
 SHARED = (128, 256)

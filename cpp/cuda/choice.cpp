@@ -34,7 +34,8 @@ constexpr int kFastFrom = 64;
 constexpr Tile kFewScaledTile = {"decode_scaled", 8};
 constexpr Tile kScaledTiles[] = {{kPairsFamily.data(), 8}, {kPairsGatherFamily.data(), 8},
                                  kFewScaledTile,           {"hopper_scaled", 192},
-                                 {"prefill_scaled", 64},   {"prefill_scaled", 128}};
+                                 {"hopper_scaled", 128},   {"prefill_scaled", 64},
+                                 {"prefill_scaled", 128}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB. Of codes they have 16 rows.

@@ -123,7 +123,7 @@ inline DeviceLimits gpu_prefill_limits(const GpuKernel& k) {
 /// and 7.3; an item 3.9 us, or 3.6. What merges come to goes by rows: partial states of 192 are 98
 /// KB, which whoever is last reads by itself.
 inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
-  const bool small = k.rows <= 128 && k.kv_tile >= 128 && k.bytes_per_token <= 512;
+  const bool small = k.rows <= 128 && k.kv_tile >= 112 && k.bytes_per_token <= 512;
   // A step of 128 x 128 has 32 boxes of 16 tokens, which it waits for; ragged it has none. Where V
   // is widened it does not wait for them.
   const bool waits = small && k.product_bytes == 0;

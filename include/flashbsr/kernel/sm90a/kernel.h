@@ -48,7 +48,8 @@ FLASHBSR_DEVICE void produce_prepared(const HopperArgs& args, const Shared<Trait
     if constexpr (Traits::kTransposesValues) {
       Transposer<Traits>(shared, half, halves, lane).run();
     } else if constexpr (Traits::kPreparesValues) {
-      Widener<Traits>(shared, half, halves, lane).run();
+      // Or a warpgroup of their own does.
+      if (Traits::kSideWideners == 0) Widener<Traits>(shared, half, halves, gather, lane).run();
     } else {
       Rotator<Traits>(args, shared).run();
     }
@@ -192,7 +193,8 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
   // In this order ptxas puts the producers' code first. The first 64 KB of a kernel are there when
   // it begins; what is beyond comes from memory, 450 instructions in 3.3 us (H200), and all wait
   // for the producers: 64 decodes that share 8192 tokens took 47 us the other way round, now 44.
-  if (threadIdx.x >= 128) {
+  constexpr int kConsumersEnd = 128 * (1 + Traits::kConsumers);
+  if (threadIdx.x >= 128 && (Traits::kSideWideners == 0 || threadIdx.x < kConsumersEnd)) {
     ptx::take_registers<Traits::kConsumerRegisters>();
     ptx::wait_for_prerequisites<kArch>();
     const int32_t group = uniform_warp() / 4 - 1;
@@ -208,6 +210,13 @@ FLASHBSR_DEVICE void attend(const HopperArgs& args) {
       ptx::named_barrier_sync(kBarrier, 128 * Traits::kConsumers);
       MergeQueue<>(args.base).drain<Variant::use_softmax, kArch, 4 * Traits::kConsumers>(
           ptx::thread_index() - 128);
+    }
+  } else if (Traits::kSideWideners > 0 && threadIdx.x >= kConsumersEnd) {
+    if constexpr (Traits::kSideWideners > 0) {
+      ptx::give_registers<Traits::kWidenerRegisters>();
+      Widener<Traits>(shared, uniform_warp() - kConsumersEnd / 32, Traits::kSideWideners,
+                      gathers<kCopies>(args), ptx::thread_index() % 32)
+          .run();
     }
   } else {
     ptx::give_registers<Traits::kProducerRegisters>();

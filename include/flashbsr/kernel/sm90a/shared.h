@@ -194,7 +194,8 @@ struct Shared {
     // What cp.async writes, every thread announces that writes it, and what others widen or rotate
     // of that, every thread that has read it, so that race detectors see who is done.
     const int copies = gather ? 32 * kGatherWarps : 1;
-    const int preparers = gather ? 1 : 2, readers = gather ? 32 : 2;
+    const int side = Traits::kSideWideners;
+    const int preparers = side ? side : gather ? 1 : 2, readers = preparers * (gather ? 32 : 1);
     const int writers = Traits::kWideners       ? Traits::kWideners
                         : Traits::kRowLoaders   ? Traits::kRowWriters
                         : rotates               ? readers
@@ -221,7 +222,7 @@ struct Shared {
                             : Traits::kRowLoaders ? 32 * Traits::kRowLoaders
                                                   : copies);
     if constexpr (Traits::kMixed) ptx::mbarrier_init(narrow_done, 128 * Traits::kConsumers);
-    tile_pipeline.init(32, 32 * (consumers + kLoaderWarps));
+    tile_pipeline.init(32, 32 * (consumers + (side ? side + copying_warps(gather) : kLoaderWarps)));
 #pragma unroll
     for (int i = 0; i < Traits::kTileSlots; ++i) ptx::mbarrier_init(loadable + 8 * i, 32);
     ptx::mbarrier_init(claimable, 1);
@@ -242,6 +243,8 @@ struct Shared {
   static constexpr int kLoaderWarps = 3 + Traits::kWideners;
   static constexpr int kTailWarps = 2;
   static constexpr int kGatherWarps = 2;
+  /// Where what is copied is prepared.
+  FLASHBSR_DEVICE static int copying_warps(bool gather) { return gather ? kGatherWarps : 1; }
   static constexpr int kSchedulerWarp = 3;
 };
 

@@ -91,13 +91,17 @@ struct HopperTraits {
   // launch got, threads x kLaunchRegisters, not the whole file.
   static constexpr int kConsumers = rows / 64;
   static constexpr bool kMixed = mixed;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
+  /// Warps that widen, of a warpgroup of their own: two consumers leave registers for it.
+  static constexpr int kSideWideners = scaled && rows == 128 && kPreparesValues ? 4 : 0;
+  static constexpr int kThreads = 128 * (kConsumers + 1) + 32 * kSideWideners;
   static constexpr int kBlocksPerSM = 1;
-  static constexpr int kLaunchRegisters = kConsumers == 3 ? 128 : 168;
+  static constexpr int kLaunchRegisters = kThreads == 512 ? 128 : 168;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
-  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                (kConsumers + 1) * kLaunchRegisters);
+  static constexpr int kWidenerRegisters = 72;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kSideWideners ? 200 : 232;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters +
+                    (kSideWideners ? kWidenerRegisters : 0) <=
+                kThreads / 128 * kLaunchRegisters);
 
   // Tiles are kept as columns of 128 bytes, [column][row][128 bytes], 128-byte swizzle.
   static constexpr int kColumnDims = 128 / dtype_size(type);  ///< of Q
@@ -150,7 +154,7 @@ struct HopperTraits {
   }
   /// A second buffer for Q pays where it costs no stage that is needed: of three, where both K and
   /// V are widened, which is one after the other.
-  static constexpr int kQueryStages = stages_with(2) >= (scaled ? 3 : 2) ? 2 : 1;
+  static constexpr int kQueryStages = stages_with(2) >= (scaled && kPreparesValues ? 3 : 2) ? 2 : 1;
   static constexpr int kStages = min_of(stages_with(kQueryStages), 3);
   static constexpr int kLandingStages = kOwnLandingStages ? kOwnLandingStages : kStages;
   /// Whether O goes out through the memory of Q: not where the next Q waits for it, or it is too
@@ -379,12 +383,20 @@ struct FewLatentTraits {
   static_assert(kWeightOffset % 1024 == 0 && kSmemBytes <= kMostBytes);
 };
 
-/// A kernel for codes with scales of every token: tiles that the warp which schedules has registers
-/// for, who copies their scales, and hooks.
+/// Tiles of codes with scales of every token: what the warp which schedules has registers for, who
+/// copies their scales, and hooks; in tiles of 128 rows what there is room for, widened twice.
+FLASHBSR_FN constexpr int scaled_kv_tile(int head_dim, DType type, int rows, bool hooks,
+                                         DType kv_type) {
+  if (hooks) return 64;
+  if (rows == 192) return head_dim > 64 ? 80 : 96;
+  return dtype_size(kv_type) == 1 ? 112 : 128;
+}
+
+/// A kernel for codes with scales of every token.
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type>
 using ScaledTraits =
     HopperTraits<head_dim_qk, head_dim_vo, type, rows, hooks, kv_type, DType::kBF16,
-                 hooks ? 64 : (head_dim_qk > 64 ? 80 : 96), false, 0, true>;
+                 scaled_kv_tile(head_dim_qk, type, rows, hooks, kv_type), false, 0, true>;
 
 /// A kernel for mixed batches.
 template <int head_dim, DType type, int rows>

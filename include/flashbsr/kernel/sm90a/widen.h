@@ -5,7 +5,7 @@
 // of another.
 //
 //   warp 0         K, V in bytes        -> landing pipelines; K multiplied as it is: its own
-//   warps 1 and 2  bytes -> fp16, bf16  -> key_, value_pipeline
+//   warps 1 and 2  bytes -> fp16, bf16  -> key_, value_pipeline; or four warps of their own
 //
 // Lines of both are 128 bytes in 128-byte swizzle, so a line of 128 dims becomes two of 64. A lane
 // takes 8 bytes to 16, half a warp a line: neither side meets a bank twice.
@@ -16,13 +16,18 @@
 
 namespace flashbsr::sm90a {
 
-/// Widens tiles, in units of eight lines: two warps have half of every unit each.
+/// Widens tiles, in units of eight lines: two warps have half of every unit each, or four a quarter.
 template <class Traits>
 class Widener {
  public:
-  /// @param warp   among the `warps`, one or two
-  FLASHBSR_DEVICE Widener(const Shared<Traits>& shared, int32_t warp, int32_t warps, int32_t lane)
-      : shared_(shared), lane_(lane), begin_(warp * 2), end_(begin_ + 4 / warps) {
+  /// @param warp   among the `warps`, one, two or four
+  FLASHBSR_DEVICE Widener(const Shared<Traits>& shared, int32_t warp, int32_t warps, bool gather,
+                          int32_t lane)
+      : shared_(shared),
+        gather_(gather),
+        lane_(lane),
+        begin_(warp * (4 / warps)),
+        end_(begin_ + 4 / warps) {
     const int32_t line = lane / 16, piece = lane % 16;
     from_ = line * 128 + ((piece / 2 ^ line) << 4) + piece % 2 * 8;
     to_ = piece / 8 * kTileLines * 128 + line * 128 + ((piece % 8 ^ line) << 4);
@@ -34,7 +39,7 @@ class Widener {
       for (int32_t j = tile.count - 1; j >= 0; --j) {
         if constexpr (Traits::kPreparesKeys) {
           widen_keys();
-        } else if (end_ - begin_ == 4) {  // beside a gather
+        } else if (gather() && begin_ == 0) {
           relay(shared_.raw_keys, shared_.key_pipeline, at_);
         }
         const int32_t head = j == 0 ? unowned.head : 0;
@@ -53,7 +58,9 @@ class Widener {
   static constexpr int kUnits = kTileLines / 8;
   /// Loads under way, the next one asked for when one is taken: as far as 32 registers go. Batches
   /// of four, which a warp waits for, were 30 % of its time (H200).
-  static constexpr int kAhead = Traits::kTokenScales && kUnits <= 10 ? 6 : 4;
+  static constexpr int kAhead = Traits::kSideWideners > 0                     ? 12
+                                : Traits::kTokenScales && kUnits <= 10 ? 6
+                                                                       : 4;
   /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
   /// has another phase.
   static constexpr int kToNext = 2 * 128 + (2 << 4);
@@ -140,11 +147,18 @@ class Widener {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::mbarrier_arrive(ring.full(at_.stage));
-    // Beside a gather, where one warp does this, all threads do (Shared::init_barriers).
-    if (end_ - begin_ == 4 || lane_ == 0) landing.release(landing_);
+    // Beside a gather all threads do (Shared::init_barriers).
+    if (gather() || lane_ == 0) landing.release(landing_);
+  }
+
+  /// One warp alone is beside a gather.
+  FLASHBSR_DEVICE bool gather() const {
+    if constexpr (Traits::kSideWideners > 0) return gather_;
+    return end_ - begin_ == 4;
   }
 
   const Shared<Traits>& shared_;
+  const bool gather_;
   const int32_t lane_;
   const int32_t begin_, end_;  ///< of a unit's four pairs of lines
   /// Where this lane's part of the first is, in a tile that lands and in a wide one.
