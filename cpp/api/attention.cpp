@@ -231,7 +231,7 @@ void Attention::run_locked(const RunArrays& arrays, const RunOptions& options) {
   const bool spare_rows = place.cuda && options_.capacity.fixed();
   Params params = params_for(options_, planner_->view().header(), arrays, place, spare_rows);
   types_seen_ = true;
-  if (!scheduled_ || !backend_->serves(params, options.stream)) {
+  if (!scheduled_ || tile_rows_open_ || !backend_->serves(params, options.stream)) {
     q_dtype_ = params.q.dtype;
     kv_dtype_ = params.k.dtype;
     v_dtype_ = options_.latent ? kv_dtype_ : params.v.dtype;

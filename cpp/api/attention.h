@@ -90,7 +90,8 @@ class Attention : public std::enable_shared_from_this<Attention> {
   void schedule_again(void* stream);
   void hand_over(void* stream);
   void resolve(const ResolveOptions& options);
-  void check_tile_rows(int32_t rows) const;
+  bool has_tile_rows(int32_t rows) const;
+  void check_tile_rows();
   void choose_cut(const Shape& shape);
   Workers limits_for(const Batch& batch);
   Batch batch() const;
@@ -117,6 +118,7 @@ class Attention : public std::enable_shared_from_this<Attention> {
   DType kv_dtype_, v_dtype_;
   bool kv_scaled_;           ///< by scales of every token and head
   bool types_seen_ = false;  ///< a run brought them
+  bool tile_rows_open_ = false;  ///< by the types that were guessed there are no tiles as asked for
 
   PrefixTree prefixes_;
   Sharing sharing_;  ///< of the last plan

@@ -272,13 +272,23 @@ Workers Attention::limits_for(const Batch& batch) {
 }
 
 /// @param rows  of the kernel's items, as many as are whole query tokens
-void Attention::check_tile_rows(int32_t rows) const {
+bool Attention::has_tile_rows(int32_t rows) const {
   const int32_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
   const int32_t asked = options_.tile_rows;
-  if (backend_->place().cuda && rows <= asked && rows > asked - min_of(group, asked)) return;
+  return backend_->place().cuda && rows <= asked && rows > asked - min_of(group, asked);
+}
+
+/// Only the first run says of what type queries are, and whether float8 has scales of every token.
+/// Where there are no such tiles by what was guessed it makes the plan again.
+void Attention::check_tile_rows() {
+  tile_rows_open_ = false;
+  if (options_.tile_rows == 0 || has_tile_rows(limits_.wide.tile_rows)) return;
+  const bool may_scale = (kv_dtype_ == DType::kE4M3 || kv_dtype_ == DType::kE5M2) && !kv_scaled_;
+  tile_rows_open_ = backend_->place().cuda && !types_seen_ && (batch().guessed || may_scale);
+  if (tile_rows_open_) return;
   throw Error(
       ErrorCode::kUnsupported, "tile_rows",
-      std::to_string(asked) + " in " + place_text(backend_->place()),
+      std::to_string(options_.tile_rows) + " in " + place_text(backend_->place()),
       "on a GPU the rows of a kernel for these heads and types ('flashbsr info' lists them), "
       "or None");
 }
@@ -338,7 +348,7 @@ void Attention::schedule(void* stream) {
   const Shape shape = this->shape();
   choose_kernel(shape);
   if (laid_.given.empty()) sharer_.sort_members(laid_.layout, sharing_);
-  if (options_.tile_rows > 0) check_tile_rows(limits_.wide.tile_rows);
+  check_tile_rows();
   choose_cut(shape);
   const std::shared_ptr<PlanMemory> memory = backend_->plan_memory();
   planner_->write(*memory, options_.capacity);
