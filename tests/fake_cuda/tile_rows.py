@@ -118,6 +118,13 @@ def test_scales_in_float16_take_the_kernel_that_reads_them(driver: Driver, known
     (16, 64, 8192, (32, 8), 64, ("bfloat16", "bfloat16"), 167),
     (2, 256, 30000, (32, 8), 64, ("bfloat16", "bfloat16"), 260),
     (4, 1500, 3000, (32, 8), 64, ("bfloat16", "bfloat16"), 214),
+    (4, 512, 8192, (32, 8), 128, ("bfloat16", "int8"), 488),
+    (16, 64, 8192, (32, 8), 128, ("bfloat16", "int8"), 292),
+    (13, 64, 30000, (32, 8), 128, ("bfloat16", "int8"), 881),
+    (2, 256, 30000, (32, 8), 128, ("bfloat16", "int8"), 514),
+    (1, 512, 4096, (32, 8), 128, ("bfloat16", "int8"), 78),
+    (5, 200, 12345, (28, 4), 128, ("bfloat16", "int8"), 355),
+    (4, 1500, 3000, (32, 8), 128, ("float16", "int8"), 450),
 ])  # fmt: skip
 def test_prices_are_what_an_h200_takes(
     count: int, q_len: int, kv_len: int, heads: tuple[int, int], dim: int,

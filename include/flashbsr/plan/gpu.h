@@ -23,7 +23,9 @@ struct GpuKernel {
   int32_t product_bytes = 0;  ///< of what is multiplied, where codes are widened first; 0: the same
   int32_t state_row_bytes = 512;  ///< of a partial state: 4 x head_dim_vo
   double product_time = 1.0;  ///< in that of products of what lies in memory as it is multiplied
-  double token_us = 0;  ///< of decode, what a token takes at least, however fast the memory is
+  /// What a token takes at least: of decode, however fast the memory is; of prefill on sm_90a,
+  /// however few rows there are.
+  double token_us = 0;
   double bytes_per_second = 4.55e12;  ///< of the device's memory. Default: what an H200 reads
   ClusterBlocks cluster_blocks{};
 };
@@ -132,11 +134,13 @@ inline DeviceLimits gpu_hopper_limits(const GpuKernel& k) {
   const auto pick = [small](double at_128, double at_192) {
     return detail::gpu_units(small ? at_128 : at_192);
   };
+  const double few = (5.2e-3 + 3.46e-3) * of_512, many = (5.2e-3 + 3 * 3.46e-3) * of_512;
+  const double row_us = 0.5 * (max_of(many, k.token_us) - max_of(few, k.token_us));
   DeviceLimits limits = gpu_prefill_limits(k);
   limits.min_chunk = max_of(1024, k.kv_tile);
   limits.cost_per_item = pick(3.6, 3.9);
-  limits.cost_per_kv = pick(3.75e-3 * of_512, 5.2e-3 * of_512);
-  limits.cost_per_kv_row = pick(3.58e-3 * of_512, 3.46e-3 * of_512);
+  limits.cost_per_kv = pick(3.75e-3 * of_512, max_of(few, k.token_us) - row_us);
+  limits.cost_per_kv_row = pick(3.58e-3 * of_512, row_us);
   limits.cost_row_shift = 6;
   // Tiles of a request read the same K and V from L2: not a worker's share of the memory is the
   // limit, but what the device reads of all, at 0.95 of what the decode kernels do.

@@ -214,7 +214,7 @@ struct LatentTraits {
   static constexpr int kKeyParts = 2;
   /// Of every other tile the second half is freed first: it is loaded and multiplied first.
   static constexpr bool kTurnsParts = true;
-  static constexpr int kWideners = kv_type == type ? 0 : 4;
+  static constexpr int kWideners = kv_type == type ? 0 : 4, kSideWideners = 0;
   /// Codes are multiplied in fp16, which one instruction makes of two: Q of bf16 is fitted to it
   /// (fit_queries.h). The bf16 tails of packed rows stay what they are.
   static constexpr bool kFitsQueries = kWideners > 0 && type == DType::kBF16;
@@ -305,7 +305,7 @@ struct FewLatentTraits {
   static constexpr int kHeadDimQk = latent_dim + tail_dim;
   static constexpr int kHeadDimVo = latent_dim;
   static constexpr bool kLatent = true;
-  static constexpr int kKeyParts = 1, kWideners = 0;
+  static constexpr int kKeyParts = 1, kWideners = 0, kSideWideners = 0;
   static constexpr bool kTurnsParts = false;
   static constexpr bool kRowScales = packed;
   static constexpr bool kCodes = kv_type != type;
