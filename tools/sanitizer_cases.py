@@ -372,6 +372,8 @@ OPS: dict[str, Callable[[], None]] = {
     "resolve": bounds,
     "rope": lambda: sanitizer_rotations.rope(normal),
     "rope_append_quantize": lambda: sanitizer_codes.quantize(normal),
+    "rope_hadamard": lambda: sanitizer_rotations.rope_hadamard(normal),
+    "rope_hadamard_quantize": lambda: sanitizer_rotations.rope_hadamard(normal),
     "segment_indptr": pack,
     "segment_packbits": pack,
 }

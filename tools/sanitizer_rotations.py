@@ -33,3 +33,20 @@ def hadamard(normal: Normal) -> None:
     """Heads of fewer elements than a warp has lanes, of several turns, and of Paley's matrices."""
     for dim in (8, 24, 80, 128, 512):
         flashbsr.hadamard(normal((21, 3, dim), "bfloat16"))
+
+
+def rope_hadamard(normal: Normal) -> None:
+    """Heads in registers and in shared memory, to keys as they are and to codes."""
+    for dim, rotary in ((128, 128), (80, 80), (64, 32)):
+        rows = [normal((21, heads, dim), "bfloat16") for heads in (4, 2, 2)]
+        slots = torch.arange(21, device=rows[0].device)
+        for kind in ("bfloat16", "int8"):
+            cache = [torch.zeros(3, 8, 2, dim, dtype=getattr(torch, kind)).to(slots.device)] * 2
+            scales = {}
+            if kind == "int8":
+                names = ("k_scale", "v_scale")
+                scales = {name: torch.zeros(3, 8, 2, device=slots.device) for name in names}
+            flashbsr.rope_append_paged_kv_cache(
+                *rows, positions=slots, paged_kv_cache=(cache[0], cache[1].clone()),
+                slot_mapping=slots, rotary_dim=rotary, hadamard=True, **scales,
+            )  # fmt: skip

@@ -116,8 +116,8 @@ class Attention : public std::enable_shared_from_this<Attention> {
   LaidOut laid_;
   DType q_dtype_;
   DType kv_dtype_, v_dtype_;
-  bool kv_scaled_;           ///< by scales of every token and head
-  bool types_seen_ = false;  ///< a run brought them
+  bool kv_scaled_;               ///< by scales of every token and head
+  bool types_seen_ = false;      ///< a run brought them
   bool tile_rows_open_ = false;  ///< by the types that were guessed there are no tiles as asked for
 
   PrefixTree prefixes_;

@@ -70,6 +70,7 @@ struct RopeSettings {
   RopeFrequencies frequencies;
   /// [max_position, rotary_dim] float: cosines, then sines.
   std::optional<Array> cos_sin;
+  bool hadamard = false;  ///< of an append: heads of q and k are transformed behind their rotation
 };
 
 struct RopeArrays {

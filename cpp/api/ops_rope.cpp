@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <flashbsr/cpu/cache_ops.h>
+#include <flashbsr/cpu/hadamard.h>
 
 #include "ops_cache.h"
 
@@ -104,6 +105,53 @@ ops::Rotation device_rotation(const RopeSettings& rope, int32_t rotary_dim) {
   return r;
 }
 
+/// Of heads of q and k, which are of the same dims.
+ops::HadamardMatrix hadamard_of(int32_t q_dim, int32_t k_dim, bool cuda) {
+  const int order = cpu::Hadamard::order_of(k_dim);
+  if (q_dim != k_dim || !order || (cuda && k_dim > ops::kMaxHadamardDim)) {
+    throw Error(
+        ErrorCode::kUnsupported, "hadamard",
+        "head dims " + std::to_string(q_dim) + " of q and " + std::to_string(k_dim) + " of k",
+        "the same of both: a power of two, or 12 or 20 times one" +
+            (cuda ? ", up to " + std::to_string(ops::kMaxHadamardDim) + " on a GPU"
+                  : std::string()));
+  }
+  return {.scale = 1.0f / std::sqrt(static_cast<float>(k_dim)), .order = order};
+}
+
+/// A token's heads as another's, times `scale`.
+void move_rows(const RaggedView& from, int64_t of, const RaggedView& to, int64_t token,
+               float scale) {
+  for (int32_t h = 0; h < from.heads; ++h) {
+    cpu::move_elements(from.row(of, h), from.dtype, to.row(token, h), to.dtype, 0, from.dim, scale);
+  }
+}
+
+/// Rows of a token on their way: heads in float32, turned and transformed there.
+class FloatRows {
+ public:
+  /// @param hadamard  of `dim`, or null
+  FloatRows(int32_t heads, int32_t dim, const cpu::Hadamard* hadamard)
+      : data_(static_cast<size_t>(heads) * static_cast<size_t>(dim)),
+        view_{data_.data(), DType::kF32, 1, heads, dim, int64_t{heads} * dim, dim},
+        hadamard_(hadamard) {}
+
+  /// Those of a token, turned.
+  const RaggedView& turn(const RaggedView& from, int64_t token, const HostRotation& rotation) {
+    move_rows(from, token, view_, 0, 1.0f);
+    rotation.rotate(view_, view_, 0);
+    for (int32_t h = 0; hadamard_ && h < view_.heads; ++h) {
+      (*hadamard_)(reinterpret_cast<float*>(view_.row(0, h)));
+    }
+    return view_;
+  }
+
+ private:
+  std::vector<float> data_;
+  RaggedView view_;
+  const cpu::Hadamard* hadamard_;
+};
+
 void check_out(const Array& out, const Array& in, const RaggedView& view) {
   check_shape(out, {view.tokens, view.heads, view.dim});
   check_element(out, {in.element, Element::kE4M3, Element::kE5M2});
@@ -190,10 +238,13 @@ void rope_append_paged_kv_cache(const RopeQueries& queries, const AppendArrays& 
     check_table_rows(*table, positions.view(), &places.view());
   }
 
+  ops::HadamardMatrix matrix{};
+  if (rope.hadamard) matrix = hadamard_of(q.dim, v.key.dim, place.cuda);
   if (place.cuda) {
     const cuda::Queue queue{place.device, stream};
     ops::RopeArgs args;
     args.q = {.in = q, .out = q_out, .inverse_scale = q_inverse};
+    args.matrix = matrix;
     args.append = true;
     args.slots = device_slots(v);
     args.positions = device_indices(v.positions);
@@ -201,7 +252,7 @@ void rope_append_paged_kv_cache(const RopeQueries& queries, const AppendArrays& 
     const float k_inverse = 1.0f / a.k_scale, v_inverse = 1.0f / a.v_scale;
     if (v.scales.k.data) {
       ops::RopeQuantizeArgs coded{
-          .append = {}, .positions = args.positions, .rotation = args.rotation};
+          .append = {}, .positions = args.positions, .rotation = args.rotation, .matrix = matrix};
       coded.append.k = {v.key, v.cache.k, v.scales.k, k_inverse};
       coded.append.v = {v.value, v.cache.v, v.scales.v, v_inverse};
       coded.append.slots = args.slots;
@@ -215,10 +266,11 @@ void rope_append_paged_kv_cache(const RopeQueries& queries, const AppendArrays& 
     return cuda::rope(args, v.key.tokens, queue);
   }
   HostRotation rotation(rope, rotary_dim);
+  std::optional<cpu::Hadamard> hadamard;
+  if (rope.hadamard) hadamard.emplace(v.key.dim);
   // A key is rotated in float and rounded once, to the type of the cache.
-  const int64_t heads = v.key.heads, dim = v.key.dim;
-  std::vector<float> turned(static_cast<size_t>(heads * dim));
-  const RaggedView row{turned.data(), DType::kF32, 1, v.key.heads, v.key.dim, heads * dim, dim};
+  FloatRows keys(v.key.heads, v.key.dim, hadamard ? &*hadamard : nullptr);
+  FloatRows queries_turned(q.heads, q.dim, hadamard ? &*hadamard : nullptr);
   for (int64_t t = 0; t < v.key.tokens; ++t) {
     const std::optional<cpu::Slot> slot = v.slot_of(t);
     const int64_t position = v.positions[t];
@@ -226,20 +278,17 @@ void rope_append_paged_kv_cache(const RopeQueries& queries, const AppendArrays& 
     // A slot of -1 says nothing of the query: its key may belong to another rank.
     if (slot || (v.by_slots && known)) {
       rotation.move_to(position);
-      rotation.rotate(q, q_out, t, q_inverse);
-    } else {
-      for (int32_t h = 0; h < q.heads; ++h) {
-        cpu::move_elements(q.row(t, h), q.dtype, q_out.row(t, h), q_out.dtype, 0, q.dim, q_inverse);
+      if (hadamard) {
+        move_rows(queries_turned.turn(q, t, rotation), 0, q_out, t, q_inverse);
+      } else {
+        rotation.rotate(q, q_out, t, q_inverse);
       }
+    } else {
+      move_rows(q, t, q_out, t, q_inverse);
     }
     if (!slot) continue;
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t d = 0; d < dim; ++d) {
-        turned[static_cast<size_t>(h * dim + d)] = load_as_float(v.key.row(t, h), d, v.key.dtype);
-      }
-    }
-    rotation.rotate(row, row, 0);
-    cpu::store_token(row, 0, v.cache.k, v.scales.k, slot->page, slot->offset, 1.0f / a.k_scale);
+    cpu::store_token(keys.turn(v.key, t, rotation), 0, v.cache.k, v.scales.k, slot->page,
+                     slot->offset, 1.0f / a.k_scale);
     cpu::store_token(v.value, t, v.cache.v, v.scales.v, slot->page, slot->offset, 1.0f / a.v_scale);
   }
 }

@@ -166,16 +166,16 @@ void rope_append(nb::handle q, nb::handle q_out, nb::handle key, nb::handle valu
                  const std::string& kv_layout, double k_scale, double v_scale,
                  const nb::tuple& codes, int32_t rotary_dim, bool interleave, double scale,
                  double theta, const Llama31& llama31, nb::handle cos_sin_cache, uintptr_t stream,
-                 double q_scale) {
+                 double q_scale, bool hadamard) {
   const In q_in(q, "q");
   const Out q_to(q_out, "q_out");
   const AppendImports in(key, value, k_cache, v_cache, positions, places, codes);
   const OptionalIn table(cos_sin_cache, "cos_sin_cache");
   const nb::gil_scoped_release unlocked;
-  api::rope_append_paged_kv_cache(
-      {q_in.array(), q_to.array(), static_cast<float>(q_scale)},
-      in.arrays(kv_layout, k_scale, v_scale),
-      settings(rotary_dim, interleave, scale, theta, llama31, table.get()), stream_of(stream));
+  api::RopeSettings rope = settings(rotary_dim, interleave, scale, theta, llama31, table.get());
+  rope.hadamard = hadamard;
+  api::rope_append_paged_kv_cache({q_in.array(), q_to.array(), static_cast<float>(q_scale)},
+                                  in.arrays(kv_layout, k_scale, v_scale), rope, stream_of(stream));
 }
 
 /// [(tokens, [request])], parents before their children.
@@ -219,8 +219,8 @@ void bind_ops(nb::module_& m) {
   m.def("rope_append_paged_kv_cache", &rope_append, "q"_a, "q_out"_a, "append_key"_a,
         "append_value"_a, "k_cache"_a, "v_cache"_a.none(), "positions"_a, "places"_a, "kv_layout"_a,
         "k_scale"_a, "v_scale"_a, "codes"_a, "rotary_dim"_a, "interleave"_a, "rope_scale"_a,
-        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a,
-        "q_scale"_a = 1.0);
+        "rope_theta"_a, "llama31"_a.none(), "cos_sin_cache"_a.none(), "stream"_a, "q_scale"_a = 1.0,
+        "hadamard"_a = false);
   m.def(
       "get_batch_indices_positions",
       [](nb::handle append_indptr, nb::handle seq_lens, nb::handle batch_indices,

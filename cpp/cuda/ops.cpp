@@ -51,10 +51,15 @@ void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& qu
 }
 
 void rope_append_quantize(RopeQuantizeArgs args, int64_t tokens, const Queue& queue) {
-  const int64_t items = prepare(args.append, &args.rotation, tokens);
+  int64_t items = prepare(args.append, &args.rotation, tokens);
+  if (args.matrix.order) {  // a warp takes a head
+    items = 2 * int64_t{args.append.k.in.heads};
+    args.append.span = 1;
+  }
   cut(args.append, tokens, items, [&](int64_t count) {
     const uint32_t blocks = blocks_for(take_tokens(args.append, count) * items);
-    launch_op("rope_append_quantize", queue, {.blocks = blocks}, args);
+    const char* family = args.matrix.order ? "rope_hadamard_quantize" : "rope_append_quantize";
+    launch_op(family, queue, {.blocks = blocks}, args);
   });
 }
 
@@ -72,7 +77,8 @@ void rope(RopeArgs args, int64_t tokens, const Queue& queue) {
   const int64_t items = args.q.parts + args.k.parts + args.v.parts;
   cut(args, tokens, items, [&](int64_t count) {
     args.tokens = static_cast<int32_t>(count);
-    launch_op("rope", queue, {.blocks = blocks_for(count * items)}, args);
+    const char* family = args.matrix.order ? "rope_hadamard" : "rope";
+    launch_op(family, queue, {.blocks = blocks_for(count * items)}, args);
   });
 }
 

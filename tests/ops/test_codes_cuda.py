@@ -166,14 +166,15 @@ STEP = {
 
 @everywhere
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("hadamard", [False, True], ids=["", "hadamard"])
 @pytest.mark.parametrize("table", [False, True], ids=["angles", "table"])
 @pytest.mark.parametrize(("dim", "rotary", "interleave"), [
     (64, 64, False), (128, 128, True), (192, 72, False), (64, 36, False), (128, 42, True),
 ])  # fmt: skip
 def test_rope_append(
-    device: Device, dim: int, rotary: int, interleave: bool, table: bool, kind: Kind
+    device: Device, dim: int, rotary: int, interleave: bool, table: bool, hadamard: bool, kind: Kind
 ) -> None:
-    """Keys by RoPE, then codes, in one pass; a slot of -1 is written nowhere."""
+    """Keys by RoPE, and by a Hadamard matrix, then codes; a slot of -1 is written nowhere."""
     count = PAGES * SIZE // 2
     rng = np.random.default_rng(0)
     slots = rng.permutation(PAGES * SIZE)[:count].astype(np.int64)
@@ -195,7 +196,8 @@ def test_rope_append(
         out = flashbsr.rope_append_paged_kv_cache(
             put(q), put(k), put(v), paged_kv_cache=tuple(caches), slot_mapping=put(slots),
             positions=put(positions), interleave=interleave, k_scale=scales[0], v_scale=scales[1],
-            kv_dtype=kind.dtype, **{n: put(y) if n[0] == "c" else y for n, y in options.items()},
+            kv_dtype=kind.dtype, hadamard=hadamard,
+            **{n: put(y) if n[0] == "c" else y for n, y in options.items()},
         )  # fmt: skip
         return out, caches, scales
 

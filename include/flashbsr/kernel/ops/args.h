@@ -129,6 +129,12 @@ struct HadamardArgs {
   int32_t rows = 0;  ///< tokens x heads of this launch
 };
 
+/// A Hadamard matrix that heads are multiplied by behind their rotation.
+struct HadamardMatrix {
+  float scale = 1.0f;
+  int32_t order = 0;  ///< 1, 12 or 20; 0: none
+};
+
 /// Angles of a rotary embedding: of a table, or computed.
 struct Rotation {
   static constexpr int kMaxPairs = 256;
@@ -148,6 +154,7 @@ struct RopeQuantizeArgs {
   QuantizeArgs append;
   Indices positions{};  ///< one per token
   Rotation rotation;
+  HadamardMatrix matrix{};
 };
 
 /// Rows of one array that are rotated, converted or copied: q, k or v.
@@ -171,6 +178,7 @@ struct RopeArgs {
   Indices indptr{};
   Indices offsets{};
   Rotation rotation;
+  HadamardMatrix matrix{};
   int64_t first_token = 0;
   int32_t tokens = 0;
   int32_t unit = 1;        ///< elements of a unit, kUnit or 1

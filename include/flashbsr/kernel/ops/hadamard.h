@@ -26,8 +26,25 @@ FLASHBSR_DEVICE bool paley_is_one(int32_t order, int32_t i, int32_t j) {
   return (order == 12 ? kSquares11 : kSquares19) >> sum & 1;
 }
 
-/// Element d of Paley's matrix times a row whose columns of `power` elements are done.
+/// Sylvester's part of the transform, of a row in shared memory, in columns of `power` elements. A
+/// warp, whose lanes see what each has written.
+FLASHBSR_DEVICE void add_pairs(float* x, int32_t dim, int32_t power) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  __syncwarp();
+  for (int32_t half = 1; half < power; half *= 2) {
+    for (int32_t pair = lane; pair < dim / 2; pair += 32) {
+      const int32_t i = 2 * pair - (pair & (half - 1));
+      const float p = x[i], q = x[i + half];
+      x[i] = p + q;
+      x[i + half] = p - q;
+    }
+    __syncwarp();
+  }
+}
+
+/// Element d of the product: Paley's matrix times a row whose columns of `power` elements are done.
 FLASHBSR_DEVICE float paley_product(const float* x, int32_t order, int32_t power, int32_t d) {
+  if (order == 1) return x[d];
   const int32_t i = d / power, c = d - i * power;
   float sum = 0.0f;
   for (int32_t j = 0; j < order; ++j) {
@@ -42,19 +59,9 @@ FLASHBSR_DEVICE void transform_row(const HadamardArgs& a, const char* in, char* 
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t dim = a.in.dim, power = dim / a.order;
   for (int32_t d = lane; d < dim; d += 32) x[d] = load_as_float(in, d, a.in.dtype);
-  __syncwarp();
-  for (int32_t half = 1; half < power; half *= 2) {
-    for (int32_t pair = lane; pair < dim / 2; pair += 32) {
-      const int32_t i = 2 * pair - (pair & (half - 1));
-      const float p = x[i], q = x[i + half];
-      x[i] = p + q;
-      x[i + half] = p - q;
-    }
-    __syncwarp();
-  }
+  add_pairs(x, dim, power);
   for (int32_t d = lane; d < dim; d += 32) {
-    const float y = a.order == 1 ? x[d] : paley_product(x, a.order, power, d);
-    store_from_float(out, d, a.out.dtype, y * a.scale);
+    store_from_float(out, d, a.out.dtype, paley_product(x, a.order, power, d) * a.scale);
   }
   __syncwarp();  // the next row comes where this one was read
 }
@@ -70,6 +77,20 @@ FLASHBSR_DEVICE void pair_up(float (&x)[kCount]) {
       x[i] = p + q;
       x[i + kHalf] = p - q;
     }
+  }
+}
+
+/// The rounds within eight elements, and those with the same of the other `lanes`, of which this is
+/// number `lane`.
+template <int kCount>
+FLASHBSR_DEVICE void pair_up_lanes(float (&x)[kCount], int32_t lane, int32_t lanes) {
+  pair_up<1>(x);
+  pair_up<2>(x);
+  pair_up<4>(x);
+  for (int32_t apart = 1; apart < lanes; apart *= 2) {
+    const float sign = lane & apart ? -1.0f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = x[i] * sign + __shfl_xor_sync(~0u, x[i], apart);
   }
 }
 
@@ -96,14 +117,7 @@ FLASHBSR_DEVICE void transform_units(const HadamardArgs& a, const char* in, char
       for (int i = 0; i < kUnit; ++i) x[u * kUnit + i] = unit[i];
     }
   }
-  pair_up<1>(x);
-  pair_up<2>(x);
-  pair_up<4>(x);
-  for (int32_t apart = 1; apart < lanes; apart *= 2) {
-    const float sign = lane & apart ? -1.0f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = x[i] * sign + __shfl_xor_sync(~0u, x[i], apart);
-  }
+  pair_up_lanes(x, lane, lanes);
   if constexpr (kUnits == 2) pair_up<kUnit>(x);
   if (!in) return;
 #pragma unroll

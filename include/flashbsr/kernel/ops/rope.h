@@ -230,8 +230,17 @@ FLASHBSR_DEVICE int64_t position_of(const RopeArgs& a, int64_t token) {
   return a.offsets[request] + token - a.indptr[request];
 }
 
-template <int kArch>
-FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part) {
+/// For heads that are turned and nothing else.
+struct Turned {};
+template <class Transform>
+inline constexpr bool kOnlyTurns = false;
+template <>
+inline constexpr bool kOnlyTurns<Turned> = true;
+
+/// `transform(rows, position, head, end)` turns and writes heads of q or k in place of this.
+template <int kArch, class Transform>
+FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part,
+                               const Transform& transform) {
   const bool is_q = part < a.q.parts;
   const bool is_v = part >= a.q.parts + a.k.parts;
   const int32_t of_tensor = part - (is_q ? 0 : is_v ? a.q.parts + a.k.parts : a.q.parts);
@@ -250,6 +259,9 @@ FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part) {
   const bool turned =
       !is_v && (!a.append || slot.valid || a.slots.mapping.given()) &&
       (a.rotation.cos_sin == nullptr || (position >= 0 && position < a.rotation.max_position));
+  if constexpr (!kOnlyTurns<Transform>) {
+    if (turned) return transform(rows, position, head, end);
+  }
   if (turned && a.unit == kUnit) {
     rotate_units<kArch>(rows, a.rotation, position, head, end);
   } else if (turned) {
@@ -261,14 +273,14 @@ FLASHBSR_DEVICE void rope_item(const RopeArgs& a, int64_t token, int32_t part) {
   }
 }
 
-template <int kArch>
-FLASHBSR_DEVICE void rope(const RopeArgs& a) {
+template <int kArch, class Transform = Turned>
+FLASHBSR_DEVICE void rope(const RopeArgs& a, const Transform& transform = {}) {
   const int32_t items = a.tokens * static_cast<int32_t>(a.parts.divisor);
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
   int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
   for (; item < items; item += stride) {
     const int32_t t = a.parts.quotient(item);
-    rope_item<kArch>(a, a.first_token + t, a.parts.remainder(item, t));
+    rope_item<kArch>(a, a.first_token + t, a.parts.remainder(item, t), transform);
   }
 }
 

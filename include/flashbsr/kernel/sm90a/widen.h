@@ -16,7 +16,8 @@
 
 namespace flashbsr::sm90a {
 
-/// Widens tiles, in units of eight lines: two warps have half of every unit each, or four a quarter.
+/// Widens tiles, in units of eight lines: two warps have half of every unit each, or four a
+/// quarter.
 template <class Traits>
 class Widener {
  public:
@@ -58,7 +59,7 @@ class Widener {
   static constexpr int kUnits = kTileLines / 8;
   /// Loads under way, the next one asked for when one is taken: as far as 32 registers go. Batches
   /// of four, which a warp waits for, were 30 % of its time (H200).
-  static constexpr int kAhead = Traits::kSideWideners > 0                     ? 12
+  static constexpr int kAhead = Traits::kSideWideners > 0              ? 12
                                 : Traits::kTokenScales && kUnits <= 10 ? 6
                                                                        : 4;
   /// A lane has a part of every other line of a unit: the next is two lines on, where the swizzle
