@@ -45,6 +45,7 @@ TOKENS = {
     ("prefill_scaled", 128): MANY,
     ("hopper", 128): FEW,  # the choice is between 128 and 192 rows
     **{(family, 192): MANY for family in ("hopper", "hopper_fast", "hopper_scaled")},
+    ("hopper_scaled", 128): MANY,
     **{(family, 64): FEW for family in ("prefill", "prefill_scaled", "latent_mma", *LATENT)},
     **{(family, 16): (1, 2, 2, 1) for family in ("latent_mma", "latent_mma_packed", *FEW_LATENT)},
     ("latent_mma", 32): (4, 3, 4, 3),
@@ -55,7 +56,7 @@ HOPPER = ("hopper", "hopper_fast", "hopper_scaled", *LATENT, *FEW_LATENT, "mixed
 KV_LENS = (70, 17, 100, 300)
 LONG = (70, 17, 100, 5000)  # alone on a GPU: split
 PAGE_SIZE = 16
-GATHERED = 7  # a page size whose boxes would be of too few tokens for the copy engine of sm_90
+GATHERED = 9  # a page size whose boxes would be of too few tokens for the copy engine of sm_90
 TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 TYPES |= {"i8": "int8", "i4": "int4", "e2m1": "nvfp4"}
 # What requests share, all of them (tokens) and halves (pages), and the pages that each owns: a part
@@ -199,6 +200,7 @@ def attend(kernel: dict[str, Any], spec: dict[str, Any], page_size: int | None) 
     capacity |= pairs  # so few requests read one head at a time otherwise
     # So few requests are priced to be faster by other kernels.
     asked = family.startswith("mixed") or (family == "hopper" and rows == 192) or by_price(kernel)
+    asked = asked or family == "hopper_scaled"
     asked = ((asked and not capacity) or latent) and DEVICE != "cpu"
     attention = flashbsr.Attention(
         flashbsr.AttentionSpec(**fields),
@@ -288,11 +290,13 @@ def append(dtype: str) -> None:
 
 
 def dense_pages(
-    kv_dtype: str, q_dtype: str = "bfloat16", dim: int = 128, page_size: int | None = PAGE_SIZE
-) -> str:
+    kv_dtype: str, q_dtype: str = "bfloat16", dim: int = 128, page_size: int | None = PAGE_SIZE,
+    rows: int | None = None,
+) -> str:  # fmt: skip
     """So many queries that codes are written as 16 bits first; requests end inside of pages."""
     lengths, queries = (1543, 0, 1001), (300, 0, 260)
-    task = flashbsr.TaskInfo(2 * GROUP, 2, dim, q_dtype=q_dtype, kv_dtype=kv_dtype)
+    types = {"q_dtype": q_dtype, "kv_dtype": kv_dtype, "backend": "cuda"}
+    task = flashbsr.TaskInfo(2 * GROUP, 2, dim, tile_rows=rows, **types)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
     if page_size:
         pages = offsets(tuple(-(-n // page_size) for n in lengths))
@@ -397,8 +401,9 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
             torch.cuda.synchronize()
         return []
     if kernel["family"] == "hopper_scaled" and kernel["kv"] in ("f16", "bf16"):
-        types = "int4", TYPES[kernel["kv"]]
-        ran = {dense_pages(*types, kernel["head_dim"], n) for n in page_sizes("hopper_scaled", 128)}
+        what = "int4", TYPES[kernel["kv"]], kernel["head_dim"]
+        sizes = page_sizes("hopper_scaled", 128)
+        ran = {dense_pages(*what, size, kernel["rows"]) for size in sizes}
         return sorted(ran - {kernel["name"]})
     others = []
     for spec in SPECS[kernel["variant"]]:
@@ -406,7 +411,9 @@ def run_kernel(kernel: dict[str, Any]) -> list[str]:
             rope = spec.get("pos_encoding_mode") == "ROPE_LLAMA"
             if rope and not rotates(kernel, page_size):
                 continue
-            if spec.get("levels") and page_size is None:
+            # Sharing takes the usual height.
+            low = kernel["family"] == "hopper_scaled" and kernel["rows"] == 128
+            if spec.get("levels") and (page_size is None or low):
                 continue
             # A window leaves so few keys that the price of either is that of an item.
             if by_price(kernel) and not spec.get("causal"):

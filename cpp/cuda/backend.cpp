@@ -230,6 +230,12 @@ const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
     need.gathers = true;
     row = kernel_for(need);
   }
+  if (row && need.tile_rows > 0) {  // as above, not one of larger heads
+    Need any = need;
+    any.tile_rows = 0;
+    const KernelRow* usual = kernel_for(any);
+    if (!usual || usual->head_dim != row->head_dim) return nullptr;
+  }
   return row;
 }
 

@@ -103,6 +103,7 @@ DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batc
                       .code_bytes = bytes(o.head_dim_qk) + bytes(o.head_dim_vo) + scales,
                       .value_bytes = static_cast<int32_t>(dense_bytes(batch.kv, dims))};
   if (bandwidth > 0) pass.bytes_per_second = 0.95 * bandwidth;
+  pass.keeps_codes = batch.kv != DType::kE2M1;
   return pass;
 }
 
