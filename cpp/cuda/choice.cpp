@@ -36,6 +36,8 @@ constexpr Tile kScaledTiles[] = {{kPairsFamily.data(), 8}, {kPairsGatherFamily.d
                                  kFewScaledTile,           {"hopper_scaled", 192},
                                  {"hopper_scaled", 128},   {"prefill_scaled", 64},
                                  {"prefill_scaled", 128}};
+/// Such codes in 16 bits, whose halves have scales of their own.
+constexpr Tile kHalvesTiles[] = {{"hopper_halves", 192}, {"hopper_halves", 128}};
 /// V is a part of K: families of their own. Of Hopper for caches of Q's type, of e4m3, and of rows
 /// with scales. Of the others' tiles the smallest that holds a request's rows, or the largest that
 /// the device has room for: 64 rows and two tiles of K are 158 KB. Of codes they have 16 rows.
@@ -267,8 +269,9 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
   if (source == Source::kBuild && need.fast_sums && need.head_dim_qk > kFastFrom && !need.scaled) {
     if (const KernelRow* row = try_tile(source, kFastTile, need, device)) return row;
   }
-  const std::span<const Tile> tiles =
-      need.scaled ? std::span<const Tile>(kScaledTiles) : std::span<const Tile>(kTiles);
+  const std::span<const Tile> tiles = need.halves   ? std::span<const Tile>(kHalvesTiles)
+                                      : need.scaled ? std::span<const Tile>(kScaledTiles)
+                                                    : std::span<const Tile>(kTiles);
   for (const Tile& tile : tiles) {
     if (need.tile_rows > 0 ? need.tile_rows != tile.rows : !holds(tile, need)) continue;
     if (const KernelRow* row = try_tile(source, tile, need, device)) return row;

@@ -30,6 +30,7 @@ struct Need {
   bool masked = false;       ///< by a custom mask
   bool scaled = false;       ///< K and V are codes with scales of every token and head
   bool half_scales = false;  ///< these are float16
+  bool halves = false;       ///< a pass has widened the codes, and K's may be two of a row
   bool pairs = false;        ///< two KV heads may be read together, and their rows are one tile's
   bool latent = false;       ///< V is a part of K
   bool places = false;       ///< an encoding asks where the keys of a share are

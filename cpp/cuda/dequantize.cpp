@@ -86,6 +86,7 @@ std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
   const bool known = batch.kv == DType::kI8 || batch.kv == DType::kE4M3 || batch.kv == DType::kI4;
   const bool whole = o.head_dim_qk % ops::kCodeGroup == 0 && o.head_dim_vo % ops::kCodeGroup == 0;
   if (!known || !whole || need.hooks()) return std::nullopt;
+  dense.halves = batch.kv == DType::kI4;
   return dense;
 }
 

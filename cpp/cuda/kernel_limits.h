@@ -55,11 +55,13 @@ inline double product_time(const KernelRow& row, const TokenBytes& bytes) {
   if (is_hopper(row)) {
     // Of head dim 64 half as many, which take as long as 0.65 of those of 128.
     const double narrow = row.head_dim != 64 ? 1.0 : bytes.multiplied == 0 ? 1.29 : 1.38;
-    // Codes that a pass has widened: of Q and K there are two products, one behind the other.
-    if (bytes.multiplied == 0) return narrow * (family == "hopper_scaled" ? 1.2 : 1.0);
+    // Codes that a pass has widened: of halves there are two products of Q and K, one behind the
+    // other.
+    const double passed = family == "hopper_halves" ? 1.2 : family == "hopper_scaled" ? 1.1 : 1.0;
+    if (bytes.multiplied == 0) return narrow * passed;
     if (bytes.scaled) {
       const bool keys_too = types != "bf16xe4m3";
-      return narrow / (row.rows == 128 ? (keys_too ? 0.65 : 0.683) : keys_too ? 0.745 : 0.772);
+      return narrow / (row.rows == 128 ? (keys_too ? 0.65 : 0.683) : keys_too ? 0.7 : 0.725);
     }
     if (family == "hopper_fast") return 0.86;
     if (types == "e4m3") return row.head_dim == 128 ? 0.9 : narrow;

@@ -52,8 +52,9 @@ void append_paged_kv_quantize(QuantizeArgs args, int64_t tokens, const Queue& qu
 
 void rope_append_quantize(RopeQuantizeArgs args, int64_t tokens, const Queue& queue) {
   int64_t items = prepare(args.append, &args.rotation, tokens);
-  if (args.matrix.order) {  // a warp takes a head
-    items = 2 * int64_t{args.append.k.in.heads};
+  if (args.matrix.order > 1) args.append.k.runs = 0;
+  if (args.matrix.order && (args.append.k.runs == 0 || args.append.v.runs == 0)) {
+    items = 2 * int64_t{args.append.k.in.heads};  // a warp takes a head
     args.append.span = 1;
   }
   cut(args.append, tokens, items, [&](int64_t count) {

@@ -115,5 +115,7 @@ def test_as_16_bits(
     hopper: Device, change: str, dtypes: tuple[str, str, str], kind: Kind, rows: int
 ) -> None:
     case = dataclasses.replace(WIDE, dtypes=dtypes, **CHANGES[change])
-    kernel = run(hopper, case, kind, tile_rows=rows)[2]
-    assert kernel == name_of(case, None, rows)
+    name = name_of(case, None, rows)
+    if kind is INT4_64:  # two scales of a row
+        name = name.replace("scaled", "halves")
+    assert run(hopper, case, kind, tile_rows=rows)[2] == name

@@ -77,7 +77,8 @@ def check(gpu: Device, kind: Kind, **changes: object) -> None:
     case = dataclasses.replace(base, **changes)  # type: ignore[arg-type]
     dim = 64 if max(case.dims) <= 64 else 128
     rows = (128, 192) if dim == 128 else (192,)
-    names = [f"hopper_scaled_sm90a_d{dim}_{SHORT[case.dtypes[0]]}_r{n}_plain" for n in rows]
+    family = "hopper_halves" if kind.dtype == "int4" else "hopper_scaled"
+    names = [f"{family}_sm90a_d{dim}_{SHORT[case.dtypes[0]]}_r{n}_plain" for n in rows]
     assert run(gpu, case, kind)[2] in names
 
 

@@ -190,17 +190,17 @@ def test_parts_that_lengths_leave_empty(
 def test_logits_that_climb(heads: int, dtype: str, device: Device) -> None:
     """From tile to tile, read from the end, by 2^17 for heads of some warps, by little or nothing
     for those of others, and down for others: references hold for some rows of a tile, not for all.
-    (By 2^46 logits are so large that the tensor cores' sums, which truncate, decide.)
+    In the dims that are multiplied last: behind large sums tensor cores truncate each product.
     """
     b = make((1, 2, 1), (260, 200, 64), heads, dtype)
     along = np.zeros(LATENT + 64, np.float32)
-    along[::2] = 1.0
+    along[LATENT::2] = 1.0
     slope = np.array([0.9, 0.02, -0.9, 0.0, 0.9, 0.5, 0.3, -0.3], np.float32)
     q = b.q.astype(np.float32) + slope[np.arange(heads) // 16 % 8][None, :, None] * along
     cache, rows = b.cache.copy(), []
     for begin, row in zip(b.indptr, b.rows, strict=False):
         at = np.arange(len(row))
-        climb = (len(row) - at)[:, None] * np.float32(0.01)
+        climb = (len(row) - at)[:, None] * np.float32(0.09)
         rows.append((row.astype(np.float32) + climb * along).astype(row.dtype))
         cache[b.indices[begin + at // 64], at % 64] = rows[-1]
     b = b._replace(q=q.astype(b.q.dtype), cache=cache, rows=rows)

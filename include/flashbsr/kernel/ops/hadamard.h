@@ -80,13 +80,9 @@ FLASHBSR_DEVICE void pair_up(float (&x)[kCount]) {
   }
 }
 
-/// The rounds within eight elements, and those with the same of the other `lanes`, of which this is
-/// number `lane`.
+/// The rounds with what other `lanes` have, of which this is number `lane`.
 template <int kCount>
 FLASHBSR_DEVICE void pair_up_lanes(float (&x)[kCount], int32_t lane, int32_t lanes) {
-  pair_up<1>(x);
-  pair_up<2>(x);
-  pair_up<4>(x);
   for (int32_t apart = 1; apart < lanes; apart *= 2) {
     const float sign = lane & apart ? -1.0f : 1.0f;
 #pragma unroll
@@ -117,6 +113,9 @@ FLASHBSR_DEVICE void transform_units(const HadamardArgs& a, const char* in, char
       for (int i = 0; i < kUnit; ++i) x[u * kUnit + i] = unit[i];
     }
   }
+  pair_up<1>(x);
+  pair_up<2>(x);
+  pair_up<4>(x);
   pair_up_lanes(x, lane, lanes);
   if constexpr (kUnits == 2) pair_up<kUnit>(x);
   if (!in) return;

@@ -75,8 +75,14 @@ FLASHBSR_DEVICE void transform_halves(const TokenRows& rows, const Rotation& r, 
       x[i] = x0 * cosine[i] - y0 * sine[i];
       y[i] = y0 * cosine[i] + x0 * sine[i];
     }
-    pair_up_lanes(x, u, units);
-    pair_up_lanes(y, u, units);
+    const auto rounds = [&](float (&part)[kUnit]) {
+      pair_up<1>(part);
+      pair_up<2>(part);
+      pair_up<4>(part);
+      pair_up_lanes(part, u, units);
+    };
+    rounds(x);
+    rounds(y);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       const float x0 = x[i], y0 = y[i];
@@ -106,27 +112,50 @@ FLASHBSR_DEVICE void rope_hadamard(const RopeArgs& a) {
   });
 }
 
-/// K is quantised from shared memory, where it lies as float32.
+/// Keys to codes. A lane's run of a head meets those of its other lanes; or a head is quantised
+/// from shared memory, where it lies as float32.
 template <int kArch>
 FLASHBSR_DEVICE void rope_hadamard_quantize(const RopeQuantizeArgs& a) {
-  __shared__ float memory[kWarps][2][kMaxHadamardDim];
-  float *const x = memory[threadIdx.x / 32][0], *const y = memory[threadIdx.x / 32][1];
+  if (a.append.k.runs > 0 && a.append.v.runs > 0) {
+    return quantize_runs<kArch>(a.append, [&](const QuantizeRows& rows, bool is_v, int64_t token,
+                                              const char* row, int32_t d, Run& x) {
+      if (is_v) return;
+      const int64_t position = a.positions[token];
+      if (!is_known(a.rotation, position)) return;
+      rotate_some(rows, row, d, a.rotation, position, x);
+      pair_up<1>(x);
+      pair_up<2>(x);
+      pair_up<4>(x);
+      pair_up<8>(x);
+      pair_up_lanes(x, d / kRun, rows.in.dim / kRun);
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) x[i] *= a.matrix.scale;
+    });
+  }
+  __shared__ float memory[kWarps][kMaxHadamardDim];
+  float* const x = memory[threadIdx.x / 32];
   for_each_head(a.append, [&](const QuantizeRows& rows, bool is_v, const Slot& slot, int64_t token,
                               int32_t head, int lane) {
     const int64_t position = is_v ? 0 : a.positions[token];
-    // Positions outside of the table keep their values.
-    const bool known = !a.rotation.cos_sin || (position >= 0 && position < a.rotation.max_position);
-    if (is_v || !known) {
+    if (is_v || !is_known(a.rotation, position)) {
       return quantize_head(rows, is_v, slot, token, head, lane, AsTheyCome{});
     }
     const int32_t dim = rows.in.dim, power = dim / a.matrix.order;
     turn_row(rows.in.row(token, head), rows.in.dtype, dim, a.rotation, position, a.matrix.order, x);
-    for (int32_t d = lane; d < dim; d += 32) {
-      y[d] = paley_product(x, a.matrix.order, power, d) * a.matrix.scale;
+    float y[kMaxHadamardDim / 32];
+#pragma unroll
+    for (int i = 0; i < kMaxHadamardDim / 32; ++i) {
+      const int32_t d = lane + 32 * i;
+      if (d < dim) y[i] = paley_product(x, a.matrix.order, power, d) * a.matrix.scale;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kMaxHadamardDim / 32; ++i) {
+      if (lane + 32 * i < dim) x[lane + 32 * i] = y[i];
     }
     __syncwarp();
     QuantizeRows turned = rows;
-    turned.in = {.data = y, .dtype = DType::kF32, .tokens = 1, .heads = 1, .dim = dim};
+    turned.in = {.data = x, .dtype = DType::kF32, .tokens = 1, .heads = 1, .dim = dim};
     turned.aligned = false;
     quantize_head(turned, is_v, slot, token, head, lane, AsTheyCome{});
     __syncwarp();  // the next head comes where this one was read

@@ -51,15 +51,18 @@ FLASHBSR_DEVICE void rotate_some(const QuantizeRows& rows, const char* row, int3
   }
 }
 
+/// Whether K of a position is turned: those outside of the table keep their values.
+FLASHBSR_DEVICE bool is_known(const Rotation& r, int64_t position) {
+  return !r.cos_sin || (position >= 0 && position < r.max_position);
+}
+
 template <int kArch>
 FLASHBSR_DEVICE void rope_append_quantize(const RopeQuantizeArgs& a) {
   quantize_all<kArch>(a.append, [&](const QuantizeRows& rows, bool is_v, int64_t token,
                                     const char* row, int32_t d, auto& x) {
     if (is_v) return;
     const int64_t position = a.positions[token];
-    // Positions outside of the table keep their values.
-    if (a.rotation.cos_sin && (position < 0 || position >= a.rotation.max_position)) return;
-    rotate_some(rows, row, d, a.rotation, position, x);
+    if (is_known(a.rotation, position)) rotate_some(rows, row, d, a.rotation, position, x);
   });
 }
 

@@ -176,7 +176,7 @@ class Scores {
   /// Weights become those of codes. Before the wait for the products under way, which read packed
   /// ones: behind it these 50 instructions are in the way of the next products.
   FLASHBSR_DEVICE void scale_weights() {
-    if constexpr (!Traits::kKeyHalves) scale(kSideBytes);
+    if constexpr (!Traits::kPassed) scale(kSideBytes);
   }
 
   /// Whether exponents() are to be tried. The same in all threads.

@@ -26,7 +26,7 @@ class ScaleCopier {
   /// Of the item's tile `j`. Those that are not the item's are zeros: weights of nothing stay
   /// nothing.
   FLASHBSR_DEVICE void copy(const Tile& tile, int32_t j) {
-    if constexpr (Traits::kKeyHalves) {
+    if constexpr (Traits::kPassed) {
       copy_in_order(tile, j);
     } else {
       copy_by_pages(tile, j);
@@ -42,7 +42,8 @@ class ScaleCopier {
     const int32_t first = first_of(tile, j);
     const int64_t nth =
         tile.item.kv_head * a.stride_head + int64_t{tile.request.kv_begin} * a.stride_page + first;
-    const char* from = static_cast<const char*>(a.data) + 4 * nth;
+    const PagedView& first_side = Traits::kKeyHalves ? a : b;
+    const char* from = static_cast<const char*>(first_side.data) + 4 * nth;
     const int64_t to_b = static_cast<const char*>(b.data) - static_cast<const char*>(a.data);
     const Place at = Place::after(tiles_++);
     wait_empty(at);
@@ -53,6 +54,7 @@ class ScaleCopier {
       const int32_t token = first + 32 * i;
       const bool owned = token >= tile.item.kv_begin && token < tile.item.kv_end;
       ptx::cp_async_4_if(to + 128 * i, from + 128 * i, owned);
+      if (!Traits::kKeyHalves) continue;
       ptx::cp_async_4_if(to + 128 * i + Traits::kScaleBytes / 2, from + 128 * i + to_b, owned);
     }
     ptx::cp_async_arrive(shared_.key_pipeline.full(at.stage));

@@ -43,11 +43,12 @@ FLASHBSR_FN constexpr int hopper_kv_tile(int head_dim_qk, int head_dim_vo, int r
 ///                      K's, weights V's, which makes them of any size, and so bf16. With a
 ///                      `kv_type` of 16 bits K are codes that a pass before has widened
 ///                      (ops/dequantize_pages.h), and V are bf16 without scales
+/// @tparam halves       the halves of a row of such K have scales of their own
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type = type,
           DType weight_type =
               hopper_weight_type(type, kv_type, head_dim_qk, head_dim_vo, rows, hooks),
           int kv_tile = hopper_kv_tile(head_dim_qk, head_dim_vo, rows, hooks, weight_type),
-          bool mixed = false, int summed_tiles = 0, bool scaled = false>
+          bool mixed = false, int summed_tiles = 0, bool scaled = false, bool halves = false>
 struct HopperTraits {
   static constexpr int kHeadDimQk = head_dim_qk;
   static constexpr int kHeadDimVo = head_dim_vo;
@@ -63,11 +64,14 @@ struct HopperTraits {
   static constexpr DType kWeightType = weight_type;  ///< of P V
   static constexpr bool kTokenScales = scaled;
   static constexpr int kRowLoaders = 0, kRowWriters = 0;  ///< row_loader.h
+  /// What a pass has widened: K's scales lie by tokens, V has none.
+  static constexpr bool kPassed = scaled && dtype_size(kv_type) == 2;
   /// The halves of a row of K have scales of their own, `a` and 1 times `b`: S = (S_0 a + S_1) b.
-  static constexpr bool kKeyHalves = scaled && dtype_size(kv_type) == 2;
-  static_assert(!kKeyHalves || kv_type == type);
+  static constexpr bool kKeyHalves = halves;
+  static_assert(!kPassed || kv_type == type);
+  static_assert(!halves || kPassed);
   static_assert(scaled ? weight_type == DType::kBF16 : kv_type != DType::kI8);
-  static constexpr DType kValueType = kKeyHalves ? weight_type : kv_type;  ///< in memory
+  static constexpr DType kValueType = kPassed ? weight_type : kv_type;  ///< in memory
   /// What K and V are divided by where they are multiplied (ptx/codes.h).
   static constexpr float kKeyUnit = kv_type == DType::kI8 && kType == DType::kBF16 ? 64.0f : 1.0f;
   static constexpr float kValueUnit = kv_type == DType::kI8 ? 64.0f : 1.0f;
@@ -123,7 +127,7 @@ struct HopperTraits {
       (kPreparesKeys ? kLandingKeyBytes : 0) + (kPreparesValues ? kLandingValueBytes : 0);
   /// Stages where they land: two, or 0: as many as there are of what is multiplied. What is read
   /// once, by two warps, is free again early.
-  static constexpr int kOwnLandingStages = scaled && !kKeyHalves ? 2 : 0;
+  static constexpr int kOwnLandingStages = scaled && !kPassed ? 2 : 0;
   static constexpr int kStageBytes =
       kKeyBytes + kValueBytes + (kOwnLandingStages ? 0 : kLandingBytes);
 
@@ -131,8 +135,9 @@ struct HopperTraits {
   static constexpr int kTileRecordBytes = 128;  ///< sizeof(Tile)
   static constexpr int kTileSlots = 2;
   static constexpr int kBarrierBytes = kPreparesValues ? 384 : scaled ? 304 : 272;
-  /// Of a tile's tokens: K's, then V's; or `a`, then `b`. As many as stages, three at most.
-  static constexpr int kScaleBytes = scaled ? 2 * kv_tile * 4 : 0;
+  /// Of a tile's tokens: K's, then V's if they have some; or `a`, then `b`. As many as stages,
+  /// three at most.
+  static constexpr int kScaleBytes = !scaled ? 0 : (kPassed && !halves ? 1 : 2) * kv_tile * 4;
   /// Where rows are gathered from (places.h), of a tile of K or of V; its barriers.
   static constexpr int kPlaceBytes = kv_tile * 4, kPlaceBarrierBytes = 16;
   static constexpr int kRestBytes = kTileSlots * (kSpanBytes + kTileRecordBytes) + 3 * kScaleBytes +
@@ -397,6 +402,12 @@ template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DT
 using ScaledTraits =
     HopperTraits<head_dim_qk, head_dim_vo, type, rows, hooks, kv_type, DType::kBF16,
                  scaled_kv_tile(head_dim_qk, type, rows, hooks, kv_type), false, 0, true>;
+
+/// The same for codes that a pass has widened, with two scales of a row of K.
+template <int head_dim_qk, int head_dim_vo, DType type, int rows>
+using HalvesTraits =
+    HopperTraits<head_dim_qk, head_dim_vo, type, rows, false, type, DType::kBF16,
+                 scaled_kv_tile(head_dim_qk, type, rows, false, type), false, 0, true, true>;
 
 /// A kernel for mixed batches.
 template <int head_dim, DType type, int rows>
