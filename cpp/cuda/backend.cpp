@@ -94,6 +94,8 @@ class CudaBackend final : public api::Backend {
   bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
   bool fine_scales_ = false;  ///< or of so few dims that codes in 16 bits have no kernel
+  bool row_scales_ = false;   ///< or of int4 one of a row, and never two
+  bool halves_seen_ = false;
   bool head_scales_ = false;  ///< or others of every KV head beside them
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
@@ -225,6 +227,7 @@ const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
   const std::optional<Need> dense = dense_need(o_, need, batch);
   if (!dense || info_.cc < 80 || (coded && fine_scales_)) return nullptr;
   need = *dense;
+  if (row_scales_) need.halves = false;
   const KernelRow* row = kernel_for(need);
   if (row && row->copies == KvCopies::kBoxes && !may_box(*row, batch, o_)) {
     need.gathers = true;
@@ -400,6 +403,13 @@ bool CudaBackend::serves(const Params& params, void*) {
   if (dense_ && kv_ != DType::kE2M1 &&
       !takes_scales(params.k, params.k_scales, kernel_->head_dim)) {
     fine_scales_ = true;
+    return false;
+  }
+  // Two scales of a row have a kernel for both; one has a faster one.
+  const bool halves = params.k_scales.dim > 1;
+  if (dense_ && kv_ == DType::kI4 && row_scales_ == halves && (halves || !halves_seen_)) {
+    row_scales_ = !halves;
+    halves_seen_ = halves;
     return false;
   }
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.

@@ -18,7 +18,7 @@ from cases import BF16, F16, Case
 from harness import Device, attention_for
 from kv_codes import E5M2, FP8, INT4, INT4_32, INT4_64, INT8, INT8_HALF, NVFP4, Kind, build
 from reference import Variant
-from test_kv_codes_cuda import FP8_HALF, gpu, run
+from test_kv_codes_cuda import FP8_HALF, gpu, moved, run
 
 __all__ = ["gpu"]
 
@@ -77,7 +77,7 @@ def check(gpu: Device, kind: Kind, **changes: object) -> None:
     case = dataclasses.replace(base, **changes)  # type: ignore[arg-type]
     dim = 64 if max(case.dims) <= 64 else 128
     rows = (128, 192) if dim == 128 else (192,)
-    family = "hopper_halves" if kind.dtype == "int4" else "hopper_scaled"
+    family = "hopper_halves" if kind.dtype == "int4" and kind.group else "hopper_scaled"
     names = [f"{family}_sm90a_d{dim}_{SHORT[case.dtypes[0]]}_r{n}_plain" for n in rows]
     assert run(gpu, case, kind)[2] in names
 
@@ -153,7 +153,25 @@ def test_what_is_read_as_codes(gpu: Device, kind: Kind, change: dict[str, object
     """Types, groups of scales and hooks that codes in 16 bits have no kernel for."""
     kernel = run(gpu, dataclasses.replace(APPEND, **change), kind)[2]  # type: ignore[arg-type]
     assert "scaled" in kernel
-    assert not any(f"_{short}_r192" in kernel for short in SHORT.values())
+    assert not any(f"_{short}_r" in kernel for short in SHORT.values())
+
+
+def test_one_scale_of_a_row_and_two_in_turn(hopper: Device) -> None:
+    """One has a kernel of its own, until two have come: theirs is right for both."""
+    coded = [build(hopper.adapt(APPEND), kind, kind) for kind in (INT4, INT4_64)]
+    attention = attention_for(coded[0].problem, hopper.backend, kv_dtype="int4")
+    coded[0].problem.plan(attention)
+    families, found = [], []
+    for which in (0, 0, 1, 0, 1):
+        x = coded[which]
+        options = {name: moved(hopper, y) for name, y in x.options.items()}
+        out = attention.run(hopper.put(x.problem.q), moved(hopper, x.kv), **options)
+        families.append(attention.explain().kernel.split("_sm90a")[0])
+        found.append(hopper.get(out).astype(np.float32))
+    assert families == ["hopper_scaled"] * 2 + ["hopper_halves"] * 3
+    for which, out in zip((0, 0, 1, 0, 1), found, strict=True):
+        alone = run(hopper, APPEND, (INT4, INT4_64)[which])[0].astype(np.float32)
+        np.testing.assert_allclose(out, alone, rtol=2**-7, atol=2**-9)
 
 
 def test_a_captured_run_keeps_its_own_pages(gpu: Device) -> None:
