@@ -30,9 +30,6 @@ inline constexpr int kPeerBlocks = 2;
 inline constexpr int kConvertBlocks = 3;
 inline constexpr int kQuantizeBlocks = 4;
 inline constexpr int kRopeBlocks = 2;
-/// Without a spill.
-template <int kArch>
-inline constexpr int kDequantizeBlocks = kArch >= 90 ? 6 : 5;
 /// Units that a lane of a merge has in flight, of each of up to four states.
 inline constexpr int kMergeUnits = 2;
 /// Items of one launch: what FastDiv divides. The host cuts larger inputs.

@@ -18,8 +18,8 @@
 
 namespace flashbsr::ops {
 
-/// Of codes that a thread has under way: 40 registers; 32 bytes would take 80, and leave half of
-/// the warps.
+/// Of codes that a thread has under way: a look-up, then codes, are two waits for memory.
+/// 40 registers; 32 bytes would take 80, and leave half of the warps.
 inline constexpr int kBytesInFlight = 16;
 
 /// The codes of kCodeGroup elements of a row, and what they are made of.
@@ -91,38 +91,31 @@ struct KeyScales {
   FLASHBSR_DEVICE float b() const { return drops() ? first : second; }
 };
 
-/// Tokens [begin, end) of a request, a block's.
-struct TokenRun {
-  int32_t kv_begin;  ///< of the request
-  int32_t begin, end;
-  const int32_t* pages;  ///< of each of them, in shared memory: codes wait for no look-up
-};
-
 /// Where a token's row of a head is, and where it goes.
 struct RowPlace {
   int64_t page, to;
   int32_t within = 0;
 
-  /// @param nth  of the run's tokens
-  FLASHBSR_DEVICE RowPlace(const DequantizePagesArgs& a, const TokenRun& run, int32_t nth)
-      : page(int64_t{run.kv_begin} + run.begin + nth), to(page) {
+  FLASHBSR_DEVICE RowPlace(const DequantizePagesArgs& a, const Request& r, int32_t position)
+      : page(int64_t{r.kv_begin} + position), to(page) {
     if (a.kv_indices) {
-      const int32_t number = a.page_size.quotient(run.begin + nth);
-      within = a.page_size.remainder(run.begin + nth, number);
-      to = int64_t{run.kv_begin} + number;
-      page = run.pages[nth];
+      const int32_t number = a.page_size.quotient(position);
+      within = a.page_size.remainder(position, number);
+      to = int64_t{r.kv_begin} + number;
+      page = a.kv_indices[to];
     }
   }
 };
 
+/// Tokens [begin, end) of a request, by a block.
 /// @tparam kKeyCodes  K stay codes
 template <DType kCodes, bool kKeyCodes>
 FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const DequantizeRows& x,
-                                     const TokenRun& run) {
+                                     const Request& r, int32_t begin, int32_t end) {
   constexpr bool kZeros = kCodes == DType::kI4;
   constexpr int kBytes = sizeof(CodeUnit<kCodes>::words);
   constexpr int kInFlight = kBytesInFlight / kBytes;
-  const int32_t units = (run.end - run.begin) * static_cast<int32_t>(x.units.divisor);
+  const int32_t units = (end - begin) * static_cast<int32_t>(x.units.divisor);
   const int32_t row_units = static_cast<int32_t>(x.row_units.divisor);
   for (int32_t first = static_cast<int32_t>(threadIdx.x); first < units;
        first += kThreads * kInFlight) {
@@ -135,7 +128,7 @@ FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const Dequant
       if (nth >= units) continue;
       const int32_t token = x.units.quotient(nth), rest = x.units.remainder(nth, token);
       const int32_t head = x.row_units.quotient(rest), at = x.row_units.remainder(rest, head);
-      const RowPlace place(a, run, token);
+      const RowPlace place(a, r, begin + token);
       unit[i].load(x.codes.row(place.page, place.within, head) + kBytes * at);
       const char* const scales = x.scales.row(place.page, place.within, head);
       const int32_t group = at * x.scales.dim / row_units;
@@ -156,14 +149,15 @@ FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const Dequant
   }
 }
 
-/// The factors of logits.
-FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const TokenRun& run) {
+/// The factors of logits, of tokens [begin, end) of a request.
+FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const Request& r, int32_t begin,
+                                   int32_t end) {
   const DequantizeRows& k = a.k;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kDequantizeTokens * k.codes.heads;
        i += kThreads) {
-    const int32_t head = i / kDequantizeTokens, token = i % kDequantizeTokens;
-    if (run.begin + token >= run.end) continue;
-    const RowPlace place(a, run, token);
+    const int32_t head = i / kDequantizeTokens, token = begin + i % kDequantizeTokens;
+    if (token >= end) continue;
+    const RowPlace place(a, r, token);
     const KeyScales scales(k.scales, k.scales.row(place.page, place.within, head),
                            k.codes.dtype == DType::kI4);
     *reinterpret_cast<float*>(k.a.row(place.to, place.within, head)) = scales.a();
@@ -172,15 +166,15 @@ FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const TokenRun&
 }
 
 template <DType kCodes>
-FLASHBSR_DEVICE void dequantize_both(const DequantizePagesArgs& a, const TokenRun& run) {
+FLASHBSR_DEVICE void dequantize_both(const DequantizePagesArgs& a, const Request& r, int32_t begin,
+                                     int32_t end) {
   constexpr bool kKeyCodes = kCodes != DType::kE2M1;
-  dequantize_rows<kCodes, kKeyCodes>(a, a.k, run);
-  dequantize_rows<kCodes, false>(a, a.v, run);
-  if constexpr (kKeyCodes) write_factors(a, run);
+  dequantize_rows<kCodes, kKeyCodes>(a, a.k, r, begin, end);
+  dequantize_rows<kCodes, false>(a, a.v, r, begin, end);
+  if constexpr (kKeyCodes) write_factors(a, r, begin, end);
 }
 
 FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
-  __shared__ int32_t pages[kDequantizeTokens];
   const PlanHeader& h = *a.header;
   for (int64_t i = first_index(); a.kv_indices && i < h.num_kv_indices; i += index_stride()) {
     a.page_ids[i] = static_cast<int32_t>(i);
@@ -188,23 +182,16 @@ FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
   const int32_t blocks = max_of(ceil_div(h.max_kv_len, kDequantizeTokens), 1);
   const int64_t all = int64_t{blocks} * h.num_requests;
   for (int64_t i = blockIdx.x; i < all; i += gridDim.x) {
-    const Request& r = a.requests[i / blocks];
+    const Request r = a.requests[i / blocks];
     const int32_t begin = static_cast<int32_t>(i % blocks) * kDequantizeTokens;
-    const int32_t kv_begin = r.kv_begin, end = min_of(begin + kDequantizeTokens, r.kv_len);
+    const int32_t end = min_of(begin + kDequantizeTokens, r.kv_len);
     if (begin >= end) continue;
-    const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    if (a.kv_indices && thread < end - begin) {
-      pages[thread] = a.kv_indices[kv_begin + a.page_size.quotient(begin + thread)];
-    }
-    __syncthreads();
-    const TokenRun run{kv_begin, begin, end, pages};
     switch (a.k.codes.dtype) {
-      case DType::kI8: dequantize_both<DType::kI8>(a, run); break;
-      case DType::kE4M3: dequantize_both<DType::kE4M3>(a, run); break;
-      case DType::kI4: dequantize_both<DType::kI4>(a, run); break;
-      default: dequantize_both<DType::kE2M1>(a, run);
+      case DType::kI8: dequantize_both<DType::kI8>(a, r, begin, end); break;
+      case DType::kE4M3: dequantize_both<DType::kE4M3>(a, r, begin, end); break;
+      case DType::kI4: dequantize_both<DType::kI4>(a, r, begin, end); break;
+      default: dequantize_both<DType::kE2M1>(a, r, begin, end);
     }
-    __syncthreads();  // the next pages come where these were read
   }
 }
 
