@@ -89,12 +89,11 @@ def _code_type(name: str) -> str:
     return {"kv8": "int8", "kv4": "int4", "nvfp4": "nvfp4"}[name.split("-")[0]]
 
 
-def _extend_codes(name: str, fraction: float) -> Workload:
-    """4 x q512 on 8192 tokens, against K and V of 16 bits in the same run."""
+def _extend_codes(name: str, fraction: float | None, batch: int = 4, q_len: int = 512) -> Workload:
+    """Put queries on 8192 tokens, against K and V of 16 bits in the same run."""
     changes = {"kind": "gpu-codes-extend", "kv_dtype": _code_type(name)}
-    return _short(
-        f"extend-{name}-4x512", 4, 512, 8192, _at_least("kv16_fraction", fraction), **changes
-    )
+    goals = () if fraction is None else _at_least("kv16_fraction", fraction)
+    return _short(f"extend-{name}-{batch}x{q_len}", batch, q_len, 8192, goals, **changes)
 
 
 def _mla(
@@ -336,6 +335,11 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
     _extend_codes("kv8-e4m3", 0.9),
     _extend_codes("kv4", 0.8),
     _extend_codes("nvfp4", 0.8),
+    *(
+        _extend_codes(name, None, batch, q_len)
+        for name in ("kv8", "kv8-e4m3")
+        for batch, q_len in ((16, 64), (1, 2048))
+    ),
     *_both("1x8192", (8192,), 785.0, 775.0),
     *_both("4x4096", _LONG, 755.0, 745.0, _PAGED, quick=True),
     *_both("1x32768", (32768,), 745.0, 735.0),
