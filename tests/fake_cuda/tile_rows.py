@@ -159,6 +159,28 @@ def test_tiles_that_no_kernel_has() -> None:
         attention.plan(flashbsr.Ragged([0, 3], [0, 9]))
 
 
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("given", [{}, {"q_dtype": "float16"}], ids=["guessed", "float16"])
+def test_tiles_that_only_scales_of_tokens_have(driver: Driver, given: dict[str, str]) -> None:
+    """Whether float8 has them the first run says, and then whether there are such tiles."""
+    types = {"kv_dtype": "float8_e4m3fn", **given}
+    task = flashbsr.TaskInfo(8, 2, 128, backend="fa3", tile_rows=128, dequantize_bytes=0, **types)
+    q = torch.zeros(300, 8, 128, dtype=torch.float16)
+    k = torch.zeros(900, 2, 128).to(torch.float8_e4m3fn)
+    scale = torch.ones(900, 2)
+    attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
+    for _ in range(2):
+        attention.plan(flashbsr.Ragged([0, 300], [0, 900]))
+        attention.run(q, (k, k), k_scale=scale, v_scale=scale)
+        driver.drain()
+        assert driver.kernel == "hopper_scaled_sm90a_d128_f16xe4m3_r128_plain"
+    without = flashbsr.Attention(flashbsr.AttentionSpec(causal=True), task)
+    without.plan(flashbsr.Ragged([0, 300], [0, 900]))
+    for _ in range(2):
+        with pytest.raises(flashbsr.UnsupportedError, match="tile_rows: got 128 in cuda:0"):
+            without.run(q, (k, k))
+
+
 def test_few_decodes_beside_a_chunk() -> None:
     """A kernel for mixed batches takes 3 us longer to begin than it saves."""
     attention = flashbsr.Attention(
