@@ -70,9 +70,9 @@ def instruction(kind: str, columns: int, from_registers: bool, transposed: bool)
     a_type = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
     a_inputs = [f'"r"(a[{i}])' for i in range(4)] if from_registers else ['"l"(a)']
     inputs = ", ".join([*a_inputs, '"l"(b)', '"r"(static_cast<int32_t>(accumulate))'])
-    outputs = lines("          ", [f'"+f"(c[{i}])' for i in range(count)], 12)
+    outputs = lines("          ", [f'"+f"(c[{i}])' for i in range(count)], 16)
     shape = f"m64n{columns}k{depth}"
-    text = lines("", registers, 16).replace(",\n", ', "\n        "')
+    text = lines("", registers, 24).replace(",\n", ', "\n        "')
     return f"""\
   FLASHBSR_DEVICE static void {name}(float (&c)[{count}], {a_type}, uint64_t b, bool accumulate) {{
     asm volatile(

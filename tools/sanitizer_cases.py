@@ -299,8 +299,9 @@ def dense_pages(
     lengths, queries = (1543, 0, 1001), (300, 0, 260)
     if eight:
         lengths, queries = (2543, 0, 1001), (2500, 0, 900)
-    types = {"q_dtype": q_dtype, "kv_dtype": kv_dtype, "backend": "cuda"}
-    task = flashbsr.TaskInfo(2 * GROUP, 2, dim, tile_rows=rows, **types)
+    types = {"q_dtype": q_dtype, "kv_dtype": kv_dtype, "backend": DEVICE}
+    low = rows if DEVICE == "cuda" else None
+    task = flashbsr.TaskInfo(2 * GROUP, 2, dim, tile_rows=low, **types)
     attention = flashbsr.Attention(flashbsr.AttentionSpec(causal=not eight), task)
     if page_size:
         pages = offsets(tuple(-(-n // page_size) for n in lengths))

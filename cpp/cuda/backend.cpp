@@ -62,6 +62,7 @@ class CudaBackend final : public api::Backend {
  private:
   const KernelRow* kernel_for(const Need& need);
   const KernelRow* dense_kernel(Need& need, const Batch& batch);
+  bool has_usual_heads(Need need);
   Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
   [[noreturn]] void refuse_float8() const;
   void check_kernel(const KernelRow& row) const;
@@ -93,10 +94,8 @@ class CudaBackend final : public api::Backend {
   bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
   bool dense_ = false;        ///< codes are written as 16 bits before the kernel
   bool half_scales_ = false;  ///< a run has brought scales in float16
-  bool fine_scales_ = false;  ///< or of so few dims that codes in 16 bits have no kernel
-  bool row_scales_ = false;   ///< or of int4 one of a row, and never two
-  bool halves_seen_ = false;
   bool head_scales_ = false;  ///< or others of every KV head beside them
+  CodeScales code_scales_;
 
   HostPlan host_;  ///< the last plan; its memory is the caller's until the next
   api::Borrowed borrowed_;
@@ -165,13 +164,7 @@ Workers CudaBackend::limits(const Batch& batch) {
       need.mixed_rows = 0;
     }
   }
-  if (need.tile_rows > 0) {
-    Need any = need;
-    any.tile_rows = 0;
-    const KernelRow *same = kernel_for(need), *usual = kernel_for(any);
-    // Not one of larger heads, whose tiles have so few rows for want of room.
-    if (!same || !usual || same->head_dim != usual->head_dim) need = any;
-  }
+  if (need.tile_rows > 0 && !has_usual_heads(need)) need.tile_rows = 0;
   const KernelRow* found = kernel_for(need);
   if (found && found->copies == KvCopies::kBoxes && (gathers_ || !may_box(*found, batch, o_))) {
     need.gathers = true;
@@ -223,23 +216,23 @@ Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType k
 
 /// The kernel over a batch's codes in 16 bits; null: none.
 const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
-  const bool coded = batch.kv != DType::kE2M1;
-  const std::optional<Need> dense = dense_need(o_, need, batch);
-  if (!dense || info_.cc < 80 || (coded && fine_scales_)) return nullptr;
+  const std::optional<Need> dense = dense_need(o_, need, batch, code_scales_);
+  if (!dense || info_.cc < 80) return nullptr;
   need = *dense;
-  if (row_scales_) need.halves = false;
   const KernelRow* row = kernel_for(need);
   if (row && row->copies == KvCopies::kBoxes && !may_box(*row, batch, o_)) {
     need.gathers = true;
     row = kernel_for(need);
   }
-  if (row && need.tile_rows > 0) {  // as above, not one of larger heads
-    Need any = need;
-    any.tile_rows = 0;
-    const KernelRow* usual = kernel_for(any);
-    if (!usual || usual->head_dim != row->head_dim) return nullptr;
-  }
-  return row;
+  return need.tile_rows > 0 && !has_usual_heads(need) ? nullptr : row;
+}
+
+/// Not those of a kernel of larger heads, whose tiles have so few rows for want of room.
+bool CudaBackend::has_usual_heads(Need need) {
+  const KernelRow* asked = kernel_for(need);
+  need.tile_rows = 0;
+  const KernelRow* usual = kernel_for(need);
+  return asked && usual && asked->head_dim == usual->head_dim;
 }
 
 /// Steps of a serving loop need the same, up to three kernels to choose from: the table of 170 rows
@@ -400,18 +393,7 @@ bool CudaBackend::serves(const Params& params, void*) {
   if (!o_.latent && params.v.dtype != v_) return false;
   if (need_.scaled != has_token_scales(params)) return false;
   if (need_.scaled && half_scales_ && !dense_ && is_hopper(*kernel_)) return false;
-  if (dense_ && kv_ != DType::kE2M1 &&
-      !takes_scales(params.k, params.k_scales, kernel_->head_dim)) {
-    fine_scales_ = true;
-    return false;
-  }
-  // Two scales of a row have a kernel for both; one has a faster one.
-  const bool halves = params.k_scales.dim > 1;
-  if (dense_ && kv_ == DType::kI4 && row_scales_ == halves && (halves || !halves_seen_)) {
-    row_scales_ = !halves;
-    halves_seen_ = halves;
-    return false;
-  }
+  if (dense_ && !code_scales_.serve(params, kernel_->head_dim)) return false;
   // Other families' kernels for 16-bit Q and float8 K take either type of Q.
   const bool either = !dense_ && !is_hopper(*kernel_) && params.q.dtype != DType::kE4M3;
   if (params.q.dtype != q_ && !(either && q_ != DType::kE4M3)) return false;

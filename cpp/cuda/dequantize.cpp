@@ -70,7 +70,7 @@ bool may_pass(const api::AttentionOptions& o, const Need& need, const api::Batch
 }  // namespace
 
 std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
-                               const api::Batch& batch) {
+                               const api::Batch& batch, const CodeScales& scales) {
   const int32_t dims = o.head_dim_qk + o.head_dim_vo;
   if (!may_pass(o, need, batch)) return std::nullopt;
   if (batch.kv_slots * o.shape.num_kv_heads * dense_bytes(batch.kv, dims) > o.dequantize_bytes) {
@@ -85,13 +85,22 @@ std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
   }
   const bool known = batch.kv == DType::kI8 || batch.kv == DType::kE4M3 || batch.kv == DType::kI4;
   const bool whole = o.head_dim_qk % ops::kCodeGroup == 0 && o.head_dim_vo % ops::kCodeGroup == 0;
-  if (!known || !whole || need.hooks()) return std::nullopt;
-  dense.halves = batch.kv == DType::kI4;
+  if (!known || !whole || need.hooks() || scales.fine()) return std::nullopt;
+  dense.halves = scales.halves(batch.kv);
   return dense;
 }
 
-bool takes_scales(const PagedView& codes, const PagedView& scales, int head_dim) {
-  return scales.dim == 1 || (scales.dim == 2 && codes.dim == head_dim);
+bool CodeScales::serve(const Params& p, int head_dim) {
+  if (p.k.dtype == DType::kE2M1) return true;
+  const bool halves = p.k_scales.dim > 1;
+  if (halves && (p.k_scales.dim > 2 || p.k.dim != head_dim)) {
+    fine_ = true;
+    return false;
+  }
+  if (p.k.dtype != DType::kI4 || rows_ != halves || (halves_seen_ && !halves)) return true;
+  rows_ = !halves;
+  halves_seen_ = halves;
+  return false;
 }
 
 DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batch,

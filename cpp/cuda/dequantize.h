@@ -16,13 +16,28 @@
 
 namespace flashbsr::cuda {
 
+/// What runs have brought of the scales of K's codes, which decide about the kernel over these in
+/// 16 bits. Of other types than int4 there is one of a row.
+class CodeScales {
+ public:
+  /// Whether the kernel of the plan takes those of a run. Otherwise that of the next plan does.
+  bool serve(const Params& p, int head_dim);
+  /// So few dims have one that codes in 16 bits have no kernel.
+  bool fine() const { return fine_; }
+  /// Each half of a row may have its own.
+  bool halves(DType codes) const { return codes == DType::kI4 && !rows_; }
+
+ private:
+  bool fine_ = false;
+  bool rows_ = false;         ///< int4 has one of a row
+  bool halves_seen_ = false;  ///< or had two at some time: then their kernel serves both
+};
+
 /// What a kernel has to do over a batch's codes in 16 bits; none: there is no such pass, or no room
 /// (o.dequantize_bytes). Of NVFP4 these are the values. Of other types K stay codes and bring their
 /// scales, which kernels without hooks multiply into logits.
 std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
-                               const api::Batch& batch);
-/// Whether scales of such codes are as the kernel has them: one of a row, or of each half of it.
-bool takes_scales(const PagedView& codes, const PagedView& scales, int head_dim);
+                               const api::Batch& batch, const CodeScales& scales);
 /// What the pass of a batch reads and writes.
 DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batch,
                           double bandwidth);

@@ -390,8 +390,7 @@ struct FewLatentTraits {
 
 /// Tiles of codes with scales of every token: what the warp which schedules has registers for, who
 /// copies their scales, and hooks; in tiles of 128 rows what there is room for, widened twice.
-FLASHBSR_FN constexpr int scaled_kv_tile(int head_dim, DType type, int rows, bool hooks,
-                                         DType kv_type) {
+FLASHBSR_FN constexpr int scaled_kv_tile(int head_dim, int rows, bool hooks, DType kv_type) {
   if (hooks) return 64;
   if (rows == 192) return head_dim > 64 ? 80 : 96;
   return dtype_size(kv_type) == 1 ? 112 : 128;
@@ -401,13 +400,13 @@ FLASHBSR_FN constexpr int scaled_kv_tile(int head_dim, DType type, int rows, boo
 template <int head_dim_qk, int head_dim_vo, DType type, int rows, bool hooks, DType kv_type>
 using ScaledTraits =
     HopperTraits<head_dim_qk, head_dim_vo, type, rows, hooks, kv_type, DType::kBF16,
-                 scaled_kv_tile(head_dim_qk, type, rows, hooks, kv_type), false, 0, true>;
+                 scaled_kv_tile(head_dim_qk, rows, hooks, kv_type), false, 0, true>;
 
 /// The same for codes that a pass has widened, with two scales of a row of K.
 template <int head_dim_qk, int head_dim_vo, DType type, int rows>
 using HalvesTraits =
     HopperTraits<head_dim_qk, head_dim_vo, type, rows, false, type, DType::kBF16,
-                 scaled_kv_tile(head_dim_qk, type, rows, false, type), false, 0, true, true>;
+                 scaled_kv_tile(head_dim_qk, rows, false, type), false, 0, true, true>;
 
 /// A kernel for mixed batches.
 template <int head_dim, DType type, int rows>
