@@ -380,6 +380,7 @@ OPS: dict[str, Callable[[], None]] = {
     "merge_state": lambda: sanitizer_merges.here(normal),
     "merge_states": lambda: sanitizer_merges.here(normal),
     "packbits": pack,
+    "quantize_outputs": lambda: sanitizer_codes.outputs(normal),
     "resolve": bounds,
     "rope": lambda: sanitizer_rotations.rope(normal),
     "rope_append_quantize": lambda: sanitizer_codes.quantize(normal),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashbsr authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of tools/sanitizer_cases.py that append codes; `normal` draws arrays there."""
+"""Cases of tools/sanitizer_cases.py that write codes; `normal` draws arrays there."""
 
 from __future__ import annotations
 
@@ -56,3 +56,17 @@ def quantize_many(normal: Normal) -> None:
     flashbsr.append_paged_kv_cache(rows, rows, **where)
     positions = torch.arange(tokens, dtype=torch.int32).to(device)
     flashbsr.rope_append_paged_kv_cache(rows, rows, rows, positions=positions, **where)
+
+
+def outputs(normal: Normal) -> None:
+    """Float32 as codes, of requests that are split and of some that are not."""
+    lens, rows = (0, 700, 707, 760), (0, 1, 5, 45)
+    indptr = [torch.tensor(x, dtype=torch.int32) for x in (rows, lens)]
+    attention = flashbsr.Attention(
+        flashbsr.AttentionSpec(causal=True), flashbsr.TaskInfo(4, 2, 64, o_dtype="nvfp4")
+    )
+    attention.plan(flashbsr.Ragged(*indptr))
+    k = normal((lens[-1], 2, 64), "float16")
+    codes, scales = attention.run(normal((rows[-1], 4, 64), "float16"), (k, k))
+    if not bool(torch.isfinite(scales.float().cpu()).all()) or not bool(codes.cpu().any()):
+        raise RuntimeError("outputs are not what codes say")

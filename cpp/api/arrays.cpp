@@ -9,6 +9,7 @@
 
 #include <flashbsr/core/latent_row.h>
 #include <flashbsr/core/math.h>
+#include <flashbsr/core/quantize.h>
 
 #include "overlap.h"
 
@@ -39,18 +40,19 @@ class Checker {
     check_place(a, place_, "every array of a run is where it is computed");
   }
 
-  /// A GPU moves rows in pieces of 16 bytes.
-  void aligned_rows(const Array& a) const {
+  /// A GPU moves rows in pieces of so many bytes.
+  void aligned_rows(const Array& a, int64_t to = 16) const {
     if (!place_.cuda || a.size() == 0) return;
     const int64_t bytes = element_bytes(a.element);
     const auto refuse = [&](const std::string& actual) {
       throw Error(ErrorCode::kShape, a.name, actual,
-                  "16-byte aligned rows (base address and strides)");
+                  std::to_string(to) + "-byte aligned rows (base address and strides)");
     };
-    const auto address = reinterpret_cast<uintptr_t>(a.data);
-    if (address % 16 != 0) refuse("an address " + std::to_string(address % 16) + " bytes past 16");
+    const auto past = reinterpret_cast<intptr_t>(a.data) % to;
+    if (past != 0)
+      refuse("an address " + std::to_string(past) + " bytes past " + std::to_string(to));
     for (int i = 0; i + 1 < a.ndim; ++i) {
-      if (a.shape[i] > 1 && a.stride[i] * bytes % 16 != 0) {
+      if (a.shape[i] > 1 && a.stride[i] * bytes % to != 0) {
         refuse("a stride of " + std::to_string(a.stride[i] * bytes) + " bytes in dimension " +
                std::to_string(i));
       }
@@ -246,6 +248,18 @@ class Checker {
   }
 
   void outputs(const RunArrays& a, Params& p) const {
+    if (o_.o_dtype == DType::kE2M1) {
+      packed_output(a, p);
+    } else {
+      output(a, p);
+    }
+    if (a.lse) lse(a, p);
+  }
+
+  void output(const RunArrays& a, Params& p) const {
+    if (a.out_scales) {
+      throw Error(ErrorCode::kDType, a.out.name, "a tuple", "an array: o_dtype is not 'nvfp4'");
+    }
     check_element(a.out, {Element::kF32, Element::kF16, Element::kBF16, Element::kE4M3});
     p.out = ragged_view(a.out, true);
     const bool free = p.q.dtype == DType::kE4M3 || p.out.dtype == DType::kE4M3;
@@ -259,7 +273,33 @@ class Checker {
     check_apart(a.out, a, true);
     here(a.out);
     aligned_rows(a.out);
-    if (!a.lse) return;
+  }
+
+  /// NVFP4: two codes in a byte, and scales of 16 of them.
+  void packed_output(const RunArrays& a, Params& p) const {
+    if (!a.out_scales) {
+      throw Error(ErrorCode::kDType, a.out.name, "an array", "(codes, scales): o_dtype is 'nvfp4'");
+    }
+    const int64_t tokens = p.q.tokens, heads = o_.shape.num_qo_heads, dim = o_.head_dim_vo;
+    const auto view = [&](const Array& x, Element element, DType type, int64_t row) {
+      check_element(x, {element});
+      check_shape(x, {tokens, heads, row});
+      check_rows(x);
+      check_no_overlap(x);
+      check_apart(x, a, false);
+      here(x);
+      return RaggedView{
+          x.data,      type,       tokens, static_cast<int32_t>(heads), static_cast<int32_t>(dim),
+          x.stride[0], x.stride[1]};
+    };
+    p.out = view(a.out, Element::kU8, DType::kE2M1, dim / 2);
+    p.out_scales = view(*a.out_scales, Element::kE4M3, DType::kE4M3, dim / kNvfp4Group);
+    p.out_scales.dim /= kNvfp4Group;
+    if (overlaps(a.out, *a.out_scales)) shares(*a.out_scales, a.out, "memory of its own");
+    aligned_rows(a.out, kNvfp4Group / 2);
+  }
+
+  void lse(const RunArrays& a, Params& p) const {
     if (o_.activation == Activation::kSigmoid) {
       throw Error(ErrorCode::kUnsupported, "return_lse", "True without a softmax",
                   "False: sigmoid attention, and a variant with use_softmax = false, have no "
@@ -269,7 +309,9 @@ class Checker {
     check_shape(*a.lse, {p.q.tokens, o_.shape.num_qo_heads});
     check_no_overlap(*a.lse);
     check_apart(*a.lse, a, false);
-    if (overlaps(*a.lse, a.out)) shares(*a.lse, a.out, "memory of its own");
+    for (const Array* out : {&a.out, a.out_scales}) {
+      if (out && overlaps(*a.lse, *out)) shares(*a.lse, *out, "memory of its own");
+    }
     here(*a.lse);
     p.lse = static_cast<float*>(a.lse->data);
     p.lse_stride_token = a.lse->stride[0];

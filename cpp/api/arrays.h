@@ -39,6 +39,7 @@ struct RunArrays {
   const Array& k;  ///< or the stacked cache
   const Array* v = nullptr;
   const Array& out;
+  const Array* out_scales = nullptr;  ///< of an output in NVFP4
   const Array* lse = nullptr;
   Scale q_scale, k_scale, v_scale;
   float o_scale = 1.0f;  ///< the output is divided by it

@@ -161,20 +161,22 @@ enum RunBits : int { kOverlapPrologue = 1, kOverlapKv = 2, kCheck = 4, kWait = 8
 void run(api::Attention& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
          nb::handle lse, nb::handle q_scale, nb::handle k_scale, nb::handle v_scale,
          nb::handle sinks, nb::handle alibi_slopes, const nb::tuple& extras, uintptr_t stream,
-         int how, nb::handle k_scales, nb::handle v_scales, double o_scale) {
+         int how, nb::handle k_scales, nb::handle v_scales, double o_scale, nb::handle out_scales) {
   constexpr Memory kAny = Memory::kAny;
   const Import q_in(q, "q", false, kAny), k_in(k, v.is_none() ? "kv" : "k", false, kAny);
   const OptionalImport v_in(v, "v", false, kAny);
   const Import out_in(out, "out", true, kAny);
   const OptionalImport lse_in(lse, "lse", true, kAny), sinks_in(sinks, "sinks", false, kAny),
       slopes_in(alibi_slopes, "alibi_slopes", false, kAny),
-      k_scales_in(k_scales, "k_scale", false, kAny), v_scales_in(v_scales, "v_scale", false, kAny);
+      k_scales_in(k_scales, "k_scale", false, kAny), v_scales_in(v_scales, "v_scale", false, kAny),
+      out_scales_in(out_scales, "out", true, kAny);
   std::optional<Import> keep[3];
   std::vector<Import> kept;
   api::RunArrays arrays{.q = q_in.array(),
                         .k = k_in.array(),
                         .v = v_in.get(),
                         .out = out_in.array(),
+                        .out_scales = out_scales_in.get(),
                         .lse = lse_in.get(),
                         .q_scale = scale_of(q_scale, "q_scale", keep[0]),
                         .k_scale = scale_of(k_scale, "k_scale", keep[1]),
@@ -359,7 +361,7 @@ void bind_engine(nb::module_& m) {
            nb::arg("v_scale").none(), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
            nb::arg("extras"), nb::arg("stream"), nb::arg("how"),
            nb::arg("k_scales").none() = nb::none(), nb::arg("v_scales").none() = nb::none(),
-           nb::arg("o_scale") = 1.0)
+           nb::arg("o_scale") = 1.0, nb::arg("out_scales").none() = nb::none())
       .def(
           "set_workspace",
           [](api::Attention& self, nb::handle workspace) {

@@ -457,17 +457,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   } else {
     launch(*kernel_, where, args);
   }
-  if (placed->fewer_queries()) {
-    launch_op("clear_rows", {.device = device_, .stream = stream},
-              {.blocks = ceil_div<int64_t>(int64_t{header.num_q_tokens} * header.num_qo_heads,
-                                           ops::kThreads),
-               .overlap = args.overlap != Overlap::kNone},
-              ops::ClearRowsArgs{.header = args.header,
-                                 .out = params.out,
-                                 .lse = params.lse,
-                                 .lse_stride_token = params.lse_stride_token,
-                                 .lse_stride_head = params.lse_stride_head});
-  }
+  placed->finish(args, params, stream);
   if (order) order->after(stream);
   if (options.wait) check(api().stream_synchronize(stream), "cuStreamSynchronize");
 }

@@ -37,9 +37,12 @@ PlacedPlan::PlacedPlan(const api::AttentionOptions& options, int device)
       head_dim_qk_(options.head_dim_qk),
       head_dim_vo_(options.head_dim_vo),
       num_qo_heads_(options.shape.num_qo_heads),
+      packs_outputs_(options.o_dtype == DType::kE2M1),
+      max_q_tokens_(options.capacity.max_q_tokens),
       plan_(device),
       counters_(device),
       partials_(device),
+      outputs_(device),
       slopes_(device),
       dense_(device),
       lengths_(device),
@@ -68,6 +71,10 @@ void PlacedPlan::take(const HostPlan& plan, const api::Borrowed& borrowed, const
   if (!borrowed.workspace) {
     const int64_t bytes = partial_bytes(h.max_partial_rows, head_dim_vo_);
     if (bytes) grow(partials_, bytes, "workspace", held);
+  }
+  if (packs_outputs_) {
+    const int64_t tokens = max_of<int64_t>(h.num_q_tokens, max_q_tokens_);
+    grow(outputs_, 4 * tokens * num_qo_heads_ * head_dim_vo_, "outputs", held);
   }
   if (plan.mask) take_mask(plan, mask_at, from.staging, stream);
   if (fresh) {
@@ -186,8 +193,42 @@ KernelArgs PlacedPlan::args(Params& params) const {
   if (slopes_.data() && !params.alibi_slopes) params.alibi_slopes = floats(slopes_);
   api::place_partials(params, header_, borrowed_.workspace ? borrowed_.workspace : partials_.data(),
                       head_dim_vo_);
-  return kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
-                     reinterpret_cast<int32_t*>(counters_.data()));
+  KernelArgs args = kernel_args(params, header_, reinterpret_cast<const int32_t*>(plan_.data()),
+                                reinterpret_cast<int32_t*>(counters_.data()));
+  if (packs_outputs_) {
+    args.params.out = {.data = outputs_.data(),
+                       .dtype = DType::kF32,
+                       .tokens = header_.num_q_tokens,
+                       .heads = num_qo_heads_,
+                       .dim = head_dim_vo_,
+                       .stride_token = int64_t{num_qo_heads_} * head_dim_vo_,
+                       .stride_head = head_dim_vo_};
+  }
+  return args;
+}
+
+void PlacedPlan::finish(const KernelArgs& args, const Params& params, CUstream stream) const {
+  const int64_t rows = int64_t{header_.num_q_tokens} * num_qo_heads_;
+  if (fewer_queries_) {
+    launch_op("clear_rows", {.device = device_, .stream = stream},
+              {.blocks = ceil_div<int64_t>(rows, ops::kThreads),
+               .overlap = args.overlap != Overlap::kNone},
+              ops::ClearRowsArgs{.header = args.header,
+                                 .out = args.params.out,
+                                 .lse = params.lse,
+                                 .lse_stride_token = params.lse_stride_token,
+                                 .lse_stride_head = params.lse_stride_head});
+  }
+  if (packs_outputs_) {
+    // Replays of this launch may have as many tokens as the capacity.
+    const int64_t most = max_of(rows, max_q_tokens_ * num_qo_heads_) * params.out_scales.dim;
+    launch_op("quantize_outputs", {.device = device_, .stream = stream},
+              {.blocks = ceil_div<int64_t>(most, ops::kThreads), .blocks_per_sm = 8},
+              ops::QuantizeOutputsArgs{.header = args.header,
+                                       .in = args.params.out,
+                                       .codes = params.out,
+                                       .scales = params.out_scales});
+  }
 }
 
 }  // namespace flashbsr::cuda

@@ -40,17 +40,20 @@ class PlacedPlan {
   void resolve(const api::LengthViews& views, Staging& staging, CUstream stream);
   /// Whether its lengths are known.
   bool complete() const { return header_.off_bounds == 0 || resolved_; }
-  /// Whether there may be fewer query tokens than were planned.
-  bool fewer_queries() const { return fewer_queries_; }
   /// Whether the lengths may still be on their way, so that the next kernel must not read the plan
   /// before those ahead of it have finished; the ones behind it start no earlier than that.
   bool take_fresh() { return std::exchange(fresh_, false); }
 
-  /// What a kernel is launched with; the caller's arrays are in `params`.
+  /// What a kernel is launched with; the caller's arrays are in `params`. Outputs that become codes
+  /// are float32 first, in memory of the plan.
   KernelArgs args(Params& params) const;
 
   /// Where codes of the plan are written as 16 bits.
   DensePages& dense() { return dense_; }
+
+  /// Behind the kernel of `args`: what is still to be done to the outputs of `params`. Rows whose
+  /// queries did not come are cleared, float32 ones become codes.
+  void finish(const KernelArgs& args, const Params& params, CUstream stream) const;
 
   const PlanHeader& header() const { return header_; }
   bool masked() const { return masked_; }
@@ -63,14 +66,18 @@ class PlacedPlan {
 
   const int device_;
   const int32_t head_dim_qk_, head_dim_vo_, num_qo_heads_;
+  const bool packs_outputs_;
+  const int64_t max_q_tokens_;  ///< of a capacity
   PlanHeader header_{};
   bool masked_ = false;
   int64_t mask_at_ = 0;
-  bool resolved_ = false, fewer_queries_ = false, fresh_ = false;
+  bool resolved_ = false, fresh_ = false;
+  bool fewer_queries_ = false;  ///< there may be fewer query tokens than were planned
 
   DeviceMemory plan_;  ///< the plan, and behind it the mask
   DeviceMemory counters_;
   DeviceMemory partials_;
+  DeviceMemory outputs_;  ///< in float32, where they become codes
   DeviceMemory slopes_;
   DensePages dense_;
   DeviceMemory lengths_;        ///< of the caller's that were in host memory

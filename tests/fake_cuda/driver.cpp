@@ -26,6 +26,7 @@
 #include <flashbsr/kernel/ops/args.h>
 
 #include "dense_pages.h"
+#include "output_rows.h"
 #include "pairs.h"
 #include "poison.h"
 #include "state.h"
@@ -98,16 +99,6 @@ void check_pages(const flashbsr::ops::CheckPagesArgs& a) {
     if (page >= 0 && page < a.pages) continue;
     *a.first_bad =
         std::min(*a.first_bad, static_cast<uint64_t>(i) << 32 | static_cast<uint32_t>(page));
-  }
-}
-
-void clear_rows(const flashbsr::ops::ClearRowsArgs& a) {
-  for (int64_t t = a.header->num_q_tokens_now; t < a.header->num_q_tokens; ++t) {
-    for (int32_t h = 0; h < a.out.heads; ++h) {
-      std::memset(a.out.row(t, h), 0,
-                  static_cast<size_t>(a.out.dim) * flashbsr::dtype_size(a.out.dtype));
-      if (a.lse) a.lse[t * a.lse_stride_token + h * a.lse_stride_head] = -flashbsr::infinity();
-    }
   }
 }
 
@@ -304,7 +295,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     op.work = [=] { check_pages(args); };
   } else if (name == "clear_rows") {
     const auto args = *static_cast<const flashbsr::ops::ClearRowsArgs*>(params[0]);
-    op.work = [=] { clear_rows(args); };
+    op.work = [=] { fake::clear_rows(args); };
+  } else if (name == "quantize_outputs") {
+    const auto args = *static_cast<const flashbsr::ops::QuantizeOutputsArgs*>(params[0]);
+    op.work = [=] { fake::quantize_outputs(args); };
   } else if (name == "dequantize_pages") {
     const auto args = *static_cast<const flashbsr::ops::DequantizePagesArgs*>(params[0]);
     op.work = [=] { fake::dequantize_pages(args); };

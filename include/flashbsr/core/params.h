@@ -61,6 +61,9 @@ struct Params {
   /// one behind the other. Without data: none.
   PagedView k_scales;
   PagedView v_scales;
+  /// Of an output in NVFP4 [nnz_q, H_qo, D_vo / 16]. Kernels write float32 and a pass behind them
+  /// reads it; the CPU's write codes.
+  RaggedView out_scales;
 
   /// Of a user's variant. Last: 480 bytes that other kernels never fetch.
   Extras extras;

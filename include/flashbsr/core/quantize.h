@@ -65,4 +65,19 @@ FLASHBSR_FN GroupScale scale_of(float low, float high, bool finite, DType codes,
   return s;
 }
 
+/// Of `count` elements in a row.
+FLASHBSR_FN GroupScale scale_of(const float* x, int count, DType codes, DType scales) {
+  float low = 0, high = 0;
+  bool finite = true;
+  for (int i = 0; i < count; ++i) {
+    low = min_of(low, x[i]);
+    high = max_of(high, x[i]);
+    finite = finite && x[i] - x[i] == 0;  // NaN for NaN and infinities
+  }
+  return scale_of(low, high, finite, codes, scales);
+}
+
+/// Elements that share a scale of NVFP4.
+inline constexpr int kNvfp4Group = 16;
+
 }  // namespace flashbsr

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <flashbsr/core/params.h>
+#include <flashbsr/core/quantize.h>
 #include <flashbsr/core/state.h>
 #include <flashbsr/cpu/built_in.h>
 #include <flashbsr/cpu/convert.h>
@@ -14,6 +15,20 @@
 
 namespace flashbsr::cpu {
 inline namespace FLASHBSR_CPU_ISA {
+
+/// As NVFP4: codes, and a scale of each 16.
+FLASHBSR_FN void write_codes(const Params& p, const float* o, int64_t token, int32_t head) {
+  char* const codes = p.out.row(token, head);
+  char* const scales = p.out_scales.row(token, head);
+  for (int g = 0; g < p.out_scales.dim; ++g) {
+    const float* x = o + g * kNvfp4Group;
+    const GroupScale s = scale_of(x, kNvfp4Group, DType::kE2M1, DType::kE4M3);
+    store_from_float(scales, g, DType::kE4M3, s.stored);
+    for (int i = 0; i < kNvfp4Group; ++i) {
+      store_from_float(codes, g * kNvfp4Group + i, DType::kE2M1, s.code_of(x[i]));
+    }
+  }
+}
 
 /// Writes normalised `o` [D_vo] (overwritten) and its base-2 `lse`.
 template <class Variant>
@@ -35,6 +50,7 @@ FLASHBSR_FN void write_row(const Params& p, const Variant& variant, bool softmax
     case DType::kE4M3:
       for (int d = 0; d < p.v.dim; ++d) store_from_float(dst, d, DType::kE4M3, o[d]);
       break;
+    case DType::kE2M1: write_codes(p, o, token, at.head); break;
     default: row_from_float<DType::kF32>(o, dst, p.v.dim); break;
   }
   if (p.lse) p.lse[token * p.lse_stride_token + at.head * p.lse_stride_head] = lse * p.lse_unit;

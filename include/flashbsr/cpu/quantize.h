@@ -11,24 +11,12 @@
 
 namespace flashbsr::cpu {
 
-/// The scale of `count` elements.
-inline GroupScale group_scale(const float* x, int count, DType codes, DType scales) {
-  float low = 0, high = 0;
-  bool finite = true;
-  for (int i = 0; i < count; ++i) {
-    low = min_of(low, x[i]);
-    high = max_of(high, x[i]);
-    finite = finite && x[i] - x[i] == 0;  // NaN for NaN and infinities
-  }
-  return scale_of(low, high, finite, codes, scales);
-}
-
 /// Writes the codes of a row and its scales. `scales` says their type and number.
 inline void quantize_row(const float* x, int dim, DType codes, char* row, const PagedView& scales,
                          char* scale_row) {
   const int size = dim / scales.dim;
   for (int g = 0; g < scales.dim; ++g) {
-    const GroupScale s = group_scale(x + g * size, size, codes, scales.dtype);
+    const GroupScale s = scale_of(x + g * size, size, codes, scales.dtype);
     store_from_float(scale_row, g, scales.dtype, s.stored);
     for (int d = g * size; d < (g + 1) * size; ++d) {
       store_from_float(row, d, codes, s.code_of(x[d]));

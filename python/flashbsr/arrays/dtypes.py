@@ -17,6 +17,7 @@ from ..errors import DTypeError
 __all__ = [
     "FLOAT8",
     "KV_DTYPES",
+    "NVFP4_GROUP",
     "OUTPUT_DTYPES",
     "O_DTYPES",
     "PACKED",
@@ -33,8 +34,11 @@ O_DTYPES = ("float32", "float16", "bfloat16")
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
-OUTPUT_DTYPES = (*O_DTYPES, "float8_e4m3fn")
+OUTPUT_DTYPES = (*O_DTYPES, "float8_e4m3fn", "nvfp4")
 """Element types of outputs."""
+
+NVFP4_GROUP = 16
+"""Elements that share a scale of NVFP4."""
 
 Q_DTYPES = (*O_DTYPES, "float8_e4m3fn")
 """Element types of queries."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .._check import check_name
 from ..engine.attention import Attention
 from ..engine.task import TaskInfo
-from ..errors import FlashbsrError, IndexRangeError, ShapeError
+from ..errors import FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
 from ..layout.layouts import Ragged
 from ..ops.state import merge_state_in_place
 from ..variant.spec import AttentionSpec
@@ -136,6 +136,8 @@ class PrefillOverRanks:
     ------
     FlashbsrError
         A spec that is not causal.
+    UnsupportedError
+        An output in NVFP4.
 
     Notes
     -----
@@ -157,6 +159,10 @@ class PrefillOverRanks:
         self.spec, self.task = spec or AttentionSpec(causal=True), task
         if not self.spec.causal:
             raise FlashbsrError("spec", "causal=False", "causal=True")
+        if task.o_dtype == "nvfp4":
+            raise UnsupportedError(
+                "o_dtype", "'nvfp4'", "another type: what is merged is one array"
+            )
         self.group, self.method, self.timeout = group, method, timeout
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._shards: list[ZigZag] = []

@@ -11,9 +11,9 @@ import numpy as np
 
 from .._check import check_float
 from ..arrays import adapter_for, device_of, float_dtype, to_numpy
-from ..arrays.dtypes import Q_DTYPES, output_dtype
+from ..arrays.dtypes import NVFP4_GROUP, Q_DTYPES, output_dtype
 from ..arrays.types import Array
-from ..errors import FlashbsrError, UnsupportedError
+from ..errors import DTypeError, FlashbsrError, UnsupportedError
 from ..variant.spec import AttentionSpec
 from ..variant.variant import extra_values
 from .explain import Explanation, explain
@@ -129,7 +129,9 @@ class Attention(Planned):
         out : array, shape (num_q_tokens, num_qo_heads, head_dim_vo), optional
             Where to write; default: a new array of q's kind. Its type is the task's o_dtype, by
             default that of q or float8_e4m3fn; with float8 q also any of float32, float16 and
-            bfloat16.
+            bfloat16. With an o_dtype of "nvfp4" a tuple: codes, uint8 of ``head_dim_vo / 2``, two
+            in a byte, and scales, float8_e4m3fn of ``head_dim_vo / 16``
+            (docs/kv-quantization.md).
         lse : float32 array, shape (num_q_tokens, num_qo_heads), optional
             Where to write the LSE; given, it is returned too.
         return_lse : bool
@@ -143,8 +145,8 @@ class Attention(Planned):
         v_scale : float, array or tuple, optional
             Multiplies the output; or the values, like `k_scale`.
         o_scale : float
-            The output is divided by it, before it is rounded: of a float8 output the number that
-            its reader multiplies by. Not with a variant's `output_transform`.
+            The output is divided by it, before it is rounded: of an output in float8 or NVFP4 the
+            number that its reader multiplies by. Not with a variant's `output_transform`.
         sinks : float32 array, shape (num_qo_heads,), optional
             Learned logits that join the softmax denominator only (gpt-oss, 2025).
         alibi_slopes : float32 array, shape (num_qo_heads,), optional
@@ -167,7 +169,7 @@ class Attention(Planned):
         Returns
         -------
         out, or (out, lse)
-            Arrays of q's kind.
+            Arrays of q's kind; `out` is a tuple where the output is NVFP4.
 
         Raises
         ------
@@ -219,7 +221,16 @@ class Attention(Planned):
 
         return_lse = return_lse or lse is not None
         result, out_adapter, lse_adapter = out, adapter, adapter
-        if out is None:
+        scales = scales_export = None
+        if task.o_dtype == "nvfp4":
+            scales_adapter = adapter
+            if out is None:
+                result, scales = self._codes(q, adapter)
+            else:
+                result, scales = _pair(out)
+                out_adapter, scales_adapter = adapter_for(result, "out"), adapter_for(scales, "out")
+            scales_export = scales_adapter.export(scales, True, "out")
+        elif out is None:
             o_dtype = task.o_dtype or output_dtype(float_dtype(q, "q", Q_DTYPES))
             result = adapter.empty(q, (*_rows(q), task.num_qo_heads, self._head_dim_vo), o_dtype)
         else:
@@ -254,11 +265,22 @@ class Attention(Planned):
             k_tokens,
             v_tokens,
             o_scale,
+            scales_export,
         )
         self._open = False
         if out is None:
             result = adapter.finish(result, q, kv)
+            if scales is not None:
+                result = result, adapter.finish(scales, q, kv)
+        elif scales is not None:
+            result = out
         return (result, lse_adapter.finish(lse, q, kv)) if return_lse else result
+
+    def _codes(self, q: Any, adapter: Any) -> tuple[Any, Any]:
+        """Allocate an output in NVFP4: codes and scales."""
+        rows, dim = (*_rows(q), self.task.num_qo_heads), self._head_dim_vo
+        scales = adapter.empty(q, (*rows, dim // NVFP4_GROUP), "float8_e4m3fn")
+        return adapter.empty(q, (*rows, dim // 2), "uint8"), scales
 
     def _output_scale(self, o_scale: float, adapter: Any) -> float:
         """Check a scale of the output. It is folded into that of the values."""
@@ -330,6 +352,14 @@ class Attention(Planned):
 def _rows(q: Any) -> tuple[int]:
     """Rows of an output."""
     return (q.shape[0] if len(q.shape) else 0,)
+
+
+def _pair(out: Any) -> tuple[Any, Any]:
+    """Take an output in NVFP4 apart."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__name__
+        raise DTypeError("out", got, "(codes, scales) with o_dtype='nvfp4'")
+    return out
 
 
 def _export(x: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from .._check import check_backend, check_int, check_name, is_cuda
 from ..arrays.dtypes import (
     FLOAT8,
+    NVFP4_GROUP,
     O_DTYPES,
     OUTPUT_DTYPES,
     PACKED_LATENTS,
@@ -59,7 +60,8 @@ class TaskInfo:
     o_dtype : data type, optional
         float32, float16, bfloat16, or float8_e4m3fn: rounded once, beyond 448 saturated
         (`o_scale` of ``run``). None: that of q, or float8_e4m3fn where a given ``out`` is; with
-        float8 q that of a given ``out``, otherwise bfloat16.
+        float8 q that of a given ``out``, otherwise bfloat16. "nvfp4": ``run`` returns codes and
+        scales; `head_dim_vo` is a multiple of 16 then.
     max_batch_size, max_q_tokens, max_kv_pages : int, optional
         Capacity: requests, rows of q, and entries of ``kv_indices`` (paged) or rows of k (ragged).
         Instead of the last one `max_kv_len`: tokens of the longest request. There is room then for
@@ -219,6 +221,10 @@ class TaskInfo:
         else:
             _set(self, "kv_dtype", types[0] if types[0] == types[1] else types)
         _set(self, "o_dtype", normalize_dtype(self.o_dtype, "o_dtype", OUTPUT_DTYPES))
+        if self.o_dtype == "nvfp4" and int(self.head_dim_vo or 0) % NVFP4_GROUP:
+            raise UnsupportedError(
+                "o_dtype", f"'nvfp4' with head_dim_vo={self.head_dim_vo}", "a multiple of 16"
+            )
         if self.q_dtype in FLOAT8 and self.kv_dtype not in (None, self.q_dtype):
             raise DTypeError(
                 "kv_dtype", self.kv_dtype, f"{self.q_dtype} as q_dtype; any KV goes with 16-bit q"

@@ -18,7 +18,15 @@ from ..errors import FlashbsrError, UnsupportedError
 from ._arguments import Default
 from .quantized import as_nvfp4
 
-__all__ = ["SINK", "Declared", "as_tuple", "pages_to_tokens", "read_jit_args", "types"]
+__all__ = ["SINK", "Declared", "as_tuple", "pages_to_tokens", "read_jit_args", "types",
+           "whole_output"]  # fmt: skip
+
+
+def whole_output(o_dtype: Any, name: str) -> None:
+    """Refuse outputs in codes: FlashInfer's have scales in the order of a GEMM's tiles."""
+    if o_dtype == "nvfp4":
+        wanted = "another type; flashbsr.Attention writes NVFP4, with scales in the order of rows"
+        raise UnsupportedError(name, "'nvfp4'", wanted)
 
 
 def types(given: dict[str, Any]) -> dict[str, Any]:
@@ -29,6 +37,7 @@ def types(given: dict[str, Any]) -> dict[str, Any]:
     kv = both if kv is None or isinstance(kv, Default) else kv
     if isinstance(out, Default):
         out = None if q is None else str(out)
+    whole_output(out, "o_data_type")
     return {"q_dtype": q, "kv_dtype": q if kv is None else as_nvfp4(kv), "o_dtype": out}
 
 

@@ -175,6 +175,9 @@ def run(
         attributes["numbers"] = ",".join(str(_number(x)) for x in known)
         head_dim_vo = head_dim_vo or known[0]._head_dim_vo
         o_dtype = o_dtype or known[0].task.o_dtype
+        if any(x.task.o_dtype == "nvfp4" for x in known):
+            wanted = "another type in a compiled program, or Attention.run outside of it"
+            raise UnsupportedError("o_dtype", "'nvfp4'", wanted)
     else:
         operands["handle"] = attention
     operands["q"] = q

@@ -328,4 +328,12 @@ struct ClearRowsArgs {
   int64_t lse_stride_head = 0;
 };
 
+/// Outputs become codes of NVFP4. Rows of whole 16 elements.
+struct QuantizeOutputsArgs {
+  const PlanHeader* header = nullptr;  ///< says how many tokens there are
+  RaggedView in;                       ///< float32, contiguous
+  RaggedView codes;                    ///< aligned to 8 bytes
+  RaggedView scales;                   ///< e4m3
+};
+
 }  // namespace flashbsr::ops

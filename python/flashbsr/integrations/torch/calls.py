@@ -92,6 +92,9 @@ def run(
     if self._operand is None:
         raise PlanError("run", "no plan", "plan() before the program is compiled")
     task, shape = self.task, (q.shape[0], self.task.num_qo_heads)
+    if task.o_dtype == "nvfp4":
+        wanted = "another type in a compiled program, or a call outside of it"
+        raise UnsupportedError("o_dtype", "'nvfp4'", wanted)
     k, v = _split(kv)
     result = out
     if result is None:
