@@ -295,7 +295,7 @@ def dense_pages(
     rows: int | None = None,
 ) -> str:  # fmt: skip
     """So many queries that codes are written as 16 bits first; requests end inside of pages."""
-    eight = kv_dtype == "int8"  # which other kernels read faster than other codes
+    eight = kv_dtype in ("int8", "float8_e4m3fn")  # which other kernels read faster
     lengths, queries = (1543, 0, 1001), (300, 0, 260)
     if eight:
         lengths, queries = (2543, 0, 1001), (2500, 0, 900)
@@ -314,13 +314,13 @@ def dense_pages(
     else:
         attention.plan(flashbsr.Ragged(offsets(queries), offsets(lengths)))
         shape = (sum(lengths), 2)
-    codes = np.random.default_rng(2).integers(0, 256, (*shape, dim // (1 + (not eight))), np.uint8)
-    codes = codes.view(np.int8) if eight else codes
-    groups = {"nvfp4": (dim // 16,), "int4": (2,), "int8": ()}[kv_dtype]
+    bits = np.random.default_rng(2).integers(0, 256, (*shape, dim // (1 + (not eight))), np.uint8)
+    codes = integers(bits).view(getattr(torch, kv_dtype)) if eight else integers(bits)
+    groups = {"nvfp4": (dim // 16,), "int4": (2,)}.get(kv_dtype, ())
     scales = normal((*shape, *groups), "float32").abs()
     scales = scales.to(torch.float8_e4m3fn) if kv_dtype == "nvfp4" else scales
     q = normal((sum(queries), 2 * GROUP, dim), q_dtype)
-    attention.run(q, (integers(codes), integers(codes)), k_scale=scales, v_scale=scales)
+    attention.run(q, (codes, codes), k_scale=scales, v_scale=scales)
     return str(attention._engine.kernel_name())
 
 
@@ -328,7 +328,8 @@ def write_pages() -> None:
     """NVFP4 as its values, and keys that stay codes."""
     if "scaled" in dense_pages("nvfp4"):
         raise RuntimeError("codes were read as they are")
-    dense_pages("int4")
+    for kv_dtype in ("int4", "int8", "float8_e4m3fn"):
+        dense_pages(kv_dtype)
 
 
 def pack() -> None:

@@ -3,6 +3,7 @@
 #include "dequantize.h"
 
 #include <flashbsr/core/math.h>
+#include <flashbsr/core/quantize.h>
 
 #include "ops.h"
 
@@ -52,12 +53,32 @@ PagedView factor_view(const PagedView& codes, int64_t pages, char*& data) {
 }
 
 ops::DequantizeRows rows_of(const PagedView& codes, const PagedView& scales, const PagedView& out) {
-  const uint32_t units = static_cast<uint32_t>(codes.dim / ops::kCodeGroup);
-  return {.codes = codes,
-          .scales = scales,
-          .out = out,
-          .units = FastDiv(units * static_cast<uint32_t>(codes.heads)),
-          .row_units = FastDiv(units)};
+  const int32_t pieces = codes.dim / ops::kCodePiece;
+  ops::DequantizeRows rows{.codes = codes,
+                           .scales = scales,
+                           .out = out,
+                           .units = pieces / 2 * codes.heads,
+                           .row_units = FastDiv(static_cast<uint32_t>(pieces / 2)),
+                           .group_pieces = FastDiv(static_cast<uint32_t>(pieces / scales.dim))};
+  while (1 << rows.lanes_log2 < min_of(rows.units, ops::kThreads)) ++rows.lanes_log2;
+  return rows;
+}
+
+/// As cpp/instances.txt has it.
+const char* codes_name(DType codes) {
+  return codes == DType::kI8     ? "i8"
+         : codes == DType::kE4M3 ? "e4m3"
+         : codes == DType::kI4   ? "i4"
+                                 : "e2m1";
+}
+
+/// Of a block: 32, or as many as its threads take at once where tokens have few units.
+int32_t block_tokens_log2(const ops::DequantizeRows& k, const ops::DequantizeRows& v) {
+  constexpr int32_t kMostInFlight = 4;
+  const int32_t at_once = ops::kThreads * kMostInFlight >> max_of(k.lanes_log2, v.lanes_log2);
+  int32_t log2 = 5;
+  while (1 << log2 < at_once) ++log2;
+  return log2;
 }
 
 /// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
@@ -84,7 +105,7 @@ std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
     return dense;
   }
   const bool known = batch.kv == DType::kI8 || batch.kv == DType::kE4M3 || batch.kv == DType::kI4;
-  const bool whole = o.head_dim_qk % ops::kCodeGroup == 0 && o.head_dim_vo % ops::kCodeGroup == 0;
+  const bool whole = o.head_dim_qk % kNvfp4Group == 0 && o.head_dim_vo % kNvfp4Group == 0;
   if (!known || !whole || need.hooks() || scales.fine()) return std::nullopt;
   dense.halves = scales.halves(batch.kv);
   return dense;
@@ -108,7 +129,7 @@ DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batc
   const int32_t dims = o.head_dim_qk + o.head_dim_vo;
   const auto bytes = [&](int32_t dim) { return static_cast<int32_t>(row_bytes(batch.kv, dim)); };
   // Scales: of 16 for NVFP4, of 64 or of a row for the others.
-  const int32_t scales = batch.kv == DType::kE2M1 ? dims / ops::kCodeGroup : 8;
+  const int32_t scales = batch.kv == DType::kE2M1 ? dims / kNvfp4Group : 8;
   DequantizePass pass{.tokens = batch.kv_slots,
                       .code_bytes = bytes(o.head_dim_qk) + bytes(o.head_dim_vo) + scales,
                       .value_bytes = static_cast<int32_t>(dense_bytes(batch.kv, dims))};
@@ -136,14 +157,18 @@ void DensePages::write(KernelArgs& args, const PlanHeader& header, CUstream stre
     keys.b = factor_view(p.k, pages, data);
   }
   int32_t* const ids = reinterpret_cast<int32_t*>(ids_.data());
-  const int64_t blocks = ceil_div<int64_t>(header.max_kv_len, ops::kDequantizeTokens);
+  const int32_t tokens_log2 = block_tokens_log2(keys, others);
+  const int64_t blocks = ceil_div<int64_t>(header.max_kv_len, 1 << tokens_log2);
   launch_op("dequantize_pages", {.device = device_, .stream = stream},
-            {.blocks = max_of<int64_t>(blocks * header.num_requests, 1), .blocks_per_sm = 8},
+            {.blocks = max_of<int64_t>(blocks * header.num_requests, 1),
+             .blocks_per_sm = 8,
+             .kv = codes_name(p.k.dtype)},
             ops::DequantizePagesArgs{.header = args.header,
                                      .requests = args.requests,
                                      .kv_indices = args.kv_indices,
                                      .page_ids = ids,
                                      .page_size = args.page_size,
+                                     .tokens_log2 = tokens_log2,
                                      .k = keys,
                                      .v = others});
   p.k = keys.out;

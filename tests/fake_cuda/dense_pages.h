@@ -19,8 +19,8 @@ inline void dequantize_rows(const flashbsr::ops::DequantizePagesArgs& a,
       for (int32_t d = 0; d < x.codes.dim; ++d) {
         const float code =
             flashbsr::load_as_float(x.codes.row(page, within, head), d, x.codes.dtype);
-        const float scale = flashbsr::load_as_float(x.scales.row(page, within, head),
-                                                    d / flashbsr::ops::kCodeGroup, x.scales.dtype);
+        const float scale = flashbsr::load_as_float(
+            x.scales.row(page, within, head), d / (x.codes.dim / x.scales.dim), x.scales.dtype);
         flashbsr::store_from_float(x.out.row(to, within, head), d, x.out.dtype, code * scale);
       }
     }

@@ -299,7 +299,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   } else if (name == "quantize_outputs") {
     const auto args = *static_cast<const flashbsr::ops::QuantizeOutputsArgs*>(params[0]);
     op.work = [=] { fake::quantize_outputs(args); };
-  } else if (name == "dequantize_pages") {
+  } else if (name.rfind("dequantize_pages", 0) == 0) {
     const auto args = *static_cast<const flashbsr::ops::DequantizePagesArgs*>(params[0]);
     op.work = [=] { fake::dequantize_pages(args); };
   } else if (name == "resolve") {

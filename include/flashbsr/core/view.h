@@ -43,6 +43,10 @@ struct PagedView {
     return static_cast<char*>(data) +
            (page * stride_page + token * stride_token + head * stride_head) * dtype_size(dtype);
   }
+  /// Bytes from a head's row of token 0 of page 0 to that of another.
+  FLASHBSR_FN int64_t row_offset(int64_t page, int64_t token) const {
+    return (page * stride_page + token * stride_token) * dtype_size(dtype);
+  }
 };
 
 }  // namespace flashbsr

@@ -303,19 +303,22 @@ struct DequantizeRows {
   PagedView scales;
   PagedView out;        ///< its page i is the plan's i-th; ragged: its row is the row of the codes
   PagedView a{}, b{};   ///< of K that stay codes: factors of logits, float32, pages as `out` has
-  FastDiv units{};      ///< of a token: heads x dim / kCodeGroup
+  int32_t units = 0;    ///< of a token: heads x dim / (2 kCodePiece)
   FastDiv row_units{};  ///< of a head
+  FastDiv group_pieces{};  ///< of a scale
+  int32_t lanes_log2 = 0;  ///< threads that have a token's units
 };
-/// Elements that are a thread's at once, of NVFP4 those of a scale: 32 bytes of values.
-inline constexpr int kCodeGroup = 16;
-/// Tokens of a request that a block takes.
-inline constexpr int kDequantizeTokens = 32;
+/// Elements that a thread writes at once, 16 bytes, beside those of its neighbours: with 32 bytes
+/// each, a store would write the halves of twice as many sectors. A unit is two of them, in the
+/// halves of a row.
+inline constexpr int kCodePiece = 8;
 struct DequantizePagesArgs {
   const PlanHeader* header = nullptr;
   const Request* requests = nullptr;
   const int32_t* kv_indices = nullptr;  ///< null: ragged
   int32_t* page_ids = nullptr;          ///< of the pages that are written: 0, 1, ...
   FastDiv page_size{};
+  int32_t tokens_log2 = 5;  ///< of a request, that a block takes
   DequantizeRows k, v;
 };
 
