@@ -72,13 +72,11 @@ const char* codes_name(DType codes) {
                                  : "e2m1";
 }
 
-/// Of a block: 32, or as many as its threads take at once where tokens have few units.
+/// Of a block: as many as its threads take at once.
 int32_t block_tokens_log2(const ops::DequantizeRows& k, const ops::DequantizeRows& v) {
-  constexpr int32_t kMostInFlight = 4;
-  const int32_t at_once = ops::kThreads * kMostInFlight >> max_of(k.lanes_log2, v.lanes_log2);
-  int32_t log2 = 5;
-  while (1 << log2 < at_once) ++log2;
-  return log2;
+  int32_t log2 = 0;
+  while (2 << log2 <= ops::kThreads * ops::kTokensInFlight) ++log2;
+  return log2 - max_of(k.lanes_log2, v.lanes_log2);
 }
 
 /// Under a capacity, and where splits are fixed, the kernel must not depend on lengths.
@@ -134,7 +132,6 @@ DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batc
                       .code_bytes = bytes(o.head_dim_qk) + bytes(o.head_dim_vo) + scales,
                       .value_bytes = static_cast<int32_t>(dense_bytes(batch.kv, dims))};
   if (bandwidth > 0) pass.bytes_per_second = 0.95 * bandwidth;
-  pass.keeps_codes = batch.kv != DType::kE2M1;
   return pass;
 }
 
@@ -161,7 +158,7 @@ void DensePages::write(KernelArgs& args, const PlanHeader& header, CUstream stre
   const int64_t blocks = ceil_div<int64_t>(header.max_kv_len, 1 << tokens_log2);
   launch_op("dequantize_pages", {.device = device_, .stream = stream},
             {.blocks = max_of<int64_t>(blocks * header.num_requests, 1),
-             .blocks_per_sm = 8,
+             .blocks_per_sm = 20,
              .kv = codes_name(p.k.dtype)},
             ops::DequantizePagesArgs{.header = args.header,
                                      .requests = args.requests,

@@ -148,7 +148,9 @@ def test_torch_jax_and_what_explain_says() -> None:
     assert [x.dtype for x in got] == [torch.uint8, torch.float8_e4m3fn]
     np.testing.assert_array_equal(got[0].numpy(), codes)
     np.testing.assert_array_equal(got[1].view(torch.uint8).numpy(), scales.view(np.uint8))
-    got = planned(layout, "bfloat16").run(*jax.tree.map(jax.numpy.asarray, (q, kv)))
+    with jax.default_device(jax.devices("cpu")[0]):
+        arrays = jax.tree.map(jax.numpy.asarray, (q, kv))
+    got = planned(layout, "bfloat16").run(*arrays)
     assert [x.dtype for x in got] == [np.uint8, E4M3]
     np.testing.assert_array_equal(got[0], codes)
     np.testing.assert_array_equal(np.asarray(got[1]).view(np.uint8), scales.view(np.uint8))

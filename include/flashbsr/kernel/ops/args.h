@@ -312,13 +312,15 @@ struct DequantizeRows {
 /// each, a store would write the halves of twice as many sectors. A unit is two of them, in the
 /// halves of a row.
 inline constexpr int kCodePiece = 8;
+/// Tokens of which a thread has a unit at once, of K and of V.
+inline constexpr int kTokensInFlight = 2;
 struct DequantizePagesArgs {
   const PlanHeader* header = nullptr;
   const Request* requests = nullptr;
   const int32_t* kv_indices = nullptr;  ///< null: ragged
   int32_t* page_ids = nullptr;          ///< of the pages that are written: 0, 1, ...
   FastDiv page_size{};
-  int32_t tokens_log2 = 5;  ///< of a request, that a block takes
+  int32_t tokens_log2 = 0;  ///< of a request, that a block takes at once
   DequantizeRows k, v;
 };
 

@@ -17,14 +17,10 @@
 
 namespace flashbsr::ops {
 
-/// Tokens of a thread that are under way at once: the look-up of a page, then its codes, are two
-/// waits for memory. 32 bytes of codes.
+/// Blocks of an SM, by registers: 48 of a thread, or 64. So 80 KB of codes of eight bits are on
+/// their way to an SM.
 template <DType kCodes>
-inline constexpr int kTokensInFlight = kCodes == DType::kI8 || kCodes == DType::kE4M3 ? 2 : 4;
-/// Blocks of an SM, by registers: 40 of a thread, or 64. So 49 KB of codes of eight bits are on
-/// their way to an SM, or 33 of those of four.
-template <DType kCodes>
-inline constexpr int kDequantizeBlocks = kCodes == DType::kI8 || kCodes == DType::kE4M3 ? 6 : 4;
+inline constexpr int kDequantizeBlocks = kCodes == DType::kE2M1 ? 4 : 5;
 
 /// What a thread has of a row: kCodePiece elements of its first half and as many of the second.
 template <int kArch, DType kCodes>
@@ -118,7 +114,7 @@ struct KeyScales {
   FLASHBSR_DEVICE float b() const { return drops() ? first : second; }
 };
 
-/// Where a token's row of a head is, and where it goes.
+/// Where a token's row is in its head, and where it goes.
 struct RowPlace {
   int32_t page = 0, to = 0, within = 0;
 
@@ -134,115 +130,159 @@ struct RowPlace {
   }
 };
 
-/// Tokens [begin, end) of a request, by a block.
-/// @tparam kKeyCodes  K stay codes
-template <int kArch, DType kCodes, bool kKeyCodes>
-FLASHBSR_DEVICE void dequantize_rows(const DequantizePagesArgs& a, const DequantizeRows& x,
-                                     const Request& r, int32_t begin, int32_t end) {
+/// Some codes have scales of one type only.
+template <DType kCodes>
+FLASHBSR_DEVICE DType scale_type(const PagedView& scales) {
+  if constexpr (kCodes == DType::kI4) return DType::kF32;
+  if constexpr (kCodes == DType::kE2M1) return DType::kE4M3;
+  return scales.dtype == DType::kF16 ? DType::kF16 : DType::kF32;
+}
+
+/// What a thread has of a block's tokens, of K or of V: a unit of a token, and of every step-th
+/// behind it.
+/// @tparam kStayCodes  those of K, but for NVFP4
+template <int kArch, DType kCodes, bool kStayCodes>
+class RowParts {
+ public:
   using Unit = CodeUnit<kArch, kCodes>;
-  constexpr int kInFlight = kTokensInFlight<kCodes>;
-  constexpr bool kZeros = kCodes == DType::kI4, kFine = kZeros || kCodes == DType::kE2M1;
-  constexpr bool kScaled = !kKeyCodes || kZeros;
-  // Some codes have scales of one type only.
-  const DType scale_type = kZeros                          ? DType::kF32
-                           : kFine                         ? DType::kE4M3
-                           : x.scales.dtype == DType::kF16 ? DType::kF16
-                                                           : DType::kF32;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x), lanes = 1 << x.lanes_log2;
-  const int32_t step = kThreads >> x.lanes_log2;
-  const int32_t row_units = static_cast<int32_t>(x.row_units.divisor);
-  for (int32_t u = thread & (lanes - 1); u < x.units; u += lanes) {
-    const int32_t head = x.row_units.quotient(u), at = x.row_units.remainder(u, head);
-    const int32_t group[2] = {x.group_pieces.quotient(at), x.group_pieces.quotient(at + row_units)};
-    const char* const codes = x.codes.row(0, 0, head) + Unit::kPieceBytes * at;
-    char* const out = x.out.row(0, 0, head) + 2 * kCodePiece * at;
-    for (int32_t token = begin + (thread >> x.lanes_log2); token < end; token += step * kInFlight) {
-      RowPlace place[kInFlight];
+  static constexpr int kCount = kTokensInFlight;
+  static constexpr bool kZeros = kCodes == DType::kI4;
+  static constexpr bool kFine = kZeros || kCodes == DType::kE2M1;  ///< a scale for each piece
+  static constexpr bool kScaled = !kStayCodes || kZeros;
+
+  /// @param first  of a thread's units of a token
+  FLASHBSR_DEVICE RowParts(const DequantizeRows& x, int32_t first) : x_(x) {
+    const int32_t thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t u = first + (thread & ((1 << x.lanes_log2) - 1));
+    live_ = u < x.units;
+    head_ = x.row_units.quotient(u);
+    at_ = x.row_units.remainder(u, head_);
+  }
+
+  FLASHBSR_DEVICE void find(const DequantizePagesArgs& a, const Request& r, int32_t begin,
+                            int32_t end) {
+    const int32_t step = kThreads >> x_.lanes_log2;
+    int32_t token = begin + (static_cast<int32_t>(threadIdx.x) >> x_.lanes_log2);
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        if (token + i * step < end) place[i] = RowPlace(a, r, token + i * step);
-      }
-      Unit unit[kInFlight];
-      uint32_t scale[kInFlight][2];  // of both pieces, as they lie there
+    for (int i = 0; i < kCount; ++i, token += step) {
+      place_[i].within = -1;
+      if (live_ && token < end) place_[i] = RowPlace(a, r, token);
+    }
+  }
+
+  FLASHBSR_DEVICE void load() {
+    const int32_t row_units = static_cast<int32_t>(x_.row_units.divisor);
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        if (token + i * step >= end) continue;
-        unit[i].load(codes + x.codes.row_offset(place[i].page, place[i].within),
-                     Unit::kPieceBytes * row_units);
-        if constexpr (kScaled) {
-          const char* const row = x.scales.row(place[i].page, place[i].within, head);
-          scale[i][0] = scale_bits(row, kFine ? group[0] : 0, scale_type);
-          if constexpr (kFine) scale[i][1] = scale_bits(row, group[1], scale_type);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        if (token + i * step >= end) continue;
-        char* const to = out + x.out.row_offset(place[i].to, place[i].within);
-#pragma unroll
-        for (int p = 0; p < 2; ++p) {
-          float zero = 0, factor = 1;
-          if constexpr (kScaled) {
-            const float value = scale_value<kArch>(scale[i][kFine ? p : 0], scale_type);
-            if constexpr (kZeros) zero = static_cast<float>(int4_zero(value));
-            if constexpr (!kKeyCodes) factor = kZeros ? int4_scale(value) : value;
-          }
-          if constexpr (kKeyCodes && kZeros) {
-            const auto of_piece = [&](int n) { return int4_scale(bits_float(scale[i][n])); };
-            const KeyScales both{of_piece(0), of_piece(1), x.scales.dim == 1};
-            if (p == 1 && both.drops()) factor = 0.0f;
-          }
-          unit[i].store(to + 2 * kCodePiece * row_units * p, p, x.out.dtype, zero, factor);
+    for (int i = 0; i < kCount; ++i) {
+      if (!there(i)) continue;
+      unit_[i].load(x_.codes.row(place_[i].page, place_[i].within, head_) + Unit::kPieceBytes * at_,
+                    Unit::kPieceBytes * row_units);
+      if constexpr (kScaled) {
+        const char* const row = x_.scales.row(place_[i].page, place_[i].within, head_);
+        const DType type = scale_type<kCodes>(x_.scales);
+        scale_[i][0] = scale_bits(row, kFine ? x_.group_pieces.quotient(at_) : 0, type);
+        if constexpr (kFine) {
+          scale_[i][1] = scale_bits(row, x_.group_pieces.quotient(at_ + row_units), type);
         }
       }
     }
   }
-}
 
-template <int kArch>
-FLASHBSR_DEVICE KeyScales key_scales(const DequantizeRows& k, const char* row) {
-  const auto scale = [&](int32_t i) {
-    const float x = scale_value<kArch>(scale_bits(row, i, k.scales.dtype), k.scales.dtype);
-    return k.codes.dtype == DType::kI4 ? int4_scale(x) : x;
-  };
-  const float first = scale(0);
-  const bool one = k.scales.dim == 1;
-  return {first, one ? first : scale(1), one};
-}
+  FLASHBSR_DEVICE void store() const {
+    const int32_t row_units = static_cast<int32_t>(x_.row_units.divisor);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!there(i)) continue;
+      char* const to = x_.out.row(place_[i].to, place_[i].within, head_) + 2 * kCodePiece * at_;
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        float zero = 0, factor = 1;
+        if constexpr (kScaled) {
+          const DType type = scale_type<kCodes>(x_.scales);
+          const float value = scale_value<kArch>(scale_[i][kFine ? p : 0], type);
+          if constexpr (kZeros) zero = static_cast<float>(int4_zero(value));
+          if constexpr (!kStayCodes) factor = kZeros ? int4_scale(value) : value;
+        }
+        if constexpr (kStayCodes && kZeros) {
+          const auto of_piece = [&](int n) { return int4_scale(bits_float(scale_[i][n])); };
+          const KeyScales both{of_piece(0), of_piece(1), x_.scales.dim == 1};
+          if (p == 1 && both.drops()) factor = 0.0f;
+        }
+        unit_[i].store(to + 2 * kCodePiece * row_units * p, p, x_.out.dtype, zero, factor);
+      }
+    }
+  }
+
+ private:
+  FLASHBSR_DEVICE bool there(int i) const { return place_[i].within >= 0; }
+
+  const DequantizeRows& x_;
+  bool live_;
+  int32_t head_, at_;
+  RowPlace place_[kCount];
+  Unit unit_[kCount];
+  uint32_t scale_[kCount][2];  ///< of both pieces, as they lie there
+};
 
 /// The factors of logits, of tokens [begin, end) of a request.
-template <int kArch>
+template <int kArch, DType kCodes>
 FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const Request& r, int32_t begin,
                                    int32_t end) {
   const DequantizeRows& k = a.k;
+  const DType type = scale_type<kCodes>(k.scales);
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < k.codes.heads << a.tokens_log2;
        i += kThreads) {
     const int32_t head = i >> a.tokens_log2, token = begin + (i & ((1 << a.tokens_log2) - 1));
     if (token >= end) continue;
     const RowPlace place(a, r, token);
-    const KeyScales scales = key_scales<kArch>(k, k.scales.row(place.page, place.within, head));
-    *reinterpret_cast<float*>(k.a.row(place.to, place.within, head)) = scales.a();
-    *reinterpret_cast<float*>(k.b.row(place.to, place.within, head)) = scales.b();
+    const char* const row = k.scales.row(place.page, place.within, head);
+    const auto scale = [&](int32_t n) {
+      const float x = scale_value<kArch>(scale_bits(row, n, type), type);
+      return kCodes == DType::kI4 ? int4_scale(x) : x;
+    };
+    float* const b = reinterpret_cast<float*>(k.b.row(place.to, place.within, head));
+    if constexpr (kCodes != DType::kI4) {
+      *b = scale(0);
+    } else {
+      const bool one = k.scales.dim == 1;
+      const KeyScales both{scale(0), scale(one ? 0 : 1), one};
+      *reinterpret_cast<float*>(k.a.row(place.to, place.within, head)) = both.a();
+      *b = both.b();
+    }
   }
 }
 
+/// A block has a few tokens of a request at a time, and as many of its bytes under way as there are
+/// registers for.
 template <int kArch, DType kCodes>
 FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
+  constexpr bool kStayCodes = kCodes != DType::kE2M1;
   const PlanHeader& h = *a.header;
   for (int64_t i = first_index(); a.kv_indices && i < h.num_kv_indices; i += index_stride()) {
     a.page_ids[i] = static_cast<int32_t>(i);
   }
-  const int32_t tokens = 1 << a.tokens_log2;
-  const int32_t blocks = max_of(ceil_div(h.max_kv_len, tokens), 1);
-  const int64_t all = int64_t{blocks} * h.num_requests;
-  for (int64_t i = blockIdx.x; i < all; i += gridDim.x) {
-    const Request r = a.requests[i / blocks];
-    const int32_t begin = static_cast<int32_t>(i % blocks) * tokens;
-    const int32_t end = min_of(begin + tokens, r.kv_len);
-    constexpr bool kKeyCodes = kCodes != DType::kE2M1;
-    dequantize_rows<kArch, kCodes, kKeyCodes>(a, a.k, r, begin, end);
-    dequantize_rows<kArch, kCodes, false>(a, a.v, r, begin, end);
-    if constexpr (kKeyCodes) write_factors<kArch>(a, r, begin, end);
+  const int32_t parts = max_of(h.max_kv_len + (1 << a.tokens_log2) - 1 >> a.tokens_log2, 1);
+  int32_t part = static_cast<int32_t>(blockIdx.x), request = part / parts;
+  part -= request * parts;
+  while (request < h.num_requests) {
+    const Request r = a.requests[request];
+    const int32_t begin = part << a.tokens_log2;
+    const int32_t end = min_of(begin + (1 << a.tokens_log2), r.kv_len);
+    if (begin < end) {
+      for (int32_t first = 0; first < max_of(a.k.units, a.v.units); first += kThreads) {
+        RowParts<kArch, kCodes, kStayCodes> k(a.k, first);
+        RowParts<kArch, kCodes, false> v(a.v, first);
+        k.find(a, r, begin, end);
+        v.find(a, r, begin, end);
+        k.load();
+        v.load();
+        if (kStayCodes && first == 0) write_factors<kArch, kCodes>(a, r, begin, end);
+        k.store();
+        v.store();
+      }
+    }
+    part += static_cast<int32_t>(gridDim.x);
+    for (; part >= parts; part -= parts) ++request;
   }
 }
 
