@@ -206,6 +206,7 @@ void Attention::choose_kernel(const Shape& shape) {
   const auto try_kernel = [&](const Batch& other) {
     const Workers limits = limits_for(other);
     const bool wants_mixed = other.mixed_rows > 0;
+    if (limits.apart && shares) return;
     const bool same = limits.wide.tile_rows == limits_.wide.tile_rows;
     if (limits.mixed() != wants_mixed || (same && !wants_mixed)) return;
     const int64_t other_price = choose(limits, trial_);

@@ -54,7 +54,10 @@ class CudaBackend final : public api::Backend {
   void run(Params& params, const RunOptions& options) override;
   bool captured() const override { return !captured_.expired(); }
 
-  std::string kernel_name() const override { return kernel_ ? kernel_->name : ""; }
+  std::string kernel_name() const override {
+    if (!kernel_) return "";
+    return (narrow_ ? std::string(narrow_->name) + " + " : "") + kernel_->name;
+  }
   std::string device_name() const override { return info_.name; }
   double bandwidth() const override { return bandwidth_; }
   api::RunStats stats() const override { return {}; }
@@ -62,10 +65,10 @@ class CudaBackend final : public api::Backend {
  private:
   const KernelRow* kernel_for(const Need& need);
   const KernelRow* dense_kernel(Need& need, const Batch& batch);
+  const KernelRow* narrow_kernel(Need need);
   bool has_usual_heads(Need need);
   Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
   [[noreturn]] void refuse_float8() const;
-  void check_kernel(const KernelRow& row) const;
   /// Whether replays follow later plans: then all runs share one plan in memory.
   bool graph_mode() const { return o_.capacity.fixed(); }
   struct Use {
@@ -86,9 +89,10 @@ class CudaBackend final : public api::Backend {
   std::string variant_;                                       ///< name of the caller's own
 
   Need need_;  ///< of the last plan
-  std::array<std::pair<Need, const KernelRow*>, 4> known_{};
+  std::array<std::pair<Need, const KernelRow*>, 8> known_{};
   size_t next_known_ = 0;
   const KernelRow* kernel_ = nullptr;
+  const KernelRow* narrow_ = nullptr;  ///< before it, of narrow tiles
   DType q_ = DType::kF16, kv_ = DType::kF16, v_ = DType::kF16;
   bool guessed_ = false;      ///< these types, of the last plan
   bool gathers_ = false;      ///< a run has brought K and V that TMA cannot copy
@@ -131,36 +135,19 @@ Workers CudaBackend::limits(const Batch& batch) {
   if (o_.split.fixed_size > 0) rows = batch.decode ? group : 64;
   // 16-bit K and V go with queries of their own type only.
   const DType q = dtype_size(batch.kv) == 2 ? batch.kv : batch.q;
-  Need need{.head_dim_qk = o_.head_dim_qk,
-            .head_dim_vo = o_.head_dim_vo,
-            .q = q,
-            .kv = batch.kv,
-            .v = batch.v,
-            .soft_cap = o_.soft_cap > 0,
-            .alibi = o_.position == Position::kAlibi,
-            .rotates = o_.position == Position::kRopeLlama,
-            .masked = batch.masked,
-            .scaled = batch.scaled,
-            .half_scales = batch.scaled && half_scales_,
-            .pairs = !head_scales_ && pay_together(o_, batch, rows, info_.sm_count),
-            .latent = o_.latent,
-            .places = batch.places,
-            .sigmoid = o_.activation == Activation::kSigmoid,
-            .rows = rows,
-            .group = group,
-            .family = o_.family,
-            .variant = o_.custom_variant ? &variant_ : nullptr,
-            .row_hooks = o_.row_hooks,
-            .fast_sums = o_.fast_fp8,
-            .tile_rows = batch.tile_rows,
-            .mixed_rows = batch.mixed_rows,
-            .provider = o_.provider};
+  Need need = need_of(o_, batch, q, rows);
+  need.half_scales = batch.scaled && half_scales_;
+  need.pairs = !head_scales_ && pay_together(o_, batch, rows, info_.sm_count);
+  if (o_.custom_variant) need.variant = &variant_;
+  const KernelRow* narrow = nullptr;
   if (need.mixed_rows > 0) {
     Need any = need;
     any.rows = kManyRows;  // whatever the average: there is one kernel
     if (kernel_for(any)) {
       need = any;
     } else {
+      narrow = narrow_kernel(need);
+      if (narrow) need.rows = kManyRows, need.tile_rows = need.mixed_rows;
       need.mixed_rows = 0;
     }
   }
@@ -176,7 +163,8 @@ Workers CudaBackend::limits(const Batch& batch) {
   Need dense = need;
   Workers limits = limits_of(*coded, batch, batch.kv, batch.v);
   dense_ = false;
-  if (const KernelRow* other = dense_kernel(dense, batch)) {
+  const KernelRow* const other = narrow ? nullptr : dense_kernel(dense, batch);
+  if (other) {
     Workers with = limits_of(*other, batch, batch.q, batch.q);
     const double pass = dequantize_us(dense_pass(o_, batch, bandwidth_), o_.shape.num_kv_heads);
     if (pass + attention_us(with.wide, o_.shape, *batch.lengths) <
@@ -189,8 +177,14 @@ Workers CudaBackend::limits(const Batch& batch) {
   }
   need_ = need;
   const KernelRow& row = *found;
-  check_kernel(row);
+  check_rotation(o_, row, place());
   kernel_ = &row;
+  narrow_ = is_decode(row) ? nullptr : narrow;
+  if (narrow_) {
+    limits.narrow = limits_of(*narrow_, batch, batch.kv, batch.v).wide;
+    limits.narrow_rows = kNarrowRows;
+    limits.apart = true;
+  }
   guessed_ = batch.guessed;
   q_ = q;
   kv_ = batch.kv;
@@ -227,6 +221,17 @@ const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
   return need.tile_rows > 0 && !has_usual_heads(need) ? nullptr : row;
 }
 
+/// What streams narrow tiles before the kernel of wide ones, where none does both: a launch more,
+/// which what is captured under a capacity has no room for.
+const KernelRow* CudaBackend::narrow_kernel(Need need) {
+  if (o_.capacity.fixed() || need.latent || need.places) return nullptr;
+  need.rows = kNarrowRows;
+  need.mixed_rows = need.tile_rows = 0;
+  need.pairs = false;
+  const KernelRow* row = kernel_for(need);
+  return row && is_decode(*row) ? row : nullptr;
+}
+
 /// Not those of a kernel of larger heads, whose tiles have so few rows for want of room.
 bool CudaBackend::has_usual_heads(Need need) {
   const KernelRow* asked = kernel_for(need);
@@ -235,7 +240,7 @@ bool CudaBackend::has_usual_heads(Need need) {
   return asked && usual && asked->head_dim == usual->head_dim;
 }
 
-/// Steps of a serving loop need the same, up to three kernels to choose from: the table of 170 rows
+/// Steps of a serving loop need the same, up to six kernels to choose from: the table of 170 rows
 /// is gone through once for each.
 const KernelRow* CudaBackend::kernel_for(const Need& need) {
   for (const auto& [known, row] : known_) {
@@ -254,27 +259,13 @@ void CudaBackend::refuse_float8() const {
               "and by backend='cpu'");
 }
 
-void CudaBackend::check_kernel(const KernelRow& row) const {
-  if (o_.position == Position::kRopeLlama && row.head_dim != o_.head_dim_qk) {
-    throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
-                "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o_.head_dim_qk) + " on " +
-                    place_text(place()),
-                "head_dim_qk of 64, 128, 256 or 512, not below head_dim_vo; or rotate q and k with "
-                "apply_rope first");
-  }
-  // Pairs are groups of 16 dims apart: a step of the matrix instructions.
-  if (o_.position == Position::kRopeLlama && !o_.rope.interleave && o_.rope.rotary_dim % 32) {
-    throw Error(ErrorCode::kUnsupported, "rotary_dim",
-                std::to_string(o_.rope.rotary_dim) + " on " + place_text(place()),
-                "a multiple of 32 there without rope_interleave; or apply_rope first");
-  }
-}
-
 void CudaBackend::take_plan(const HostPlan& plan, const api::Borrowed& borrowed,
                             void* stream_handle) {
   // Compiling takes a second: not for types that the first run may correct, and not for a kernel
   // that was asked for its price only.
-  if (!kernel_->jit || !guessed_) prepare(*kernel_, device_);
+  for (const KernelRow* row : {kernel_, narrow_}) {
+    if (row && (!row->jit || !guessed_)) prepare(*row, device_);
+  }
   const CUstream stream = static_cast<CUstream>(stream_handle);
   const ContextGuard context(device_);
   const bool captures = capturing(stream);
@@ -437,6 +428,19 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
   if (order) order->before(stream, captures);
   if (options.check && args.kv_indices) {
     page_check_(args.header, args.kv_indices, min_of(params.k.pages, params.v.pages), stream);
+  }
+  if (narrow_) {
+    // Its workers' queues are behind those of the wide ones.
+    KernelArgs few = args;
+    const int32_t first = header.num_workers - header.num_narrow_workers;
+    few.starts += first;
+    few.queue_indptr += first;
+    launch(*narrow_,
+           {.device = device_,
+            .stream = stream,
+            .grid_x = header.num_narrow_workers,
+            .overlap = args.overlap != Overlap::kNone},
+           few);
   }
   if (dense_) {
     placed->dense().write(args, header, stream);

@@ -286,6 +286,30 @@ const KernelRow* try_source(Source source, const Need& need, const DeviceInfo& d
 
 }  // namespace
 
+Need need_of(const api::AttentionOptions& o, const api::Batch& batch, DType q, double rows) {
+  return {.head_dim_qk = o.head_dim_qk,
+          .head_dim_vo = o.head_dim_vo,
+          .q = q,
+          .kv = batch.kv,
+          .v = batch.v,
+          .soft_cap = o.soft_cap > 0,
+          .alibi = o.position == Position::kAlibi,
+          .rotates = o.position == Position::kRopeLlama,
+          .masked = batch.masked,
+          .scaled = batch.scaled,
+          .latent = o.latent,
+          .places = batch.places,
+          .sigmoid = o.activation == Activation::kSigmoid,
+          .rows = rows,
+          .group = o.shape.num_qo_heads / o.shape.num_kv_heads,
+          .family = o.family,
+          .row_hooks = o.row_hooks,
+          .fast_sums = o.fast_fp8,
+          .tile_rows = batch.tile_rows,
+          .mixed_rows = batch.mixed_rows,
+          .provider = o.provider};
+}
+
 bool pay_together(const api::AttentionOptions& options, const api::Batch& batch, double rows,
                   int sms) {
   const int64_t heads = options.shape.num_kv_heads, group = options.shape.num_qo_heads / heads;
@@ -358,6 +382,22 @@ const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device) {
   if (need.scaled && max_of(need.head_dim_qk, need.head_dim_vo) > 128) refuse_codes(need, device);
   if (need.scaled && need.v != need.kv) refuse_codes(need, device);
   return find(nearest_query(need), device.cc);
+}
+
+void check_rotation(const api::AttentionOptions& o, const KernelRow& row, api::Place place) {
+  if (o.position == Position::kRopeLlama && row.head_dim != o.head_dim_qk) {
+    throw Error(ErrorCode::kUnsupported, "pos_encoding_mode",
+                "'ROPE_LLAMA' with head_dim_qk=" + std::to_string(o.head_dim_qk) + " on " +
+                    place_text(place),
+                "head_dim_qk of 64, 128, 256 or 512, not below head_dim_vo; or rotate q and k with "
+                "apply_rope first");
+  }
+  // Pairs are groups of 16 dims apart: a step of the matrix instructions.
+  if (o.position == Position::kRopeLlama && !o.rope.interleave && o.rope.rotary_dim % 32) {
+    throw Error(ErrorCode::kUnsupported, "rotary_dim",
+                std::to_string(o.rope.rotary_dim) + " on " + place_text(place),
+                "a multiple of 32 there without rope_interleave; or apply_rope first");
+  }
 }
 
 }  // namespace flashbsr::cuda

@@ -55,6 +55,11 @@ struct Need {
 inline constexpr std::string_view kPairsFamily = "decode_pairs";
 inline constexpr std::string_view kPairsGatherFamily = "decode_pairs_gather";
 
+/// What a batch needs, as far as options and batch say it.
+/// @param q     type of queries
+/// @param rows  packed rows of a request, on average
+Need need_of(const api::AttentionOptions& options, const api::Batch& batch, DType q, double rows);
+
 /// Most packed rows of a narrow item (plan/mixture.h).
 inline constexpr int kNarrowRows = 8;
 
@@ -73,6 +78,9 @@ const KernelRow* try_choose_kernel(const Need& need, const DeviceInfo& device);
 /// build does, a caller's variant or a combination that cpp/instances.txt leaves out, is left to
 /// the provider. Throws Error(kUnsupported), naming the nearest kernel, where there is none.
 const KernelRow& choose_kernel(const Need& need, const DeviceInfo& device);
+
+/// Throws where a kernel does not rotate rows as they are.
+void check_rotation(const api::AttentionOptions& options, const KernelRow& row, api::Place place);
 
 inline bool is_decode(const KernelRow& row) { return row.family[0] == 'd'; }
 /// KV heads of an item.

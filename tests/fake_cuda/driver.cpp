@@ -25,6 +25,7 @@
 #include <flashbsr/cpu/kernels.h>
 #include <flashbsr/kernel/ops/args.h>
 
+#include "apart.h"
 #include "dense_pages.h"
 #include "output_rows.h"
 #include "pairs.h"
@@ -74,8 +75,8 @@ const flashbsr::cpu::KernelTable& table_of(const std::string& kernel) {
   return flashbsr::cpu::kernel_table();
 }
 
-void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& table,
-            bool sigmoid) {
+void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& table, bool sigmoid,
+            bool narrow) {
   flashbsr::cpu::Engine engine(table, 1);
   // Kernels have their page ids from the arguments, which need not be the plan's.
   const int32_t* plan = reinterpret_cast<const int32_t*>(args.header);
@@ -84,6 +85,7 @@ void attend(const flashbsr::KernelArgs& args, const flashbsr::cpu::KernelTable& 
     std::copy_n(args.kv_indices, args.header->num_kv_indices,
                 copy.begin() + args.header->off_kv_indices);
   }
+  fake::keep_items(copy, args, narrow);
   fake::attend_pairs(args, [&](const flashbsr::Params& params) {
     engine.run(flashbsr::PlanView{copy.data()}, params,
                sigmoid ? flashbsr::Activation::kSigmoid : flashbsr::Activation::kSoftmax);
@@ -289,7 +291,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     state().last_overlap = static_cast<int>(args.overlap);
     const bool sigmoid = name.find("sigmoid") != std::string::npos;
     const flashbsr::cpu::KernelTable& table = table_of(name);
-    op.work = [=, &table] { attend(args, table, sigmoid); };
+    const bool narrow = starts_with(name, "decode");
+    op.work = [=, &table] { attend(args, table, sigmoid, narrow); };
   } else if (name == "check_pages") {
     const auto args = *static_cast<const flashbsr::ops::CheckPagesArgs*>(params[0]);
     op.work = [=] { check_pages(args); };

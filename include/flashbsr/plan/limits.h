@@ -147,11 +147,13 @@ inline int64_t read_again(const DeviceLimits& limits, int64_t all, int64_t first
 
 /// The workers of a kernel: alike in most. In one for mixed batches a block is a wide worker, or
 /// several for narrow tiles, which join the wide ones when they are done (kernel/sm90a/narrow.h).
+/// Or narrow tiles have a kernel of their own, before that of wide ones, and both have all SMs.
 struct Workers {
   DeviceLimits wide;        ///< its workers are all blocks until they are dealt
   DeviceLimits narrow;      ///< for tiles of at most narrow_rows packed rows; as many as may be
   int32_t narrow_rows = 0;  ///< 0: there are none
-  int32_t narrow_per_block = 1;  ///< workers
+  bool apart = false;       ///< they have a kernel of their own
+  int32_t narrow_per_block = 1;  ///< workers, otherwise
   int32_t cost_of_reading = 0;   ///< of 1024 KV tokens of a head, for both kinds; 0: not priced
   int32_t cost_of_both = 0;      ///< of a launch that has both, beside what either costs
 
@@ -159,7 +161,9 @@ struct Workers {
 
   bool mixed() const { return narrow_rows > 0; }
   int32_t count() const { return wide.num_workers + (mixed() ? narrow.num_workers : 0); }
-  int32_t narrow_blocks() const { return mixed() ? narrow.num_workers / narrow_per_block : 0; }
+  int32_t narrow_blocks() const {
+    return mixed() && !apart ? narrow.num_workers / narrow_per_block : 0;
+  }
 
   /// How many blocks narrow work of a cost takes for as long as the others take for the wide work.
   int32_t even_blocks(int64_t wide_cost, int64_t narrow_cost) const {
@@ -170,6 +174,7 @@ struct Workers {
   /// With so many blocks for narrow work, but as many as there may be, and one at least.
   Workers dealt(int32_t blocks) const {
     Workers w = *this;
+    if (apart) return w;
     blocks = max_of(min_of(blocks, narrow_blocks()), 1);
     w.narrow.num_workers = blocks * narrow_per_block;
     w.wide.num_workers = max_of(wide.num_workers - blocks, 1);

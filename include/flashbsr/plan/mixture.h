@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Mixed batches: wide tiles and narrow ones have workers of their own, which run side by side, as
-// many as take equally long. Each kind is cut and dealt as if it were alone; the two become one
-// cut, the wide chunks first.
+// many as take equally long, or one kind after the other. Each is cut and dealt as if it were
+// alone; the two become one cut, the wide chunks first.
 #pragma once
 
 #include <limits>
@@ -30,7 +30,7 @@ class Mixture {
       kind.number.push_back(static_cast<int32_t>(t));
       kind.cost += limits.cost_per_item + kv_weight(limits, tiles[t].row_count) * tiles[t].length();
     }
-    deal_blocks(shape, all, split);
+    if (!all.apart) deal_blocks(shape, all, split);
     both_.cut.start(tiles);
     both_.cut.parts.resize(tiles.size());
     join(wide_, wide_.choose(shape, workers_.wide, split), shape);
@@ -39,10 +39,7 @@ class Mixture {
     both_.policy = wide_.chosen->policy;
     both_.percent = wide_.chosen->percent;
     both_.kv_chunk = wide_.chosen->kv_chunk;
-    both_.price = max_of(wide_.chosen->price, narrow_.chosen->price);
-    if (both_.price > 0) {
-      both_.price = max_of(both_.price, reading(tiles, shape, all)) + all.cost_of_both;
-    }
+    both_.price = price_of_both(tiles, shape);
     return both_;
   }
 
@@ -62,7 +59,8 @@ class Mixture {
   /// Cost of the longest queue.
   int64_t longest(const Candidate& chosen) const {
     if (!workers_.mixed()) return chosen.deal.longest();
-    return max_of(wide_.chosen->deal.longest(), narrow_.chosen->deal.longest());
+    const int64_t wide = wide_.chosen->deal.longest(), narrow = narrow_.chosen->deal.longest();
+    return workers_.apart ? wide + narrow : max_of(wide, narrow);
   }
 
   /// Writes the queues: the wide workers', then those of the narrow ones.
@@ -110,6 +108,15 @@ class Mixture {
       return *chosen;
     }
   };
+
+  /// 0: not all of it is priced.
+  int64_t price_of_both(const std::vector<Tile>& tiles, const Shape& shape) const {
+    const int64_t wide = wide_.chosen->price, narrow = narrow_.chosen->price;
+    if (all_.apart) return wide > 0 && narrow > 0 ? wide + narrow : 0;
+    const int64_t longer = max_of(wide, narrow);
+    if (longer == 0) return 0;
+    return max_of(longer, reading(tiles, shape, all_)) + all_.cost_of_both;
+  }
 
   /// The memory is for both kinds: K and V of each request are read once.
   static int64_t reading(const std::vector<Tile>& tiles, const Shape& shape, const Workers& all) {

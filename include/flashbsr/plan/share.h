@@ -170,9 +170,11 @@ class Sharer {
       sum += chunks * (limits.cost_per_item + state_cost(limits)) / 2;
       longest += limits.cost_per_item + limits.cost_per_shared;
     }
+    const int64_t few = memory_share(workers, narrow_sum);
     const int64_t both =
-        max_of(sum + narrow_sum / workers.narrow_per_block, memory_share(workers, narrow_sum));
+        workers.apart ? sum + few : max_of(sum + narrow_sum / workers.narrow_per_block, few);
     return max_of(ceil_div<int64_t>(both, limits.num_workers), longest) +
+           (workers.apart ? workers.narrow.cost_of_launch : 0) +
            (shared_tiles > 0 ? 2 * limits.cost_per_shared : 0);
   }
 

@@ -58,7 +58,7 @@ struct BlockState {
 /// One thread takes the next item. Each block's last claim is past the end, and the last of those
 /// resets the counter.
 FLASHBSR_DEVICE void claim_task(const KernelArgs& args, Task& task) {
-  const int32_t num_items = args.header->num_items;
+  const int32_t num_items = args.header->num_wide_items;
   const int32_t index = atomicAdd(args.counters, 1);
   if (index == num_items + static_cast<int32_t>(gridDim.x) - 1) *args.counters = 0;
   task.valid = index < num_items;
