@@ -13,8 +13,6 @@ namespace {
 /// Rows of wide tiles in kernels for mixed batches. Two of 128 hold a part of 256 rows better than
 /// one of 192 and one of 64.
 constexpr int kMixedRows[] = {192, 128};
-/// Most packed rows of a request that has few: what narrow items of a mixed batch hold.
-constexpr int64_t kFewRows = 8;
 
 }  // namespace
 
@@ -158,16 +156,18 @@ int Attention::mixed_rows() const {
   return padded(kMixedRows[1]) < padded(kMixedRows[0]) ? kMixedRows[1] : kMixedRows[0];
 }
 
-/// Requests of few rows beside others, or parts of many rows; and nothing that forbids a kernel for
+/// Requests of few rows beside others, or parts of many rows; and nothing that forbids kernels for
 /// them.
 bool Attention::is_mixed(const Batch& batch, bool shares) const {
   if (batch.per_head || !batch.lengths || options_.split.disabled || options_.num_workers > 0) {
     return false;
   }
   const int32_t group = options_.shape.num_qo_heads / options_.shape.num_kv_heads;
+  const int64_t few = narrow_rows(group);
   bool narrow = false, wide = shares;
   for (const Request& r : laid_.layout.requests) {
-    (r.q_len * int64_t{group} <= kFewRows ? narrow : wide) = true;
+    if (r.q_len == 0 || r.kv_len == 0) continue;
+    (r.q_len * int64_t{group} <= few ? narrow : wide) = true;
     if (narrow && wide) return true;
   }
   return false;

@@ -64,7 +64,7 @@ class CudaBackend final : public api::Backend {
 
  private:
   const KernelRow* kernel_for(const Need& need);
-  const KernelRow* dense_kernel(Need& need, const Batch& batch);
+  const KernelRow* dense_kernel(Need& need, const Batch& batch, int32_t narrow_rows);
   const KernelRow* narrow_kernel(Need need);
   bool has_usual_heads(Need need);
   Workers limits_of(const KernelRow& row, const Batch& batch, DType k, DType v);
@@ -163,12 +163,13 @@ Workers CudaBackend::limits(const Batch& batch) {
   Need dense = need;
   Workers limits = limits_of(*coded, batch, batch.kv, batch.v);
   dense_ = false;
-  const KernelRow* const other = narrow ? nullptr : dense_kernel(dense, batch);
-  if (other) {
+  const int32_t few = narrow ? narrow_rows(group) : 0;
+  if (const KernelRow* other = dense_kernel(dense, batch, few)) {
     Workers with = limits_of(*other, batch, batch.q, batch.q);
-    const double pass = dequantize_us(dense_pass(o_, batch, bandwidth_), o_.shape.num_kv_heads);
-    if (pass + attention_us(with.wide, o_.shape, *batch.lengths) <
-        attention_us(limits.wide, o_.shape, *batch.lengths)) {
+    const double pass =
+        dequantize_us(dense_pass(o_, batch, bandwidth_, few), o_.shape.num_kv_heads);
+    if (pass + attention_us(with.wide, o_.shape, *batch.lengths, few) <
+        attention_us(limits.wide, o_.shape, *batch.lengths, few)) {
       dense_ = true;
       found = other;
       limits = with;
@@ -182,7 +183,7 @@ Workers CudaBackend::limits(const Batch& batch) {
   narrow_ = is_decode(row) ? nullptr : narrow;
   if (narrow_) {
     limits.narrow = limits_of(*narrow_, batch, batch.kv, batch.v).wide;
-    limits.narrow_rows = kNarrowRows;
+    limits.narrow_rows = few;
     limits.apart = true;
   }
   guessed_ = batch.guessed;
@@ -209,8 +210,8 @@ Workers CudaBackend::limits_of(const KernelRow& row, const Batch& batch, DType k
 }
 
 /// The kernel over a batch's codes in 16 bits; null: none.
-const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
-  const std::optional<Need> dense = dense_need(o_, need, batch, code_scales_);
+const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch, int32_t narrow_rows) {
+  const std::optional<Need> dense = dense_need(o_, need, batch, code_scales_, narrow_rows);
   if (!dense || info_.cc < 80) return nullptr;
   need = *dense;
   const KernelRow* row = kernel_for(need);
@@ -225,7 +226,7 @@ const KernelRow* CudaBackend::dense_kernel(Need& need, const Batch& batch) {
 /// which what is captured under a capacity has no room for.
 const KernelRow* CudaBackend::narrow_kernel(Need need) {
   if (o_.capacity.fixed() || need.latent || need.places) return nullptr;
-  need.rows = kNarrowRows;
+  need.rows = narrow_rows(need.group);
   need.mixed_rows = need.tile_rows = 0;
   need.pairs = false;
   const KernelRow* row = kernel_for(need);
@@ -443,7 +444,7 @@ void CudaBackend::run(Params& params, const RunOptions& options) {
            few);
   }
   if (dense_) {
-    placed->dense().write(args, header, stream);
+    placed->dense().write(args, host_.plan, stream);
     args.overlap = Overlap::kNone;  // it reads what the pass writes
   }
   const Launch where{

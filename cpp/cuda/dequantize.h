@@ -36,19 +36,23 @@ class CodeScales {
 /// What a kernel has to do over a batch's codes in 16 bits; none: there is no such pass, or no room
 /// (o.dequantize_bytes). Of NVFP4 these are the values. Of other types K stay codes and bring their
 /// scales, which kernels without hooks multiply into logits.
+/// @param narrow_rows  requests of so many packed rows at most are read as codes, by a kernel of
+///                     their own; 0: there are none
 std::optional<Need> dense_need(const api::AttentionOptions& o, const Need& need,
-                               const api::Batch& batch, const CodeScales& scales);
+                               const api::Batch& batch, const CodeScales& scales,
+                               int32_t narrow_rows);
 /// What the pass of a batch reads and writes.
-DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batch,
-                          double bandwidth);
+DequantizePass dense_pass(const api::AttentionOptions& o, const api::Batch& batch, double bandwidth,
+                          int32_t narrow_rows);
 
 class DensePages {
  public:
   explicit DensePages(int device) : device_(device), values_(device), ids_(device) {}
 
   /// Launches the pass for the K and V of `args`, in the type of Q, and points `args` at what it
-  /// writes. The kernel behind it must not start before it has finished.
-  void write(KernelArgs& args, const PlanHeader& header, CUstream stream);
+  /// writes. The kernel behind it must not start before it has finished. Of a plan that has narrow
+  /// items those of wide ones.
+  void write(KernelArgs& args, const PlanView& plan, CUstream stream);
 
  private:
   const int device_;

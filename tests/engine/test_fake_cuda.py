@@ -45,6 +45,7 @@ torch = framework("torch")
             {"FAKE_CUDA_SMS": "132"},
         ),
         (["fake_cuda/nvfp4_outputs.py"], "", {}),
+        (["fake_cuda/apart.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/dense_pages.py", "fake_cuda/pairs.py"], "", {"FAKE_CUDA_SMS": "132"}),
         (["fake_cuda/jit_kernels.py", "fake_cuda/jit_copies.py", "fake_cuda/jit_rare.py"], "", {}),
         (["fake_cuda/jit_other_gpu.py"], "", {"FAKE_CUDA_CAPABILITY": "89"}),

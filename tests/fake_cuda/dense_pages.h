@@ -10,10 +10,12 @@ namespace fake {
 
 /// Of K or V: what the kernel writes, an element at a time.
 inline void dequantize_rows(const flashbsr::ops::DequantizePagesArgs& a,
-                            const flashbsr::ops::DequantizeRows& x, const flashbsr::Request& r) {
+                            const flashbsr::ops::DequantizeRows& x, const flashbsr::Request& r,
+                            int32_t first_page) {
   for (int32_t position = 0; position < r.kv_len; ++position) {
     const int32_t nth = a.kv_indices ? position / x.codes.page_size : position;
-    const int64_t to = int64_t{r.kv_begin} + nth, page = a.kv_indices ? a.kv_indices[to] : to;
+    const int64_t to = int64_t{first_page} + nth;
+    const int64_t page = a.kv_indices ? a.kv_indices[r.kv_begin + nth] : to;
     const int32_t within = a.kv_indices ? position % x.codes.page_size : 0;
     for (int32_t head = 0; head < x.codes.heads; ++head) {
       for (int32_t d = 0; d < x.codes.dim; ++d) {
@@ -24,14 +26,16 @@ inline void dequantize_rows(const flashbsr::ops::DequantizePagesArgs& a,
         flashbsr::store_from_float(x.out.row(to, within, head), d, x.out.dtype, code * scale);
       }
     }
+    if (a.kv_indices) a.page_ids[r.kv_begin + nth] = static_cast<int32_t>(to);
   }
 }
 
 inline void dequantize_pages(const flashbsr::ops::DequantizePagesArgs& a) {
-  for (int32_t i = 0; a.kv_indices && i < a.header->num_kv_indices; ++i) a.page_ids[i] = i;
-  for (int32_t r = 0; r < a.header->num_requests; ++r) {
-    dequantize_rows(a, a.k, a.requests[r]);
-    dequantize_rows(a, a.v, a.requests[r]);
+  for (int32_t n = 0; n < a.num_requests; ++n) {
+    const flashbsr::Request& r = a.requests[a.named ? a.some[n].index : n];
+    const int32_t first_page = a.named ? a.some[n].first_page : r.kv_begin;
+    dequantize_rows(a, a.k, r, first_page);
+    dequantize_rows(a, a.v, r, first_page);
   }
 }
 

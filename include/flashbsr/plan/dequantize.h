@@ -33,13 +33,15 @@ inline double dequantize_us(const DequantizePass& pass, int32_t heads) {
 /// What all workers take for the tiles of the requests, were they dealt evenly. Of keys that
 /// causality and windows hide a tile has none: 4 x 512 queries with a window of 128 on 8192 tokens
 /// would be worth a pass over all of them otherwise.
+/// @param narrow_rows  requests of so many packed rows at most are others' work
 inline double attention_us(const DeviceLimits& limits, const Shape& task,
-                           const std::vector<Request>& requests) {
+                           const std::vector<Request>& requests, int64_t narrow_rows) {
   const Shape shape = task.with_heads_of_item(limits.heads_of_item);
   const int64_t group = shape.num_qo_heads / shape.num_kv_heads;
   const int64_t tile_tokens = max_of<int64_t>(limits.tile_rows / group, 1);
   double units = 0;
   for (const Request& r : requests) {
+    if (r.q_len * group <= narrow_rows) continue;
     for (int64_t token = 0; token < r.q_len; token += tile_tokens) {
       const int64_t end = min_of<int64_t>(token + tile_tokens, r.q_len);
       int64_t keys = r.kv_len;

@@ -145,6 +145,10 @@ inline int64_t read_again(const DeviceLimits& limits, int64_t all, int64_t first
 
 }  // namespace detail
 
+/// Most packed rows of a request that has few, by the query heads of a KV head: what kernels that
+/// stream K and V hold. 0: those hold no token of so many.
+inline int32_t narrow_rows(int64_t group) { return group <= 8 ? 8 : group <= 16 ? 16 : 0; }
+
 /// The workers of a kernel: alike in most. In one for mixed batches a block is a wide worker, or
 /// several for narrow tiles, which join the wide ones when they are done (kernel/sm90a/narrow.h).
 /// Or narrow tiles have a kernel of their own, before that of wide ones, and both have all SMs.

@@ -314,13 +314,23 @@ struct DequantizeRows {
 inline constexpr int kCodePiece = 8;
 /// Tokens of which a thread has a unit at once, of K and of V.
 inline constexpr int kTokensInFlight = 2;
+/// A request whose codes are widened, and where its pages come to lie.
+struct DenseRequest {
+  int32_t index;
+  int32_t first_page;
+};
+/// So many may be named one by one.
+inline constexpr int kDenseRequests = 64;
 struct DequantizePagesArgs {
-  const PlanHeader* header = nullptr;
   const Request* requests = nullptr;
   const int32_t* kv_indices = nullptr;  ///< null: ragged
-  int32_t* page_ids = nullptr;          ///< of the pages that are written: 0, 1, ...
+  int32_t* page_ids = nullptr;          ///< of the pages that are written
   FastDiv page_size{};
-  int32_t tokens_log2 = 0;  ///< of a request, that a block takes at once
+  int32_t tokens_log2 = 0;   ///< of a request, that a block takes at once
+  int32_t parts = 0;         ///< of so many tokens, of the longest request
+  int32_t num_requests = 0;  ///< all of the plan, or those of `some`
+  bool named = false;
+  DenseRequest some[kDenseRequests];
   DequantizeRows k, v;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashbsr authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes to 16 bits, for the requests of a plan. The page that the plan names i-th is written as
-// page i, so that attention reads it by a list of 0, 1, ... Slots behind a request's end are
+// Codes to 16 bits, for the requests of a plan, or for some of them. Pages are written one behind
+// the other, and attention reads them by a list that says where. Slots behind a request's end are
 // neither read nor written.
 //
 // NVFP4 becomes its values, exactly: a code times its scale has six bits. Of other types V become
@@ -20,7 +20,7 @@ namespace flashbsr::ops {
 /// Blocks of an SM, by registers: 48 of a thread, or 64. So 80 KB of codes of eight bits are on
 /// their way to an SM.
 template <DType kCodes>
-inline constexpr int kDequantizeBlocks = kCodes == DType::kE2M1 ? 4 : 5;
+inline constexpr int kDequantizeBlocks = kCodes == DType::kI8 || kCodes == DType::kE4M3 ? 5 : 4;
 
 /// What a thread has of a row: kCodePiece elements of its first half and as many of the second.
 template <int kArch, DType kCodes>
@@ -119,13 +119,14 @@ struct RowPlace {
   int32_t page = 0, to = 0, within = 0;
 
   RowPlace() = default;
-  FLASHBSR_DEVICE RowPlace(const DequantizePagesArgs& a, const Request& r, int32_t position)
+  FLASHBSR_DEVICE RowPlace(const DequantizePagesArgs& a, const Request& r, int32_t first_page,
+                           int32_t position)
       : page(r.kv_begin + position), to(page) {
     if (a.kv_indices) {
       const int32_t number = a.page_size.quotient(position);
       within = a.page_size.remainder(position, number);
-      to = r.kv_begin + number;
-      page = a.kv_indices[to];
+      to = first_page + number;
+      page = a.kv_indices[r.kv_begin + number];
     }
   }
 };
@@ -159,14 +160,14 @@ class RowParts {
     at_ = x.row_units.remainder(u, head_);
   }
 
-  FLASHBSR_DEVICE void find(const DequantizePagesArgs& a, const Request& r, int32_t begin,
-                            int32_t end) {
+  FLASHBSR_DEVICE void find(const DequantizePagesArgs& a, const Request& r, int32_t first_page,
+                            int32_t begin, int32_t end) {
     const int32_t step = kThreads >> x_.lanes_log2;
     int32_t token = begin + (static_cast<int32_t>(threadIdx.x) >> x_.lanes_log2);
 #pragma unroll
     for (int i = 0; i < kCount; ++i, token += step) {
       place_[i].within = -1;
-      if (live_ && token < end) place_[i] = RowPlace(a, r, token);
+      if (live_ && token < end) place_[i] = RowPlace(a, r, first_page, token);
     }
   }
 
@@ -234,7 +235,7 @@ FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const Request& 
        i += kThreads) {
     const int32_t head = i >> a.tokens_log2, token = begin + (i & ((1 << a.tokens_log2) - 1));
     if (token >= end) continue;
-    const RowPlace place(a, r, token);
+    const RowPlace place(a, r, r.kv_begin, token);
     const char* const row = k.scales.row(place.page, place.within, head);
     const auto scale = [&](int32_t n) {
       const float x = scale_value<kArch>(scale_bits(row, n, type), type);
@@ -257,23 +258,24 @@ FLASHBSR_DEVICE void write_factors(const DequantizePagesArgs& a, const Request& 
 template <int kArch, DType kCodes>
 FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
   constexpr bool kStayCodes = kCodes != DType::kE2M1;
-  const PlanHeader& h = *a.header;
-  for (int64_t i = first_index(); a.kv_indices && i < h.num_kv_indices; i += index_stride()) {
-    a.page_ids[i] = static_cast<int32_t>(i);
-  }
-  const int32_t parts = max_of(h.max_kv_len + (1 << a.tokens_log2) - 1 >> a.tokens_log2, 1);
-  int32_t part = static_cast<int32_t>(blockIdx.x), request = part / parts;
-  part -= request * parts;
-  while (request < h.num_requests) {
-    const Request r = a.requests[request];
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  int32_t part = static_cast<int32_t>(blockIdx.x), nth = part / a.parts;
+  part -= nth * a.parts;
+  while (nth < a.num_requests) {
+    const Request r = a.requests[a.named ? a.some[nth].index : nth];
+    const int32_t first_page = a.named ? a.some[nth].first_page : r.kv_begin;
     const int32_t begin = part << a.tokens_log2;
     const int32_t end = min_of(begin + (1 << a.tokens_log2), r.kv_len);
     if (begin < end) {
+      for (int32_t token = begin + thread; a.kv_indices && token < end; token += kThreads) {
+        const int32_t number = a.page_size.quotient(token);
+        a.page_ids[r.kv_begin + number] = first_page + number;
+      }
       for (int32_t first = 0; first < max_of(a.k.units, a.v.units); first += kThreads) {
         RowParts<kArch, kCodes, kStayCodes> k(a.k, first);
         RowParts<kArch, kCodes, false> v(a.v, first);
-        k.find(a, r, begin, end);
-        v.find(a, r, begin, end);
+        k.find(a, r, first_page, begin, end);
+        v.find(a, r, first_page, begin, end);
         k.load();
         v.load();
         if (kStayCodes && first == 0) write_factors<kArch, kCodes>(a, r, begin, end);
@@ -282,7 +284,7 @@ FLASHBSR_DEVICE void dequantize_pages(const DequantizePagesArgs& a) {
       }
     }
     part += static_cast<int32_t>(gridDim.x);
-    for (; part >= parts; part -= parts) ++request;
+    for (; part >= a.parts; part -= a.parts) ++nth;
   }
 }
 
