@@ -314,7 +314,7 @@ void Attention::choose_cut(const Shape& shape) {
   if (first.num_items > kRounds * first.num_workers) return;
   Batch low = usual;
   low.tile_rows = kRows;
-  const bool mixed = limits_.mixed();
+  const bool mixed = limits_.mixed(), apart = limits_.apart;
   Batch best = asked_;
   int64_t price = first.price;
   const auto try_kernel = [&](const Batch& other, bool lower) {
@@ -334,6 +334,11 @@ void Attention::choose_cut(const Shape& shape) {
     high.tile_rows = kUsualRows;
     try_kernel(usual, false);
     if (limits_.wide.tile_rows <= kRows) try_kernel(high, false);
+  }
+  if (apart) {
+    Batch other = usual;
+    other.mixed_rows = kRows;
+    try_kernel(other, false);
   }
   if (limits_.wide.tile_rows > kRows && first.max_rows > kRows / 2) try_kernel(low, true);
   if (const int32_t fewer = limits_.wide.fewer_rows; fewer > 0) {

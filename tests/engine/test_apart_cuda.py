@@ -47,8 +47,9 @@ def check(gpu: Device, problem: Case, few: str = "decode_") -> None:
     """Without scales of every token."""
     found = results_of(problem, gpu)
     names = found[0].kernel.split(" + ")
-    assert len(names) == 2
-    assert names[0].startswith(few)
+    if problem.variant.activation != "sigmoid":  # which is run without asking
+        assert len(names) == 2
+        assert names[0].startswith(few)
     compare(*found)
 
 
@@ -98,9 +99,9 @@ def test_mma_sync_has_both_kernels_too(gpu: Device) -> None:
     """The price decides there: tiles of 64 rows are a whole one for each decode."""
     problem = case(
         q_lens=(300, *(1,) * 60), kv_lens=(400, *(3000 + 7 * i for i in range(60))),
-        dtypes=FP8_KV, task={"backend": "fa2"},
+        dtypes=FP8_KV, task={},
     )  # fmt: skip
-    found = results_of(problem, gpu)
+    found = results_of(problem, dataclasses.replace(gpu, backend="fa2"))
     few, wide = found[0].kernel.split(" + ")
     assert few.startswith("decode_")
     assert wide.startswith("prefill_")

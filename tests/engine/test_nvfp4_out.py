@@ -193,7 +193,7 @@ def test_what_has_one_array_refuses() -> None:
     attention = planned(layout, "bfloat16")
     theirs = [torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) for x in (q, k, v)]
     compiled = torch.compile(lambda q, k, v: attention.run(q, (k, v)), fullgraph=True)
-    with pytest.raises(Exception, match=r"UnsupportedError\('o_dtype'"):
+    with pytest.raises(Exception, match="UnsupportedError"):
         compiled(*theirs)
     from flashbsr.integrations import jax as programs
 
