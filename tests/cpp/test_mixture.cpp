@@ -153,6 +153,43 @@ TEST(Mixture, BlocksAreDealtSoThatBothKindsTakeAsLong) {
   EXPECT_EQ(mixed_workers(126).narrow_per_block, 2);
 }
 
+/// Two kernels, one after the other: all blocks for each.
+Workers workers_apart() {
+  Workers workers(mixed_workers(192).wide);
+  workers.narrow = gpu_decode_limits(GpuKernel{.rows = 8, .kv_tile = 16});
+  workers.narrow_rows = 8;
+  workers.apart = true;
+  return workers;
+}
+
+TEST(Mixture, KindsApartHaveAllBlocksEach) {
+  const std::vector<Requests> batch{{512, 4096, 4}, {1, 4096, 60}, {2, 0, 1}};
+  Layout layout = layout_of(batch);
+  layout.page_size = 1;
+  const Workers workers = workers_apart();
+  Planner both, wide, narrow;
+  const PlanView plan = both.plan(layout, kShape, workers);
+  const PlanHeader& h = plan.header();
+  EXPECT_EQ(h.num_narrow_blocks, 0);
+  EXPECT_EQ(h.num_narrow_workers, workers.narrow.num_workers);
+  EXPECT_EQ(h.num_workers - h.num_narrow_workers, workers.wide.num_workers);
+  int32_t items = 0;
+  for (int32_t w = 0; w < h.num_workers; ++w) {
+    for (int32_t i = plan.queue_indptr()[w]; i < plan.queue_indptr()[w + 1]; ++i, ++items) {
+      const int32_t item = plan.queue_items()[i];
+      EXPECT_EQ(plan.items()[item].row_count <= 8, w >= workers.wide.num_workers);
+      EXPECT_EQ(plan.items()[item].row_count <= 8, item >= h.num_wide_items);
+    }
+  }
+  EXPECT_EQ(items, h.num_items);
+  // It costs what both do by themselves.
+  Layout chunks = layout_of({batch[0]}), decodes = layout_of({batch[1], batch[2]});
+  chunks.page_size = decodes.page_size = 1;
+  const int64_t sum = wide.plan(chunks, kShape, Workers(workers.wide)).header().price +
+                      int64_t{narrow.plan(decodes, kShape, Workers(workers.narrow)).header().price};
+  EXPECT_EQ(h.price, sum);
+}
+
 /// Some requests of many rows, some of few, some without either rows or keys.
 std::vector<Requests> random_batch(std::mt19937& random, int32_t most, int32_t shared) {
   const auto pick = [&](int32_t low, int32_t high) {

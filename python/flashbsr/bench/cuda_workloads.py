@@ -33,7 +33,7 @@ CUDA_KINDS = {
     "gpu-chunk": "Prefill chunks on a long KV, causal, bf16",
     "gpu-bounds": "Layers of a step, lengths and tables on the device, bf16, paged",
     "gpu-update": "update(), decode, host time",
-    "gpu-mixed": "Prefill chunks and decodes in one launch, causal, bf16, paged",
+    "gpu-mixed": "Prefill chunks and decodes in one run, causal, paged",
     "gpu-mla": "Multi-head latent attention, absorbed, paged, bf16 or caches of 8 bits",
     "gpu-sparse": "Block-sparse, random blocks, bf16",
     "gpu-share": "Decode of requests that share prefixes, bf16, paged",
@@ -191,19 +191,24 @@ def _short(
     return Workload(name=name, dtype="bfloat16", goals=goals, **lens, **fields)
 
 
-def _mixed(chunks: int, chunk: int, decodes: int, kv_len: int) -> Workload:
+def _mixed(cache: str = "", *goals: Goal) -> Workload:
     """Chunks of prompts, each followed by its share of decodes, all over as many tokens."""
+    chunks, chunk, decodes, kv_len = 4, 512, 60, 4096
+    kinds: dict[str, Any] = {"kind": "gpu-mixed"}
+    if cache == "e4m3kv":
+        kinds["kv_dtype"] = "float8_e4m3fn"
+    elif cache:
+        kinds = {"kind": "gpu-codes-extend", "kv_dtype": _code_type(cache)}
     q_lens = (chunk, *(1,) * (decodes // chunks)) * chunks
-    goals = (*_at_least("apart_gain", 1.25), *_at_most("over_larger", 1.05))
     return Workload(
-        name=f"mixed-{chunks}x{chunk}-{decodes}",
-        kind="gpu-mixed",
+        name=f"mixed-{cache}{'-' * bool(cache)}{chunks}x{chunk}-{decodes}",
         dtype="bfloat16",
         q_lens=q_lens,
         kv_lens=(kv_len,) * len(q_lens),
         page_size=16,
         causal=True,
         goals=goals,
+        **kinds,
     )
 
 
@@ -407,7 +412,10 @@ CUDA_WORKLOADS: tuple[Workload, ...] = (
         peer=False,
         goals=_at_most("update_us", 15.0),
     ),
-    _mixed(4, 512, 60, 4096),
+    _mixed("", *_at_least("apart_gain", 1.25), *_at_most("over_larger", 1.05)),
+    _mixed("e4m3kv", *_at_least("apart_gain", 0.95)),
+    _mixed("kv8"),
+    _mixed("kv4"),
     _share("64x8192-own-256", 64, 256, ((1, 8192),), _at_most("us", 33.0)),
     _share("three-levels", 128, 512, ((1, 4096), (8, 2048)), _at_least("sharing_gain", 3.0)),
     _share("nothing", 64, 4096, (), _at_least("sharing_gain", 0.98)),
