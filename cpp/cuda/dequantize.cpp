@@ -90,7 +90,7 @@ WideTokens wide_tokens(const api::AttentionOptions& o, const api::Batch& batch,
   WideTokens wide;
   for (const Request& r : *batch.lengths) {
     if (r.q_len * group <= narrow_rows) continue;
-    wide.tokens += r.kv_len;
+    wide.tokens += round_up<int64_t>(r.kv_len, max_of<int64_t>(batch.page_run, 1));
     ++wide.requests;
   }
   return wide;

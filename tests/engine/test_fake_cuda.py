@@ -113,6 +113,8 @@ torch = framework("torch")
         "tensor maps",
         "every kernel",
         "tile rows",
+        "outputs in NVFP4",
+        "two kernels",
         "NVFP4 in 16 bits",
         "jit",
         "jit, other GPU",

@@ -117,7 +117,8 @@ def test_both_kernels_compute_their_part(driver: Driver, kind: Kind) -> None:
 def test_codes_of_chunks_are_widened_between_the_two(driver: Driver) -> None:
     """Theirs alone, for which there is room to the byte, and which lie one behind the other."""
     problem = Problem(NVFP4, LENGTHS)
-    room = sum(n for q, n in LENGTHS if q > 8) * KV_HEADS * 2 * 2 * DIM
+    pages = sum(-(-n // PAGE) for q, n in LENGTHS if q > 8)
+    room = pages * PAGE * KV_HEADS * 2 * 2 * DIM
     out, launches, wide = run(driver, problem, room)
     assert launches == 3
     assert wide == "hopper_sm90a_d128_bf16_r128_plain"
