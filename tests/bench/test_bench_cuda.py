@@ -253,7 +253,7 @@ def test_causal_bits() -> None:
 
 
 def test_what_is_bound_by_products() -> None:
-    """Prefill, blocks, an extension and long chunks; not decode, nor what verifies a few tokens."""
+    """Prefill, blocks, extensions, chunks, beside decodes too; not these, nor few tokens."""
     others = "gpu-append", "gpu-merge", "gpu-mla", "gpu-plan"
     attention = [w for w in CUDA_WORKLOADS if not w.kind.startswith(others)]
     bound = {w.name for w in attention if cuda_data.compute_bound(w)}
@@ -261,7 +261,8 @@ def test_what_is_bound_by_products() -> None:
     sparse = {w.name for w in attention if w.kind == "gpu-sparse"}
     chunks = {w.name for w in attention if "chunk-" in w.name}
     extensions = {w.name for w in attention if w.name.startswith("extend-")}
-    assert bound == prefill | sparse | chunks | extensions
+    mixed = {w.name for w in attention if w.name.startswith("mixed-") and w.kv_dtype}
+    assert bound == prefill | sparse | chunks | extensions | mixed
 
 
 def test_mixed_batches_are_taken_apart(session: CudaSession) -> None:

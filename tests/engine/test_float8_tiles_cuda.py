@@ -42,7 +42,8 @@ def test_rows(case: Case, rows: int, device: Device) -> None:
     problem = device.build(case)
     attention = attention_for(problem, device.backend, tile_rows=rows)
     out, lse = execute(problem, attention, device)
-    assert problem.kernel == f"hopper_sm90a_d128_bf16xe4m3_r{rows}_plain"
+    # Decodes beside chunks have a kernel of their own, before.
+    assert problem.kernel.split(" + ")[-1] == f"hopper_sm90a_d128_bf16xe4m3_r{rows}_plain"
     compare(problem, out, lse)
     again, _ = execute(problem, attention, device, plan=False)
     assert np.asarray(out).tobytes() == np.asarray(again).tobytes()
