@@ -20,6 +20,7 @@ __all__ = [
     "check_int",
     "check_llama31",
     "check_name",
+    "check_one_array",
     "is_cuda",
     "on_cuda",
 ]
@@ -54,6 +55,17 @@ def check_float(name: str, value: Any) -> float:
     if not -math.inf < number < math.inf:  # torch.compile reads no math.isfinite
         raise FlashbsrError(name, number, "a finite number")
     return number
+
+
+def check_one_array(
+    name: str,
+    o_dtype: Any,
+    expected: str = "another type here; flashbsr.Attention writes NVFP4, scales in order of rows",
+) -> Any:
+    """Return the type of an output unless it is two arrays, codes and scales; raise then."""
+    if o_dtype == "nvfp4":
+        raise UnsupportedError(name, "'nvfp4'", expected)
+    return o_dtype
 
 
 def check_name(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from .._check import check_name
+from .._check import check_name, check_one_array
 from ..engine.attention import Attention
 from ..engine.task import TaskInfo
-from ..errors import FlashbsrError, IndexRangeError, ShapeError, UnsupportedError
+from ..errors import FlashbsrError, IndexRangeError, ShapeError
 from ..layout.layouts import Ragged
 from ..ops.state import merge_state_in_place
 from ..variant.spec import AttentionSpec
@@ -159,10 +159,7 @@ class PrefillOverRanks:
         self.spec, self.task = spec or AttentionSpec(causal=True), task
         if not self.spec.causal:
             raise FlashbsrError("spec", "causal=False", "causal=True")
-        if task.o_dtype == "nvfp4":
-            raise UnsupportedError(
-                "o_dtype", "'nvfp4'", "another type: what is merged is one array"
-            )
+        check_one_array("o_dtype", task.o_dtype, "another type: what is merged is one array")
         self.group, self.method, self.timeout = group, method, timeout
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._shards: list[ZigZag] = []

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .._check import check_one_array
 from ..arrays import device_of
 from ..arrays.types import Array
 from ..layout.layouts import Layout
@@ -60,6 +61,7 @@ def planned(
         spec, task = fields()
         given = {name: x for name, x in spec.items() if x is not None}
         wanted = AttentionSpec(**given), TaskInfo(**task)
+        check_one_array("o_dtype", wanted[1].o_dtype)
         options = (*normal(*wanted), place)
         engine = _engines.known.get(options)
         if engine is None:

@@ -19,7 +19,7 @@ from ..engine.kept import planned
 from ..errors import DTypeError, FlashbsrError, ShapeError
 from ..layout.layouts import BlockTable, Layout, Ragged
 from ._arguments import Workspace
-from ._values import as_tuple, whole_output
+from ._values import as_tuple
 from .quantized import block_scales, dtype_of, number
 
 __all__ = ["attend_one", "attend_requests", "check_most", "lengths"]
@@ -38,7 +38,6 @@ def attend_one(
 ) -> Any:  # fmt: skip
     """Attention of one request with contiguous keys and values; q ``[qo_len, heads, dim]``."""
     check_name("kv_layout", task[0], ("NHD", "HND"))
-    whole_output(task[4], "o_dtype")
     for name, x in (("q", q), ("k", k), ("v", v)):
         adapter_for(x, name)
     (q_len, heads, dim), k_shape, v_shape = q.shape, tuple(k.shape), tuple(v.shape)
@@ -133,7 +132,6 @@ def attend_requests(
         else:
             page_size, heads, head_dim_vo = _shape_of_cache(kv, kv_layout)
             batch = qo_indptr, to_values(tables, "block_tables"), kv_lens, page_size
-        whole_output(o_dtype, "o_dtype")
         if o_dtype is None and out is not None:
             o_dtype = adapter_for(out, "out").dtype_name(out, "out")
         spec = {"causal": causal, "window_left": window_left, "sm_scale": sm_scale}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._check import check_int
+from .._check import check_int, check_one_array
 from ..arrays.types import Array
 from ..engine.attention import Attention
 from ..engine.known import sm_scale_of
@@ -18,26 +18,17 @@ from ..errors import FlashbsrError, UnsupportedError
 from ._arguments import Default
 from .quantized import as_nvfp4
 
-__all__ = ["SINK", "Declared", "as_tuple", "pages_to_tokens", "read_jit_args", "types",
-           "whole_output"]  # fmt: skip
-
-
-def whole_output(o_dtype: Any, name: str) -> None:
-    """Refuse outputs in codes: FlashInfer's have scales in the order of a GEMM's tiles."""
-    if o_dtype == "nvfp4":
-        wanted = "another type; flashbsr.Attention writes NVFP4, with scales in the order of rows"
-        raise UnsupportedError(name, "'nvfp4'", wanted)
+__all__ = ["SINK", "Declared", "as_tuple", "pages_to_tokens", "read_jit_args", "types"]
 
 
 def types(given: dict[str, Any]) -> dict[str, Any]:
     """Element types: FlashInfer's defaults, where nothing is given, are those of the arrays."""
     q, kv, both = given["q_data_type"], given["kv_data_type"], given.get("data_type")
-    out = given.get("o_data_type")
+    out = check_one_array("o_data_type", given.get("o_data_type"))
     q = both if q is None or isinstance(q, Default) else q
     kv = both if kv is None or isinstance(kv, Default) else kv
     if isinstance(out, Default):
         out = None if q is None else str(out)
-    whole_output(out, "o_data_type")
     return {"q_dtype": q, "kv_dtype": q if kv is None else as_nvfp4(kv), "o_dtype": out}
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import flashbsr
 import flashbsr._core as _core
 
-from .._check import check_name
+from .._check import check_name, check_one_array
 from ..arrays.dtypes import output_dtype
 from ..errors import ShapeError, UnsupportedError
 
@@ -175,9 +175,8 @@ def run(
         attributes["numbers"] = ",".join(str(_number(x)) for x in known)
         head_dim_vo = head_dim_vo or known[0]._head_dim_vo
         o_dtype = o_dtype or known[0].task.o_dtype
-        if any(x.task.o_dtype == "nvfp4" for x in known):
-            wanted = "another type in a compiled program, or Attention.run outside of it"
-            raise UnsupportedError("o_dtype", "'nvfp4'", wanted)
+        for x in known:
+            check_one_array("o_dtype", x.task.o_dtype, "another type, or Attention.run outside")
     else:
         operands["handle"] = attention
     operands["q"] = q

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..._check import check_one_array
 from ...arrays.dtypes import output_dtype
 from ...errors import FlashbsrError, PlanError, UnsupportedError
 from ...ops.rotate import RaggedPositions
@@ -92,9 +93,7 @@ def run(
     if self._operand is None:
         raise PlanError("run", "no plan", "plan() before the program is compiled")
     task, shape = self.task, (q.shape[0], self.task.num_qo_heads)
-    if task.o_dtype == "nvfp4":
-        wanted = "another type in a compiled program, or a call outside of it"
-        raise UnsupportedError("o_dtype", "'nvfp4'", wanted)
+    check_one_array("o_dtype", task.o_dtype, "another type, or a call outside of the program")
     k, v = _split(kv)
     result = out
     if result is None:
