@@ -172,7 +172,7 @@ void DensePages::write(KernelArgs& args, const PlanView& plan, CUstream stream) 
     pass.num_requests = longest = 0;
     int32_t page = 0;
     for (int32_t i = 0; i < header.num_requests; ++i) {
-      const Request& r = plan.requests()[i];
+      const Request r = counted(header, plan.requests()[i]);
       if (int64_t{r.q_len} * header.group_size <= header.narrow_rows) continue;
       pass.some[pass.num_requests++] = {i, args.kv_indices ? page : r.kv_begin};
       page += ceil_div(r.kv_len, header.page_size);

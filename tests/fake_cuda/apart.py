@@ -27,9 +27,15 @@ KINDS = (INT8, FP8, INT4, NVFP4)
 class Problem:
     """Chunks between decodes over codes; requests without keys or rows among them."""
 
-    def __init__(self, kind: Kind, lengths: list[tuple[int, int]], heads: int = HEADS) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        lengths: list[tuple[int, int]],
+        heads: int = HEADS,
+        q_positions: np.ndarray | None = None,
+    ) -> None:
         random = np.random.default_rng(0)
-        self.kind, self.heads = kind, heads
+        self.kind, self.heads, self.q_positions = kind, heads, q_positions
         self.q_lens, self.kv_lens = (np.array(x) for x in zip(*lengths, strict=True))
         counts = -(-self.kv_lens // PAGE)
         pages = int(counts.sum())
@@ -64,7 +70,7 @@ class Problem:
         """The CPU's in float32, over what the codes mean or other values."""
         kv = kv or tuple(decode(*x, self.kind).astype(np.float32) for x in self.codes)
         reference = self.attention(backend="cpu", q_dtype="float32", kv_dtype="float32")
-        reference.plan(self.layout)
+        reference.plan(self.layout, q_positions=self.q_positions)
         return reference.run(self.q.float().numpy(), kv)
 
 
@@ -81,9 +87,9 @@ def settled(problem: Problem, **task: Any) -> flashbsr.Attention:
     """
     attention = problem.attention(**{"tile_rows": 128, **task})
     kv, scales = problem.arrays()
-    attention.plan(problem.layout)
+    attention.plan(problem.layout, q_positions=problem.q_positions)
     attention.run(problem.q, kv, **scales)
-    attention.plan(problem.layout)
+    attention.plan(problem.layout, q_positions=problem.q_positions)
     return attention
 
 
@@ -124,6 +130,15 @@ def test_codes_of_chunks_are_widened_between_the_two(driver: Driver) -> None:
     assert wide == "hopper_sm90a_d128_bf16_r128_plain"
     assert np.abs(out.float().numpy() - problem.expected()).max() < 2e-2
     assert run(driver, problem, room - 1)[1] == 2
+
+
+def test_chunks_are_told_by_their_tokens_wherever_they_are(driver: Driver) -> None:
+    """Chunks that begin at their last key, where a plan says 1 for them; decodes at the first."""
+    positions = np.array([n - 1 if q > 8 else 0 for q, n in LENGTHS], np.int32)
+    problem = Problem(NVFP4, LENGTHS, q_positions=positions)
+    out, launches, _ = run(driver, problem, 1 << 30)
+    assert launches == 3
+    assert np.abs(out.float().numpy() - problem.expected()).max() < 2e-2
 
 
 def test_many_heads_of_a_kv_head(driver: Driver) -> None:
